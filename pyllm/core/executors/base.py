@@ -1,0 +1,27 @@
+"""What the step loop needs of the side that runs the model. Knows neither the scheduler nor a transport."""
+
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from pyllm._rust import Plan
+from pyllm.messages import Sampled
+
+
+class Executor(Protocol):
+    """Runs plans in the order they are submitted."""
+
+    async def start(self) -> None:
+        """Start the ranks and load the model. Raises StartError with the stage that failed."""
+
+    def submit(self, plan: Plan) -> Awaitable[Sampled]:
+        """Begin a step without waiting for it. The result raises EngineDeadError when a rank is gone."""
+
+    async def collective(self, method: str, *args: Any) -> list[Any]:
+        """Call a method on every rank, in order with the steps; the results in rank order.
+
+        Raises:
+            EngineDeadError: a rank is gone, or refused the call.
+        """
+
+    async def close(self) -> None:
+        """End every rank and free what they held; safe to call twice and on a half-started executor."""

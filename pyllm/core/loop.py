@@ -1,0 +1,222 @@
+"""The EngineCore: clients' messages go into the scheduler, plans to the executor, committed tokens back to clients.
+
+Knows token ids, not text. Reads no clock but the one it is given, starts no process and touches no tensor.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from pyllm._rust import Plan, Scheduler, SchedulerError
+from pyllm.core.clients import Clients
+from pyllm.core.executors.base import Executor
+from pyllm.errors import EngineDeadError, RequestError
+from pyllm.ipc import Sender
+from pyllm.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Call,
+    ClientMessage,
+    CoreMessage,
+    Deltas,
+    Heartbeat,
+    Hello,
+    Ready,
+    Rejected,
+    Reply,
+    Sampled,
+    Submit,
+)
+from pyllm.sampling_params import SamplingParams
+
+CLIENT_SILENCE = 10.0  # seconds without a sign of life before a client loses its requests
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """One mailbox, one scheduler, one executor.
+
+    `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        sender: Sender[CoreMessage],
+        ready: Ready,
+        *,
+        clock: Callable[[], float],
+        depth: int = 1,
+    ) -> None:
+        self.last_step = -1
+        self.malformed_frames = 0
+        self._scheduler = scheduler
+        self._executor = executor
+        self._ready = ready
+        self._clock = clock
+        self._depth = depth
+        self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
+        self._in_flight: deque[tuple[int, Awaitable[Sampled]]] = deque()
+        self._wake = asyncio.Event()
+        self._draining = False
+        self._encoder = msgspec.msgpack.Encoder()
+        self._methods: dict[str, Callable[..., Any]] = {"stats": self.stats}
+
+    # --- mailbox
+
+    def receive(self, identity: bytes, message: ClientMessage, frames: list[bytes]) -> None:
+        """Take one message in; it acts at once on the scheduler, so that nothing queues up in Python."""
+        del frames
+        now = self._clock()
+        if isinstance(message, Hello):
+            self._hello(identity, message, now)
+            return
+        client = self._clients.seen(identity, now)
+        if client is None:
+            client = self._clients.register(identity, now)
+            self._clients.post(client, Rejected(None, "hello", "say Hello first: this core does not know you"))
+            return
+        match message:
+            case Submit():
+                self._submit(client, message, now)
+            case Abort(epoch, request, sample) if epoch == self._ready.epoch:
+                self._scheduler.abort(client, request, sample)
+                self._clients.deliver(self._scheduler.pending_clients())
+            case Call(epoch, number, method, args) if epoch == self._ready.epoch:
+                self._clients.post(client, self._call(number, method, args))
+            case _:
+                pass  # A heartbeat, whose arrival was noted above, or a message of an epoch that is over.
+        self._wake.set()
+
+    def malformed(self, identity: bytes, text: str) -> None:
+        """A frame that did not decode: tell its sender, count it, and go on."""
+        self.malformed_frames += 1
+        client = self._clients.register(identity, self._clock())
+        self._clients.post(client, Rejected(None, "malformed", f"this frame does not decode: {text}"))
+
+    def beat(self) -> None:
+        """Send heartbeats and drop silent clients; call it at 2 Hz."""
+        self._clients.expire(self._clock(), CLIENT_SILENCE)
+        self._clients.post_all(Heartbeat("ready", self.last_step))
+
+    def stats(self) -> dict[str, int]:
+        """The scheduler's gauges and counters, and this core's."""
+        return {
+            **self._scheduler.stats(),
+            "num_clients": len(self._clients),
+            "malformed_frames": self.malformed_frames,
+        }
+
+    # --- steps
+
+    async def run(self) -> None:
+        """Step until `drain` was called and nothing is left, sleeping while there is nothing to do.
+
+        Raises:
+            EngineDeadError: a worker is gone; every client has been told.
+        """
+        try:
+            while True:
+                if not await self.step():
+                    if self._draining and self.stats()["num_requests"] == 0:
+                        return
+                    self._wake.clear()
+                    await self._wake.wait()
+        except EngineDeadError as death:
+            self.abandon(str(death))
+            raise
+
+    async def step(self) -> bool:
+        """Plan as many steps as may be in flight, then commit the oldest; False when there was nothing to do."""
+        while len(self._in_flight) < self._depth and (plan := self._plan()) is not None:
+            self._in_flight.append((plan.step, self._executor.submit(plan)))
+        if not self._in_flight:
+            return False
+        step, answer = self._in_flight.popleft()
+        sampled = await answer
+        self._clients.deliver(self._scheduler.commit(step, sampled.starts, sampled.tokens))
+        self.last_step = step
+        return True
+
+    def drain(self) -> None:
+        """Refuse new requests from now on, and let `run` return when the last one has ended."""
+        self._draining = True
+        self._wake.set()
+
+    def abandon(self, reason: str) -> None:
+        """Tell every client that its requests end here."""
+        self._clients.post_all(Rejected(None, "engine_dead", reason))
+
+    def _plan(self) -> Plan | None:
+        return self._scheduler.schedule(self._clock())
+
+    # --- messages
+
+    def _hello(self, identity: bytes, message: Hello, now: float) -> None:
+        client = self._clients.register(identity, now)
+        if message.version != PROTOCOL_VERSION:
+            text = f"this core speaks version {PROTOCOL_VERSION} of the protocol, you said {message.version}"
+            self._clients.post(client, Rejected(None, "version", text))
+        else:
+            self._clients.post(client, self._ready)
+
+    def _submit(self, client: int, submit: Submit, now: float) -> None:
+        if submit.epoch != self._ready.epoch:
+            return
+        if self._draining:
+            self._clients.post(client, Rejected(submit.request, "draining", "the engine is shutting down"))
+            return
+        try:
+            check(submit)
+            self._scheduler.add(
+                client,
+                submit.request,
+                submit.prompt,
+                seed=submit.seed,
+                max_tokens=submit.max_tokens,
+                n=submit.n,
+                stop_token_ids=submit.stop_token_ids,
+                sampling=self._encoder.encode(submit.sampling),
+                outputs=[(output.tokens, output.finished) for output in submit.outputs],
+                arrival=now - submit.age,
+                priority=submit.priority,
+                tenant=submit.tenant,
+                cache_salt=submit.cache_salt,
+                adapter=submit.adapter,
+            )
+        except (SchedulerError, RequestError, OverflowError) as error:
+            self._clients.post(client, Rejected(submit.request, "invalid", str(error)))
+
+    def _call(self, number: int, method: str, args: tuple[Any, ...]) -> Reply:
+        if method not in self._methods:
+            return Reply(number, False, f"unknown method {method!r}; known: {', '.join(sorted(self._methods))}")
+        try:
+            return Reply(number, True, self._methods[method](*args))
+        except TypeError as error:
+            return Reply(number, False, str(error))
+
+    def _take_deltas(self, client: int) -> Deltas | None:
+        columns = self._scheduler.take_deltas(client)
+        return None if columns is None else Deltas(self._ready.epoch, *columns)
+
+
+def check(submit: Submit) -> None:
+    """Refuse what the scheduler cannot judge: sampling out of range, and fields that this core cannot honour yet.
+
+    Raises:
+        RequestError: the text names the field.
+    """
+    sampling = submit.sampling
+    SamplingParams(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    if submit.adapter:
+        raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
+    if submit.timeout is not None:
+        raise RequestError("timeout: request deadlines are not supported", "timeout")
+    if submit.priority != 0:
+        raise RequestError("priority: this core schedules first come, first served", "priority")

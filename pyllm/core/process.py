@@ -1,0 +1,168 @@
+"""The EngineCore process: sockets, executor, scheduler, step loop, drain. Does not know its parent's role.
+
+The executor comes in ready to be started, so this file knows nothing of workers.
+"""
+
+import asyncio
+import gc
+import hashlib
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+import zmq
+
+from pyllm import curve, ipc
+from pyllm._rust import Scheduler
+from pyllm.child import HEARTBEAT_INTERVAL, Child
+from pyllm.config import CoreConfig
+from pyllm.core.executors.base import Executor
+from pyllm.core.loop import EngineCore
+from pyllm.errors import ConfigError, PyllmError
+from pyllm.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
+
+# What a client that reads gets after the last word of a core.
+CLOSE_LINGER = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
+    """Serve until SIGTERM, then drain; the exit code is 0 unless a worker died or nothing could be started."""
+    try:
+        return uvloop.run(_serve(config, executor, context, child))
+    except (PyllmError, OSError, zmq.ZMQError) as error:
+        logger.error("core %d ends: %s", config.index, error)
+        child.failed(str(error))
+        return 1
+    finally:
+        context.destroy(int(CLOSE_LINGER * 1000))
+
+
+async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Ready]:
+    """Start the ranks, size the KV cache by the rank with the least memory, and make the scheduler for it.
+
+    Raises:
+        StartError: a rank did not become ready.
+        ConfigError: not even one block fits.
+    """
+    await executor.start()
+    engine, architecture = config.engine, config.checkpoint.architecture
+    num_blocks = min(await executor.collective("num_blocks"))
+    block_size = engine.cache.block_size
+    max_model_len = engine.model.max_model_len
+    assert max_model_len is not None, "the configuration was not resolved"
+    if num_blocks < 1:
+        raise ConfigError(f"the KV cache has no room for one block of {block_size} tokens: raise kv_cache_memory_bytes")
+    if num_blocks * block_size < max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens, less than max_model_len %d: longer requests are refused",
+            num_blocks * block_size,
+            max_model_len,
+        )
+    await executor.collective("allocate", num_blocks)
+    scheduler = Scheduler(
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_seqs=engine.scheduler.max_num_seqs,
+        max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enable_prefix_caching=engine.cache.enable_prefix_caching,
+    )
+    model = ModelInfo(
+        name=engine.model.served_model_name,
+        max_model_len=max_model_len,
+        vocab_size=architecture.vocab_size,
+        eos_token_ids=config.checkpoint.tokenizer.eos_token_ids,
+        dtype=engine.model.dtype,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_cache_tokens=num_blocks * block_size,
+        max_num_seqs=engine.scheduler.max_num_seqs,
+        max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
+        tensor_parallel_size=engine.parallel.tensor_parallel_size,
+    )
+    instruction_sets = sorted(set(await executor.collective("instruction_set")))
+    numerics = (config.checkpoint.fingerprint, model.dtype, model.tensor_parallel_size, instruction_sets)
+    fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
+    return scheduler, Ready(PROTOCOL_VERSION, secrets.randbits(63), model, fingerprint)
+
+
+async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    keys = curve.server_keys(Path(config.curve_folder)) if config.curve_folder else None
+    authenticator = curve.authenticate(context, Path(config.curve_folder)) if config.curve_folder else None
+    # Bound before the model is loaded: whoever connects early waits in the socket's queue, not in a retry loop.
+    socket = ipc.bind(context, zmq.ROUTER, config.bind, keys)
+    address = bytes(socket.last_endpoint).decode().rstrip("\0")
+    child.enter("starting the workers")
+    starting = asyncio.ensure_future(start(config, executor))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return 0
+        scheduler, ready = starting.result()
+        endpoint: ipc.Endpoint[ClientMessage, CoreMessage] = ipc.Endpoint(
+            socket,
+            ClientMessage,
+            lambda *received: core.receive(*received),  # noqa: PLW0108 - the core is made below, with this endpoint
+            lambda *received: core.malformed(*received),  # noqa: PLW0108
+        )
+        core = EngineCore(scheduler, executor, endpoint, ready, clock=time.monotonic)
+        gc.freeze()
+        child.started(address)
+        try:
+            await _run(core, stop, child, config.shutdown_timeout)
+        finally:
+            endpoint.close(CLOSE_LINGER)
+        return 0
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await executor.close()
+        socket.close(int(CLOSE_LINGER * 1000))
+        if authenticator is not None:
+            authenticator.stop()
+
+
+async def _run(core: EngineCore, stop: asyncio.Event, child: Child, shutdown_timeout: float) -> None:
+    """Step until told to stop; then drain for `shutdown_timeout` seconds or until told a second time."""
+    running = asyncio.ensure_future(core.run())
+    beating = asyncio.ensure_future(_beat(core, child))
+    try:
+        await _first(running, stop.wait())
+        if not running.done():
+            stop.clear()
+            child.enter("draining")
+            core.drain()
+            await _first(running, stop.wait(), seconds=shutdown_timeout)
+        if running.done():
+            running.result()
+        else:
+            core.abandon("the engine was shut down before this request had finished")
+    finally:
+        running.cancel()
+        beating.cancel()
+
+
+async def _first(running: asyncio.Future[None], other: Coroutine[Any, Any, Any], seconds: float | None = None) -> None:
+    task = asyncio.ensure_future(other)
+    await asyncio.wait({running, task}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    task.cancel()
+
+
+async def _beat(core: EngineCore, child: Child) -> None:
+    while True:
+        core.beat()
+        child.step = core.last_step
+        await asyncio.sleep(HEARTBEAT_INTERVAL)

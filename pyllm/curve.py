@@ -1,0 +1,69 @@
+"""CURVE keys for `tcp://`: make them, read them, and let in only clients whose public key is in the folder.
+
+A folder holds `server.key_secret`, `client.key_secret` and `clients/*.key`; `pyllm keygen` writes it. Give a client a
+folder with `server.key` and `client.key_secret` only.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.auth
+from zmq.auth.asyncio import AsyncioAuthenticator
+
+from pyllm.errors import ConfigError
+
+
+class CurveKeys(msgspec.Struct, frozen=True):
+    """One side's key pair, and for a client the server's public key."""
+
+    public: bytes
+    secret: bytes
+    server: bytes = b""
+
+
+def generate(folder: Path) -> None:
+    """Write a fresh server and client key pair (files mode 0600) into a new folder.
+
+    Raises:
+        ConfigError: the folder has keys already.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (folder / "server.key_secret").exists():
+        raise ConfigError(f"{folder} holds keys already; remove them or choose another folder")
+    for name in ("server", "client"):
+        _, secret = zmq.auth.create_certificates(folder, name)
+        os.chmod(secret, 0o600)
+    (folder / "clients").mkdir(mode=0o700)
+    shutil.copy(folder / "client.key", folder / "clients" / "client.key")
+
+
+def server_keys(folder: Path) -> CurveKeys:
+    """The core's key pair. Raises ConfigError where it is missing."""
+    return CurveKeys(*_load(folder / "server.key_secret"))
+
+
+def client_keys(folder: Path) -> CurveKeys:
+    """A client's key pair and the server's public key. Raises ConfigError where one is missing."""
+    server, _ = _load(folder / "server.key", secret=False)
+    return CurveKeys(*_load(folder / "client.key_secret"), server)
+
+
+def authenticate(context: zmq.Context[zmq.Socket[bytes]], folder: Path) -> AsyncioAuthenticator:
+    """Admit on this context only clients whose public key lies in `folder/clients`; stop the result when done."""
+    authenticator = AsyncioAuthenticator(context)
+    authenticator.start()
+    authenticator.configure_curve(domain="*", location=folder / "clients")
+    return authenticator
+
+
+def _load(path: Path, secret: bool = True) -> tuple[bytes, bytes]:
+    try:
+        public, private = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the key {path}: {error}; `pyllm keygen FOLDER` makes a set") from None
+    if secret and private is None:
+        raise ConfigError(f"{path} has no secret key")
+    return public, private or b""

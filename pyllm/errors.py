@@ -1,0 +1,42 @@
+"""Every error that pyllm raises on purpose, as one tree. Does not know HTTP: `frontend/app.py` maps these to a status.
+
+PyllmError
+├── ConfigError            a flag, keyword or model that cannot work
+├── RequestError           the caller's request, and nothing else, is at fault
+│   └── RequestTooLargeError   it can never fit the context or the KV cache
+├── ProtocolError          a peer's frame that does not decode, or a wrong version
+└── EngineDeadError        a process that the request needs is gone
+    └── StartError         it never became ready
+"""
+
+
+class PyllmError(Exception):
+    """Base of every error raised on purpose; the text is meant for the user."""
+
+
+class ConfigError(PyllmError, ValueError):
+    """A setting is wrong, or two of them do not go together."""
+
+
+class RequestError(PyllmError, ValueError):
+    """A request is wrong. `parameter` names the field at fault, as the caller spells it, when there is one."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class RequestTooLargeError(RequestError):
+    """A request that could never run: longer than the context, or than the whole KV cache."""
+
+
+class ProtocolError(PyllmError):
+    """A peer sent a frame that does not decode, or speaks another version of the protocol."""
+
+
+class EngineDeadError(PyllmError):
+    """The core or one of its workers died; requests in flight end with this error."""
+
+
+class StartError(EngineDeadError):
+    """A child process died or missed its deadline before it was ready; the text names the stage it was in."""

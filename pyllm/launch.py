@@ -1,0 +1,295 @@
+"""Where the roles meet: configuration is resolved, sockets are made, cores and API processes are started as siblings.
+
+Imports neither torch nor the web framework: each role's code is imported in the process that plays it.
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+from setproctitle import setproctitle
+
+from pyllm import log, supervisor
+from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
+from pyllm.child import attach
+from pyllm.config import ApiConfig, CoreConfig, EngineConfig, ServerConfig, WorkerConfig
+from pyllm.errors import ConfigError
+
+# What a core may take to end after its clients have gone, and an API process beyond its own drain.
+STOP_GRACE = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+# --- configuration
+
+
+def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
+    """Read the model's description and replace everything that is `auto` or None.
+
+    Raises:
+        ConfigError: the model cannot be read, or two settings do not go together.
+    """
+    checkpoint = read_checkpoint(config.model.model)
+    architecture = checkpoint.architecture
+    device = config.device.device
+    if device == "auto":
+        device = "cuda" if _cuda_device_count() else "cpu"
+    elif device == "cuda" and not _cuda_device_count():
+        raise ConfigError("device cuda: no CUDA device is visible; use --device cpu")
+    ranks = config.parallel.tensor_parallel_size
+    check_tensor_parallel(architecture, ranks)
+    if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
+        raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
+    block_size = config.cache.block_size
+    if block_size & (block_size - 1):
+        raise ConfigError(f"block_size must be a power of two, got {block_size}")
+    longest = architecture.max_position_embeddings
+    max_model_len = config.model.max_model_len or longest
+    if max_model_len > longest:
+        raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
+    return (
+        msgspec.structs.replace(
+            config,
+            model=msgspec.structs.replace(
+                config.model,
+                served_model_name=config.model.served_model_name or checkpoint.name,
+                dtype=architecture.dtype if config.model.dtype == "auto" else config.model.dtype,
+                max_model_len=max_model_len,
+            ),
+            device=msgspec.structs.replace(config.device, device=device),
+        ),
+        checkpoint,
+    )
+
+
+def _cuda_device_count() -> int:
+    """Ask the driver, so that no process has to import torch for it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+# --- sockets
+
+
+@contextmanager
+def socket_folder() -> Iterator[str]:
+    """A private folder (mode 0700) for `ipc://` sockets; its name holds our process id."""
+    folder = make_socket_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_socket_folder() -> str:
+    """Make such a folder; those of processes that were killed before they could remove theirs go now."""
+    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    for stale in parent.glob("pyllm-*-*"):
+        process_id = stale.name.split("-")[1]
+        if process_id.isdigit() and not Path(f"/proc/{process_id}").exists() and stale.owner() == _user():
+            shutil.rmtree(stale, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"pyllm-{os.getpid()}-", dir=parent)
+
+
+def _user() -> str:
+    return Path(f"/proc/{os.getpid()}").owner()
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    """The one listening socket, bound here and inherited by the API processes.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+        ) from None
+    return listener
+
+
+# --- processes
+
+
+def spawn_core(config: CoreConfig) -> supervisor.Process:
+    """Start an EngineCore process; call it from the main thread where there is a choice."""
+    on_main_thread = threading.current_thread() is threading.main_thread()
+    config = msgspec.structs.replace(config, parent_death_signal=on_main_thread)
+    return supervisor.spawn(f"core {config.index}", "core", config)
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> int:
+    """Run a core and an API process until SIGTERM or SIGINT, then drain; gives the exit code."""
+    _become_supervisor()
+    engine, checkpoint = resolve(engine)
+    with bind_listener(server.host, server.port) as listener, socket_folder() as folder:
+        core = CoreConfig(
+            engine=engine,
+            checkpoint=checkpoint,
+            bind=f"ipc://{folder}/core-0",
+            socket_folder=folder,
+            ready_timeout=server.ready_timeout,
+            shutdown_timeout=server.shutdown_timeout,
+        )
+        api = ApiConfig(
+            server=server,
+            core_address=core.bind,
+            checkpoint=checkpoint,
+            served_model_name=engine.model.served_model_name,
+        )
+        # In the order in which they end: the API process lets its streams finish, then the core has nothing left to do.
+        processes = [supervisor.spawn("API process 0", "api", api, listener.fileno()), spawn_core(core)]
+        ready = _announcement(listener, api.served_model_name)
+        return asyncio.run(_supervise(processes, ready, server.ready_timeout, server.shutdown_timeout))
+
+
+def serve_core(
+    engine: EngineConfig,
+    *,
+    bind: str,
+    curve_folder: str = "",
+    insecure_tcp: bool = False,
+    shutdown_timeout: float = 30.0,
+) -> int:
+    """Run a headless core for `EngineClient` until SIGTERM or SIGINT, then drain; gives the exit code.
+
+    Raises:
+        ConfigError: `bind` is a tcp:// address and there are neither keys nor the word that none are wanted.
+    """
+    _become_supervisor()
+    if bind.startswith("tcp://") and not curve_folder:
+        if not insecure_tcp:
+            raise ConfigError("tcp:// needs keys: give --curve-keys FOLDER (`pyllm keygen FOLDER`), or --insecure-tcp")
+        logger.warning("%s is served without keys: anyone who reaches it may use and stop the engine's requests", bind)
+    engine, checkpoint = resolve(engine)
+    with socket_folder() as folder:
+        core = CoreConfig(
+            engine=engine,
+            checkpoint=checkpoint,
+            bind=bind,
+            socket_folder=folder,
+            curve_folder=curve_folder,
+            shutdown_timeout=shutdown_timeout,
+        )
+        process = spawn_core(core)
+        return asyncio.run(
+            _supervise([process], "pyllm core is ready on {address}", core.ready_timeout, shutdown_timeout)
+        )
+
+
+def _become_supervisor() -> None:
+    setproctitle("pyllm::serve")
+    log.configure("pyllm::serve")
+
+
+async def _supervise(
+    processes: list[supervisor.Process], announcement: str, ready_timeout: float, shutdown_timeout: float
+) -> int:
+    """Watch siblings until a signal, or until one of them ends by itself, which ends the others with exit code 1."""
+    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    for process in processes:
+        process.watch()
+    stopped = asyncio.ensure_future(signals.get())
+    ready = asyncio.gather(*(process.ready(ready_timeout) for process in processes))
+    await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    failure = ready.exception() if ready.done() else None
+    if failure is None and ready.done():
+        print(announcement.replace("{address}", ready.result()[-1]), flush=True)
+        await asyncio.wait({stopped, *(process.exited for process in processes)}, return_when=asyncio.FIRST_COMPLETED)
+        failure = next((process.error() for process in processes if process.exited.done()), None)
+    if failure is not None:
+        logger.error("%s: pyllm ends", failure)
+    ready.cancel()
+    ending = asyncio.ensure_future(_end(processes, shutdown_timeout + STOP_GRACE if failure is None else STOP_GRACE))
+    stopped_again = asyncio.ensure_future(signals.get())
+    await asyncio.wait({ending, stopped_again}, return_when=asyncio.FIRST_COMPLETED)
+    if not ending.done():
+        logger.warning("told twice to stop: ending at once")
+        for process in processes:
+            process.signal(signal.SIGKILL)
+    await ending
+    return 0 if failure is None else 1
+
+
+async def _end(processes: list[supervisor.Process], grace: float) -> None:
+    for process in processes:
+        await process.stop(grace)
+
+
+def _announcement(listener: socket.socket, model: str) -> str:
+    """The one line that is printed when the server is ready, with a request to try."""
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    body = msgspec.json.encode({"model": model, "prompt": "The capital of France is", "max_tokens": 16}).decode()
+    command = f"curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
+    return f"pyllm is ready on {address} - try: {command}"
+
+
+def child_main(role: str, files: list[int]) -> int:
+    """Play a role in a process that `supervisor.spawn` started; `files[0]` is the connection to the parent."""
+    connection = Connection(files[0])
+    frame = connection.recv_bytes()
+    if role == "core":
+        return _core_main(msgspec.msgpack.decode(frame, type=CoreConfig), connection)
+    if role == "api":
+        return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[1]))
+    raise ConfigError(f"unknown role {role!r}")
+
+
+def _core_main(config: CoreConfig, connection: Connection) -> int:
+    title = f"pyllm::core-{config.index}"
+    child = attach(connection, title, config.parent_death_signal)
+    log.configure(title)
+    import zmq
+
+    from pyllm.core import process
+    from pyllm.core.executors.base import Executor
+    from pyllm.core.executors.inline import InlineExecutor
+    from pyllm.core.executors.process import ProcessExecutor
+
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    executor: Executor
+    if config.engine.parallel.distributed_executor_backend == "mp":
+        executor = ProcessExecutor(config, worker_main, context)
+    else:
+        executor = InlineExecutor(lambda: load_rank(config))
+    return process.run(config, executor, context, child)
+
+
+def _api_main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
+    from pyllm.frontend import process
+
+    return process.main(config, connection, listener)
+
+
+def worker_main(config: WorkerConfig, connection: Connection) -> None:
+    """Entry point of a worker process, which `multiprocessing` starts."""
+    from pyllm.workers import process
+
+    process.main(config, connection)

@@ -1,0 +1,20 @@
+"""Logging to stderr, the same in every process; the level is the environment variable PYLLM_LOG_LEVEL (INFO)."""
+
+import logging
+import os
+
+from pyllm.errors import ConfigError
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+def configure(process: str) -> None:
+    """Log with the time, the level and the process's name.
+
+    Raises:
+        ConfigError: PYLLM_LOG_LEVEL is not a level.
+    """
+    level = os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
+    if level not in LEVELS:
+        raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LEVELS)}, got {level!r}")
+    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s", force=True)

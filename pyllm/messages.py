@@ -1,0 +1,242 @@
+"""The wire: every message between clients, core and workers. Knows no sockets (`ipc.py`) and no behaviour.
+
+Structs are tagged msgpack arrays, so a new field goes last. Columns and token ids travel as packed little-endian
+bytes (int32 unless a field says otherwise), so no message holds a Python list as long as a prompt or a batch.
+"""
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
+    """Base of all messages."""
+
+
+class FinishCode(IntEnum):
+    """How a sample ended, as `Deltas.finishes` carries it; 0 while it goes on."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
+    """What a worker needs to choose a token. The core and the scheduler pass it on as opaque bytes."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sample of a resumed request: the tokens it has already, and whether it has finished."""
+
+    tokens: bytes
+    finished: bool
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a client may rely on. `kv_cache_tokens` is the capacity of the KV cache, in tokens."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    block_size: int
+    num_blocks: int
+    kv_cache_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor_parallel_size: int
+
+
+# --- client to core
+
+
+class Hello(Message, frozen=True):
+    """The first message on a socket; answered by `Ready`, or by `Rejected` where the version differs."""
+
+    version: int
+
+
+class Submit(Message, frozen=True):
+    """Start or resume a request. `max_tokens` counts the tokens in `outputs`; `age`, `timeout`: relative seconds."""
+
+    epoch: int
+    request: int
+    prompt: bytes
+    seed: int
+    max_tokens: int
+    sampling: Sampling
+    stop_token_ids: bytes = b""
+    n: int = 1
+    outputs: tuple[Output, ...] = ()
+    tenant: str = ""
+    priority: int = 0
+    age: float = 0.0
+    timeout: float | None = None
+    cache_salt: str = ""
+    adapter: str = ""
+
+
+class Abort(Message, frozen=True):
+    """End a request, or one sample of it (-1: all). Answered by a final delta; unknown ids are not an error."""
+
+    epoch: int
+    request: int
+    sample: int = -1
+
+
+class Call(Message, frozen=True):
+    """Ask the core for something outside the stream; answered by `Reply` with the same id."""
+
+    epoch: int
+    id: int
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+# --- core to client
+
+
+class Ready(Message, frozen=True):
+    """The core accepts requests. `fingerprint` covers weights, dtype, quantisation, instruction set and ranks."""
+
+    version: int
+    epoch: int
+    model: ModelInfo
+    fingerprint: str
+
+
+class Deltas(Message, frozen=True):
+    """What is new for one client, as columns: row i is one sample of one request.
+
+    `token_starts` has one entry more than there are rows; `offsets` is the position of a row's first new token in its
+    sample's output; `cached_tokens` counts the prompt tokens found in the prefix cache at first admission.
+    """
+
+    epoch: int
+    requests: bytes  # uint64
+    samples: bytes
+    offsets: bytes
+    token_starts: bytes
+    tokens: bytes
+    finishes: bytes  # uint8, `FinishCode`
+    cached_tokens: bytes
+
+
+class Reply(Message, frozen=True):
+    """The answer to a `Call` or a `Control`: a value, or the error's text."""
+
+    id: int
+    ok: bool
+    value: Any = None
+
+
+class Rejected(Message, frozen=True):
+    """A request that was not accepted, or (request None) a frame or connection that was not."""
+
+    request: int | None
+    code: str
+    message: str
+
+
+# --- core to workers
+
+
+class Step(Message, frozen=True):
+    """One scheduler step. The second frame holds the plan: section i has `counts[i]` elements, see `PLAN_SECTIONS`."""
+
+    step: int
+    counts: tuple[int, ...]
+
+
+class Control(Message, frozen=True):
+    """A call to every rank, in order with the steps; answered by `Reply` with the same id."""
+
+    id: int
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+# --- workers to core
+
+
+class Sampled(Message, frozen=True):
+    """The tokens of one step, ragged: row i of the plan sampled `tokens[starts[i]:starts[i + 1]]`."""
+
+    step: int
+    starts: bytes
+    tokens: bytes
+
+
+class Failed(Message, frozen=True):
+    """The last words of a process: the stage it was in, and what went wrong."""
+
+    stage: str
+    message: str
+
+
+# --- both ways, and from every child to its parent
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent at 2 Hz. `stage` is what the sender is doing, `step` the last step that it completed."""
+
+    stage: str = ""
+    step: int = -1
+
+
+class Started(Message, frozen=True):
+    """A child process tells its parent that it is ready, and the address it serves."""
+
+    address: str = ""
+
+
+ClientMessage = Hello | Submit | Abort | Call | Heartbeat
+CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat
+WorkerInput = Step | Control
+WorkerOutput = Sampled | Reply
+ChildMessage = Heartbeat | Started | Failed
+
+# Name and element format of each section of a plan, in order. Every section starts at a multiple of 64 bytes.
+PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
+    ("tokens", "i"),  # -1: the slot's last sampled token
+    ("positions", "i"),
+    ("slot_mapping", "i"),  # block * block_size + offset
+    ("query_starts", "i"),  # rows + 1
+    ("sequence_lengths", "i"),  # context, this step's tokens included
+    ("slots", "i"),
+    ("logits_rows", "i"),  # index into tokens; a forking row names one several times
+    ("sampled_starts", "i"),  # rows + 1
+    ("uniforms", "f"),
+    ("table_slots", "i"),  # block_tables[slot][index] = block
+    ("table_indices", "i"),
+    ("table_blocks", "i"),
+    ("block_copies", "i"),  # (source, destination) pairs
+    ("swaps", "i"),  # (direction, device block, host block) triples
+    ("slot_copies", "i"),  # (source, destination) pairs
+    ("slot_inits", "i"),
+    ("sampling_starts", "i"),  # slot initialisations + 1
+    ("sampling", "B"),  # one encoded `Sampling` a slot initialisation
+)
+PLAN_ALIGNMENT = 64
+
+
+def plan_offsets(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Byte offset of each section of a plan, and after them the plan's size in bytes."""
+    offsets = []
+    end = 0
+    for (_, element), count in zip(PLAN_SECTIONS, counts, strict=True):
+        start = -(-end // PLAN_ALIGNMENT) * PLAN_ALIGNMENT
+        offsets.append(start)
+        end = start + count * (1 if element == "B" else 4)
+    return (*offsets, end)
