@@ -116,7 +116,7 @@ class WorkerConfig(_Config, frozen=True):
     engine: EngineConfig
     checkpoint: Checkpoint
     rank: int
-    address: str  # ZeroMQ address of this rank's DEALER, bound by the core
+    address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
     rendezvous: str  # init_method of torch.distributed
     core_index: int = 0
 

@@ -75,6 +75,7 @@ class Endpoint(Generic[Received, Sent]):
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if on_disconnect else None
         if self._monitor is not None:
             self._loop.add_reader(self._monitor.fileno(), self._read_monitor)
+            self._loop.call_soon(self._read_monitor)  # The descriptor signals changes only after a first look.
         self._schedule_drain()
 
     def send(self, message: Sent, *frames: Any, identity: bytes = b"") -> bool:
@@ -105,6 +106,7 @@ class Endpoint(Generic[Received, Sent]):
         if self._monitor is not None:
             self._loop.remove_reader(self._monitor.fileno())
             self._socket.disable_monitor()
+            self._monitor.close(0)
             self._monitor = None
         self._socket.close(int(linger * 1000))
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from setproctitle import setproctitle
@@ -25,6 +26,9 @@ from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import attach
 from pyllm.config import ApiConfig, CoreConfig, EngineConfig, ServerConfig, WorkerConfig
 from pyllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyllm.workers.runner import ModelRunner
 
 # What a core may take to end after its clients have gone, and an API process beyond its own drain.
 STOP_GRACE = 10.0
@@ -286,6 +290,14 @@ def _api_main(config: ApiConfig, connection: Connection, listener: socket.socket
     from pyllm.frontend import process
 
     return process.main(config, connection, listener)
+
+
+def load_rank(config: CoreConfig) -> "ModelRunner":
+    """The only rank, loaded into this process, for the uni executor."""
+    from pyllm.workers.process import load
+
+    worker = WorkerConfig(engine=config.engine, checkpoint=config.checkpoint, rank=0, address="", rendezvous="")
+    return load(worker, lambda stage: logger.info("%s", stage))
 
 
 def worker_main(config: WorkerConfig, connection: Connection) -> None:

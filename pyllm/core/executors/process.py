@@ -55,7 +55,8 @@ class ProcessExecutor:
                 rendezvous=f"file://{rendezvous}",
                 core_index=self._config.index,
             )
-            socket = ipc.bind(self._context, zmq.DEALER, address)
+            # The core connects and the worker binds: a connecting socket queues messages before its peer is there.
+            socket = ipc.connect(self._context, address)
             self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, self._receiver(rank), self._malformed))
             self._spawn(worker)
         ready = [asyncio.ensure_future(process.ready(self._config.ready_timeout)) for process in self._ranks]
@@ -72,22 +73,16 @@ class ProcessExecutor:
             return future
         self._steps.append((plan.step, future))
         header = Step(plan.step, tuple(plan.counts))
-        for endpoint in self._endpoints:
-            if not endpoint.send(header, plan):
-                self._die(EngineDeadError(f"a worker's queue is full at step {plan.step}: it reads no messages"))
-                break
+        self._send(header, plan)
         return future
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
         if self._death is not None:
             raise self._death
         number = next(self._call_ids)
-        futures = []
-        for rank, endpoint in enumerate(self._endpoints):
-            future = asyncio.get_running_loop().create_future()
-            self._calls[rank, number] = future
-            futures.append(future)
-            endpoint.send(Control(number, method, args))
+        futures = [asyncio.get_running_loop().create_future() for _ in self._ranks]
+        self._calls.update({(rank, number): future for rank, future in enumerate(futures)})
+        self._send(Control(number, method, args))
         return await asyncio.gather(*futures)
 
     async def close(self) -> None:
@@ -116,6 +111,12 @@ class ProcessExecutor:
         child.watch()
         child.exited.add_done_callback(lambda _: self._die(child.error()))
         self._ranks.append(child)
+
+    def _send(self, message: WorkerInput, *frames: Any) -> None:
+        """To every rank, in the same order."""
+        for rank, endpoint in enumerate(self._endpoints):
+            if not endpoint.send(message, *frames):
+                self._die(EngineDeadError(f"worker {rank} reads no messages: its queue is full"))
 
     def _receiver(self, rank: int) -> ipc.MessageHandler[WorkerOutput]:
         def receive(identity: bytes, message: WorkerOutput, frames: list[bytes]) -> None:

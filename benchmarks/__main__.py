@@ -1,0 +1,30 @@
+"""`python -m benchmarks [PREFIX]`: run the benchmarks whose names begin with PREFIX, one JSON object a line."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+
+from benchmarks import scheduler, startup, step
+from benchmarks.record import Record
+
+# What each part's figures are called, and what measures them.
+PARTS: dict[str, Callable[[], Iterator[Record]]] = {
+    "scheduler": scheduler.run,
+    "step": step.run,
+    "startup": startup.run,
+}
+
+
+def main() -> None:
+    prefix = sys.argv[1] if len(sys.argv) > 1 else ""
+    parts = [part for part in PARTS if part.startswith(prefix) or prefix.startswith(part + ".")]
+    if not parts:
+        sys.exit(f"no benchmark begins with {prefix!r}; there are {', '.join(PARTS)}")
+    for part in parts:
+        for record in PARTS[part]():
+            if str(record["name"]).startswith(prefix):
+                print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A worker with an empty model: it reads every array of each plan and answers at once. No torch.
+
+What is measured over it is the control plane: scheduler, wire, executor, commit, client.
+"""
+
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import numpy as np
+import zmq
+
+from pyllm.child import attach
+from pyllm.config import WorkerConfig
+from pyllm.messages import (
+    PLAN_SECTIONS,
+    Control,
+    Reply,
+    Sampled,
+    Step,
+    WorkerInput,
+    plan_offsets,
+)
+
+TOKEN = 7  # what every position samples
+
+
+def main(config: WorkerConfig, connection: Connection) -> None:
+    """Entry point of the process, in place of the real worker's."""
+    child = attach(connection, f"pyllm::worker-{config.core_index}-{config.rank}")
+    socket = zmq.Context().socket(zmq.DEALER)
+    socket.bind(config.address)
+    child.started()
+    decoder = msgspec.msgpack.Decoder(WorkerInput)
+    encoder = msgspec.msgpack.Encoder()
+    while True:
+        header, *frames = socket.recv_multipart()
+        match decoder.decode(header):
+            case Step(step, counts):
+                answer: Reply | Sampled = sample(step, counts, frames[0])
+            case Control(number, method, _):
+                answer = Reply(number, method in METHODS, METHODS.get(method))
+        if config.rank == 0 or isinstance(answer, Reply):
+            socket.send(encoder.encode(answer))
+
+
+# num_blocks: enough for 256 rows of 2,048 tokens in blocks of 16.
+METHODS: dict[str, Any] = {"num_blocks": 32_768, "allocate": None, "instruction_set": "none"}
+
+
+def sample(step: int, counts: tuple[int, ...], frame: bytes) -> Sampled:
+    """Touch every element of the plan, and answer each sampled position with the same token."""
+    starts = b""
+    sampled = 0
+    for (name, element), offset, count in zip(PLAN_SECTIONS, plan_offsets(counts), counts, strict=False):
+        section = np.frombuffer(frame, {"i": np.int32, "f": np.float32, "B": np.uint8}[element], count, offset)
+        section.sum()
+        if name == "sampled_starts":
+            starts = section.tobytes()
+            sampled = int(section[-1])
+    return Sampled(step, starts, np.full(sampled, TOKEN, np.int32).tobytes())

@@ -1,0 +1,132 @@
+"""The whole control plane over an empty model: core, one worker and one client, each in a process of its own."""
+
+import asyncio
+import multiprocessing
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator
+from itertools import pairwise
+from multiprocessing.connection import Connection
+from random import Random
+
+import uvloop
+import zmq
+
+from benchmarks import empty_worker
+from benchmarks.record import Record, percentiles
+from pyllm import SamplingParams
+from pyllm.checkpoint import Architecture, Checkpoint, TokenizerFiles
+from pyllm.child import attach
+from pyllm.config import CoreConfig, engine_config
+from pyllm.core import process
+from pyllm.core.executors.process import ProcessExecutor
+from pyllm.frontend.client import EngineClient
+from pyllm.messages import FinishCode
+from pyllm.supervisor import Process
+
+ROWS = 256
+CONTEXT = 1024
+STEPS = 900
+WARM_UP = 50
+
+
+def run() -> Iterator[Record]:
+    yield percentiles("step.empty_model_us", uvloop.run(measure()), rows=ROWS)
+
+
+async def measure() -> list[float]:
+    """Seconds between the commits of steps in which all rows decode, seen by the client that drains them."""
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        child = context.Process(target=core_main, args=(core_config(folder), theirs))
+        child.start()
+        theirs.close()
+        assert child.pid is not None
+        core = Process("core", child.pid, ours, lambda: child.exitcode)
+        core.watch()
+        address = await core.ready(60.0)
+        client = await EngineClient.connect(address, timeout=60.0)
+        commits: list[float] = []
+        try:
+            await drain(client, commits)
+        finally:
+            client.close()
+            await core.stop(10.0)
+    return [later - earlier for earlier, later in pairwise(commits)]
+
+
+async def drain(client: EngineClient, commits: list[float]) -> None:
+    """Keep `ROWS` requests decoding and note when each step's deltas arrive."""
+    sinks = [CountingSink() for _ in range(ROWS)]
+    # Made beforehand: the core would finish the first requests while the last prompts are still being drawn.
+    random = Random(0)
+    prompts = [array("i", random.choices(range(1000), k=CONTEXT)).tobytes() for _ in range(ROWS)]
+    for sink, prompt in zip(sinks, prompts, strict=True):
+        client.submit(prompt, SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True), sink)
+    sinks[-1].on_token = lambda: commits.append(time.perf_counter())
+    await asyncio.gather(*(sink.done for sink in sinks))
+    # The last request decodes beside all others until the first of them ends.
+    first_end = min(sink.ended for sink in sinks)
+    del commits[:WARM_UP]
+    commits[:] = [commit for commit in commits if commit < first_end]
+
+
+class CountingSink:
+    """The least that a client can do with its tokens."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended = 0.0
+        self.on_token = lambda: None
+
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+        self.on_token()
+        if finish != FinishCode.NONE:
+            self.ended = time.perf_counter()
+            self.done.set_result(None)
+
+    def error(self, error: Exception) -> None:
+        self.done.set_exception(error)
+
+
+def core_main(config: CoreConfig, connection: Connection) -> None:
+    """The real core, its executor handed the empty worker."""
+    child = attach(connection, "pyllm::core-0")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    process.run(config, ProcessExecutor(config, empty_worker.main, context), context, child)
+
+
+def core_config(folder: str) -> CoreConfig:
+    engine = engine_config(
+        {"max_num_seqs": ROWS, "max_model_len": 2048, "dtype": "float32", "served_model_name": "empty", "device": "cpu"}
+    )
+    architecture = Architecture(
+        architecture="EmptyForCausalLM",
+        vocab_size=1000,
+        hidden_size=1,
+        intermediate_size=1,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=1,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    tokenizer = TokenizerFiles(
+        path="", chat_template=None, bos_token="", eos_token="", eos_token_ids=(), add_bos_token=False
+    )
+    checkpoint = Checkpoint(
+        name="empty",
+        format="safetensors",
+        files=(),
+        architecture=architecture,
+        tensors=(),
+        tokenizer=tokenizer,
+        fingerprint="",
+    )
+    return CoreConfig(engine=engine, checkpoint=checkpoint, bind=f"ipc://{folder}/core", socket_folder=folder)

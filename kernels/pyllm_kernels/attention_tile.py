@@ -1,0 +1,64 @@
+"""Tiles of keys and values met by a block of queries: the loop of online softmax that both attention kernels run.
+
+It does not know how queries are packed or which positions are visited. Sums are in an order fixed by position alone.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_tiles(
+    query,  # [BLOCK_M, BLOCK_D]
+    query_positions,  # int32 [BLOCK_M]
+    accumulator,  # float32 [BLOCK_M, BLOCK_D]
+    running_max,  # float32 [BLOCK_M], in units of log2 so that `exp2` serves
+    running_sum,  # float32 [BLOCK_M]
+    start,
+    end,
+    sequence_length,
+    key_ptr,  # this KV head in block 0
+    value_ptr,
+    table_ptr,  # the row's block table
+    scale_log2,
+    BLOCK_SIZE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Fold the tiles of BLOCK_N positions from `start` to `end` into the running softmax.
+
+    Unless MASKED, every query must see every position. Either way the arithmetic of a visible position is the same:
+    scores are masked before they are scaled, so that both variants contract to the same multiply-adds.
+    """
+    columns = tl.arange(0, BLOCK_D)
+    for tile_start in range(start, end, BLOCK_N):
+        positions = tile_start + tl.arange(0, BLOCK_N)
+        if MASKED:
+            cached = positions < sequence_length
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=cached, other=0)
+            mask = cached[:, None] & (columns < HEAD_DIM)[None, :]
+        else:
+            blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+            mask = (columns < HEAD_DIM)[None, :]
+        tokens = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+        offsets = tokens[:, None] * TOKEN_STRIDE + columns[None, :]
+        # What lies past the end may be NaN; loaded as zero it stays zero under a weight of zero.
+        key = tl.load(key_ptr + offsets, mask=mask, other=0.0)  # [BLOCK_N, BLOCK_D]
+        value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+        if MASKED:
+            scores = tl.where(positions[None, :] <= query_positions[:, None], scores, float("-inf"))
+        new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
+        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+        rescale = tl.exp2(running_max - new_max)
+        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+        accumulator = accumulator * rescale[:, None]
+        accumulator = tl.dot(weights.to(value.dtype), value, accumulator, input_precision="ieee")
+        running_max = new_max
+    return accumulator, running_max, running_sum

@@ -1,0 +1,151 @@
+"""The public ops, and the one place that decides which implementation runs: by name, or by the tensors' device.
+
+It does not know how any op is computed (`reference.py` specifies that), nor imports Triton until it is selected.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyllm_kernels import reference
+from pyllm_kernels.metadata import AttentionMetadata
+
+
+class BackendError(ValueError):
+    """The backend does not exist, or cannot run on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The ops of one backend. Each field has the signature and meaning of the function of that name below."""
+
+    backend: str
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
+    rope_and_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    silu_and_mul: Callable[[Tensor], Tensor]
+    paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
+    copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
+
+
+@functools.cache
+def select(backend: str, device: torch.device | str) -> Kernels:
+    """The ops of `backend`: "reference" (torch, any device), "triton", or "auto" (Triton on CUDA, else the reference).
+
+    Raises `BackendError` for an unknown name, and for "triton" where Triton can neither compile nor interpret.
+    """
+    device_type = torch.device(device).type
+    if backend == "auto":
+        backend = "triton" if device_type == "cuda" else "reference"
+    if backend == "reference":
+        return _reference()
+    if backend == "triton":
+        return _triton(device_type)
+    raise BackendError(f"unknown kernel backend {backend!r}: choose auto, reference or triton")
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`x / sqrt(mean(x²) + epsilon) * weight` over the last dimension, in float32 (arXiv 1910.07467).
+
+    x [tokens, hidden] and weight [hidden], float32, float16 or bfloat16 -> [tokens, hidden] of x's dtype.
+    """
+    return select("auto", x.device).rms_norm(x, weight, epsilon)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """Add x to the residual stream and normalise the sum: (`rms_norm(x + residual)`, `x + residual`).
+
+    x, residual [tokens, hidden] of one dtype; the sum is rounded to that dtype before it is normalised, so that the
+    norm is that of the stream which the next layer sees. Both inputs stay as they are.
+    """
+    return select("auto", x.device).add_rms_norm(x, residual, weight, epsilon)
+
+
+def rope_and_kv_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    """Rotate query and key in place by their positions (arXiv 2104.09864), and write key and value into the cache.
+
+    The two halves of a head form its pairs, as in Llama and GPT-NeoX: `first * cos - second * sin` and
+    `second * cos + first * sin`, in float32.
+
+    - query [tokens, heads, head_dim]; key, value [tokens, kv_heads, head_dim]: heads contiguous, tokens any stride.
+    - positions int32 [tokens]; cos_sin float32 [max_position, head_dim]: the half of cosines, then the half of sines.
+    - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
+    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous.
+    """
+    kernels = select("auto", query.device)
+    kernels.rope_and_kv_write(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    """`silu(gate) * up` in float32 (SwiGLU, arXiv 2002.05202); x [tokens, 2 * intermediate] is the gate, then up.
+
+    Returns [tokens, intermediate] of x's dtype.
+    """
+    return select("auto", x.device).silu_and_mul(x)
+
+
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    """Causal attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
+
+    query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
+    [num_blocks, block_size, kv_heads, head_dim] of query's dtype -> [tokens, heads, head_dim].
+
+    Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
+    and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. Scores are
+    multiplied by `scale`; softmax and sums are float32. A row's result does not depend on the other rows.
+    """
+    return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, scale)
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
+    """Copy whole blocks within both caches, one after the other; copies int32 [n, 2] of (source, destination)."""
+    select("auto", key_cache.device).copy_blocks(key_cache, value_cache, copies)
+
+
+def _reference() -> Kernels:
+    return Kernels(
+        backend="reference",
+        rms_norm=reference.rms_norm,
+        add_rms_norm=reference.add_rms_norm,
+        rope_and_kv_write=reference.rope_and_kv_write,
+        silu_and_mul=reference.silu_and_mul,
+        paged_attention=reference.paged_attention,
+        copy_blocks=reference.copy_blocks,
+    )
+
+
+def _triton(device_type: str) -> Kernels:
+    try:
+        import triton
+    except ModuleNotFoundError as error:
+        raise BackendError("the triton backend needs Triton, which is not installed: use the reference") from error
+    if device_type != "cuda" and not triton.knobs.runtime.interpret:
+        raise BackendError(
+            f"the triton backend runs on cuda, not on {device_type}: use the reference, or set TRITON_INTERPRET=1 "
+            "before the start to run it, slowly, in Triton's interpreter"
+        )
+    from pyllm_kernels import activation, attention, blocks, norm, rope
+
+    return Kernels(
+        backend="triton",
+        rms_norm=norm.rms_norm,
+        add_rms_norm=norm.add_rms_norm,
+        rope_and_kv_write=rope.rope_and_kv_write,
+        silu_and_mul=activation.silu_and_mul,
+        paged_attention=attention.paged_attention,
+        copy_blocks=blocks.copy_blocks,
+    )

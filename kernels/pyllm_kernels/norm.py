@@ -1,0 +1,99 @@
+"""RMSNorm, alone and fused with the addition to the residual stream: one program normalises one row.
+
+It does not know what follows the norm. A row is reduced in one piece, so its result does not depend on the others.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    tokens, hidden = x.shape
+    normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(hidden)
+    _rms_norm_kernel[(tokens,)](
+        x,
+        weight,
+        normed,
+        x.stride(0),
+        epsilon,
+        HIDDEN=hidden,
+        BLOCK=block,
+        num_warps=_num_warps(block),
+        enable_fp_fusion=True,
+    )
+    return normed
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    tokens, hidden = x.shape
+    normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    total = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(hidden)
+    _add_rms_norm_kernel[(tokens,)](
+        x,
+        residual,
+        weight,
+        normed,
+        total,
+        x.stride(0),
+        residual.stride(0),
+        epsilon,
+        HIDDEN=hidden,
+        BLOCK=block,
+        num_warps=_num_warps(block),
+        enable_fp_fusion=True,
+    )
+    return normed, total
+
+
+def _num_warps(block: int) -> int:
+    """Sixteen elements a thread, so that a row's loads are in flight at once."""
+    return min(max(block // 512, 1), 16)
+
+
+@triton.jit
+def _rms_norm_kernel(x_ptr, weight_ptr, normed_ptr, x_stride, epsilon, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < HIDDEN
+    x = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    normed = _normalise(x, weight, epsilon, HIDDEN)
+    tl.store(normed_ptr + token * HIDDEN + columns, normed.to(normed_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _add_rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    normed_ptr,
+    total_ptr,
+    x_stride,
+    residual_stride,
+    epsilon,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < HIDDEN
+    x = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0)
+    residual = tl.load(residual_ptr + token * residual_stride + columns, mask=mask, other=0.0)
+    weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
+    total = (x.to(tl.float32) + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
+    normed = _normalise(total, weight, epsilon, HIDDEN)
+    tl.store(total_ptr + token * HIDDEN + columns, total, mask=mask)
+    tl.store(normed_ptr + token * HIDDEN + columns, normed.to(normed_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _normalise(x, weight, epsilon, HIDDEN: tl.constexpr):
+    wide = x.to(tl.float32)
+    mean_square = tl.sum(wide * wide, axis=0) / HIDDEN
+    return wide * tl.rsqrt(mean_square + epsilon) * weight.to(tl.float32)

@@ -1,0 +1,97 @@
+"""The torch twin of every op: the specification, what the tests compare with, and what runs on a CPU.
+
+It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` documents the ops' arguments.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyllm_kernels.metadata import AttentionMetadata
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    inverse_rms = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)  # [tokens, 1]
+    return (wide * inverse_rms * weight.float()).to(x.dtype)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return rms_norm(total, weight, epsilon), total
+
+
+def rope_and_kv_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2] each
+    _rotate(query, cos, sin)
+    _rotate(key, cos, sin)
+    written = slot_mapping >= 0
+    if not written.all():
+        slot_mapping, key, value = slot_mapping[written], key[written], value[written]
+    key_cache.flatten(0, 1).index_copy_(0, slot_mapping.long(), key)
+    value_cache.flatten(0, 1).index_copy_(0, slot_mapping.long(), value)
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    gate, up = x.float().chunk(2, dim=-1)
+    return (F.silu(gate) * up).to(x.dtype)
+
+
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    starts, lengths = metadata.query_starts.tolist(), metadata.sequence_lengths.tolist()
+    # Row by row: one row's keys and values stay in the CPU's cache from gather to use, which is faster than
+    # gathering the batch at once, and no row can depend on another.
+    for row, slot in enumerate(metadata.slots.tolist()):
+        tokens = slice(starts[row], starts[row + 1])
+        keys = _gather(key_cache, metadata.block_tables[slot], lengths[row])
+        values = _gather(value_cache, metadata.block_tables[slot], lengths[row])
+        output[tokens] = _attend(query[tokens].float(), keys.float(), values.float(), scale)
+    return output
+
+
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
+    for source, destination in copies.tolist():
+        key_cache[destination] = key_cache[source]
+        value_cache[destination] = value_cache[source]
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
+    first, second = heads.float().chunk(2, dim=-1)
+    heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+
+
+def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    num_blocks = -(-length // cache.shape[1])
+    return cache.index_select(0, table[:num_blocks]).flatten(0, 1)[:length]  # [length, kv_heads, head_dim]
+
+
+def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Attention of the last positions over all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim]."""
+    queries, heads, head_dim = query.shape
+    length, kv_heads, _ = keys.shape
+    keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, length, head_dim]
+    if queries == 1:
+        # A lone query sees every key, so the heads that share a KV head can stand where queries do.
+        grouped = query.view(1, kv_heads, heads // kv_heads, head_dim)
+        attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale)
+        return attended.reshape(1, heads, head_dim)
+    mask = None
+    if queries < length:
+        positions = torch.arange(length, device=query.device)
+        mask = positions <= positions[length - queries :, None]  # [queries, length]
+    attended = F.scaled_dot_product_attention(
+        query.transpose(0, 1), keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+    )
+    return attended.transpose(0, 1)

@@ -1,0 +1,163 @@
+"""`AsyncEngine`: an engine inside an asyncio application. The model runs in processes of its own.
+
+Composes launch, client and tokenizer; it decides nothing itself.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any
+
+from pyllm import launch
+from pyllm.config import CoreConfig, engine_config
+from pyllm.errors import EngineDeadError, RequestError
+from pyllm.frontend.chat_template import ChatTemplate
+from pyllm.frontend.client import EngineClient
+from pyllm.frontend.outputs import OutputFold, RequestOutput, RequestProcessor
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.sampling_params import SamplingParams
+from pyllm.supervisor import Process
+
+READY_TIMEOUT = 600.0
+
+Prompt = str | Sequence[int]
+Message = dict[str, Any]
+
+
+class AsyncEngine:
+    """Use it as `async with AsyncEngine(model, tensor_parallel_size=2) as engine:`, or call `start` and `close`.
+
+    `model` is a GGUF file or a Hugging Face folder, empty for the embedded one; the options are those of `pyllm serve`,
+    with underscores.
+
+    Raises:
+        ConfigError: an option that is unknown or cannot work.
+    """
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        self._config, self._checkpoint = launch.resolve(engine_config({"model": model, **options}))
+        self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
+        files = self._checkpoint.tokenizer
+        self._chat_template = (
+            ChatTemplate(files.chat_template, files.bos_token, files.eos_token) if files.chat_template else None
+        )
+        self._folder = ""
+        self._core: Process | None = None
+        self._client: EngineClient | None = None
+        self._request_ids = itertools.count()
+        self._processors: dict[str, RequestProcessor] = {}
+
+    async def __aenter__(self) -> "AsyncEngine":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def spawn(self) -> None:
+        """Start the core process without waiting for it; `start` does this where it was not done before.
+
+        Call it from the main thread where there is a choice: the kernel ends the core when the thread that started it
+        ends, so that a killed application leaves nothing behind.
+        """
+        self._folder = launch.make_socket_folder()
+        self._core = launch.spawn_core(
+            CoreConfig(
+                engine=self._config,
+                checkpoint=self._checkpoint,
+                bind=f"ipc://{self._folder}/core-0",
+                socket_folder=self._folder,
+                ready_timeout=READY_TIMEOUT,
+            )
+        )
+
+    async def start(self) -> None:
+        """Start the core process and wait until the model is loaded.
+
+        Raises:
+            StartError: it did not become ready; the text has the stage it was in.
+        """
+        if self._core is None:
+            self.spawn()
+        assert self._core is not None
+        self._core.watch()
+        try:
+            address = await self._core.ready(READY_TIMEOUT)
+            self._client = await EngineClient.connect(address)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The request's output so far, after every change; the last one is `finished`. Leaving early aborts it.
+
+        `prompt` is a text, or token ids.
+
+        Raises:
+            RequestError: the request cannot run.
+            EngineDeadError: the core or a worker died.
+        """
+        client, params = self._connected(), params or SamplingParams()
+        text = prompt if isinstance(prompt, str) else None
+        tokens = await self.tokenizer.encode_async(prompt) if isinstance(prompt, str) else list(prompt)
+        name = request_id if request_id is not None else f"request-{next(self._request_ids)}"
+        if name in self._processors:
+            raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
+        changed = asyncio.Event()
+        fold = OutputFold(name, text, tokens, params.n, changed.set)
+        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, tokens, params, fold)
+        try:
+            while not fold.finished:
+                await changed.wait()
+                changed.clear()
+                yield fold.snapshot()
+        finally:
+            processor.abort()
+            del self._processors[name]
+
+    async def chat(
+        self, messages: Sequence[Message], params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """`generate` for a conversation, rendered by the model's chat template.
+
+        Raises:
+            RequestError: the model has no template, or its template refuses the messages; else as `generate`.
+        """
+        if self._chat_template is None:
+            raise RequestError("this model has no chat template: render the conversation and use generate")
+        prompt = self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
+        async with contextlib.aclosing(self.generate(prompt, params, request_id)) as outputs:
+            async for output in outputs:
+                yield output
+
+    def abort(self, request_id: str) -> None:
+        """End a request that `generate` is running; its iterator ends with what came so far. Ignores unknown ids."""
+        processor = self._processors.get(request_id)
+        if processor is not None:
+            processor.abort()
+
+    async def stats(self) -> dict[str, int]:
+        """The scheduler's gauges and counters."""
+        return dict(await self._connected().call("stats"))
+
+    async def close(self) -> None:
+        """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+        if self._core is not None:
+            await self._core.stop(launch.STOP_GRACE)
+            self._core = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _connected(self) -> EngineClient:
+        if self._client is None:
+            raise EngineDeadError("the engine is not running: use `async with`, or await start()")
+        return self._client

@@ -1,0 +1,353 @@
+"""`EngineClient`: requests to one core, and their tokens back. Speaks token ids; knows neither text nor HTTP."""
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from pyllm import ipc
+from pyllm.curve import client_keys
+from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError
+from pyllm.frontend.columns import decode_columns
+from pyllm.frontend.journal import Journal
+from pyllm.frontend.streams import Sink, Stream, Streams
+from pyllm.frontend.submission import Prompt, prepare
+from pyllm.frontend.token_reader import TokenDelta, TokenReader
+from pyllm.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Call,
+    ClientMessage,
+    CoreMessage,
+    Deltas,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    Ready,
+    Rejected,
+    Reply,
+)
+from pyllm.sampling_params import SamplingParams
+
+HEARTBEAT_INTERVAL = 0.5  # seconds
+# Counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not blame the core.
+CORE_SILENCE = 20  # heartbeats without a message from the core
+READER_PATIENCE = 120  # heartbeats in which a reader took nothing of what was there for it
+CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
+
+Connect = Callable[
+    [ipc.MessageHandler[CoreMessage], ipc.MalformedHandler, Callable[[], None]], ipc.Sender[ClientMessage]
+]
+
+logger = logging.getLogger(__name__)
+
+
+class EngineClient:
+    """A connection to one core. `await EngineClient.connect(address)` makes one over ZeroMQ.
+
+    Through the constructor any transport can be used: `connect(on_message, on_malformed, on_disconnect)` gives the
+    sending half; then `await client.start()`. `heartbeats=False` is for a core in the same process, which cannot be
+    silent. All methods belong to the event loop's thread.
+    """
+
+    def __init__(
+        self, connect: Connect, *, heartbeats: bool = True, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.model: ModelInfo
+        self.fingerprint = ""
+        self.epoch = 0
+        self.malformed_frames = 0
+        self._connect = connect
+        self._heartbeats = heartbeats
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._streams = Streams()
+        self._readers: dict[int, TokenReader] = {}
+        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._unsent: deque[ClientMessage] = deque()
+        self._silent_ticks = 0
+        self._death: PyllmError | None = None
+        self._endpoint: ipc.Sender[ClientMessage] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._beating: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        *,
+        timeout: float = 60.0,  # noqa: ASYNC109 - the handshake's deadline, named in its error
+        keys: Path | None = None,
+    ) -> "EngineClient":
+        """Connect to the core that is bound, or will be bound, to a ZeroMQ address.
+
+        `keys` is a folder with `server.key` and `client.key_secret`, for `tcp://`.
+
+        Raises:
+            EngineDeadError: no answer within `timeout` seconds.
+            ProtocolError: the core speaks another version.
+            ConfigError: a key cannot be read.
+        """
+        secrets = client_keys(keys) if keys is not None else None
+
+        def connect(
+            on_message: ipc.MessageHandler[CoreMessage],
+            on_malformed: ipc.MalformedHandler,
+            on_disconnect: Callable[[], None],
+        ) -> ipc.Sender[ClientMessage]:
+            socket = ipc.connect(zmq.Context.instance(), address, secrets)
+            return ipc.Endpoint(socket, CoreMessage, on_message, on_malformed, on_disconnect)
+
+        client = cls(connect)
+        try:
+            await client.start(timeout)
+        except TimeoutError:
+            raise EngineDeadError(f"no core answered at {address} within {timeout:g} s") from None
+        return client
+
+    async def start(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109 - as in `connect`
+        """Say hello and wait for the core to be ready.
+
+        Raises:
+            TimeoutError: no answer within `timeout` seconds.
+            ProtocolError, EngineDeadError: as for `connect`.
+        """
+        self._ready = asyncio.get_running_loop().create_future()
+        self._endpoint = self._connect(self._receive, self._malformed, self._disconnected)
+        self._post(Hello(PROTOCOL_VERSION))
+        try:
+            async with asyncio.timeout(timeout):
+                await self._ready
+        except BaseException:
+            self.close()
+            raise
+        if self._heartbeats:
+            self._beating = asyncio.create_task(self._beat_forever(), name="pyllm-client-heartbeat")
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests can be submitted."""
+        return self._ready is not None and self._ready.done() and self._death is None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended yet."""
+        return len(self._streams)
+
+    def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink) -> int:
+        """Start a request; its tokens are pushed to `sink`. Gives the id for `abort`.
+
+        `prompt` is token ids, or packed little-endian int32.
+
+        Raises:
+            RequestError, RequestTooLargeError: the request cannot run; nothing was sent.
+            EngineDeadError: the core is gone.
+        """
+        self._check_alive()
+        now = self._clock()
+        journal = Journal(prepare(prompt, params, self.model), now)
+        request = next(self._ids)
+        self._streams.add(Stream(request, journal, sink))
+        self._post(journal.submission(self.epoch, request, now))
+        return request
+
+    def abort(self, request: int, sample: int = -1) -> None:
+        """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored."""
+        stream = self._streams.get(request)
+        if stream is None:
+            return
+        for index in range(stream.journal.num_samples) if sample < 0 else (sample,):
+            stream.journal.close(index)
+        self._post(Abort(self.epoch, stream.wire_id, sample))
+
+    async def generate(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[TokenDelta, None]:
+        """The request's deltas. Leaving the iterator early aborts the request; so does not reading it for 60 s.
+
+        Raises:
+            RequestError, RequestTooLargeError, EngineDeadError: as for `submit`, or later from the core.
+        """
+        reader = TokenReader(params.n)
+        request = self.submit(prompt, params, reader)
+        self._readers[request] = reader
+        try:
+            while (delta := await reader.read()) is not None:
+                yield delta
+        finally:
+            del self._readers[request]
+            if not reader.finished:
+                self.abort(request)
+
+    async def call(
+        self,
+        method: str,
+        *args: Any,
+        timeout: float = 10.0,  # noqa: ASYNC109 - every call on the wire has a deadline
+    ) -> Any:
+        """Ask the core for something outside the stream, for example `stats`.
+
+        Raises:
+            RequestError: the core refused; the text says why.
+            TimeoutError: no answer within `timeout` seconds.
+            EngineDeadError: the core is gone.
+        """
+        self._check_alive()
+        number = next(self._ids)
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        self._post(Call(self.epoch, number, method, args))
+        try:
+            async with asyncio.timeout(timeout):
+                reply = await answer
+        except TimeoutError:
+            raise TimeoutError(f"the core did not answer {method!r} within {timeout:g} s") from None
+        finally:
+            del self._calls[number]
+        if not reply.ok:
+            raise RequestError(str(reply.value))
+        return reply.value
+
+    def close(self) -> None:
+        """Abort what is running and disconnect; may be called more than once."""
+        for stream in self._streams.all():
+            self._post(Abort(self.epoch, stream.wire_id))
+        self._disconnect(EngineDeadError("the engine client was closed"), CLOSE_LINGER)
+
+    def beat(self) -> None:
+        """Send a heartbeat; look for a silent core and for readers that do not read. Runs at 2 Hz by itself."""
+        self._flush()
+        if not self._unsent:
+            self._post(Heartbeat("client"))
+        self._silent_ticks += 1
+        if self._silent_ticks > CORE_SILENCE:
+            seconds = CORE_SILENCE * HEARTBEAT_INTERVAL
+            self._disconnect(EngineDeadError(f"the engine core gave no sign of life for {seconds:g} s"))
+        for request, reader in list(self._readers.items()):
+            if reader.tick() > READER_PATIENCE and (stream := self._streams.get(request)) is not None:
+                self.abort(request)
+                seconds = READER_PATIENCE * HEARTBEAT_INTERVAL
+                self._streams.fail(stream, PyllmError(f"aborted: the output was not read for {seconds:g} s"))
+
+    async def _beat_forever(self) -> None:
+        while self._death is None:
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
+            self.beat()
+
+    # --- what the core says
+
+    def _receive(self, identity: bytes, message: CoreMessage, frames: list[bytes]) -> None:
+        del identity, frames
+        self._silent_ticks = 0
+        match message:
+            case Deltas(epoch) if epoch == self.epoch:
+                self._route(message)
+            case Reply(number):
+                answer = self._calls.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            case Ready():
+                self._become_ready(message)
+            case Rejected():
+                self._be_rejected(message)
+            case Deltas() | Heartbeat():
+                pass
+
+    def _route(self, deltas: Deltas) -> None:
+        try:
+            columns = decode_columns(deltas)
+        except ValueError as error:
+            self._malformed(b"", str(error))
+            return
+        incomplete, failed = self._streams.deliver(columns)
+        for stream in failed:
+            self._post(Abort(self.epoch, stream.wire_id))
+        for stream in incomplete:
+            logger.warning("tokens of request %d are missing; it is sent again", stream.request)
+            self._resubmit(stream)
+
+    def _become_ready(self, ready: Ready) -> None:
+        assert self._ready is not None
+        if ready.version != PROTOCOL_VERSION:
+            text = f"the core speaks version {ready.version} of the protocol, this client {PROTOCOL_VERSION}"
+            self._disconnect(ProtocolError(text))
+            return
+        self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch
+        if not self._ready.done():
+            self._ready.set_result(None)
+        else:
+            for stream in self._streams.all():  # The core had forgotten us, and our requests with us.
+                self._resubmit(stream)
+
+    def _be_rejected(self, rejected: Rejected) -> None:
+        if rejected.request is not None:
+            stream = self._streams.get_by_wire_id(rejected.request)
+            kind = EngineDeadError if rejected.code == "draining" else RequestError
+            if stream is not None:
+                self._streams.fail(stream, kind(rejected.message))
+        elif rejected.code == "hello":
+            self._post(Hello(PROTOCOL_VERSION))
+        elif rejected.code == "version":
+            self._disconnect(ProtocolError(rejected.message))
+        elif rejected.code == "engine_dead":
+            self._disconnect(EngineDeadError(rejected.message))
+        else:
+            logger.error("the core refused a message (%s): %s", rejected.code, rejected.message)
+
+    def _malformed(self, identity: bytes, text: str) -> None:
+        del identity
+        self.malformed_frames += 1
+        logger.warning("a message from the core does not decode: %s", text)
+
+    def _disconnected(self) -> None:
+        self._disconnect(EngineDeadError("the connection to the engine core was lost"))
+
+    # --- what the core is told
+
+    def _resubmit(self, stream: Stream) -> None:
+        self._post(Abort(self.epoch, stream.wire_id))
+        self._streams.rename(stream, next(self._ids))
+        self._streams.end_closed_samples(stream)
+        if stream.open_samples:
+            self._post(stream.journal.submission(self.epoch, stream.wire_id, self._clock()))
+
+    def _post(self, message: ClientMessage) -> None:
+        if self._unsent or not self._send(message):
+            self._unsent.append(message)
+
+    def _flush(self) -> None:
+        while self._unsent and self._send(self._unsent[0]):
+            self._unsent.popleft()
+
+    def _send(self, message: ClientMessage) -> bool:
+        if self._endpoint is None:
+            return True
+        try:
+            return self._endpoint.send(message)
+        except ipc.PeerGoneError:
+            self._disconnected()
+            return True
+
+    def _check_alive(self) -> None:
+        if not self.alive:
+            raise self._death or EngineDeadError("the engine client is not connected: await start() first")
+
+    def _disconnect(self, death: PyllmError, linger: float = 0.0) -> None:
+        """End every stream and call with an error. The socket goes at once: what it still holds is for this epoch."""
+        if self._endpoint is None:
+            return
+        endpoint, self._endpoint = self._endpoint, None
+        self._death = death
+        self._unsent.clear()
+        endpoint.close(linger)
+        if self._beating is not None:
+            self._beating.cancel()
+        for answer in (self._ready, *self._calls.values()):
+            if answer is not None and not answer.done():
+                answer.set_exception(death)
+        for stream in self._streams.all():
+            self._streams.fail(stream, death)

@@ -1,0 +1,97 @@
+"""One sample's tokens to its text: incremental, ended by stop strings. Does not know where tokens come from."""
+
+import msgspec
+
+from pyllm.frontend.text_decoder import TextDecoder
+from pyllm.messages import FinishCode
+from pyllm.sampling_params import SamplingParams
+
+_REASONS = {FinishCode.STOP: "stop", FinishCode.LENGTH: "length", FinishCode.ABORT: "abort", FinishCode.ERROR: "error"}
+
+
+class TextDelta(msgspec.Struct):
+    """New text, and the tokens that count as output with it.
+
+    `finish_reason` is stop, length, abort, error, or None while the sample goes on. `stop_reason` is the stop string,
+    or the id from `stop_token_ids`, that ended it.
+    """
+
+    text: str
+    tokens: list[int]
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens these are."""
+        return len(self.tokens)
+
+    def merge(self, later: "TextDelta") -> None:
+        """Append what came after."""
+        self.text += later.text
+        self.tokens.extend(later.tokens)
+        self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
+
+
+class Detokenizer:
+    """Feeds on tokens in deltas of any size; the text does not depend on how they are split.
+
+    Text that may be the beginning of a stop string is held back until it is known not to be. Of several stop strings
+    the one that is complete first counts. The text ends before it, and tokens are counted up to the one that completed
+    it. A stop token has no text. With `include_stop_str_in_output` both are part of the text.
+    """
+
+    def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
+        self._decoder = decoder
+        self._stop_strings = params.stop_strings
+        self._longest_stop = max(map(len, self._stop_strings), default=0)
+        self._stop_token_ids = params.stop_token_ids
+        self._include_stop = params.include_stop_str_in_output
+        self._held = ""
+
+    def feed(self, tokens: list[int], finish: FinishCode) -> TextDelta:
+        """The text that these tokens add; with a `finish`, or after a stop string, the sample's last."""
+        stopped = finish is FinishCode.STOP and bool(tokens)
+        visible = tokens[:-1] if stopped and not self._include_stop else tokens
+        if self._stop_strings:
+            delta = self._feed_until_stop(tokens, visible)
+            if delta.finish_reason is not None:
+                return delta
+            if finish:
+                delta.text += self._held
+        else:
+            delta = TextDelta(self._decoder.decode(visible), tokens)
+        if finish:
+            delta.finish_reason = _REASONS[finish]
+            if stopped and tokens[-1] in self._stop_token_ids:
+                delta.stop_reason = tokens[-1]
+        return delta
+
+    def _feed_until_stop(self, tokens: list[int], visible: list[int]) -> TextDelta:
+        pieces = []
+        for count, token in enumerate(visible, 1):
+            window = self._held + self._decoder.decode((token,))
+            if (match := self._find(window)) is not None:
+                start, end = match
+                pieces.append(window[: end if self._include_stop else start])
+                return TextDelta("".join(pieces), tokens[:count], "stop", window[start:end])
+            kept = self._num_held(window)
+            pieces.append(window[: len(window) - kept])
+            self._held = window[len(window) - kept :]
+        return TextDelta("".join(pieces), tokens)
+
+    def _find(self, window: str) -> tuple[int, int] | None:
+        """Start and end of the match that is complete first, and of those the longest."""
+        matches = [(start + len(stop), start) for stop in self._stop_strings if (start := window.find(stop)) >= 0]
+        if not matches:
+            return None
+        end, start = min(matches)
+        return start, end
+
+    def _num_held(self, window: str) -> int:
+        """How many characters at the end of the text may be the beginning of a stop string."""
+        for start in range(max(0, len(window) - self._longest_stop + 1), len(window)):
+            tail = window[start:]
+            if any(stop.startswith(tail) for stop in self._stop_strings):
+                return len(tail)
+        return 0

@@ -1,0 +1,157 @@
+"""What a request gives its user, and the processor that turns one request's tokens into it. Knows no HTTP."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from pyllm.errors import EngineDeadError, PyllmError
+from pyllm.frontend.client import EngineClient
+from pyllm.frontend.detokenizer import Detokenizer, TextDelta
+from pyllm.messages import FinishCode
+from pyllm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from pyllm.frontend.tokenizer import Tokenizer  # Only passed through here; its library loads in 30 ms.
+
+
+class CompletionOutput(msgspec.Struct):
+    """One sample: the text and tokens so far, and how it ended (`finish_reason` None: it goes on)."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class RequestOutput(msgspec.Struct):
+    """One request: its prompt, and all its samples. `num_cached_tokens` of the prompt were in the prefix cache."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0
+
+
+class TextSink(Protocol):
+    """Where the text of one request goes: plain functions, called from the event loop, that must not block."""
+
+    def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
+        """New text of one sample, and its tokens; a `finish_reason` marks its last."""
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed; nothing follows."""
+
+
+class RequestProcessor:
+    """The sink of one request's tokens: a detokenizer for each sample, and an abort where a stop string matches.
+
+    Making one submits the request; raises as `EngineClient.submit` does.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: "Tokenizer",
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        sink: TextSink,
+    ) -> None:
+        self._client = client
+        self._sink = sink
+        self._detokenizers: dict[int, Detokenizer] = {
+            sample: Detokenizer(tokenizer.text_decoder(prompt_token_ids, params.skip_special_tokens), params)
+            for sample in range(params.n)
+        }
+        self._request = client.submit(prompt_token_ids, params, self)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended, or the request has failed."""
+        return not self._detokenizers
+
+    def abort(self) -> None:
+        """Want nothing more of this request; the sink hears nothing more of it either."""
+        if not self.finished:
+            self._detokenizers.clear()
+            self._client.abort(self._request)
+
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+        """Take new tokens from the client."""
+        detokenizer = self._detokenizers.get(sample)
+        if detokenizer is None:
+            return  # It ended here, by a stop string, and these were on their way.
+        if finish is FinishCode.ERROR:
+            self._client.abort(self._request)
+            self.error(EngineDeadError("the engine could not go on with this request"))
+            return
+        delta = detokenizer.feed(tokens, finish)
+        if delta.finish_reason is not None:
+            del self._detokenizers[sample]
+            if not finish:
+                self._client.abort(self._request, sample)
+        self._sink.text(sample, delta, cached_tokens)
+
+    def error(self, error: PyllmError) -> None:
+        """Pass the request's failure on."""
+        if not self.finished:
+            self._detokenizers.clear()
+            self._sink.error(error)
+
+
+class OutputFold:
+    """A text sink that adds up one request. `on_change` is called after every change, the last one included."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        num_samples: int,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.failure: PyllmError | None = None
+        self._output = RequestOutput(
+            request_id, prompt, prompt_token_ids, [CompletionOutput(index) for index in range(num_samples)]
+        )
+        self._pieces: list[list[str]] = [[] for _ in range(num_samples)]
+        self._unfinished = num_samples
+        self._on_change = on_change
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing follows, be it that all samples have ended or that the request has failed."""
+        return self._unfinished == 0 or self.failure is not None
+
+    def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
+        """Add what is new."""
+        completion = self._output.outputs[sample]
+        self._pieces[sample].append(delta.text)
+        completion.token_ids.extend(delta.tokens)
+        self._output.num_cached_tokens = max(self._output.num_cached_tokens, num_cached_tokens)
+        if delta.finish_reason is not None:
+            completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+            self._unfinished -= 1
+        self._on_change()
+
+    def error(self, error: PyllmError) -> None:
+        """Keep the failure for the reader."""
+        self.failure = error
+        self._on_change()
+
+    def snapshot(self) -> RequestOutput:
+        """All that came so far, as an object of its own.
+
+        Raises:
+            PyllmError: the request has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        outputs = [
+            CompletionOutput(done.index, "".join(pieces), done.token_ids[:], done.finish_reason, done.stop_reason)
+            for done, pieces in zip(self._output.outputs, self._pieces, strict=True)
+        ]
+        return msgspec.structs.replace(self._output, outputs=outputs, finished=self._unfinished == 0)

@@ -1,0 +1,118 @@
+"""The requests in flight at one client: which tokens go to whom, and who is still owed some. Sends nothing itself."""
+
+import logging
+from typing import Protocol
+
+from pyllm.errors import PyllmError
+from pyllm.frontend.columns import Columns
+from pyllm.frontend.journal import Journal
+from pyllm.messages import FinishCode
+
+logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where the tokens of one request go: plain functions, called from the event loop, that must not block."""
+
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+        """New tokens of one sample; a `finish` other than NONE is its last delta. The list is the sink's to keep."""
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed; nothing follows."""
+
+
+class Stream:
+    """One request: its journal, its sink, and the samples that have not had their last delta."""
+
+    __slots__ = ("journal", "open_samples", "request", "sink", "wire_id")
+
+    def __init__(self, request: int, journal: Journal, sink: Sink) -> None:
+        self.request = request
+        self.wire_id = request  # Another one after a resubmission: ids are never used twice.
+        self.journal = journal
+        self.sink = sink
+        self.open_samples = set(range(journal.num_samples))
+
+
+class Streams:
+    """Streams by the caller's id, and by the id that the core knows."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[int, Stream] = {}
+        self._by_wire_id: dict[int, Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def all(self) -> list[Stream]:
+        """Every stream that has not ended, oldest first."""
+        return list(self._by_request.values())
+
+    def add(self, stream: Stream) -> None:
+        """Deliver to this stream from now on."""
+        self._by_request[stream.request] = self._by_wire_id[stream.wire_id] = stream
+
+    def get(self, request: int) -> Stream | None:
+        """The stream of the caller's id, unless it has ended."""
+        return self._by_request.get(request)
+
+    def get_by_wire_id(self, wire_id: int) -> Stream | None:
+        """The stream of the core's id, unless it has ended or goes by another id now."""
+        return self._by_wire_id.get(wire_id)
+
+    def rename(self, stream: Stream, wire_id: int) -> None:
+        """Let the stream go on under a fresh id; what still comes for the old one is dropped."""
+        del self._by_wire_id[stream.wire_id]
+        stream.wire_id = wire_id
+        self._by_wire_id[wire_id] = stream
+
+    def deliver(self, columns: Columns) -> tuple[list[Stream], list[Stream]]:
+        """Hand every row to its sink.
+
+        Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended.
+        """
+        requests, samples, offsets, starts, tokens, finishes, cached_tokens = columns
+        incomplete, failed = [], []
+        for row, wire_id in enumerate(requests):
+            stream = self._by_wire_id.get(wire_id)
+            sample = samples[row]
+            if stream is None or sample not in stream.open_samples:
+                continue
+            fresh = stream.journal.accept(sample, offsets[row], tokens[starts[row] : starts[row + 1]])
+            if fresh is None:
+                incomplete.append(stream)
+            elif (fresh or finishes[row]) and not self._push(stream, sample, fresh, finishes[row], cached_tokens[row]):
+                failed.append(stream)
+        return incomplete, failed
+
+    def end_closed_samples(self, stream: Stream) -> None:
+        """Give a last delta to the samples that nobody wants more of, because the core will not."""
+        for sample in [sample for sample in stream.open_samples if stream.journal.is_closed(sample)]:
+            self._push(stream, sample, [], FinishCode.ABORT, 0)
+
+    def fail(self, stream: Stream, error: PyllmError) -> None:
+        """End a stream with an error."""
+        self.forget(stream)
+        try:
+            stream.sink.error(error)
+        except Exception:  # One caller's fault must not end the streams of the others.
+            logger.exception("the sink of request %d failed on %r", stream.request, error)
+
+    def forget(self, stream: Stream) -> None:
+        """Deliver nothing to this stream any more."""
+        self._by_request.pop(stream.request, None)
+        self._by_wire_id.pop(stream.wire_id, None)
+
+    def _push(self, stream: Stream, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> bool:
+        if finish:
+            stream.journal.close(sample)
+            stream.open_samples.discard(sample)
+            if not stream.open_samples:
+                self.forget(stream)
+        try:
+            stream.sink.delta(sample, tokens, finish, cached_tokens)
+        except Exception:
+            logger.exception("the sink of request %d failed", stream.request)
+            self.fail(stream, PyllmError("the output of this request could not be processed"))
+            return False
+        return True

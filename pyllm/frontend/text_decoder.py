@@ -1,0 +1,92 @@
+"""Tokens of one sample to text, piece by piece, never half a character. Knows neither stop strings nor requests."""
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+import tokenizers
+from tokenizers.decoders import DecodeStream
+
+# A character has at most four bytes, so no more tokens than this can hold the start of one that is not complete.
+CONTEXT_TOKENS = 4
+
+
+class TextDecoder(Protocol):
+    """Turns successive tokens into successive pieces of text, which together are the text of all of them.
+
+    The start of a character whose end has not come yet is held back; at the end of a sample it is left out.
+    """
+
+    def decode(self, tokens: Sequence[int]) -> str: ...
+
+
+class ByteDecoder:
+    """For byte-level vocabularies (GPT-2, Llama 3, Qwen): every token is some bytes of UTF-8.
+
+    `table[token]` is the token's bytes; ids past its end have no text. What is not UTF-8 becomes U+FFFD, exactly as in
+    `tokenizers`. A token costs a table look-up, however long the sample is.
+    """
+
+    def __init__(self, table: Sequence[bytes], context: Sequence[int]) -> None:
+        self._table = table
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.decode(context[-CONTEXT_TOKENS:])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        table = self._table
+        try:
+            if len(tokens) == 1:
+                return self._decode(table[tokens[0]])
+            return self._decode(b"".join([table[token] for token in tokens]))
+        except IndexError:
+            return self._decode(b"".join([table[token] for token in tokens if token < len(table)]))
+
+
+class StreamDecoder:
+    """For every other vocabulary (SentencePiece with byte fallback among them), over `tokenizers`' own stream.
+
+    `context` is the end of the prompt: with it the first word keeps the space before it.
+    """
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, context: Sequence[int], skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._stream = DecodeStream(list(context[-CONTEXT_TOKENS:]), skip_special_tokens)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        return "".join([self._step(token) for token in tokens])
+
+    def _step(self, token: int) -> str:
+        try:
+            return self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # noqa: BLE001 - the library raises Exception itself
+            # The text so far changed under the stream, as after bytes that are no character; begin anew from here.
+            self._stream = DecodeStream([], self._skip_special_tokens)
+            return self._stream.step(self._tokenizer, token) or ""
+
+
+def byte_table(tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool) -> list[bytes]:
+    """The bytes of every token of a byte-level vocabulary, by id; those of special tokens are empty if skipped."""
+    alphabet = _byte_alphabet()
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    table = [b""] * (max(vocabulary.values()) + 1)
+    for text, token in vocabulary.items():
+        try:
+            table[token] = text.translate(alphabet).encode("latin-1")
+        except UnicodeEncodeError:  # An added token with a character outside the alphabet stands for itself.
+            table[token] = text.encode()
+    if skip_special_tokens:
+        for token, added in tokenizer.get_added_tokens_decoder().items():
+            if added.special:
+                table[token] = b""
+    return table
+
+
+def _byte_alphabet() -> dict[int, int | str]:
+    """GPT-2's map from printable characters to bytes, for `str.translate`; other Latin-1 characters map outside it."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet: dict[int, int | str] = dict.fromkeys(others, "\uffff")
+    return alphabet | {byte: byte for byte in printable} | {256 + index: byte for index, byte in enumerate(others)}

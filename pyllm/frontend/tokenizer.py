@@ -1,0 +1,67 @@
+"""Text to token ids and back, over the `tokenizers` library. Knows no template (`chat_template.py`) and no request."""
+
+import asyncio
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers import decoders
+
+from pyllm.checkpoint import TokenizerFiles
+from pyllm.errors import ConfigError
+from pyllm.frontend.text_decoder import ByteDecoder, StreamDecoder, TextDecoder, byte_table
+
+# Below this a text is encoded in less time than a thread takes to be woken.
+INLINE_CHARACTERS = 4096
+
+
+class Tokenizer:
+    """One model's tokenizer. Read-only once made, so any thread may use it.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(files.path)
+        except Exception as error:  # noqa: BLE001 - the library raises Exception itself
+            raise ConfigError(f"cannot read the tokenizer {files.path}: {error}") from None
+        # Some files carry the limits that the model was trained with.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.bos_token = files.bos_token
+        self.eos_token = files.eos_token
+        self.eos_token_ids = files.eos_token_ids
+        self._longest_token = max(map(len, vocabulary))
+        self._byte_tables: dict[bool, list[bytes]] = {}
+        if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+            self._byte_tables = {skip: byte_table(self._tokenizer, skip) for skip in (False, True)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` begins it with the BOS token, where the model has one."""
+        # encode_batch_fast gives the same ids as encode, without offsets, and lets other threads run meanwhile.
+        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """`encode`, in a thread where the text is long, so that other streams do not wait for it."""
+        if len(text) < INLINE_CHARACTERS:
+            return self.encode(text, add_special_tokens)
+        return await asyncio.to_thread(self.encode, text, add_special_tokens)
+
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that the text certainly has: what is far too long need not be encoded to be refused."""
+        return len(text) // self._longest_token
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that are no character become U+FFFD."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
+        """A decoder for what follows `prompt`."""
+        if self._byte_tables:
+            return ByteDecoder(self._byte_tables[skip_special_tokens], prompt)
+        return StreamDecoder(self._tokenizer, prompt, skip_special_tokens)

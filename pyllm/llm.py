@@ -1,0 +1,113 @@
+"""`LLM`: batches of prompts, for scripts and notebooks. Blocks; an `AsyncEngine` on a thread does the work."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pyllm.engine import AsyncEngine, Message, Prompt
+from pyllm.errors import RequestError
+from pyllm.frontend.outputs import RequestOutput
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.sampling_params import SamplingParams
+
+Result = TypeVar("Result")
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """Starts the engine when it is made; `close`, the `with` block's end, or the end of the program ends it.
+
+    Options and errors are those of `AsyncEngine`.
+    """
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        self._engine = AsyncEngine(model, **options)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pyllm", daemon=True)
+        self._thread.start()
+        try:
+            self._engine.spawn()
+            self._run(self._engine.start())
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._engine.tokenizer
+
+    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
+        """The finished outputs, in the order of the prompts, which run together.
+
+        A prompt is a text or token ids; `params` are one for all, or one for each.
+
+        Raises:
+            RequestError: one of the requests cannot run; none of them is left running.
+            EngineDeadError: the core or a worker died.
+        """
+        batch = _batch(prompts)
+        return self._run(self._gather([self._engine.generate(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)]))
+
+    def chat(
+        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params = None
+    ) -> list[RequestOutput]:
+        """`generate` for one conversation, or several, rendered by the model's chat template."""
+        batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
+        return self._run(self._gather([self._engine.chat(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)]))
+
+    def stats(self) -> dict[str, int]:
+        """The scheduler's gauges and counters."""
+        return self._run(self._engine.stats())
+
+    def close(self) -> None:
+        """End the engine; may be called twice."""
+        if self._loop.is_closed():
+            return
+        self._run(self._engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _gather(self, requests: list[AsyncGenerator[RequestOutput, None]]) -> list[RequestOutput]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_last(request)) for request in requests]
+        return [task.result() for task in tasks]
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+
+async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    async with contextlib.aclosing(outputs):
+        async for output in outputs:
+            last = output
+    return last
+
+
+def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item] - a single text or list of token ids, as just checked
+    return list(prompts)  # type: ignore[arg-type] - so it is a batch
+
+
+def _each(params: Params, number: int) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * number
+    if len(params) != number:
+        raise RequestError(f"{len(params)} sampling params for {number} prompts: give one for all, or one for each")
+    return list(params)

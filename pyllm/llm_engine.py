@@ -1,0 +1,123 @@
+"""`LLMEngine`: the whole engine in this process, for people who drive the loop themselves.
+
+The same core, client and detokenizer as everywhere, over an in-memory endpoint; the model runs in this process too.
+"""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from pyllm import launch
+from pyllm.config import CoreConfig, engine_config
+from pyllm.core import process
+from pyllm.core.executors.inline import InlineExecutor
+from pyllm.core.loop import EngineCore
+from pyllm.engine import Prompt
+from pyllm.errors import RequestError
+from pyllm.frontend.client import EngineClient
+from pyllm.frontend.outputs import OutputFold, RequestOutput, RequestProcessor
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.ipc import MemoryEndpoint, MessageHandler
+from pyllm.messages import ClientMessage, CoreMessage
+from pyllm.sampling_params import SamplingParams
+
+_IDENTITY = b"in process"
+
+
+class LLMEngine:
+    """`add_request`, then `step` until `has_unfinished_requests` is false. Not for use inside a running event loop.
+
+    Options are those of `AsyncEngine`, but for the number of ranks: in process there is one.
+
+    Raises:
+        ConfigError: an option that is unknown or cannot work.
+        StartError: the model could not be loaded.
+    """
+
+    def __init__(self, model: str = "", **options: Any) -> None:
+        options = {"distributed_executor_backend": "uni", **options}
+        engine, checkpoint = launch.resolve(engine_config({"model": model, **options}))
+        config = CoreConfig(engine=engine, checkpoint=checkpoint, bind="", socket_folder="")
+        self.tokenizer = Tokenizer(checkpoint.tokenizer)
+        self._executor = InlineExecutor(lambda: launch.load_rank(config))
+        self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
+        self._changed: set[str] = set()
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._loop.run_until_complete(self._start(config))
+        except BaseException:
+            self.close()
+            raise
+
+    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
+        """Queue a request; its outputs come from `step`.
+
+        Raises:
+            RequestError: it cannot run, or the id is in use.
+        """
+        if request_id in self._requests:
+            raise RequestError(f"request {request_id!r} is running already", "request_id")
+        params = params or SamplingParams()
+        text = prompt if isinstance(prompt, str) else None
+        tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        fold = OutputFold(request_id, text, tokens, params.n, lambda: self._changed.add(request_id))
+        processor = RequestProcessor(self._client, self.tokenizer, tokens, params, fold)
+        self._requests[request_id] = processor, fold
+        if fold.failure is not None:
+            del self._requests[request_id]
+            raise fold.failure
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; gives the requests that changed, each with all of its output so far.
+
+        Raises:
+            EngineDeadError: the model failed.
+        """
+        self._loop.run_until_complete(self._core.step())
+        outputs = []
+        for request_id in sorted(self._changed & self._requests.keys()):
+            _, fold = self._requests[request_id]
+            if fold.finished:
+                del self._requests[request_id]
+            outputs.append(fold.snapshot())
+        self._changed.clear()
+        return outputs
+
+    def abort(self, request_id: str | Sequence[str]) -> None:
+        """End requests; `step` says nothing more of them. Unknown ids are ignored."""
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            processor, _ = self._requests.pop(name, (None, None))
+            if processor is not None:
+                processor.abort()
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` still has something to do."""
+        return bool(self._requests)
+
+    def stats(self) -> dict[str, int]:
+        """The scheduler's gauges and counters."""
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Free the model; may be called twice."""
+        if not self._loop.is_closed():
+            self._loop.run_until_complete(self._executor.close())
+            self._loop.close()
+
+    async def _start(self, config: CoreConfig) -> None:
+        scheduler, ready = await process.start(config, self._executor)
+        to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
+        to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
+        self._core = EngineCore(scheduler, self._executor, to_client, ready, clock=time.monotonic)
+
+        def connect(
+            on_message: MessageHandler[CoreMessage], *handlers: object
+        ) -> MemoryEndpoint[CoreMessage, ClientMessage]:
+            del handlers  # Nothing is ever malformed or disconnected in process.
+            to_client.connect(lambda identity, message, frames: on_message(b"", message, frames))
+            to_core.connect(lambda identity, message, frames: self._core.receive(_IDENTITY, message, frames))
+            return to_core
+
+        self._client = EngineClient(connect, heartbeats=False)
+        await self._client.start()

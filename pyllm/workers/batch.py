@@ -1,0 +1,128 @@
+"""One step's plan as arrays. Knows the wire's layout, not what the runner does with it."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllm.errors import ProtocolError
+from pyllm.messages import PLAN_SECTIONS, plan_offsets
+
+IntArray = npt.NDArray[np.int32]
+Array = TypeVar("Array", Tensor, npt.NDArray[Any])
+
+_NUMPY_DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4"), "B": np.dtype("u1")}
+_TORCH_DTYPES = {"i": torch.int32, "f": torch.float32, "B": torch.uint8}
+
+
+@dataclass(frozen=True, slots=True)
+class Sections(Generic[Array]):
+    """The sections of a plan, `PLAN_SECTIONS` by name; int32 but for `uniforms` (float32) and `sampling` (bytes).
+
+    With T tokens, R rows, S sampled positions and I slot initialisations:
+    """
+
+    tokens: Array  # [T], -1: the slot's last sampled token
+    positions: Array  # [T]
+    slot_mapping: Array  # [T]
+    query_starts: Array  # [R + 1]
+    sequence_lengths: Array  # [R]
+    slots: Array  # [R]
+    logits_rows: Array  # [S]
+    sampled_starts: Array  # [R + 1]
+    uniforms: Array  # [S]
+    table_slots: Array
+    table_indices: Array
+    table_blocks: Array
+    block_copies: Array  # [2 * copies]
+    swaps: Array
+    slot_copies: Array  # [2 * copies]
+    slot_inits: Array  # [I]
+    sampling_starts: Array  # [I + 1]
+    sampling: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A plan twice: on the host, where it is looked at, and on the device, where it is computed with.
+
+    The arrays are views of a `PlanBuffer`, so a batch ends when the next one is loaded.
+    """
+
+    host: Sections[npt.NDArray[Any]]
+    device: Sections[Tensor]
+    num_tokens: int
+    num_rows: int
+    max_query_length: int
+    max_sequence_length: int
+
+
+class PlanBuffer:
+    """The aligned memory that plans are copied into; it doubles when one does not fit."""
+
+    def __init__(self, device: torch.device, capacity: int = 1 << 16) -> None:
+        self._device = device
+        self._allocate(capacity)
+
+    def load(self, counts: tuple[int, ...], frame: bytes | memoryview) -> Batch:
+        """Copy a plan in and give its sections.
+
+        Raises:
+            ProtocolError: the frame is not as long as the counts say, or the counts do not go together.
+        """
+        check_counts(counts)
+        offsets = plan_offsets(counts)
+        size = offsets[-1]
+        source = np.frombuffer(frame, np.uint8)
+        if len(source) != size:
+            raise ProtocolError(f"a plan with the counts {counts} has {size} bytes, but {len(source)} came")
+        if size > len(self._memory):
+            self._allocate(max(size, 2 * len(self._memory)))
+        self._memory.numpy()[:size] = source
+        memory = self._memory[:size]
+        host = _sections(memory.numpy(), offsets, counts, _NUMPY_DTYPES)
+        return Batch(
+            host=Sections(**host),
+            device=Sections(**_sections(memory.to(self._device), offsets, counts, _TORCH_DTYPES)),
+            num_tokens=len(host["tokens"]),
+            num_rows=len(host["slots"]),
+            max_query_length=int(np.diff(host["query_starts"]).max(initial=0)),
+            max_sequence_length=int(host["sequence_lengths"].max(initial=0)),
+        )
+
+    def _allocate(self, capacity: int) -> None:
+        self._memory = torch.empty(capacity, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+
+
+def check_counts(counts: tuple[int, ...]) -> None:
+    """Refuse counts that no plan can have.
+
+    Raises:
+        ProtocolError: with the counts.
+    """
+    if len(counts) != len(PLAN_SECTIONS) or min(counts) < 0:
+        raise ProtocolError(f"a plan has {len(PLAN_SECTIONS)} counts of 0 or more, not {counts}")
+    count = dict(zip((name for name, _ in PLAN_SECTIONS), counts, strict=True))
+    consistent = (
+        count["tokens"] == count["positions"] == count["slot_mapping"]
+        and count["query_starts"] == count["sampled_starts"] == count["slots"] + 1
+        and count["sequence_lengths"] == count["slots"]
+        and count["logits_rows"] == count["uniforms"]
+        and count["table_slots"] == count["table_indices"] == count["table_blocks"]
+        and count["block_copies"] % 2 == count["slot_copies"] % 2 == count["swaps"] % 3 == 0
+        and count["sampling_starts"] == count["slot_inits"] + 1
+    )
+    if not consistent:
+        raise ProtocolError(f"the counts of a plan do not go together: {count}")
+
+
+def _sections(memory: Any, offsets: tuple[int, ...], counts: tuple[int, ...], dtypes: dict[str, Any]) -> dict[str, Any]:
+    """Views of a buffer of bytes, which is a numpy array or a tensor."""
+    views = {}
+    for (name, element), offset, count in zip(PLAN_SECTIONS, offsets[:-1], counts, strict=True):
+        size = count * (1 if element == "B" else 4)
+        views[name] = memory[offset : offset + size].view(dtypes[element])
+    return views

@@ -1,0 +1,51 @@
+"""The tensors of a checkpoint as mapped bytes, and which of them were asked for. Knows no type of element."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllm.checkpoint import Checkpoint, TensorEntry
+from pyllm.errors import ConfigError
+
+
+class TensorTable:
+    """Maps the files privately: nothing is read until it is touched, and nothing is ever written back."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._files = [np.asarray(np.memmap(file, np.uint8, "c")) for file in checkpoint.files]
+        self._entries = {entry.name: entry for entry in checkpoint.tensors}
+        self._unread = set(self._entries)
+
+    def find(self, name: str) -> tuple[TensorEntry, npt.NDArray[np.uint8]]:
+        """A tensor's entry, and its bytes.
+
+        Raises:
+            ConfigError: the checkpoint has no such tensor, or the file has shrunk since its header was read.
+        """
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ConfigError(f"the model's files have no tensor {name!r}, which its architecture needs")
+        content = self._files[entry.file][entry.offset : entry.offset + entry.num_bytes]
+        if len(content) != entry.num_bytes:
+            raise ConfigError(f"tensor {name!r} ends behind the end of its file: was the file changed just now?")
+        self._unread.discard(name)
+        return entry, content
+
+    def check_all_read(self) -> None:
+        """Refuse a model of which a part would be left out.
+
+        Raises:
+            ConfigError: naming the tensors that no layer asked for.
+        """
+        if self._unread:
+            names = ", ".join(sorted(self._unread)[:5])
+            raise ConfigError(f"{len(self._unread)} tensors belong to no layer of this architecture: {names}")
+
+
+def check_shape(entry: TensorEntry, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
+    """Refuse a part of a tensor that does not fill the room made for it.
+
+    Raises:
+        ConfigError: with the tensor's name and both shapes.
+    """
+    if expected != found:
+        raise ConfigError(f"tensor {entry.name!r} {entry.shape} gives {found} where the architecture needs {expected}")

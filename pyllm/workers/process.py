@@ -1,0 +1,113 @@
+"""The worker process of one rank: supervised child, mailbox, step after step. Knows no layer and no scheduler.
+
+torch is imported only once the parent can see that this process lives.
+"""
+
+import gc
+import logging
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import msgspec
+import zmq
+
+from pyllm import ipc, log
+from pyllm.child import Child, attach
+from pyllm.config import WorkerConfig
+from pyllm.errors import ProtocolError
+from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput
+
+if TYPE_CHECKING:
+    from pyllm.workers.runner import ModelRunner
+
+Socket = zmq.Socket[bytes]
+
+logger = logging.getLogger(__name__)
+
+
+def main(config: WorkerConfig, connection: Connection) -> None:
+    """Run one rank until SIGTERM or the parent's end; the exit code is 1 where it fails by itself."""
+    title = f"pyllm::worker-{config.core_index}-{config.rank}"
+    child = attach(connection, title)
+    log.configure(title)
+    # Ctrl-C reaches the whole process group of a terminal; when workers end is their core's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        runner = load(config, child.enter)
+        context: zmq.Context[Socket] = zmq.Context()
+        socket = ipc.bind(context, zmq.DEALER, config.address)
+        gc.freeze()
+        child.started()
+        serve(socket, runner, config.rank, lambda stage, step: _report(child, stage, step))
+    except Exception as error:
+        logger.exception("the worker ends while %s", child.stage)
+        child.failed(str(error) or type(error).__name__)
+        raise SystemExit(1) from error
+
+
+def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
+    """A rank with its weights in memory; `enter` is told each stage on the way.
+
+    Raises:
+        ConfigError: the configuration and the model or device do not go together.
+    """
+    enter("importing torch")
+    from pyllm.workers.parallel import RankGroup, set_threads
+    from pyllm.workers.runner import ModelRunner, worker_device
+
+    ranks = config.engine.parallel.tensor_parallel_size
+    set_threads(ranks)
+    enter("joining ranks")
+    group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
+    enter("loading weights")
+    runner = ModelRunner(config, group)
+    runner.load()
+    return runner
+
+
+def serve(socket: Socket, runner: "ModelRunner", rank: int, report: Callable[[str, int], None]) -> None:
+    """Answer steps and controls in the order they come, until the socket's context ends.
+
+    Rank 0 alone answers a step; every rank answers a control. `report` is told the stage and the last completed step.
+    A malformed frame is logged and dropped; an error inside a step is raised, since the ranks may differ after it.
+    """
+    decoder = msgspec.msgpack.Decoder(WorkerInput)
+    encoder = msgspec.msgpack.Encoder()
+    completed = -1
+    while True:
+        try:
+            header, *frames = socket.recv_multipart()
+        except zmq.ContextTerminated:
+            return
+        try:
+            message = decoder.decode(header)
+            match message:
+                case Step(step, _):
+                    report(f"running step {step}", completed)
+                    answer: Sampled | Reply = runner.run(message, frames[0] if frames else b"")
+                    completed = step
+                case Control(method=method):
+                    report(f"answering {method}", completed)
+                    answer = _reply(runner, message)
+        except (msgspec.DecodeError, UnicodeDecodeError, ProtocolError) as error:
+            logger.error("dropped a malformed frame: %s", error)
+            continue
+        finally:
+            report("ready", completed)
+        if rank == 0 or isinstance(answer, Reply):
+            socket.send(encoder.encode(answer))
+
+
+def _report(child: Child, stage: str, step: int) -> None:
+    child.stage, child.step = stage, step
+
+
+def _reply(runner: "ModelRunner", control: Control) -> Reply:
+    try:
+        return Reply(control.id, True, runner.call(control.method, control.args))
+    except Exception as error:
+        logger.exception("the call %s%r failed", control.method, control.args)
+        return Reply(control.id, False, f"{type(error).__name__}: {error}")

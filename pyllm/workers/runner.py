@@ -1,0 +1,234 @@
+"""One rank's share of the model, run step by step: load, size the KV cache, execute plans, answer calls.
+
+Knows no process and no socket (`process.py`), and of scheduling only what a plan says.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pyllm_kernels import AttentionMetadata, BackendError, select
+from torch import Tensor
+
+from pyllm.config import WorkerConfig
+from pyllm.errors import ConfigError, ProtocolError
+from pyllm.messages import Sampled, Step
+from pyllm.workers.batch import Batch, IntArray, PlanBuffer
+from pyllm.workers.context import ForwardContext
+from pyllm.workers.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.layers.rope import rope_table
+from pyllm.workers.loaders import TensorTable, weight_reader
+from pyllm.workers.models.registry import build_model
+from pyllm.workers.parallel import RankGroup
+from pyllm.workers.placement import Placement
+from pyllm.workers.sampler import SamplingRows, sample
+from pyllm.workers.slots import Slots
+
+DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class ModelRunner:
+    """Call `load`, then `call("allocate", (num_blocks,))`, then `run` for each step."""
+
+    def __init__(self, config: WorkerConfig, group: RankGroup) -> None:
+        engine = config.engine
+        self._engine = engine
+        self._checkpoint = config.checkpoint
+        self._architecture = config.checkpoint.architecture
+        device = worker_device(config)
+        self._placement = Placement(group, _DTYPES[engine.model.dtype], device)
+        try:
+            self._kernels = select(engine.device.kernel_backend, device)
+        except BackendError as error:
+            raise ConfigError(f"kernel_backend {engine.device.kernel_backend}: {error}") from error
+        assert engine.model.max_model_len is not None, "the configuration was not resolved"
+        self._max_model_len = engine.model.max_model_len
+        block_size = engine.cache.block_size
+        self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size)
+        self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
+        self._plans = PlanBuffer(device)
+        self._kv_cache: KVCache | None = None
+        self._methods: dict[str, Callable[..., Any]] = {
+            "num_blocks": self.num_blocks,
+            "allocate": self.allocate,
+            "statistics": self.statistics,
+            "instruction_set": self.instruction_set,
+        }
+
+    @torch.inference_mode()
+    def load(self) -> None:
+        """Read this rank's share of the weights.
+
+        Raises:
+            ConfigError: the files do not hold what the architecture needs.
+        """
+        table = TensorTable(self._checkpoint)
+        self.model = build_model(self._architecture, self._placement)
+        self.model.load(weight_reader(self._checkpoint, table))
+        table.check_all_read()
+        self._cos_sin = rope_table(
+            self._architecture.head_dim, self._architecture.rope_theta, self._max_model_len, self._placement.device
+        )
+
+    def run(self, step: Step, frame: bytes | memoryview) -> Sampled:
+        """Execute the plan in `frame`; every rank gives the same answer, of which the core wants rank 0's.
+
+        Raises:
+            ProtocolError: the plan is malformed, or asks for what this worker cannot do.
+        """
+        batch = self._plans.load(step.counts, frame)
+        tokens = self.execute(batch)
+        return Sampled(step.step, batch.host.sampled_starts.tobytes(), tokens.tobytes())
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> IntArray:
+        """One step; gives the sampled tokens, int32 [sampled positions].
+
+        The order is part of the plan's meaning: slot copies, slot initialisations, block-table changes, block copies,
+        then the forward pass.
+        """
+        if self._kv_cache is None:
+            raise ProtocolError("a step came before the KV cache was allocated")
+        if len(batch.host.swaps):
+            raise ProtocolError("the plan swaps blocks to the host, which this worker cannot do")
+        self._slots.apply(batch)
+        if len(batch.host.block_copies):
+            copies = batch.device.block_copies.view(-1, 2)
+            for keys, values in self._kv_cache.layers:
+                self._kernels.copy_blocks(keys, values, copies)
+        if not batch.num_tokens:
+            return np.empty(0, np.int32)
+        hidden = self.model(self._slots.known_tokens(batch), self._context(batch, self._kv_cache))
+        if not len(batch.host.logits_rows):
+            return np.empty(0, np.int32)
+        logits = self.model.logits(hidden[batch.device.logits_rows])
+        if logits is None:
+            sampled = torch.empty(len(batch.host.logits_rows), dtype=torch.int32, device=self._placement.device)
+        else:
+            sampled = sample(logits, self._slots.sampling_rows(batch), batch.device.uniforms)
+        self._placement.group.broadcast(sampled)
+        self._slots.remember(batch, sampled)
+        return sampled.cpu().numpy()
+
+    def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
+        """Answer a `Control` by one of the methods below: num_blocks, allocate, statistics, instruction_set.
+
+        Raises:
+            ProtocolError: there is no such method.
+        """
+        if method not in self._methods:
+            raise ProtocolError(f"a worker has no method {method!r}, only {', '.join(sorted(self._methods))}")
+        return self._methods[method](*args)
+
+    @torch.inference_mode()
+    def num_blocks(self) -> int:
+        """How many KV blocks this rank has room for: as configured, else in what a GPU has left beside a full step."""
+        room = self._engine.cache.kv_cache_memory_bytes
+        if room is None:
+            room = self._free_device_bytes() if self._placement.device.type == "cuda" else DEFAULT_CPU_KV_CACHE_BYTES
+        return max(0, room) // self._cache_shape.block_bytes(self._placement.dtype)
+
+    @torch.inference_mode()
+    def allocate(self, num_blocks: int) -> None:
+        """Make the KV cache, the same number of blocks on every rank."""
+        if self._kv_cache is not None:
+            raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
+        self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement)
+
+    def statistics(self) -> dict[str, int]:
+        """Bytes that this rank holds: of its linear layers, of its embedding's rows, and of the KV cache."""
+        num_blocks = 0 if self._kv_cache is None else self._kv_cache.num_blocks
+        return {
+            "linear_bytes": sum(linear.weight.nbytes for linear in self.model.linears()),
+            "embedding_bytes": self.model.embedding.weight.nbytes,
+            "kv_cache_bytes": num_blocks * self._cache_shape.block_bytes(self._placement.dtype),
+        }
+
+    def instruction_set(self) -> str:
+        """What the numbers depend on besides weights and dtype: the kind of arithmetic this machine does."""
+        if self._placement.device.type == "cuda":
+            return torch.cuda.get_device_name(self._placement.device)
+        return torch.backends.cpu.get_cpu_capability()
+
+    @torch.inference_mode()
+    def run_largest_step(self) -> None:
+        """Compute the step that needs the most memory: every token of the budget, and a sample for every slot.
+
+        It reads one block of a cache of its own over and over and writes nothing.
+        """
+        device = self._placement.device
+        limits = self._engine.scheduler
+        num_tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * self._max_model_len)
+        starts = [*range(0, num_tokens, self._max_model_len), num_tokens]
+        lengths = np.diff(starts)
+
+        def ints(values: npt.ArrayLike) -> Tensor:
+            return torch.from_numpy(np.asarray(values, np.int32)).to(device)
+
+        attention = AttentionMetadata(
+            block_tables=torch.zeros_like(self._slots.block_tables),
+            slots=ints(np.arange(len(lengths))),
+            query_starts=ints(starts),
+            sequence_lengths=ints(lengths),
+            max_query_length=int(lengths.max()),
+            max_sequence_length=int(lengths.max()),
+            num_tokens=num_tokens,
+        )
+        context = ForwardContext(
+            kernels=self._kernels,
+            kv_cache=KVCache(self._cache_shape, 1, self._placement),
+            attention=attention,
+            positions=ints(np.concatenate([np.arange(length) for length in lengths])),
+            slot_mapping=ints(np.full(num_tokens, -1)),
+            cos_sin=self._cos_sin,
+        )
+        hidden = self.model(ints(np.zeros(num_tokens)), context)
+        logits = self.model.logits(hidden[: limits.max_num_seqs])
+        if logits is not None:
+            rows = len(logits)
+            some_filter = SamplingRows(
+                torch.ones(rows), torch.zeros(rows, dtype=torch.int64), torch.full((rows,), 0.9), torch.zeros(rows)
+            )
+            sample(logits, some_filter, torch.full((rows,), 0.5, device=device))
+
+    def _free_device_bytes(self) -> int:
+        """The share of a GPU that `gpu_memory_utilization` gives us, less all that is in use and a full step's peak."""
+        device = self._placement.device
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        self.run_largest_step()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
+
+    def _context(self, batch: Batch, kv_cache: KVCache) -> ForwardContext:
+        device = batch.device
+        attention = AttentionMetadata(
+            block_tables=self._slots.block_tables,
+            slots=device.slots,
+            query_starts=device.query_starts,
+            sequence_lengths=device.sequence_lengths,
+            max_query_length=batch.max_query_length,
+            max_sequence_length=batch.max_sequence_length,
+            num_tokens=batch.num_tokens,
+        )
+        return ForwardContext(
+            kernels=self._kernels,
+            kv_cache=kv_cache,
+            attention=attention,
+            positions=device.positions,
+            slot_mapping=device.slot_mapping,
+            cos_sin=self._cos_sin,
+        )
+
+
+def worker_device(config: WorkerConfig) -> torch.device:
+    """The device of a rank: GPU number `rank`, or the CPU."""
+    kind = config.engine.device.device
+    return torch.device("cuda", config.rank) if kind == "cuda" else torch.device(kind)

@@ -1,0 +1,89 @@
+//! Bytes across the border: plans out through the buffer protocol, token ids in, columns out. Knows no scheduling.
+
+use std::os::raw::c_int;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::SchedulerError;
+
+#[pyclass(frozen, module = "pyllm._rust")]
+pub(crate) struct Plan(pub(crate) pyllm_scheduler::Plan);
+
+#[pymethods]
+impl Plan {
+    #[getter]
+    fn step(&self) -> u64 {
+        self.0.step.0
+    }
+
+    #[getter]
+    fn counts(&self) -> Vec<u32> {
+        self.0.counts.to_vec()
+    }
+
+    #[getter]
+    fn num_tokens(&self) -> u32 {
+        self.0.num_tokens()
+    }
+
+    #[getter]
+    fn num_rows(&self) -> u32 {
+        self.0.num_rows()
+    }
+
+    /// # Safety
+    ///
+    /// `view` is null or a buffer that may be filled, as Python guarantees.
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        if view.is_null() {
+            return Err(PyBufferError::new_err("the view is null"));
+        }
+        let buffer = &slf.get().0.buffer;
+        let data = buffer.as_ptr().cast_mut().cast();
+        // SAFETY: the view keeps the plan alive, and a frozen plan's buffer neither moves nor changes. It is exported
+        // read-only, so nothing writes through the pointer.
+        let status = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data, buffer.len() as isize, 1, flags) };
+        if status == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+/// Token ids from packed little-endian int32.
+pub(crate) fn ids_from_bytes(name: &str, packed: &[u8]) -> PyResult<Vec<i32>> {
+    if packed.len() % 4 != 0 {
+        let length = packed.len();
+        return Err(SchedulerError::new_err(format!("{name} has {length} bytes; int32 take a multiple of 4")));
+    }
+    Ok(packed.chunks_exact(4).map(|id| i32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect())
+}
+
+/// The same from any buffer, of bytes or of int32.
+pub(crate) fn ids_from_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
+    let py = object.py();
+    let buffer = PyUntypedBuffer::get(object)?;
+    if let Ok(ids) = buffer.as_typed::<i32>() {
+        return ids.to_vec(py);
+    }
+    if let Ok(packed) = buffer.as_typed::<u8>() {
+        return ids_from_bytes(name, &packed.to_vec(py)?);
+    }
+    let format = buffer.format().to_string_lossy();
+    Err(SchedulerError::new_err(format!("{name} has elements of format {format}; give int32 or bytes")))
+}
+
+/// A column as Python bytes.
+pub(crate) fn bytes<'py, T: Copy, const SIZE: usize>(
+    py: Python<'py>,
+    column: &[T],
+    to_le_bytes: impl Fn(T) -> [u8; SIZE],
+) -> PyResult<Bound<'py, PyBytes>> {
+    PyBytes::new_with(py, column.len() * SIZE, |packed| {
+        for (place, &value) in packed.chunks_exact_mut(SIZE).zip(column) {
+            place.copy_from_slice(&to_le_bytes(value));
+        }
+        Ok(())
+    })
+}

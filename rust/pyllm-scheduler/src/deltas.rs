@@ -1,0 +1,246 @@
+//! What is new for each client, as columns that wait here until the client takes them: the rows of a slow client merge
+//! instead of queueing. Knows clients by id and nothing of why a sample got a token.
+
+use std::collections::HashMap;
+
+use crate::arena::{Arena, Key};
+use crate::ids::{ClientId, RequestId};
+use crate::request::Finish;
+
+/// One row per sample that has news. Row i's tokens are `tokens[token_starts[i]..token_starts[i + 1]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeltaColumns {
+    /// Request ids.
+    pub requests: Vec<u64>,
+    /// Sample indices.
+    pub samples: Vec<i32>,
+    /// Position of the row's first new token in its sample's output.
+    pub offsets: Vec<i32>,
+    /// One entry more than there are rows.
+    pub token_starts: Vec<i32>,
+    /// The new tokens.
+    pub tokens: Vec<i32>,
+    /// `Finish` codes.
+    pub finishes: Vec<u8>,
+    /// Prompt tokens found in the prefix cache when the sample was first admitted.
+    pub cached_tokens: Vec<i32>,
+}
+
+/// One sample's news.
+pub(crate) struct Delta<'a> {
+    pub(crate) request: RequestId,
+    pub(crate) sample: u32,
+    pub(crate) offset: u32,
+    pub(crate) tokens: &'a [i32],
+    pub(crate) finish: Finish,
+    pub(crate) cached_tokens: u32,
+}
+
+pub(crate) struct Client {
+    id: ClientId,
+    num_requests: usize,
+    columns: DeltaColumns,
+    rounds: u32, // of `Outbox::begin_round` since the columns were taken
+    round: u64,
+}
+
+pub(crate) struct Outbox {
+    clients: Arena<Client>,
+    keys: HashMap<ClientId, Key<Client>>,
+    pending: Vec<ClientId>, // whose columns are not empty, longest waiting first
+    taken: DeltaColumns,
+    round: u64,
+}
+
+impl Outbox {
+    pub(crate) fn new() -> Self {
+        let taken = DeltaColumns::new();
+        Self { clients: Arena::new(), keys: HashMap::new(), pending: Vec::new(), taken, round: 0 }
+    }
+
+    /// The client's key, for one more request of it.
+    pub(crate) fn open(&mut self, id: ClientId) -> Key<Client> {
+        let clients = &mut self.clients;
+        let new = || Client { id, num_requests: 0, columns: DeltaColumns::new(), rounds: 0, round: 0 };
+        let key = *self.keys.entry(id).or_insert_with(|| clients.insert(new()));
+        self.clients[key].num_requests += 1;
+        key
+    }
+
+    /// One request fewer. The client is forgotten when it has neither requests nor news.
+    pub(crate) fn close(&mut self, key: Key<Client>) {
+        self.clients[key].num_requests -= 1;
+        self.forget_idle(key);
+    }
+
+    /// Forgets a client and its news. Its requests are gone before.
+    pub(crate) fn remove(&mut self, id: ClientId) {
+        if let Some(key) = self.keys.remove(&id) {
+            self.clients.remove(key);
+            self.pending.retain(|&pending| pending != id);
+        }
+    }
+
+    /// Within a round every sample has at most one row.
+    pub(crate) fn begin_round(&mut self) {
+        self.round += 1;
+    }
+
+    pub(crate) fn push(&mut self, key: Key<Client>, delta: &Delta<'_>) {
+        let client = &mut self.clients[key];
+        if client.columns.is_empty() {
+            self.pending.push(client.id);
+        }
+        if client.round != self.round {
+            client.round = self.round;
+            client.rounds += 1;
+        }
+        client.columns.push(delta);
+    }
+
+    pub(crate) fn pending(&self) -> &[ClientId] {
+        &self.pending
+    }
+
+    /// A client's news since it last took them, one row a sample.
+    pub(crate) fn take(&mut self, id: ClientId) -> Option<&DeltaColumns> {
+        let key = *self.keys.get(&id)?;
+        let client = &mut self.clients[key];
+        if client.columns.is_empty() {
+            return None;
+        }
+        self.taken.clear();
+        std::mem::swap(&mut self.taken, &mut client.columns);
+        if std::mem::take(&mut client.rounds) > 1 {
+            self.taken = self.taken.merged();
+        }
+        self.pending.retain(|&pending| pending != id);
+        self.forget_idle(key);
+        Some(&self.taken)
+    }
+
+    fn forget_idle(&mut self, key: Key<Client>) {
+        let client = &self.clients[key];
+        if client.num_requests == 0 && client.columns.is_empty() {
+            self.keys.remove(&client.id);
+            self.clients.remove(key);
+        }
+    }
+}
+
+impl DeltaColumns {
+    fn new() -> Self {
+        Self {
+            requests: Vec::new(),
+            samples: Vec::new(),
+            offsets: Vec::new(),
+            token_starts: vec![0],
+            tokens: Vec::new(),
+            finishes: Vec::new(),
+            cached_tokens: Vec::new(),
+        }
+    }
+
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Whether there are no rows.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    /// The new tokens of a row.
+    pub fn row_tokens(&self, row: usize) -> &[i32] {
+        &self.tokens[self.token_starts[row] as usize..self.token_starts[row + 1] as usize]
+    }
+
+    fn push(&mut self, delta: &Delta<'_>) {
+        self.requests.push(delta.request.0);
+        self.samples.push(delta.sample as i32);
+        self.offsets.push(delta.offset as i32);
+        self.tokens.extend_from_slice(delta.tokens);
+        self.token_starts.push(self.tokens.len() as i32);
+        self.finishes.push(delta.finish as u8);
+        self.cached_tokens.push(delta.cached_tokens as i32);
+    }
+
+    fn clear(&mut self) {
+        self.requests.clear();
+        self.samples.clear();
+        self.offsets.clear();
+        self.token_starts.truncate(1);
+        self.tokens.clear();
+        self.finishes.clear();
+        self.cached_tokens.clear();
+    }
+
+    /// The same news with one row a sample: a sample's later tokens and finish join its first row.
+    fn merged(&self) -> Self {
+        let mut order: Vec<usize> = (0..self.len()).collect();
+        order.sort_by_key(|&row| (self.requests[row], self.samples[row])); // stable: a sample's rows stay in order
+        let mut merged = Self::new();
+        for row in order {
+            let sample = (self.requests[row], self.samples[row]);
+            let last = merged.requests.last().copied().zip(merged.samples.last().copied());
+            if last == Some(sample) {
+                let end = merged.len();
+                merged.tokens.extend_from_slice(self.row_tokens(row));
+                merged.token_starts[end] = merged.tokens.len() as i32;
+                merged.finishes[end - 1] = self.finishes[row];
+                merged.cached_tokens[end - 1] = self.cached_tokens[row];
+            } else {
+                merged.requests.push(sample.0);
+                merged.samples.push(sample.1);
+                merged.offsets.push(self.offsets[row]);
+                merged.tokens.extend_from_slice(self.row_tokens(row));
+                merged.token_starts.push(merged.tokens.len() as i32);
+                merged.finishes.push(self.finishes[row]);
+                merged.cached_tokens.push(self.cached_tokens[row]);
+            }
+        }
+        merged
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn delta(request: u64, offset: u32, tokens: &[i32], finish: Finish) -> Delta<'_> {
+        Delta { request: RequestId(request), sample: 0, offset, tokens, finish, cached_tokens: 0 }
+    }
+
+    #[test]
+    fn the_rows_of_a_slow_client_merge() {
+        let mut outbox = Outbox::new();
+        let key = outbox.open(ClientId(3));
+        for (offset, token) in [10, 11, 12].into_iter().enumerate() {
+            outbox.begin_round();
+            for request in [8, 7] {
+                let finish = if token == 12 && request == 8 { Finish::Stop } else { Finish::None };
+                outbox.push(key, &delta(request, offset as u32, &[token], finish));
+            }
+        }
+        assert_eq!(outbox.pending(), [ClientId(3)]);
+        let columns = outbox.take(ClientId(3)).unwrap();
+        assert_eq!(columns.requests, [7, 8]);
+        assert_eq!(columns.offsets, [0, 0]);
+        assert_eq!(columns.token_starts, [0, 3, 6]);
+        assert_eq!(columns.tokens, [10, 11, 12, 10, 11, 12]);
+        assert_eq!(columns.finishes, [0, 1]);
+        assert!(outbox.take(ClientId(3)).is_none() && outbox.pending().is_empty());
+    }
+
+    #[test]
+    fn a_client_is_forgotten_with_its_last_request_and_news() {
+        let mut outbox = Outbox::new();
+        let key = outbox.open(ClientId(1));
+        outbox.push(key, &delta(1, 0, &[5], Finish::Length));
+        outbox.close(key);
+        assert_eq!(outbox.clients.len(), 1);
+        assert!(outbox.take(ClientId(1)).is_some());
+        assert_eq!((outbox.clients.len(), outbox.keys.len()), (0, 0));
+    }
+}

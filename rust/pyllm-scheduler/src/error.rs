@@ -1,0 +1,136 @@
+//! Everything that a call can be refused for. A refused call has changed nothing.
+
+use std::fmt;
+
+use crate::ids::{ClientId, RequestId, StepId};
+
+/// `std::result::Result` with this crate's error.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call was refused. `Display` gives the numbers and what to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Error {
+    /// A limit in `Config` is out of its range.
+    Config(String),
+    /// A field of a new request is not valid, whatever the state of the scheduler.
+    Request(String),
+    /// The client has a live request of this id.
+    DuplicateRequest {
+        /// The client.
+        client: ClientId,
+        /// The id it used twice.
+        request: RequestId,
+    },
+    /// The prompt leaves no room for one output token.
+    PromptTooLong {
+        /// Tokens in the prompt.
+        num_tokens: usize,
+        /// The limit for prompt and output together.
+        max_model_len: u32,
+    },
+    /// The request needs more blocks than there are, even alone.
+    NeverFits {
+        /// Tokens in the prompt.
+        num_prompt_tokens: u32,
+        /// Output tokens asked for.
+        max_tokens: u32,
+        /// Tokens whose keys and values must be held at once.
+        num_tokens: u32,
+        /// Blocks for them.
+        needed: u32,
+        /// Blocks in the KV cache.
+        num_blocks: u32,
+        /// Tokens a block holds.
+        block_size: u32,
+    },
+    /// No live request has this id.
+    UnknownRequest {
+        /// The client.
+        client: ClientId,
+        /// The id.
+        request: RequestId,
+    },
+    /// The request is held already, for this reason.
+    AlreadyHeld {
+        /// The request.
+        request: RequestId,
+        /// Why it is held.
+        reason: String,
+    },
+    /// The request is not held.
+    NotHeld {
+        /// The request.
+        request: RequestId,
+    },
+    /// Time does not go back, and is a number.
+    Time {
+        /// What was given.
+        now: f64,
+        /// The time of the call before.
+        previous: f64,
+    },
+    /// The step was never planned, was committed already, or was lost with the device.
+    UnknownStep {
+        /// The step.
+        step: StepId,
+    },
+    /// An older step is still in flight.
+    OutOfOrder {
+        /// The step that was given.
+        step: StepId,
+        /// The step that is due.
+        oldest: StepId,
+    },
+    /// The sampled tokens do not have the shape that the plan asked for.
+    Sampled {
+        /// The step.
+        step: StepId,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Config(problem) | Self::Request(problem) => formatter.write_str(problem),
+            Self::DuplicateRequest { client, request } => write!(
+                formatter,
+                "request {request} of client {client} exists already; give every request an id of its own"
+            ),
+            Self::PromptTooLong { num_tokens, max_model_len } => write!(
+                formatter,
+                "the prompt has {num_tokens} tokens, and with max_model_len {max_model_len} at most {} leave room for \
+                 an output token; shorten the prompt",
+                max_model_len - 1
+            ),
+            Self::NeverFits { num_prompt_tokens, max_tokens, num_tokens, needed, num_blocks, block_size } => write!(
+                formatter,
+                "a prompt of {num_prompt_tokens} tokens with max_tokens {max_tokens} holds {num_tokens} tokens in \
+                 {needed} blocks of {block_size}, and the KV cache has {num_blocks} blocks ({} tokens); shorten the \
+                 prompt, lower max_tokens, or enlarge the KV cache",
+                num_blocks * block_size
+            ),
+            Self::UnknownRequest { client, request } => {
+                write!(formatter, "client {client} has no live request {request}; it has finished or was never added")
+            }
+            Self::AlreadyHeld { request, reason } => {
+                write!(formatter, "request {request} is held already ({reason}); release it first")
+            }
+            Self::NotHeld { request } => write!(formatter, "request {request} is not held; hold it first"),
+            Self::Time { now, previous } => {
+                write!(formatter, "now is {now} after {previous}; give seconds of a clock that never goes back")
+            }
+            Self::UnknownStep { step } => write!(
+                formatter,
+                "step {step} is not in flight: never planned, committed already, or lost with the device; drop its result"
+            ),
+            Self::OutOfOrder { step, oldest } => {
+                write!(formatter, "step {step} was committed before step {oldest}; commit steps in the order planned")
+            }
+            Self::Sampled { step, problem } => write!(formatter, "the result of step {step} does not fit: {problem}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,38 @@
+//! The names of things: one newtype per kind of id, so that a slot is never taken for a block.
+
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(formatter)
+            }
+        }
+    };
+}
+
+id! {
+    /// A client of the core, as the caller numbers them.
+    ClientId(u32)
+}
+id! {
+    /// A request of one client, chosen by that client and never used again.
+    RequestId(u64)
+}
+id! {
+    /// A planned step, counted from 0. Ids grow by one and are not reused, whatever happens to the device.
+    StepId(u64)
+}
+id! {
+    /// A block of the KV cache, from 0 to `num_blocks` - 1.
+    BlockId(u32)
+}
+id! {
+    /// A worker's place for one running sequence, from 0 to `max_num_seqs` - 1.
+    Slot(u32)
+}

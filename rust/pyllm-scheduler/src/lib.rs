@@ -1,0 +1,63 @@
+//! The scheduler of pyllm: which tokens every step computes, in which blocks of the KV cache, for whom.
+//!
+//! ```
+//! use pyllm_scheduler::{ClientId, Config, Request, RequestId, Scheduler};
+//!
+//! let mut scheduler = Scheduler::new(Config {
+//!     block_size: 16,
+//!     num_blocks: 64,
+//!     max_num_seqs: 8,
+//!     max_num_batched_tokens: 256,
+//!     max_model_len: 512,
+//!     enable_prefix_caching: true,
+//! })?;
+//! let (client, id) = (ClientId(0), RequestId(1));
+//! scheduler.add(Request { client, id, prompt: vec![1, 2, 3], n: 1, max_tokens: 1, ..Request::default() })?;
+//!
+//! let plan = scheduler.schedule(0.0)?.expect("a request waits");
+//! assert_eq!((plan.num_tokens(), plan.num_rows()), (3, 1));
+//! scheduler.commit(plan.step, &[0, 1], &[42])?; // the worker computed the plan and sampled token 42
+//!
+//! let deltas = scheduler.take_deltas(client).expect("there is news");
+//! assert_eq!((&deltas.requests[..], &deltas.tokens[..]), (&[1][..], &[42][..]));
+//! # Ok::<(), pyllm_scheduler::Error>(())
+//! ```
+//!
+//! It has no clock, no randomness and no I/O: `schedule` and `commit` are functions of the inputs so far, so a recording
+//! of the inputs replays to the same decisions. Its rules:
+//!
+//! - A **sequence** is one sample of a request. It waits, runs in a slot, or is held. There are no phases: each step a
+//!   sequence's computed tokens catch up with its known ones, under one budget of tokens for all.
+//! - What runs goes first, in order of admission; the queue follows, in order of arrival, unless blocks ran out. Then the
+//!   sequence admitted last gives up its blocks and is computed anew later.
+//! - The samples of a fresh request share one prefill. When it is committed they fork: a fork shares all blocks, and
+//!   whoever writes to a shared block first takes a copy.
+//! - Several steps may be in flight. A sequence whose last token is on its way is planned with token -1; what turns out
+//!   to be needless is dropped at commit.
+//! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence.
+//! - A refused call has changed nothing, and no call panics.
+
+mod ids;
+mod config;
+mod error;
+mod request;
+mod scheduler;
+mod plan;
+mod deltas;
+
+mod arena;
+mod sequence;
+mod kv_cache;
+mod block_pool;
+mod prefix;
+mod hash;
+mod philox;
+
+pub use config::Config;
+pub use deltas::DeltaColumns;
+pub use error::{Error, Result};
+pub use ids::{BlockId, ClientId, RequestId, Slot, StepId};
+pub use philox::uniform;
+pub use plan::{ALIGNMENT, Plan, SECTIONS};
+pub use request::{Finish, Output, Request};
+pub use scheduler::{Scheduler, Stats};

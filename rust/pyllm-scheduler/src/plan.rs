@@ -1,0 +1,247 @@
+//! The plan of one step: flat arrays in one buffer, laid out as the kernels want them. Its size grows with rows and new
+//! tokens, never with context. Knows nothing of why a row is there.
+//!
+//! A worker applies a plan in this order: slot copies, slot initialisations, table changes, block copies, the forward
+//! pass. No block is written by one block copy and read by another, so the copies may run at once. Slot copies may run at
+//! once if every source is read before any destination is written.
+
+use crate::ids::{BlockId, Slot, StepId};
+
+/// Every section starts at a multiple of this many bytes.
+pub const ALIGNMENT: usize = 64;
+
+/// Name and element of each section, in order: i is int32, f is float32 (little endian both), B is a byte.
+///
+/// With T tokens, R rows, S sampled positions, K table changes and I slot initialisations:
+pub const SECTIONS: [(&str, char); 18] = [
+    ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
+    ("positions", 'i'),        // [T]
+    ("slot_mapping", 'i'),     // [T] block * block_size + offset
+    ("query_starts", 'i'),     // [R + 1]
+    ("sequence_lengths", 'i'), // [R] context, this step's tokens included
+    ("slots", 'i'),            // [R]
+    ("logits_rows", 'i'),      // [S] index into tokens; a forking row names one n times
+    ("sampled_starts", 'i'),   // [R + 1]
+    ("uniforms", 'f'),         // [S]
+    ("table_slots", 'i'),      // [K] block_tables[slot][index] = block
+    ("table_indices", 'i'),    // [K]
+    ("table_blocks", 'i'),     // [K]
+    ("block_copies", 'i'),     // [2 * copies] source, destination
+    ("swaps", 'i'),            // [0]
+    ("slot_copies", 'i'),      // [2 * copies] source, destination
+    ("slot_inits", 'i'),       // [I] slots
+    ("sampling_starts", 'i'),  // [I + 1]
+    ("sampling", 'B'),         // the requests' `sampling` bytes, end to end
+];
+
+/// What one step computes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The step, to be named at commit.
+    pub step: StepId,
+    /// Elements in each of `SECTIONS`.
+    pub counts: [u32; SECTIONS.len()],
+    /// The sections.
+    pub buffer: Vec<u8>,
+}
+
+impl Plan {
+    /// Tokens that the step computes.
+    pub fn num_tokens(&self) -> u32 {
+        self.counts[0]
+    }
+
+    /// Sequences that take part.
+    pub fn num_rows(&self) -> u32 {
+        self.counts[5]
+    }
+}
+
+/// The sections of the plan being made. Its memory serves one plan after another.
+#[derive(Default)]
+pub(crate) struct Draft {
+    pub(crate) tokens: Vec<i32>,
+    pub(crate) positions: Vec<i32>,
+    pub(crate) slot_mapping: Vec<i32>,
+    query_starts: Vec<i32>,
+    sequence_lengths: Vec<i32>,
+    slots: Vec<i32>,
+    logits_rows: Vec<i32>,
+    sampled_starts: Vec<i32>,
+    uniforms: Vec<f32>,
+    table_slots: Vec<i32>,
+    table_indices: Vec<i32>,
+    table_blocks: Vec<i32>,
+    block_copies: Vec<i32>,
+    slot_copies: Vec<i32>,
+    slot_inits: Vec<i32>,
+    sampling_starts: Vec<i32>,
+    sampling: Vec<u8>,
+}
+
+impl Draft {
+    pub(crate) fn clear(&mut self) {
+        for section in [
+            &mut self.tokens,
+            &mut self.positions,
+            &mut self.slot_mapping,
+            &mut self.query_starts,
+            &mut self.sequence_lengths,
+            &mut self.slots,
+            &mut self.logits_rows,
+            &mut self.sampled_starts,
+            &mut self.table_slots,
+            &mut self.table_indices,
+            &mut self.table_blocks,
+            &mut self.block_copies,
+            &mut self.slot_copies,
+            &mut self.slot_inits,
+            &mut self.sampling_starts,
+        ] {
+            section.clear();
+        }
+        self.uniforms.clear();
+        self.sampling.clear();
+        for starts in [&mut self.query_starts, &mut self.sampled_starts, &mut self.sampling_starts] {
+            starts.push(0);
+        }
+    }
+
+    pub(crate) fn initialise_slot(&mut self, slot: Slot, sampling: &[u8]) {
+        self.slot_inits.push(slot.0 as i32);
+        self.sampling.extend_from_slice(sampling);
+        self.sampling_starts.push(self.sampling.len() as i32);
+    }
+
+    pub(crate) fn change_table(&mut self, slot: Slot, index: usize, block: BlockId) {
+        self.table_slots.push(slot.0 as i32);
+        self.table_indices.push(index as i32);
+        self.table_blocks.push(block.0 as i32);
+    }
+
+    pub(crate) fn copy_block(&mut self, source: BlockId, destination: BlockId) {
+        self.block_copies.extend([source.0 as i32, destination.0 as i32]);
+    }
+
+    pub(crate) fn copy_slot(&mut self, source: Slot, destination: Slot) {
+        self.slot_copies.extend([source.0 as i32, destination.0 as i32]);
+    }
+
+    /// One more position to sample, with the row's last token so far.
+    pub(crate) fn sample(&mut self, uniform: f32) {
+        self.logits_rows.push(self.tokens.len() as i32 - 1);
+        self.uniforms.push(uniform);
+    }
+
+    /// Ends the row that owns the tokens and samples since the row before.
+    pub(crate) fn end_row(&mut self, slot: Slot, sequence_length: u32) {
+        self.slots.push(slot.0 as i32);
+        self.sequence_lengths.push(sequence_length as i32);
+        self.query_starts.push(self.tokens.len() as i32);
+        self.sampled_starts.push(self.uniforms.len() as i32);
+    }
+
+    pub(crate) fn finish(&self, step: StepId) -> Plan {
+        let sections = [
+            Section::Ints(&self.tokens),
+            Section::Ints(&self.positions),
+            Section::Ints(&self.slot_mapping),
+            Section::Ints(&self.query_starts),
+            Section::Ints(&self.sequence_lengths),
+            Section::Ints(&self.slots),
+            Section::Ints(&self.logits_rows),
+            Section::Ints(&self.sampled_starts),
+            Section::Floats(&self.uniforms),
+            Section::Ints(&self.table_slots),
+            Section::Ints(&self.table_indices),
+            Section::Ints(&self.table_blocks),
+            Section::Ints(&self.block_copies),
+            Section::Ints(&[]),
+            Section::Ints(&self.slot_copies),
+            Section::Ints(&self.slot_inits),
+            Section::Ints(&self.sampling_starts),
+            Section::Bytes(&self.sampling),
+        ];
+        let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
+        let mut buffer = Vec::with_capacity(size);
+        for section in &sections {
+            buffer.resize(aligned(buffer.len()), 0);
+            section.write(&mut buffer);
+        }
+        Plan { step, counts: sections.map(|section| section.len() as u32), buffer }
+    }
+}
+
+enum Section<'a> {
+    Ints(&'a [i32]),
+    Floats(&'a [f32]),
+    Bytes(&'a [u8]),
+}
+
+impl Section<'_> {
+    fn len(&self) -> usize {
+        match self {
+            Self::Ints(values) => values.len(),
+            Self::Floats(values) => values.len(),
+            Self::Bytes(values) => values.len(),
+        }
+    }
+
+    fn num_bytes(&self) -> usize {
+        match self {
+            Self::Ints(_) | Self::Floats(_) => self.len() * 4,
+            Self::Bytes(_) => self.len(),
+        }
+    }
+
+    fn write(&self, buffer: &mut Vec<u8>) {
+        match self {
+            Self::Ints(values) => buffer.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            Self::Floats(values) => buffer.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            Self::Bytes(values) => buffer.extend_from_slice(values),
+        }
+    }
+}
+
+fn aligned(offset: usize) -> usize {
+    offset.next_multiple_of(ALIGNMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_follow_one_another_at_multiples_of_64_bytes() {
+        let mut draft = Draft::default();
+        draft.clear();
+        draft.tokens.extend(0..17);
+        draft.sample(0.5);
+        draft.end_row(Slot(2), 40);
+        draft.initialise_slot(Slot(2), b"abc");
+        let plan = draft.finish(StepId(9));
+        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3]);
+        assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
+        // 17 int32 end in the second line; every other section that is not empty takes one line.
+        assert_eq!(plan.buffer[64..68], 16_i32.to_le_bytes());
+        assert_eq!(plan.buffer[128..136], [0, 0, 0, 0, 17, 0, 0, 0]);
+        assert_eq!(plan.buffer.len(), 2 * 64 + 8 * 64 + 3);
+        assert!(plan.buffer.ends_with(b"abc"));
+    }
+
+    #[test]
+    fn a_cleared_draft_carries_nothing_over() {
+        let mut draft = Draft::default();
+        draft.clear();
+        let empty = draft.finish(StepId(0));
+        draft.tokens.push(1);
+        draft.sample(0.5);
+        draft.end_row(Slot(0), 1);
+        draft.change_table(Slot(0), 0, BlockId(3));
+        draft.copy_block(BlockId(1), BlockId(3));
+        draft.copy_slot(Slot(1), Slot(0));
+        draft.initialise_slot(Slot(1), b"x");
+        draft.clear();
+        assert_eq!(draft.finish(StepId(0)), empty);
+    }
+}

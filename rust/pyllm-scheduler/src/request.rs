@@ -1,0 +1,149 @@
+//! A request as its client sends it, and how its samples end. Knows nothing of blocks and steps.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::ids::{ClientId, RequestId};
+
+/// What to generate. `(client, id)` names it; its `n` samples are continuations of one prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// Whose it is.
+    pub client: ClientId,
+    /// The client's name for it.
+    pub id: RequestId,
+    /// Token ids, at least one.
+    pub prompt: Vec<i32>,
+    /// Samples, from 1 to `Request::MAX_SAMPLES`.
+    pub n: u32,
+    /// The key of all its random numbers.
+    pub seed: u64,
+    /// Output tokens per sample, those in `outputs` included; at least 1.
+    pub max_tokens: u32,
+    /// Tokens that end a sample. They are part of the output.
+    pub stop_token_ids: Vec<i32>,
+    /// What the worker needs to choose a token: opaque here, handed to it when a slot is initialised.
+    pub sampling: Vec<u8>,
+    /// To resume: what each of the `n` samples has already. Empty for a fresh request.
+    pub outputs: Vec<Output>,
+    /// When it came, in the seconds of `Scheduler::schedule`'s clock. First come, first served goes by this.
+    pub arrival: f64,
+    /// Lower runs earlier under a policy that looks at it; first come, first served does not.
+    pub priority: i32,
+    /// On whose account it runs, for a policy that looks at it.
+    pub tenant: String,
+    /// Requests share cached blocks only with requests of the same salt.
+    pub cache_salt: String,
+    /// The adapter's name, or empty. Blocks are never shared across adapters.
+    pub adapter: String,
+}
+
+/// What one sample of a resumed request has already.
+#[derive(Clone, Debug, Default)]
+pub struct Output {
+    /// The tokens so far.
+    pub tokens: Vec<i32>,
+    /// Whether this sample needs nothing more.
+    pub finished: bool,
+}
+
+/// How a sample ended; the numbers go over the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Finish {
+    /// It goes on.
+    None = 0,
+    /// By a stop token.
+    Stop = 1,
+    /// By `max_tokens` or `max_model_len`.
+    Length = 2,
+    /// By its client.
+    Abort = 3,
+    /// By a failure of the core; never set here.
+    Error = 4,
+}
+
+impl Request {
+    /// Most samples of one request.
+    pub const MAX_SAMPLES: u32 = 16_384;
+
+    /// Prompt and output tokens at which a sample ends.
+    pub(crate) fn max_length(&self, config: &Config) -> u32 {
+        (self.prompt.len() as u32).saturating_add(self.max_tokens).min(config.max_model_len)
+    }
+
+    /// Errors: the first thing that makes the request impossible, whatever else runs.
+    pub(crate) fn validate(&self, config: &Config) -> Result<()> {
+        self.validate_fields()?;
+        if self.prompt.len() >= config.max_model_len as usize {
+            let num_tokens = self.prompt.len();
+            return Err(Error::PromptTooLong { num_tokens, max_model_len: config.max_model_len });
+        }
+        self.validate_outputs(config)?;
+        // The last token is never computed, so its keys and values need no place.
+        let num_tokens = self.max_length(config) - 1;
+        let needed = config.blocks_for(num_tokens);
+        if needed > config.num_blocks {
+            return Err(Error::NeverFits {
+                num_prompt_tokens: self.prompt.len() as u32,
+                max_tokens: self.max_tokens,
+                num_tokens,
+                needed,
+                num_blocks: config.num_blocks,
+                block_size: config.block_size,
+            });
+        }
+        Ok(())
+    }
+
+    fn validate_fields(&self) -> Result<()> {
+        if self.prompt.is_empty() {
+            return refuse("the prompt is empty; give at least one token".to_owned());
+        }
+        tokens_are_ids("prompt", &self.prompt)?;
+        if !(1..=Self::MAX_SAMPLES).contains(&self.n) {
+            return refuse(format!("n must be from 1 to {}, not {}", Self::MAX_SAMPLES, self.n));
+        }
+        if self.max_tokens == 0 {
+            return refuse("max_tokens must be at least 1".to_owned());
+        }
+        if !self.arrival.is_finite() {
+            return refuse(format!("arrival must be a finite number of seconds, not {}", self.arrival));
+        }
+        Ok(())
+    }
+
+    fn validate_outputs(&self, config: &Config) -> Result<()> {
+        if self.outputs.is_empty() {
+            return Ok(());
+        }
+        if self.outputs.len() != self.n as usize {
+            let given = self.outputs.len();
+            return refuse(format!("outputs has {given} samples and n is {}; give one per sample, or none", self.n));
+        }
+        if self.outputs.iter().all(|output| output.finished) {
+            return refuse("all samples are finished; there is nothing to resume".to_owned());
+        }
+        let most = self.max_length(config) as usize - self.prompt.len();
+        for (sample, output) in self.outputs.iter().enumerate().filter(|(_, output)| !output.finished) {
+            tokens_are_ids("outputs", &output.tokens)?;
+            if output.tokens.len() >= most {
+                let given = output.tokens.len();
+                return refuse(format!(
+                    "sample {sample} has {given} output tokens of at most {most}; mark it finished to resume the others"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn tokens_are_ids(field: &str, tokens: &[i32]) -> Result<()> {
+    match tokens.iter().position(|&token| token < 0) {
+        Some(index) => refuse(format!("{field} has token {} at index {index}; ids are 0 or more", tokens[index])),
+        None => Ok(()),
+    }
+}
+
+fn refuse(problem: String) -> Result<()> {
+    Err(Error::Request(problem))
+}

@@ -1,0 +1,118 @@
+//! The scheduler's books, counted again from first principles: what the property tests ask after every call.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::ids::BlockId;
+use crate::sequence::{Sample, State};
+
+use super::Scheduler;
+
+type Audit = Result<(), String>;
+
+impl Scheduler {
+    /// Recounts everything that is kept in two places. Costs time linear in all there is; never needed to run.
+    ///
+    /// Errors: the first thing that does not add up, which is a bug of this crate.
+    pub fn audit(&self) -> Audit {
+        self.audit_blocks()?;
+        self.audit_slots()?;
+        self.audit_queues()?;
+        self.audit_requests()?;
+        self.audit_steps()?;
+        self.cache.audit()
+    }
+
+    fn audit_blocks(&self) -> Audit {
+        let mut references = BTreeMap::<BlockId, u32>::new();
+        for (_, sequence) in self.sequences.iter() {
+            let expected = self.config.blocks_for(sequence.num_computed) as usize;
+            ensure(sequence.blocks.len() == expected, || {
+                format!("{} tokens are computed in {} blocks", sequence.num_computed, sequence.blocks.len())
+            })?;
+            for &block in &sequence.blocks {
+                *references.entry(block).or_default() += 1;
+            }
+        }
+        let free: Vec<_> = self.cache.free_blocks().collect();
+        ensure(free.len() == self.cache.num_free() as usize, || "the free list has another length".to_owned())?;
+        let distinct: BTreeSet<_> = free.iter().copied().collect();
+        ensure(distinct.len() == free.len(), || "a block is free twice".to_owned())?;
+        for block in (0..self.config.num_blocks).map(BlockId) {
+            let expected = references.get(&block).copied().unwrap_or(0);
+            let counted = self.cache.references(block);
+            ensure(counted == expected, || format!("block {block} counts {counted} references of {expected}"))?;
+            ensure(distinct.contains(&block) == (counted == 0), || format!("block {block} is in two places or none"))?;
+        }
+        Ok(())
+    }
+
+    fn audit_slots(&self) -> Audit {
+        let taken = self.sequences.iter().filter_map(|(_, sequence)| sequence.slot());
+        let mut slots: Vec<_> = taken.chain(self.free_slots.iter().copied()).map(|slot| slot.0).collect();
+        slots.sort_unstable();
+        ensure(slots.into_iter().eq(0..self.config.max_num_seqs), || "a slot is in two places or none".to_owned())?;
+        let destinations: BTreeSet<_> = self.slot_copies.iter().map(|&(_, destination)| destination).collect();
+        ensure(destinations.len() == self.slot_copies.len(), || "two copies go to one slot".to_owned())?;
+        let freed = self.free_slots.iter().find(|slot| destinations.contains(slot));
+        ensure(freed.is_none(), || "a copy goes to a free slot".to_owned())
+    }
+
+    fn audit_queues(&self) -> Audit {
+        for &key in &self.running {
+            let is_running = self.sequences.get(key).is_some_and(|sequence| sequence.slot().is_some());
+            ensure(is_running, || "what does not run is among the running".to_owned())?;
+        }
+        for (&queue_key, &key) in &self.waiting {
+            let sequence = self.sequences.get(key).filter(|sequence| sequence.state == State::Waiting);
+            let is_there = sequence.is_some_and(|sequence| sequence.queue_key == queue_key);
+            ensure(is_there, || "what does not wait is in the queue".to_owned())?;
+        }
+        let count = |state: fn(&State) -> bool| self.sequences.iter().filter(|(_, one)| state(&one.state)).count();
+        let counted = (
+            count(|state| matches!(state, State::Running(_))),
+            count(|state| matches!(state, State::Waiting)),
+            count(|state| matches!(state, State::Held)),
+        );
+        let expected = (self.running.len(), self.waiting.len(), self.num_held);
+        ensure(counted == expected, || format!("{counted:?} sequences run, wait and are held, not {expected:?}"))
+    }
+
+    fn audit_requests(&self) -> Audit {
+        let mut num_live = 0;
+        for (key, live) in self.requests.iter() {
+            let name = (live.request.client, live.request.id);
+            ensure(self.request_keys.get(&name) == Some(&key), || format!("{name:?} is not found by its name"))?;
+            let unfinished = live.samples.iter().filter(|sample| !matches!(sample, Sample::Finished)).count();
+            ensure(unfinished == live.num_unfinished as usize && unfinished > 0, || {
+                format!("{name:?} has {unfinished} samples of {}", live.num_unfinished)
+            })?;
+            for (index, sample) in live.samples.iter().enumerate() {
+                let Sample::Live(sequence) = *sample else { continue };
+                num_live += 1;
+                let sequence = self.sequences.get(sequence);
+                let belongs = sequence.is_some_and(|one| one.request == key && one.sample as usize == index);
+                ensure(belongs, || format!("sample {index} of {name:?} has no sequence of its own"))?;
+                let held = sequence.is_some_and(|one| one.state == State::Held);
+                ensure(held == live.hold.is_some(), || format!("sample {index} of {name:?} is not held with it"))?;
+            }
+        }
+        ensure(num_live == self.sequences.len(), || "a sequence belongs to no request".to_owned())?;
+        ensure(self.request_keys.len() == self.requests.len(), || "a name leads nowhere".to_owned())
+    }
+
+    fn audit_steps(&self) -> Audit {
+        ensure(self.steps.iter().is_sorted_by_key(|step| step.id), || "steps are out of order".to_owned())?;
+        for (key, sequence) in self.sequences.iter() {
+            let rows = self.steps.iter().flat_map(|step| &step.rows);
+            let sampled = rows.filter(|row| row.sequence == key && row.num_samples > 0).count();
+            ensure(sampled == sequence.num_in_flight as usize, || {
+                format!("{sampled} tokens are in flight, not {}", sequence.num_in_flight)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+fn ensure(holds: bool, problem: impl FnOnce() -> String) -> Audit {
+    if holds { Ok(()) } else { Err(problem()) }
+}

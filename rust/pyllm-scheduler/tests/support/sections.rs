@@ -1,0 +1,54 @@
+//! A plan taken apart, by the published list of sections alone.
+
+use std::collections::HashMap;
+
+use pyllm_scheduler::{ALIGNMENT, Plan, SECTIONS};
+
+pub struct Sections {
+    ints: HashMap<&'static str, Vec<i32>>,
+    pub uniforms: Vec<f32>,
+    sampling: Vec<u8>,
+}
+
+impl Sections {
+    pub fn new(plan: &Plan) -> Self {
+        let mut sections = Self { ints: HashMap::new(), uniforms: Vec::new(), sampling: Vec::new() };
+        let mut end = 0_usize;
+        for ((name, element), count) in SECTIONS.into_iter().zip(plan.counts) {
+            let start = end.next_multiple_of(ALIGNMENT);
+            end = start + count as usize * if element == 'B' { 1 } else { 4 };
+            let bytes = &plan.buffer[start..end];
+            let words = bytes.chunks_exact(4).map(|word| <[u8; 4]>::try_from(word).expect("four bytes"));
+            match element {
+                'i' => drop(sections.ints.insert(name, words.map(i32::from_le_bytes).collect())),
+                'f' => sections.uniforms = words.map(f32::from_le_bytes).collect(),
+                'B' => sections.sampling = bytes.to_vec(),
+                other => panic!("section {name} has elements {other:?}"),
+            }
+        }
+        assert_eq!(end, plan.buffer.len(), "the buffer ends with its last section");
+        sections
+    }
+
+    pub fn ints(&self, name: &str) -> &[i32] {
+        &self.ints[name]
+    }
+
+    /// A section of `starts`, as one range a row.
+    pub fn ranges(&self, name: &str) -> Vec<std::ops::Range<usize>> {
+        let starts = self.ints(name);
+        assert_eq!(starts[0], 0, "{name} begins at 0");
+        starts.windows(2).map(|window| window[0] as usize..window[1] as usize).collect()
+    }
+
+    pub fn pairs(&self, name: &str) -> Vec<(usize, usize)> {
+        self.ints(name).chunks_exact(2).map(|pair| (pair[0] as usize, pair[1] as usize)).collect()
+    }
+
+    /// The initialised slots, each with its request's sampling bytes.
+    pub fn slot_inits(&self) -> Vec<(usize, &[u8])> {
+        let ranges = self.ranges("sampling_starts").into_iter();
+        let slots = self.ints("slot_inits").iter().map(|&slot| slot as usize);
+        slots.zip(ranges.map(|range| &self.sampling[range])).collect()
+    }
+}

@@ -1,0 +1,202 @@
+"""A core without a model: it records what a client sends and says what a test wants said."""
+
+import asyncio
+from array import array
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pyllm.frontend.client import EngineClient
+from pyllm.ipc import MalformedHandler, MessageHandler, PeerGoneError
+from pyllm.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Call,
+    ClientMessage,
+    CoreMessage,
+    Deltas,
+    FinishCode,
+    Hello,
+    ModelInfo,
+    Ready,
+    Reply,
+    Submit,
+)
+
+MODEL = ModelInfo(
+    name="tiny",
+    max_model_len=256,
+    vocab_size=600,
+    eos_token_ids=(0,),
+    dtype="float32",
+    block_size=16,
+    num_blocks=32,
+    kv_cache_tokens=512,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    tensor_parallel_size=1,
+)
+EPOCH = 7
+
+
+class Row(NamedTuple):
+    """One row of a `Deltas`."""
+
+    request: int
+    tokens: list[int]
+    offset: int = 0
+    sample: int = 0
+    finish: FinishCode = FinishCode.NONE
+    cached_tokens: int = 0
+
+
+def deltas(*rows: Row, epoch: int = EPOCH) -> Deltas:
+    """The message that carries these rows."""
+    return Deltas(
+        epoch,
+        array("Q", [row.request for row in rows]).tobytes(),
+        array("i", [row.sample for row in rows]).tobytes(),
+        array("i", [row.offset for row in rows]).tobytes(),
+        array("i", [0, *accumulate(len(row.tokens) for row in rows)]).tobytes(),
+        array("i", [token for row in rows for token in row.tokens]).tobytes(),
+        bytes(row.finish for row in rows),
+        array("i", [row.cached_tokens for row in rows]).tobytes(),
+    )
+
+
+class FakeCore:
+    """The other end of an `EngineClient`: pass `core.connect` to the client's constructor.
+
+    Everything that a client sends is encoded and decoded, as the wire would.
+    """
+
+    def __init__(self, model: ModelInfo = MODEL) -> None:
+        self.model = model
+        self.received: list[ClientMessage] = []
+        self.version = PROTOCOL_VERSION
+        self.answers_hello = True
+        self.takes_messages = True
+        self.closed = False
+        self.on_message: MessageHandler[CoreMessage]
+        self.on_malformed: MalformedHandler
+        self.on_disconnect: Callable[[], None]
+
+    def connect(
+        self,
+        on_message: MessageHandler[CoreMessage],
+        on_malformed: MalformedHandler,
+        on_disconnect: Callable[[], None],
+    ) -> "FakeCore":
+        self.on_message, self.on_malformed, self.on_disconnect = on_message, on_malformed, on_disconnect
+        return self
+
+    def send(self, message: ClientMessage, *frames: Any, identity: bytes = b"") -> bool:
+        if self.closed:
+            raise PeerGoneError(identity.hex())
+        if not self.takes_messages:
+            return False
+        message = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=ClientMessage)
+        self.received.append(message)
+        self.handle(message)
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        self.closed = True
+
+    def handle(self, message: ClientMessage) -> None:
+        """Answer a message; what a test needs beyond hello is for subclasses."""
+        if isinstance(message, Hello) and self.answers_hello:
+            self.say(Ready(self.version, EPOCH, self.model, "fingerprint"))
+
+    def say(self, message: CoreMessage) -> None:
+        """Let the client read a message."""
+        self.on_message(b"", msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=CoreMessage), [])
+
+    def say_rows(self, *rows: Row) -> None:
+        """Let the client read deltas of this epoch."""
+        self.say(deltas(*rows))
+
+    def sent(self, kind: type) -> list[Any]:
+        """What the client sent of one type."""
+        return [message for message in self.received if isinstance(message, kind)]
+
+
+class ScriptedCore(FakeCore):
+    """Answers every prompt with the tokens of `script(prompt, sample)`: one per sample in each turn of the event loop.
+
+    It ends a sample at its stop tokens, its `max_tokens` and its abort, as a scheduler does, or at the script's end.
+    With `paused` it says nothing until `resume`.
+    """
+
+    def __init__(self, script: Callable[[list[int], int], list[int]], model: ModelInfo = MODEL) -> None:
+        super().__init__(model)
+        self.script = script
+        self.paused = False
+        self.running: dict[tuple[int, int], tuple[Submit, list[int], int]] = {}
+        self.stats = {"num_running": 0, "num_waiting": 0, "num_held": 0, "num_blocks": 32, "num_used_blocks": 8}
+        self.stats |= {"num_preemptions": 3, "prefix_queries": 100, "prefix_hits": 40}
+        self._scheduled = False
+
+    def handle(self, message: ClientMessage) -> None:
+        super().handle(message)
+        match message:
+            case Submit():
+                prompt = array("i", message.prompt).tolist()
+                for sample in range(message.n):
+                    self.running[message.request, sample] = (message, self.script(prompt, sample), 0)
+                self._schedule()
+            case Abort(_, request, sample):
+                ended = [key for key in self.running if key[0] == request and sample in (-1, key[1])]
+                for key in ended:
+                    del self.running[key]
+                    self._end(key)
+            case Call(_, number, "stats"):
+                self.say(Reply(number, True, self.stats | {"num_running": len({key[0] for key in self.running})}))
+            case Call(_, number, method):
+                self.say(Reply(number, False, f"unknown method {method!r}"))
+
+    def resume(self) -> None:
+        """Go on after a pause."""
+        self.paused = False
+        self._schedule()
+
+    def _end(self, key: tuple[int, int]) -> None:
+        # An abort is answered while the client may still be in the middle of its own call.
+        row = Row(key[0], [], 0, key[1], FinishCode.ABORT)
+        asyncio.get_running_loop().call_soon(lambda: None if self.closed else self.say_rows(row))
+
+    def _schedule(self) -> None:
+        if not self._scheduled and not self.paused and self.running:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def _step(self) -> None:
+        self._scheduled = False
+        if self.paused or self.closed:
+            return
+        rows = []
+        for (request, sample), (submit, tokens, offset) in list(self.running.items()):
+            token = tokens[offset]
+            position = offset + 1
+            finish = FinishCode.NONE
+            if token in array("i", submit.stop_token_ids):
+                finish = FinishCode.STOP
+            elif position == min(submit.max_tokens, len(tokens)):
+                finish = FinishCode.LENGTH
+            if finish:
+                del self.running[request, sample]
+            else:
+                self.running[request, sample] = (submit, tokens, position)
+            rows.append(Row(request, [token], offset, sample, finish, cached_tokens=2))
+        if rows:
+            self.say_rows(*rows)
+        self._schedule()
+
+
+async def connected(core: FakeCore, **options: Any) -> EngineClient:
+    """A client of this core, without heartbeats of its own: tests call `beat`."""
+    client = EngineClient(core.connect, heartbeats=False, **options)
+    await client.start()
+    return client

@@ -1,0 +1,366 @@
+"""`EngineClient` against a fake core: streams, aborts, calls, and every way in which a core can go away."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import msgspec
+import pytest
+
+from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.frontend.client import CORE_SILENCE, READER_PATIENCE, EngineClient
+from pyllm.frontend.token_reader import TokenDelta
+from pyllm.messages import Abort, Call, FinishCode, Heartbeat, Hello, Rejected, Reply, Submit
+from pyllm.sampling_params import SamplingParams
+from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore, connected, deltas
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Recorder:
+    """A sink that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.deltas: list[tuple[int, list[int], FinishCode, int]] = []
+        self.errors: list[PyllmError] = []
+
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+        self.deltas.append((sample, tokens, finish, cached_tokens))
+
+    def error(self, error: PyllmError) -> None:
+        self.errors.append(error)
+
+
+async def test_hello_is_answered_by_what_a_client_may_rely_on() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    assert core.received == [Hello(1)]
+    assert (client.model, client.epoch, client.fingerprint, client.alive) == (core.model, EPOCH, "fingerprint", True)
+
+
+async def test_another_version_is_a_protocol_error() -> None:
+    core = FakeCore()
+    core.version = 2
+    with pytest.raises(ProtocolError, match="version 2"):
+        await connected(core)
+    assert core.closed
+
+
+async def test_a_core_that_refuses_the_version_is_a_protocol_error() -> None:
+    core = FakeCore()
+    core.answers_hello = False
+    client = EngineClient(core.connect, heartbeats=False)
+    starting = asyncio.ensure_future(client.start())
+    await asyncio.sleep(0)
+    core.say(Rejected(None, "version", "this core speaks version 9"))
+    with pytest.raises(ProtocolError, match="version 9"):
+        await starting
+
+
+async def test_a_core_that_does_not_answer_is_a_timeout() -> None:
+    core = FakeCore()
+    core.answers_hello = False
+    with pytest.raises(TimeoutError):
+        await EngineClient(core.connect).start(timeout=0.0)
+    assert core.closed
+
+
+async def test_tokens_reach_their_sink_and_the_last_delta_ends_the_request() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    first, second = Recorder(), Recorder()
+    a, b = client.submit([1, 2], GREEDY, first), client.submit([3], GREEDY, second)
+    core.say_rows(Row(a, [10], cached_tokens=1), Row(b, [20]), Row(999, [1]))
+    core.say_rows(Row(a, [11, 12], offset=1, finish=FinishCode.STOP, cached_tokens=1))
+    assert first.deltas == [(0, [10], FinishCode.NONE, 1), (0, [11, 12], FinishCode.STOP, 1)]
+    assert second.deltas == [(0, [20], FinishCode.NONE, 0)]
+    assert client.num_requests == 1
+
+
+async def test_tokens_already_seen_are_dropped() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    sink = Recorder()
+    request = client.submit([1], GREEDY, sink)
+    core.say_rows(Row(request, [10, 11]))
+    core.say_rows(Row(request, [10, 11]))
+    core.say_rows(Row(request, [11, 12], offset=1))
+    assert [tokens for _, tokens, _, _ in sink.deltas] == [[10, 11], [12]]
+
+
+async def test_another_epoch_is_not_heard() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    sink = Recorder()
+    request = client.submit([1], GREEDY, sink)
+    core.say(deltas(Row(request, [10]), epoch=EPOCH - 1))
+    assert sink.deltas == []
+
+
+async def test_a_gap_is_sent_again_with_what_was_received() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    sink = Recorder()
+    request = client.submit([1], SamplingParams(seed=5), sink)
+    core.say_rows(Row(request, [10]))
+    core.say_rows(Row(request, [12], offset=2))
+    first, again = core.sent(Submit)
+    assert core.sent(Abort) == [Abort(EPOCH, request)]
+    assert again.request not in (request, first.request)
+    assert (again.seed, again.prompt, again.outputs[0].tokens) == (5, first.prompt, array("i", [10]).tobytes())
+    core.say_rows(Row(request, [13], offset=1, finish=FinishCode.ABORT))  # the old id's last delta
+    core.say_rows(Row(again.request, [11, 12], offset=1, finish=FinishCode.LENGTH))
+    assert [(tokens, finish) for _, tokens, finish, _ in sink.deltas] == [
+        ([10], FinishCode.NONE),
+        ([11, 12], FinishCode.LENGTH),
+    ]
+
+
+async def test_a_sample_that_nobody_wants_is_not_sent_again() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    sink = Recorder()
+    request = client.submit([1], SamplingParams(n=2), sink)
+    client.abort(request, 1)
+    core.say_rows(Row(request, [12], offset=2))
+    assert sink.deltas == [(1, [], FinishCode.ABORT, 0)]
+    assert [output.finished for output in core.sent(Submit)[1].outputs] == [False, True]
+    client.abort(request)
+    assert core.sent(Abort)[-1] == Abort(EPOCH, core.sent(Submit)[1].request)
+
+
+async def test_a_core_that_has_forgotten_the_client_gets_everything_again() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    client.submit([1], GREEDY, Recorder())
+    core.say(Rejected(None, "hello", "say Hello first"))
+    assert core.sent(Hello) == [Hello(1), Hello(1)]
+    assert [submit.prompt for submit in core.sent(Submit)] == [b"\1\0\0\0"] * 2
+
+
+async def test_abort_is_answered_by_a_last_delta() -> None:
+    core = ScriptedCore(lambda prompt, sample: [5] * 100)
+    client = await connected(core)
+    generated = [delta async for delta in _take(client, 3)]
+    assert [delta.tokens for delta in generated] == [[5]] * 3
+    assert client.num_requests == 1
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert core.sent(Abort) == [Abort(EPOCH, 1)]
+    assert client.num_requests == 0
+
+
+async def test_leaving_the_loop_aborts_too() -> None:
+    core = ScriptedCore(lambda prompt, sample: [5] * 100)
+    client = await connected(core)
+    async for delta in client.generate([1], GREEDY):
+        assert delta.tokens == [5]
+        break
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert core.sent(Abort) == [Abort(EPOCH, 1)]
+
+
+async def _take(client: EngineClient, count: int) -> AsyncGenerator[TokenDelta, None]:
+    async with aclosing(client.generate([1], GREEDY)) as generator:
+        async for delta in generator:
+            yield delta
+            count -= 1
+            if not count:
+                return
+
+
+async def test_generate_gives_every_token_of_every_sample() -> None:
+    core = ScriptedCore(lambda prompt, sample: [*prompt, sample, 9])
+    client = await connected(core)
+    outputs: dict[int, list[int]] = {0: [], 1: []}
+    finishes = {}
+    async for delta in client.generate([7, 8], SamplingParams(n=2)):
+        outputs[delta.sample] += delta.tokens
+        finishes[delta.sample] = delta.finish
+        assert delta.cached_tokens == 2
+    assert outputs == {0: [7, 8, 0], 1: [7, 8, 1, 9]}  # 0 is the end of sequence
+    assert finishes == {0: FinishCode.STOP, 1: FinishCode.LENGTH}
+    assert core.sent(Abort) == []
+
+
+async def test_what_is_not_read_merges_into_one_delta_per_sample() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    generator = client.generate([1], SamplingParams(n=2))
+    reading = asyncio.ensure_future(anext(generator))
+    await asyncio.sleep(0)
+    core.say_rows(Row(1, [10]))
+    await reading
+    for position in range(1, 50):
+        core.say_rows(Row(1, [position], offset=position), Row(1, [position], offset=position - 1, sample=1))
+    merged = [await anext(generator), await anext(generator)]
+    assert [(delta.sample, delta.tokens) for delta in merged] == [(0, list(range(1, 50))), (1, list(range(1, 50)))]
+    await generator.aclose()
+
+
+async def test_a_reader_that_does_not_read_is_aborted() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    generator = client.generate([1], GREEDY)
+    reading = asyncio.ensure_future(anext(generator))
+    await asyncio.sleep(0)
+    core.say_rows(Row(1, [10]))
+    await reading
+    for _ in range(2 * READER_PATIENCE):  # nothing is pending, so nobody is slow
+        core.say(Heartbeat())
+        client.beat()
+    core.say_rows(Row(1, [11], offset=1))
+    for _ in range(READER_PATIENCE + 1):
+        core.say(Heartbeat())
+        assert core.sent(Abort) == []
+        client.beat()
+    assert core.sent(Abort) == [Abort(EPOCH, 1)]
+    assert (await anext(generator)).tokens == [11]
+    with pytest.raises(PyllmError, match="not read for 60 s"):
+        await anext(generator)
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_sent() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    with pytest.raises(RequestTooLargeError):
+        client.submit([1] * 300, GREEDY, Recorder())
+    with pytest.raises(RequestTooLargeError):
+        await anext(client.generate([1] * 300, GREEDY))
+    assert core.sent(Submit) == []
+    assert client.num_requests == 0
+
+
+@pytest.mark.parametrize(("code", "kind"), [("invalid", RequestError), ("draining", EngineDeadError)])
+async def test_a_rejected_request_fails_alone(code: str, kind: type[PyllmError]) -> None:
+    core = FakeCore()
+    client = await connected(core)
+    bad, good = Recorder(), Recorder()
+    request = client.submit([1], GREEDY, bad)
+    client.submit([1], GREEDY, good)
+    core.say(Rejected(request, code, "no"))
+    assert [type(error) for error in bad.errors] == [kind]
+    assert (good.errors, client.num_requests, client.alive) == ([], 1, True)
+
+
+async def test_a_sink_that_fails_ends_its_own_request_only() -> None:
+    class Failing(Recorder):
+        def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+            raise ZeroDivisionError
+
+    core = FakeCore()
+    client = await connected(core)
+    bad, good = Failing(), Recorder()
+    a, b = client.submit([1], GREEDY, bad), client.submit([1], GREEDY, good)
+    core.say_rows(Row(a, [5]), Row(b, [6]))
+    assert (len(bad.errors), good.deltas) == (1, [(0, [6], FinishCode.NONE, 0)])
+    assert core.sent(Abort) == [Abort(EPOCH, a)]
+    assert client.num_requests == 1
+
+
+async def test_calls_are_matched_by_id() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    calls = [asyncio.ensure_future(client.call(name, 1, timeout=60)) for name in ("first", "second")]
+    await asyncio.sleep(0)
+    first, second = core.sent(Call)
+    assert (first.method, first.args, first.epoch) == ("first", (1,), EPOCH)
+    core.say(Reply(second.id, False, "unknown method 'second'"))
+    core.say(Reply(first.id, True, {"x": 1}))
+    core.say(Reply(12345, True, None))
+    assert await calls[0] == {"x": 1}
+    with pytest.raises(RequestError, match="unknown method"):
+        await calls[1]
+
+
+async def test_a_call_without_answer_is_a_timeout() -> None:
+    client = await connected(FakeCore())
+    with pytest.raises(TimeoutError, match="did not answer 'stats'"):
+        await client.call("stats", timeout=0.0)
+
+
+async def _lost(core: FakeCore, client: EngineClient) -> None:
+    core.on_disconnect()
+
+
+async def _killed(core: FakeCore, client: EngineClient) -> None:
+    core.say(Rejected(None, "engine_dead", "pyllm::worker-0-0 was killed by SIGKILL"))
+
+
+async def _silent(core: FakeCore, client: EngineClient) -> None:
+    for _ in range(CORE_SILENCE + 1):
+        assert client.alive
+        client.beat()
+
+
+async def _closed(core: FakeCore, client: EngineClient) -> None:
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("die", "text"),
+    [(_lost, "connection"), (_killed, "killed by SIGKILL"), (_silent, "no sign of life for 10 s"), (_closed, "closed")],
+)
+async def test_when_the_core_dies_every_stream_and_call_fails(
+    die: Callable[[FakeCore, EngineClient], Awaitable[None]], text: str
+) -> None:
+    core = FakeCore()
+    client = await connected(core)
+    sink = Recorder()
+    client.submit([1], GREEDY, sink)
+    reading = asyncio.ensure_future(anext(client.generate([1], GREEDY)))
+    calling = asyncio.ensure_future(client.call("stats", timeout=60))
+    await asyncio.sleep(0)
+    await die(core, client)
+    for failed in (reading, calling):
+        with pytest.raises(EngineDeadError, match=text):
+            await failed
+    assert [type(error) for error in sink.errors] == [EngineDeadError]
+    assert (client.alive, client.num_requests, core.closed) == (False, 0, True)
+    with pytest.raises(EngineDeadError, match=text):
+        client.submit([1], GREEDY, sink)
+    client.close()
+
+
+async def test_closing_aborts_what_runs() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    request = client.submit([1], GREEDY, Recorder())
+    client.close()
+    assert core.sent(Abort) == [Abort(EPOCH, request)]
+
+
+async def test_any_message_of_the_core_is_a_sign_of_life() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    for _ in range(3 * CORE_SILENCE):
+        client.beat()
+        core.say(Heartbeat("ready", 3))
+    assert client.alive
+    assert len(core.sent(Heartbeat)) == 3 * CORE_SILENCE
+
+
+async def test_a_full_queue_keeps_the_order() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    core.takes_messages = False
+    request = client.submit([1], GREEDY, Recorder())
+    client.abort(request)
+    client.beat()
+    assert core.received == [Hello(1)]
+    core.takes_messages = True
+    client.beat()
+    assert [type(message) for message in core.received] == [Hello, Submit, Abort, Heartbeat]
+
+
+async def test_what_does_not_decode_is_counted_and_nothing_else() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    sink = Recorder()
+    request = client.submit([1], GREEDY, sink)
+    core.on_malformed(b"", "truncated")
+    core.say(msgspec.structs.replace(deltas(Row(request, [5])), samples=b""))
+    core.say(Rejected(None, "malformed", "this frame does not decode"))
+    assert (client.malformed_frames, client.alive, sink.errors, sink.deltas) == (2, True, [], [])

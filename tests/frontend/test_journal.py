@@ -1,0 +1,48 @@
+"""The journal drops what it has, notices what is missing, and can be sent again."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllm.frontend.journal import Journal
+from pyllm.messages import Output, Sampling, Submit
+
+FIRST = Submit(epoch=0, request=0, prompt=b"\1\0\0\0", seed=9, max_tokens=8, sampling=Sampling(), n=2)
+
+
+def test_a_fresh_request_is_sent_without_outputs() -> None:
+    submit = Journal(FIRST, arrival=10.0).submission(epoch=3, request=5, now=12.5)
+    assert (submit.epoch, submit.request, submit.seed, submit.outputs, submit.age) == (3, 5, 9, (), 2.5)
+
+
+def test_a_resubmission_carries_every_samples_tokens() -> None:
+    journal = Journal(FIRST, arrival=0.0)
+    assert journal.accept(0, 0, [4, 5]) == [4, 5]
+    journal.close(1)
+    outputs = journal.submission(epoch=4, request=6, now=0.0).outputs
+    assert outputs == (Output(array("i", [4, 5]).tobytes(), False), Output(b"", True))
+
+
+def test_a_gap_enters_nothing() -> None:
+    journal = Journal(FIRST, arrival=0.0)
+    assert journal.accept(1, 1, [7]) is None
+    assert journal.submission(1, 1, 0.0).outputs == ()
+
+
+@given(
+    tokens=st.lists(st.integers(0, 99), max_size=20),
+    cuts=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=20),
+)
+def test_repeated_and_overlapping_deltas_give_each_token_once(tokens: list[int], cuts: list[tuple[int, int]]) -> None:
+    journal = Journal(FIRST, arrival=0.0)
+    heard: list[int] = []
+    for start, end in [*cuts, (0, len(tokens))]:
+        fresh = journal.accept(0, start, tokens[start:end])
+        if fresh is None:
+            assert start > len(heard)
+        else:
+            heard += fresh
+    assert heard == tokens
+    journal.close(1)
+    assert array("i", journal.submission(1, 1, 0.0).outputs[0].tokens).tolist() == tokens

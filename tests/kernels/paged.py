@@ -1,0 +1,111 @@
+"""Random paged batches and attention over them written for clarity: float64, one head of one token at a time."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from pyllm_kernels import AttentionMetadata
+from torch import Tensor
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Shape:
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    block_size: int = 16
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    query: Tensor  # [tokens, heads, head_dim]
+    key_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim]
+    value_cache: Tensor
+    metadata: AttentionMetadata
+    scale: float
+
+    def expected(self) -> Tensor:
+        """Float64 [tokens, heads, head_dim], by the definition of attention."""
+        query, key_cache, value_cache = (
+            t.double().cpu().numpy() for t in (self.query, self.key_cache, self.value_cache)
+        )
+        tables, slots, starts, lengths = (
+            t.tolist()
+            for t in (
+                self.metadata.block_tables,
+                self.metadata.slots,
+                self.metadata.query_starts,
+                self.metadata.sequence_lengths,
+            )
+        )
+        block_size, kv_heads = key_cache.shape[1:3]
+        output = np.empty_like(query)
+        for row, slot in enumerate(slots):
+            for token in range(starts[row], starts[row + 1]):
+                position = lengths[row] - starts[row + 1] + token
+                cells = [(tables[slot][p // block_size], p % block_size) for p in range(position + 1)]
+                blocks, offsets = zip(*cells, strict=True)
+                for head in range(query.shape[1]):
+                    kv_head = head // (query.shape[1] // kv_heads)
+                    scores = key_cache[blocks, offsets, kv_head] @ query[token, head] * self.scale
+                    weights = np.exp(scores - scores.max())
+                    output[token, head] = weights @ value_cache[blocks, offsets, kv_head] / weights.sum()
+        return torch.from_numpy(output)
+
+    def row(self, row: int) -> "PagedBatch":
+        """The batch of that row alone, over the same cache."""
+        start, end = self.metadata.query_starts[row : row + 2].tolist()
+        length = int(self.metadata.sequence_lengths[row])
+        metadata = replace(
+            self.metadata,
+            slots=self.metadata.slots[row : row + 1],
+            query_starts=torch.tensor([0, end - start], dtype=torch.int32, device=self.query.device),
+            sequence_lengths=self.metadata.sequence_lengths[row : row + 1],
+            max_query_length=end - start,
+            max_sequence_length=length,
+            num_tokens=end - start,
+        )
+        return replace(self, query=self.query[start:end], metadata=metadata)
+
+
+def paged_batch(rows: list[tuple[int, int]], shape: Shape, device: torch.device, seed: int = 0) -> PagedBatch:
+    """Rows of (query length, tokens in the cache before them), their blocks and slots shuffled.
+
+    What no row may read is poisoned: NaN in the cells past a sequence's end and in free blocks, and -1 in the unused
+    entries of the block tables.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = [query + context for query, context in rows]
+    needed = [-(-length // shape.block_size) for length in lengths]
+    num_blocks, max_blocks, max_num_seqs = sum(needed) + 3, max(needed) + 2, len(rows) + 2
+    free = rng.permutation(num_blocks).tolist()
+    slots = rng.permutation(max_num_seqs)[: len(rows)]
+    tables = np.full((max_num_seqs, max_blocks), -1)
+    cache_shape = (num_blocks, shape.block_size, shape.kv_heads, shape.head_dim)
+    key_cache, value_cache = np.full(cache_shape, np.nan), np.full(cache_shape, np.nan)
+    for slot, length in zip(slots, lengths, strict=True):
+        for start in range(0, length, shape.block_size):
+            block, used = free.pop(), min(length - start, shape.block_size)
+            tables[slot, start // shape.block_size] = block
+            key_cache[block, :used] = rng.standard_normal((used, shape.kv_heads, shape.head_dim))
+            value_cache[block, :used] = rng.standard_normal((used, shape.kv_heads, shape.head_dim))
+    starts = np.concatenate([[0], np.cumsum([query for query, _ in rows])])
+    query = rng.standard_normal((starts[-1], shape.heads, shape.head_dim))
+
+    def int32(values: np.ndarray | list[int]) -> Tensor:
+        return torch.tensor(np.asarray(values), dtype=torch.int32, device=device)
+
+    metadata = AttentionMetadata(
+        block_tables=int32(tables),
+        slots=int32(slots),
+        query_starts=int32(starts),
+        sequence_lengths=int32(lengths),
+        max_query_length=max(query for query, _ in rows),
+        max_sequence_length=max(lengths),
+        num_tokens=int(starts[-1]),
+    )
+    tensors = (torch.tensor(t, dtype=shape.dtype, device=device) for t in (query, key_cache, value_cache))
+    return PagedBatch(*tensors, metadata=metadata, scale=shape.head_dim**-0.5)

@@ -1,0 +1,114 @@
+"""Plans made by hand, for the tests of the model side. The real ones are made in Rust."""
+
+import random
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from pyllm.messages import PLAN_SECTIONS, Sampling, Step, plan_offsets
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def encode(sections: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], bytes]:
+    """The counts and the frame of a plan; sections that are not named are empty."""
+    dtypes = {"i": "<i4", "f": "<f4", "B": "u1"}
+    unknown = sections.keys() - dict(PLAN_SECTIONS).keys()
+    assert not unknown, unknown
+    empty = {"query_starts": [0], "sampled_starts": [0], "sampling_starts": [0]}
+    arrays = [np.asarray(sections.get(name, empty.get(name, [])), dtypes[kind]).ravel() for name, kind in PLAN_SECTIONS]
+    counts = tuple(len(array) for array in arrays)
+    offsets = plan_offsets(counts)
+    frame = bytearray(offsets[-1])
+    for array, offset in zip(arrays, offsets[:-1], strict=True):
+        frame[offset : offset + array.nbytes] = array.tobytes()
+    return counts, bytes(frame)
+
+
+@dataclass
+class Row:
+    """Tokens that one slot computes in a step, and a uniform for each token to be sampled after the last of them."""
+
+    slot: int
+    tokens: list[int]
+    uniforms: tuple[float, ...] = (0.5,)
+
+
+class Planner:
+    """Gives each slot the blocks it needs, in shuffled order; knows neither budget nor preemption."""
+
+    def __init__(self, num_blocks: int = 64, block_size: int = 16) -> None:
+        self.block_size = block_size
+        self.free = list(range(num_blocks))
+        random.Random(0).shuffle(self.free)  # noqa: S311
+        self.tables: dict[int, list[int]] = {}
+        self.lengths: dict[int, int] = {}
+        self._steps = 0
+        self._changes: dict[str, list[int]] = {}
+        self._sampling: list[bytes] = []
+        self._forget_changes()
+
+    def start(self, slot: int, sampling: Sampling = GREEDY) -> None:
+        """Initialise a slot with the next step."""
+        self.free += self.tables.get(slot, [])
+        self.tables[slot], self.lengths[slot] = [], 0
+        self._changes["slot_inits"].append(slot)
+        self._sampling.append(msgspec.msgpack.encode(sampling))
+
+    def fork(self, source: int, destination: int) -> None:
+        """Copy a slot with the next step; the last block, which both would write to, is copied, too."""
+        self._changes["slot_copies"] += [source, destination]
+        self.tables[destination], self.lengths[destination] = list(self.tables[source]), self.lengths[source]
+        if self.lengths[source] % self.block_size:
+            self._place(destination, len(self.tables[destination]) - 1)
+            self._changes["block_copies"] += [self.tables[source][-1], self.tables[destination][-1]]
+
+    def step(self, *rows: Row) -> tuple[Step, bytes]:
+        """The plan that computes these rows, as the two frames of a step."""
+        changes, sampling = self._changes, self._sampling
+        positions, slot_mapping, logits_rows = [], [], []
+        query_starts, sampled_starts = [0], [0]
+        for row in rows:
+            for position in range(self.lengths[row.slot], self.lengths[row.slot] + len(row.tokens)):
+                index, offset = divmod(position, self.block_size)
+                if index == len(self.tables[row.slot]):
+                    self.tables[row.slot].append(-1)
+                    self._place(row.slot, index)
+                positions.append(position)
+                slot_mapping.append(self.tables[row.slot][index] * self.block_size + offset)
+            self.lengths[row.slot] += len(row.tokens)
+            query_starts.append(len(positions))
+            logits_rows += [len(positions) - 1] * len(row.uniforms)
+            sampled_starts.append(len(logits_rows))
+        counts, frame = encode(
+            {
+                "tokens": [token for row in rows for token in row.tokens],
+                "positions": positions,
+                "slot_mapping": slot_mapping,
+                "query_starts": query_starts,
+                "sequence_lengths": [self.lengths[row.slot] for row in rows],
+                "slots": [row.slot for row in rows],
+                "logits_rows": logits_rows,
+                "sampled_starts": sampled_starts,
+                "uniforms": [uniform for row in rows for uniform in row.uniforms],
+                "sampling_starts": np.cumsum([0, *map(len, sampling)]),
+                "sampling": np.frombuffer(b"".join(sampling), np.uint8),
+                **changes,
+            }
+        )
+        self._forget_changes()
+        self._steps += 1
+        return Step(self._steps - 1, counts), frame
+
+    def _place(self, slot: int, index: int) -> None:
+        self.tables[slot][index] = self.free.pop()
+        self._changes["table_slots"].append(slot)
+        self._changes["table_indices"].append(index)
+        self._changes["table_blocks"].append(self.tables[slot][index])
+
+    def _forget_changes(self) -> None:
+        names = ("table_slots", "table_indices", "table_blocks", "block_copies", "slot_copies", "slot_inits")
+        self._changes = {name: [] for name in names}
+        self._sampling = []

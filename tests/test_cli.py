@@ -1,0 +1,50 @@
+import subprocess
+import sys
+
+import pytest
+
+from pyllm.cli import main
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "pyllm", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_version_and_help() -> None:
+    assert run("--version").stdout.strip() == "0.1.0"
+    text = run("serve", "--help").stdout
+    for flag in ("--tensor-parallel-size", "--no-enable-prefix-caching", "--kv-cache-memory-bytes", "--port"):
+        assert flag in text
+
+
+def test_unknown_flag_is_a_usage_error() -> None:
+    result = run("serve", "--max-num-seq", "3", "--gpu-memory", "1")
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["serve", "--max-num-seqs", "0"], "max_num_seqs"),
+        (["serve", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+        (["serve", "--tensor-parallel-size", "2"], "9"),
+        (["serve", "--max-model-len", "9000"], "8192"),
+        (["serve", "--block-size", "17"], "power of two"),
+        (["serve", "--distributed-executor-backend", "uni", "--tensor-parallel-size", "3"], "uni"),
+        (["core", "--bind", "tcp://127.0.0.1:0"], "--curve-keys"),
+        (["--model", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_settings_that_cannot_work_are_one_clear_line(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    error = capsys.readouterr().err
+    assert text in error
+    assert "Traceback" not in error
+
+
+def test_keygen(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["keygen", f"{tmp_path}/keys"]) == 0
+    assert "server.key_secret" in capsys.readouterr().out
+    assert main(["keygen", f"{tmp_path}/keys"]) == 1

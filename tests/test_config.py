@@ -1,0 +1,58 @@
+import pytest
+
+from pyllm.config import EngineConfig, ServerConfig, config_part, engine_config, option_names, parse_size
+from pyllm.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("64MiB", 64 << 20), ("64Mi", 64 << 20), ("64M", 64 << 20), ("64m", 64_000_000), ("1.5GiB", 3 << 29), ("17", 17)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "64 MB", "-1", "64Mib", "1e9", "nan"])
+def test_bad_sizes_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="64MiB"):
+        parse_size(text)
+
+
+def test_flat_options_find_their_part() -> None:
+    config = engine_config({"max_num_seqs": 4, "kv_cache_memory_bytes": "64MiB", "dtype": "float32"})
+    assert config.scheduler.max_num_seqs == 4
+    assert config.cache.kv_cache_memory_bytes == 64 << 20
+    assert config.model.dtype == "float32"
+    assert config.parallel == EngineConfig().parallel
+
+
+def test_misspelt_option_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        engine_config({"max_num_seq": 4})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_num_seqs": 0},
+        {"dtype": "int4"},
+        {"gpu_memory_utilization": 1.5},
+        {"enable_prefix_caching": "perhaps"},
+        {"max_model_len": 1},
+        {"tensor_parallel_size": -1},
+    ],
+)
+def test_values_out_of_range_name_the_option(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options)) + "|enum"):
+        engine_config(options)
+
+
+def test_server_options_are_checked_too() -> None:
+    assert config_part(ServerConfig, {"port": 0}).port == 0
+    with pytest.raises(ConfigError, match="port"):
+        config_part(ServerConfig, {"port": 70000})
+
+
+def test_option_names_are_unique() -> None:
+    names = option_names()
+    assert len(names) == len(set(names))

@@ -1,0 +1,47 @@
+"""A loaded runner of one rank in this process, for the tests of the model side."""
+
+import numpy as np
+
+from pyllm.checkpoint import read_checkpoint
+from pyllm.config import EngineConfig, WorkerConfig, engine_config
+from pyllm.messages import Step
+from pyllm.workers.parallel import RankGroup
+from pyllm.workers.runner import ModelRunner
+from tests.plans import Planner, Row
+
+
+def resolved(model: str, **options: object) -> EngineConfig:
+    """Options as `launch.resolve` leaves them, on the CPU."""
+    defaults = {"model": model, "dtype": "float32", "max_model_len": 512, "device": "cpu", "max_num_seqs": 8}
+    return engine_config(defaults | options)
+
+
+def worker_config(model: str, rank: int = 0, rendezvous: str = "", address: str = "", **options: object) -> WorkerConfig:
+    return WorkerConfig(
+        engine=resolved(model, **options),
+        checkpoint=read_checkpoint(model),
+        rank=rank,
+        address=address,
+        rendezvous=rendezvous,
+    )
+
+
+def loaded_runner(model: str, num_blocks: int = 64, **options: object) -> ModelRunner:
+    runner = ModelRunner(worker_config(model, **options), RankGroup())
+    runner.load()
+    runner.call("allocate", (num_blocks,))
+    return runner
+
+
+def run(runner: ModelRunner, step: tuple[Step, bytes]) -> list[int]:
+    """The tokens that a step samples."""
+    return np.frombuffer(runner.run(*step).tokens, np.int32).tolist()
+
+
+def greedy(runner: ModelRunner, planner: Planner, slot: int, prompt: list[int], num_tokens: int) -> list[int]:
+    """Prefill and decode one sequence alone; the worker itself fills in each token that it sampled last."""
+    planner.start(slot)
+    tokens = run(runner, planner.step(Row(slot, prompt)))
+    while len(tokens) < num_tokens:
+        tokens += run(runner, planner.step(Row(slot, [-1])))
+    return tokens
