@@ -103,7 +103,10 @@ class Scheduler:
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """
     def abort(self, client: int, request: int, sample: int = -1) -> bool:
-        """End a request, or one sample of it, with a final delta. False: it is not there, and has probably finished."""
+        """End a request, or one sample of it (-1: all), with a final delta.
+
+        False: there is no such sample, or it has finished. Never an error, since a client may be late or wrong.
+        """
     def hold(self, client: int, request: int, reason: str) -> None:
         """Keep a request from running until `release`; what runs of it is preempted.
 

@@ -81,7 +81,7 @@ def read_checkpoint(model: str = "") -> Checkpoint:
         ConfigError: nothing is there, it is damaged, or it needs a feature that pyllm has not; the text names it.
     """
     # Imported here because both readers need the structs above, and a cached GGUF needs no reader at all.
-    from pyllm.checkpoint_cache import cached_gguf
+    from pyllm.checkpoint_cache import cache_folder, cached_gguf
     from pyllm.checkpoint_huggingface import read_huggingface
 
     path = Path(model).expanduser().absolute() if model else embedded_model()
@@ -91,7 +91,7 @@ def read_checkpoint(model: str = "") -> Checkpoint:
         raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder on this machine")
     if not is_gguf(path):
         raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
-    return cached_gguf(path)
+    return cached_gguf(path, cache_folder())
 
 
 def embedded_model() -> Path:

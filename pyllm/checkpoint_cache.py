@@ -6,6 +6,7 @@ A damaged or outdated entry is rebuilt without a word. Does not know how a GGUF 
 import hashlib
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,13 +24,12 @@ class _Entry(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint
 
 
-def cached_gguf(path: Path) -> Checkpoint:
-    """The checkpoint in a GGUF file, parsed now or once before.
+def cached_gguf(path: Path, folder: Path) -> Checkpoint:
+    """The checkpoint in a GGUF file, parsed now or once before; `folder` is the cache's.
 
     Raises:
-        ConfigError: the file cannot be used (see `read_gguf`), or the cache folder cannot be written.
+        ConfigError: the file cannot be used (see `read_gguf`), or the folder cannot be written.
     """
-    folder = cache_folder()
     key = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
     entry_path, tokenizer_path = folder / f"{key}.checkpoint", folder / f"{key}.tokenizer.json"
     identity = _identity(path)
@@ -46,9 +46,9 @@ def cached_gguf(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def cache_folder() -> Path:
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_CACHE_HOME/pyllm` or `~/.cache/pyllm`, made if need be, readable by its owner alone."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base).absolute() / "pyllm"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import numpy as np
 
 from pyllm.checkpoint import Architecture, Checkpoint, TensorEntry, TokenizerFiles, weights_dtype, weights_fingerprint
@@ -53,6 +54,7 @@ def read_gguf(path: Path, tokenizer_path: str) -> tuple[Checkpoint, bytes]:
         raise ConfigError(f"{path} is one of {fields['split.count']} parts; merge them with `llama-gguf-split --merge`")
     tensors = tuple(_entry(tensor) for tensor in reader.tensors)
     files = (str(path),)
+    tokenizer = tokenizer_json(fields)
     checkpoint = Checkpoint(
         name=path.stem,
         format="gguf",
@@ -62,7 +64,7 @@ def read_gguf(path: Path, tokenizer_path: str) -> tuple[Checkpoint, bytes]:
         tokenizer=_tokenizer(fields, tokenizer_path),
         fingerprint=weights_fingerprint(files, tensors),
     )
-    return checkpoint, tokenizer_json(fields)
+    return checkpoint, tokenizer
 
 
 def huggingface_name(name: str) -> str:
@@ -107,6 +109,8 @@ def _architecture(fields: Fields, tensors: tuple[TensorEntry, ...]) -> Architect
         return value
 
     hidden_size, num_heads = field("embedding_length"), field("attention.head_count")
+    if isinstance(num_heads, list):
+        raise ConfigError(f"{family}.attention.head_count differs between layers, which is not supported")
     head_dim = field("attention.key_length", hidden_size // num_heads)
     for name, neutral in (
         ("expert_count", 0),
@@ -121,21 +125,25 @@ def _architecture(fields: Fields, tensors: tuple[TensorEntry, ...]) -> Architect
     shapes = {entry.name: entry.shape for entry in tensors}
     if "model.embed_tokens.weight" not in shapes:
         raise ConfigError("the GGUF file has no tensor token_embd.weight")
-    return Architecture(
-        architecture=_ARCHITECTURES[family],
-        vocab_size=shapes["model.embed_tokens.weight"][0],
-        hidden_size=hidden_size,
-        intermediate_size=field("feed_forward_length"),
-        num_hidden_layers=field("block_count"),
-        num_attention_heads=num_heads,
-        num_key_value_heads=field("attention.head_count_kv", num_heads),
-        head_dim=head_dim,
-        rms_norm_eps=field("attention.layer_norm_rms_epsilon"),
-        rope_theta=field("rope.freq_base", 10_000.0),
-        max_position_embeddings=field("context_length"),
-        tie_word_embeddings="lm_head.weight" not in shapes,
-        dtype=weights_dtype(tensors),
-    )
+    found = {
+        "architecture": _ARCHITECTURES[family],
+        "vocab_size": shapes["model.embed_tokens.weight"][0],
+        "hidden_size": hidden_size,
+        "intermediate_size": field("feed_forward_length"),
+        "num_hidden_layers": field("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": field("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
+        "rope_theta": field("rope.freq_base", 10_000.0),
+        "max_position_embeddings": field("context_length"),
+        "tie_word_embeddings": "lm_head.weight" not in shapes,
+        "dtype": weights_dtype(tensors),
+    }
+    try:
+        return msgspec.convert(found, Architecture)
+    except msgspec.ValidationError as error:  # Some models have lists here, a number for each layer.
+        raise ConfigError(f"the GGUF file's architecture is not supported: {error}") from error
 
 
 def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:

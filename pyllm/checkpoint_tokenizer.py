@@ -55,6 +55,11 @@ def tokenizer_json(fields: Fields) -> bytes:
     types = fields.get("tokenizer.ggml.token_type")
     if not tokens or merges is None or types is None or len(types) != len(tokens):
         raise ConfigError("the GGUF file's tokenizer lacks its tokens, its merges or a type for each token")
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    pairs = [merge.split(" ", 1) for merge in merges]
+    for pair in pairs:
+        if any(token not in vocabulary for token in (*pair, "".join(pair))):
+            raise ConfigError(f"the GGUF file's tokenizer merges {pair}, which are not all among its tokens")
     added = [
         {
             "id": index,
@@ -86,8 +91,8 @@ def tokenizer_json(fields: Fields) -> bytes:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": splitting.ignore_merges,
-            "vocab": {token: index for index, token in enumerate(tokens)},
-            "merges": [merge.split(" ", 1) for merge in merges],
+            "vocab": vocabulary,
+            "merges": pairs,
         },
     }
     return msgspec.json.encode(document)

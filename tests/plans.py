@@ -42,7 +42,7 @@ class Planner:
     def __init__(self, num_blocks: int = 64, block_size: int = 16) -> None:
         self.block_size = block_size
         self.free = list(range(num_blocks))
-        random.Random(0).shuffle(self.free)  # noqa: S311
+        random.Random(0).shuffle(self.free)
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
         self._steps = 0

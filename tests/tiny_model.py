@@ -88,14 +88,19 @@ def write_tiny_model(
     _write(folder / "tokenizer.json", _tokenizer(tokens))
     _write(
         folder / "tokenizer_config.json",
-        {"bos_token": START, "eos_token": END, "chat_template": CHAT_TEMPLATE, "tokenizer_class": "PreTrainedTokenizer"},
+        {
+            "bos_token": START,
+            "eos_token": END,
+            "chat_template": CHAT_TEMPLATE,
+            "tokenizer_class": "PreTrainedTokenizer",
+        },
     )
     return str(folder)
 
 
 def _byte_alphabet() -> list[str]:
     """The 256 characters that byte-level BPE writes bytes with, in the order of the bytes."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]  # noqa: RUF001
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 

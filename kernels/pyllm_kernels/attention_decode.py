@@ -4,7 +4,7 @@ A split is SPLIT_TOKENS absolute positions, whatever the batch, and the merge ad
 result depends on that row alone. It passes over rows of more than one query token, which prefill serves.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import math
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tile import attend_tiles
+from pyllm_kernels.attention_tile import attend_tiles, tile_positions
 from pyllm_kernels.metadata import AttentionMetadata
 
 SPLIT_TOKENS = 256
@@ -28,7 +28,6 @@ def decode_attention(
     _, block_size, kv_heads, _ = key_cache.shape
     num_rows = metadata.slots.shape[0]
     num_splits = triton.cdiv(metadata.max_sequence_length, SPLIT_TOKENS)
-    narrow = query.element_size() == 2
     block_d = max(triton.next_power_of_2(head_dim), 16)
     # One split needs no merge: it is written out at once, to the same bits that a merge of one would give.
     split_outputs, log_sums = output, output
@@ -58,10 +57,10 @@ def decode_attention(
         SPLIT=SPLIT_TOKENS,
         ONE_SPLIT=num_splits == 1,
         BLOCK_M=max(triton.next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
-        BLOCK_N=64 if narrow else 32,
+        BLOCK_N=tile_positions(key_cache),
         BLOCK_D=block_d,
         num_warps=4,
-        num_stages=3 if narrow else 2,
+        num_stages=3 if query.element_size() == 2 else 2,
         enable_fp_fusion=True,
     )
     if num_splits > 1:

@@ -4,7 +4,7 @@ A program takes BLOCK_M (token, head) pairs of one row and one KV head and visit
 a token's result does not depend on where its chunk began. It passes over rows of one token, which decode serves.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import math
 
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tile import attend_tiles
+from pyllm_kernels.attention_tile import attend_tiles, tile_positions
 from pyllm_kernels.metadata import AttentionMetadata
 
 
@@ -23,7 +23,7 @@ def prefill_attention(
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
     group = heads // kv_heads
-    # Tiles are chosen by shape and dtype, never by batch. Float32 has twice the bytes and no tensor cores.
+    # Float32 has twice the bytes and no tensor cores.
     narrow = query.element_size() == 2
     block_m = max((128 if head_dim <= 128 else 64) if narrow else 32, triton.next_power_of_2(group))
     block_q = block_m // group
@@ -50,10 +50,10 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         BLOCK_Q=block_q,
         BLOCK_M=block_m,
-        BLOCK_N=64 if narrow else 32,
+        BLOCK_N=tile_positions(key_cache),
         BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
         num_warps=8 if block_m >= 128 else 4,
-        num_stages=3 if narrow and head_dim <= 128 else 2,
+        num_stages=3 if narrow else 2,
         enable_fp_fusion=True,
     )
 

@@ -3,10 +3,17 @@
 It does not know how queries are packed or which positions are visited. Sums are in an order fixed by position alone.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+def tile_positions(cache: Tensor) -> int:
+    """Positions in a tile: at most 64, and 16 KiB of keys. Chosen by shape and dtype, never by batch."""
+    row_bytes = triton.next_power_of_2(cache.shape[-1]) * cache.element_size()
+    return int(max(min(64, 16384 // row_bytes), 16))
 
 
 @triton.jit

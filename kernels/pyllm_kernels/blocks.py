@@ -1,6 +1,6 @@
 """Copies of whole cache blocks. It does not know why a block is copied, nor who shares it."""
 # Triton traces a kernel's text: its arguments have no Python types.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl

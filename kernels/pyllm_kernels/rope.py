@@ -3,7 +3,7 @@
 It does not know attention, nor how the table of cosines and sines was scaled.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
-# mypy: disable-error-code="no-untyped-def"
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl
@@ -88,14 +88,13 @@ def _rope_and_kv_write_kernel(
     tl.store(first_ptrs, first, mask=mask)
     tl.store(first_ptrs + HALF, second, mask=mask)
 
-    # A negative slot writes nothing.
-    mask = mask & (slot >= 0)
-    cache_offsets = slot * KV_HEADS * 2 * HALF + offsets
-    tl.store(key_cache_ptr + cache_offsets, first, mask=mask)
-    tl.store(key_cache_ptr + cache_offsets + HALF, second, mask=mask)
-    value_ptrs = value_ptr + token * value_stride + offsets
-    tl.store(value_cache_ptr + cache_offsets, tl.load(value_ptrs, mask=mask), mask=mask)
-    tl.store(value_cache_ptr + cache_offsets + HALF, tl.load(value_ptrs + HALF, mask=mask), mask=mask)
+    if slot >= 0:
+        cache_offsets = slot * KV_HEADS * 2 * HALF + offsets
+        tl.store(key_cache_ptr + cache_offsets, first, mask=mask)
+        tl.store(key_cache_ptr + cache_offsets + HALF, second, mask=mask)
+        value_ptrs = value_ptr + token * value_stride + offsets
+        tl.store(value_cache_ptr + cache_offsets, tl.load(value_ptrs, mask=mask), mask=mask)
+        tl.store(value_cache_ptr + cache_offsets + HALF, tl.load(value_ptrs + HALF, mask=mask), mask=mask)
 
 
 @triton.jit

@@ -5,6 +5,7 @@ torch is imported only once the parent can see that this process lives.
 
 import gc
 import logging
+import os
 import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -54,6 +55,9 @@ def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
     Raises:
         ConfigError: the configuration and the model or device do not go together.
     """
+    # Waiting OpenMP threads sleep: on shared cores a spinning one takes the processor from the one it waits for, and a
+    # step then takes ten times as long. OpenMP reads this when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     enter("importing torch")
     from pyllm.workers.parallel import RankGroup, set_threads
     from pyllm.workers.runner import ModelRunner, worker_device
@@ -82,22 +86,20 @@ def serve(socket: Socket, runner: "ModelRunner", rank: int, report: Callable[[st
             header, *frames = socket.recv_multipart()
         except zmq.ContextTerminated:
             return
+        answer: Sampled | Reply | None = None
         try:
-            message = decoder.decode(header)
-            match message:
-                case Step(step, _):
+            match decoder.decode(header):
+                case Step(step) as plan:
                     report(f"running step {step}", completed)
-                    answer: Sampled | Reply = runner.run(message, frames[0] if frames else b"")
+                    answer = runner.run(plan, frames[0] if frames else b"")
                     completed = step
-                case Control(method=method):
+                case Control(method=method) as control:
                     report(f"answering {method}", completed)
-                    answer = _reply(runner, message)
+                    answer = _reply(runner, control)
         except (msgspec.DecodeError, UnicodeDecodeError, ProtocolError) as error:
             logger.error("dropped a malformed frame: %s", error)
-            continue
-        finally:
-            report("ready", completed)
-        if rank == 0 or isinstance(answer, Reply):
+        report("ready", completed)
+        if isinstance(answer, Reply) or (answer is not None and rank == 0):
             socket.send(encoder.encode(answer))
 
 

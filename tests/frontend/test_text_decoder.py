@@ -94,9 +94,13 @@ def test_any_text_with_byte_fallback(fallback_tokenizer: Tokenizer, text: str, d
     assert "".join(pieces) == whole.removesuffix("\ufffd")
 
 
-def test_bytes_that_are_no_character_do_not_stop_a_stream(fallback_tokenizer: Tokenizer, skip: bool) -> None:
-    half = fallback_tokenizer.encode("🙂")[1:3]
+@pytest.mark.parametrize("noise", [(0xF0, 0x9F), (0x4A, 0x82, 0x60), (0x82, 0x82, 0x82)])
+def test_bytes_that_are_no_character_do_not_stop_a_stream(
+    fallback_tokenizer: Tokenizer, skip: bool, noise: tuple[int, ...]
+) -> None:
+    first_byte = fallback_tokenizer.encode("\0")[1]
+    bad = [first_byte + byte for byte in noise]
     after = fallback_tokenizer.encode("the world")
     decoder = fallback_tokenizer.text_decoder([], skip)
-    text = "".join(decoder.decode([token]) for token in [*half, *after, *half, *after])
+    text = "".join(decoder.decode([token]) for token in [*bad, *after, *bad, *after])
     assert text.count("the world") == 2

@@ -16,6 +16,11 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=["reference", "triton"])
 def kernels(request: pytest.FixtureRequest, device: torch.device) -> Kernels:
     return select(request.param, device)

@@ -55,20 +55,29 @@ class PagedBatch:
                     output[token, head] = weights @ value_cache[blocks, offsets, kv_head] / weights.sum()
         return torch.from_numpy(output)
 
+    def tokens_of(self, row: int) -> slice:
+        return slice(*self.metadata.query_starts[row : row + 2].tolist())
+
     def row(self, row: int) -> "PagedBatch":
         """The batch of that row alone, over the same cache."""
-        start, end = self.metadata.query_starts[row : row + 2].tolist()
-        length = int(self.metadata.sequence_lengths[row])
+        tokens = self.tokens_of(row)
         metadata = replace(
             self.metadata,
             slots=self.metadata.slots[row : row + 1],
-            query_starts=torch.tensor([0, end - start], dtype=torch.int32, device=self.query.device),
             sequence_lengths=self.metadata.sequence_lengths[row : row + 1],
-            max_query_length=end - start,
-            max_sequence_length=length,
-            num_tokens=end - start,
+            max_sequence_length=int(self.metadata.sequence_lengths[row]),
         )
-        return replace(self, query=self.query[start:end], metadata=metadata)
+        return replace(self, metadata=metadata).one_row_of(self.query[tokens])
+
+    def tail(self, length: int) -> "PagedBatch":
+        """The last `length` tokens of a batch of one row, the others being context."""
+        return self.one_row_of(self.query[-length:])
+
+    def one_row_of(self, query: Tensor) -> "PagedBatch":
+        length = query.shape[0]
+        starts = torch.tensor([0, length], dtype=torch.int32, device=query.device)
+        metadata = replace(self.metadata, query_starts=starts, max_query_length=length, num_tokens=length)
+        return replace(self, query=query, metadata=metadata)
 
 
 def paged_batch(rows: list[tuple[int, int]], shape: Shape, device: torch.device, seed: int = 0) -> PagedBatch:

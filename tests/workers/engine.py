@@ -16,7 +16,9 @@ def resolved(model: str, **options: object) -> EngineConfig:
     return engine_config(defaults | options)
 
 
-def worker_config(model: str, rank: int = 0, rendezvous: str = "", address: str = "", **options: object) -> WorkerConfig:
+def worker_config(
+    model: str, rank: int = 0, rendezvous: str = "", address: str = "", **options: object
+) -> WorkerConfig:
     return WorkerConfig(
         engine=resolved(model, **options),
         checkpoint=read_checkpoint(model),

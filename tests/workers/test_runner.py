@@ -1,10 +1,9 @@
 """The runner against transformers on the same weights, and the meaning of every section of a plan."""
 
-import random
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -13,12 +12,19 @@ from transformers import LlamaForCausalLM
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampling, Step
-from pyllm.workers.runner import ModelRunner
+from pyllm.workers.parallel import RankGroup
+from pyllm.workers.runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner
 from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import greedy, loaded_runner, run, worker_config
 
-PROMPT = [5, 17, 200, 31, 8, 8, 250, 100, 3, 77, 41, 9, 160, 22, 61, 12, 33, 2, 90, 140]
+PROMPTS = [
+    [5, 17, 200, 31, 8, 8, 250, 100, 3, 77, 41, 9, 160, 22, 61, 12, 33, 2, 90, 140],
+    [9, 9, 3],
+    [(7 * position * position + 3) % 256 for position in range(45)],
+]
+NUM_TOKENS = 12
+FLAT = Sampling(temperature=1e9)  # Every token is equally likely: the uniform number alone decides.
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +38,19 @@ def runner(model: str) -> ModelRunner:
 
 
 @pytest.fixture(scope="module")
-def oracle(model: str) -> Iterator[LlamaForCausalLM]:
-    yield LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-
-
-def oracle_tokens(oracle: LlamaForCausalLM, prompt: list[int], num_tokens: int) -> list[int]:
-    """Greedy tokens, with the margin between the two best logits checked: closer than this would be a coin toss."""
-    tokens = list(prompt)
-    with torch.inference_mode():
-        for _ in range(num_tokens):
-            best = oracle(torch.tensor([tokens])).logits[0, -1].topk(2)
-            assert best.values[0] - best.values[1] > 1e-3, "choose another prompt"
-            tokens.append(int(best.indices[0]))
-    return tokens[len(prompt) :]
+def expected(model: str) -> list[list[int]]:
+    """Greedy continuations by transformers; two best logits that lie closer than the margin would be a coin toss."""
+    oracle = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    continuations = []
+    for prompt in PROMPTS:
+        tokens = list(prompt)
+        with torch.inference_mode():
+            for _ in range(NUM_TOKENS):
+                best = oracle(torch.tensor([tokens])).logits[0, -1].topk(2)
+                assert best.values[0] - best.values[1] > 1e-3, "choose another prompt"
+                tokens.append(int(best.indices[0]))
+        continuations.append(tokens[len(prompt) :])
+    return continuations
 
 
 def test_the_embedded_model_knows_the_capital_of_france() -> None:
@@ -54,18 +60,155 @@ def test_the_embedded_model_knows_the_capital_of_france() -> None:
     assert tokenizer.decode(greedy(runner, Planner(), 3, prompt, 1)) == " Paris"
 
 
-@pytest.mark.parametrize("options", [{}, {"tied": False}, {"kv_heads": 2, "heads": 8, "head_dim": 32}])
-def test_hidden_states_equal_those_of_transformers(tmp_path: Path, options: dict[str, int]) -> None:
-    model = write_tiny_model(tmp_path, **options)
-    oracle = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager").eval()
-    runner = loaded_runner(model)
-    seen: list[torch.Tensor] = []
-    logits = runner.model.logits
-    runner.model.logits = lambda hidden: seen.append(logits(hidden)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+def test_sequences_one_by_one(runner: ModelRunner, expected: list[list[int]]) -> None:
+    planner = Planner()
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):
+        assert greedy(runner, planner, 0, prompt, NUM_TOKENS) == tokens
+
+
+def test_sequences_all_together(runner: ModelRunner, expected: list[list[int]]) -> None:
+    planner = Planner()
+    for slot in range(3):
+        planner.start(slot)
+    columns = [run(runner, planner.step(*(Row(slot, prompt) for slot, prompt in enumerate(PROMPTS))))]
+    while len(columns) < NUM_TOKENS:
+        columns.append(run(runner, planner.step(*(Row(slot, [-1]) for slot in range(3)))))
+    assert [list(tokens) for tokens in zip(*columns, strict=True)] == expected
+
+
+def test_a_prompt_in_chunks_beside_a_decoding_row(runner: ModelRunner, expected: list[list[int]]) -> None:
     planner = Planner()
     planner.start(0)
-    for chunk in (PROMPT[:7], PROMPT[7:16], PROMPT[16:]):
-        run(runner, planner.step(Row(0, chunk)))
-    with torch.inference_mode():
-        expected = oracle(torch.tensor([PROMPT])).logits[0, [6, 15, 19]]
-    torch.testing.assert_close(torch.cat(seen), expected, rtol=1e-4, atol=1e-4)
+    planner.start(1)
+    short = run(runner, planner.step(Row(0, PROMPTS[1])))
+    for start in range(0, 40, 10):
+        short += run(runner, planner.step(Row(1, PROMPTS[2][start : start + 10], uniforms=()), Row(0, [-1])))
+    both = run(runner, planner.step(Row(0, [-1]), Row(1, PROMPTS[2][40:])))
+    assert [*short, both[0]] == expected[1][:6]
+    assert both[1] == expected[2][0]
+    assert run(runner, planner.step(Row(1, [-1]), Row(0, [-1]))) == [expected[2][1], expected[1][6]]
+
+
+def test_a_step_may_sample_nothing(runner: ModelRunner) -> None:
+    planner = Planner()
+    planner.start(0)
+    step, frame = planner.step(Row(0, PROMPTS[0], uniforms=()))
+    sampled = runner.run(step, frame)
+    assert (sampled.step, sampled.starts, sampled.tokens) == (step.step, bytes(8), b"")
+
+
+def test_a_known_token_and_the_last_sampled_one_are_the_same(runner: ModelRunner, expected: list[list[int]]) -> None:
+    planner = Planner()
+    planner.start(5)
+    run(runner, planner.step(Row(5, PROMPTS[0])))
+    assert run(runner, planner.step(Row(5, [expected[0][0]]))) == [expected[0][1]]
+    assert run(runner, planner.step(Row(5, [-1]))) == [expected[0][2]]
+
+
+def test_the_uniform_number_chooses_and_a_row_may_choose_several_times(runner: ModelRunner) -> None:
+    planner = Planner()
+    planner.start(0, FLAT)
+    planner.start(1)
+    uniforms = (0.0001, 0.5001, 0.9999)
+    step, frame = planner.step(Row(0, PROMPTS[1], uniforms), Row(1, PROMPTS[1], ()), Row(1, PROMPTS[0], (0.9,)))
+    sampled = runner.run(step, frame)
+    tokens = torch.frombuffer(bytearray(sampled.tokens), dtype=torch.int32).tolist()
+    assert tokens[:3] == [0, 145, 289]
+    assert torch.frombuffer(bytearray(sampled.starts), dtype=torch.int32).tolist() == [0, 3, 3, 4]
+
+
+def test_a_fork_goes_on_with_its_parents_parameters_tokens_and_cache(
+    runner: ModelRunner, expected: list[list[int]]
+) -> None:
+    planner = Planner()
+    planner.start(0)
+    first = run(runner, planner.step(Row(0, PROMPTS[0])))
+    planner.fork(0, 6)
+    # The parent leaves the path; the fork, in a copied block, does not notice.
+    assert run(runner, planner.step(Row(0, [77]), Row(6, [-1])))[1] == expected[0][1]
+    assert run(runner, planner.step(Row(6, [-1]), Row(0, [-1])))[0] == expected[0][2]
+    assert first == expected[0][:1]
+
+
+def test_slots_are_copied_before_they_are_initialised(runner: ModelRunner, expected: list[list[int]]) -> None:
+    planner = Planner()
+    planner.start(0)
+    run(runner, planner.step(Row(0, PROMPTS[0])))
+    planner.fork(0, 1)
+    planner.start(0, FLAT)
+    assert run(runner, planner.step(Row(0, PROMPTS[1], (0.9999,)), Row(1, [-1]))) == [289, expected[0][1]]
+
+
+def test_kv_caches_are_as_large_as_they_are_told(model: str) -> None:
+    runner = ModelRunner(worker_config(model), RankGroup())
+    block_bytes = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
+    assert runner.num_blocks() == DEFAULT_CPU_KV_CACHE_BYTES // block_bytes
+    runner = ModelRunner(worker_config(model, kv_cache_memory_bytes="1MiB", dtype="bfloat16"), RankGroup())
+    assert runner.num_blocks() == (1 << 20) // (block_bytes // 2)
+
+
+def test_statistics_count_bytes(runner: ModelRunner) -> None:
+    linear = 2 * 4 * (48 * (6 + 3 + 3) * 16 + 6 * 16 * 48 + 3 * 48 * 96)
+    kv_cache = 64 * 2 * 2 * 16 * 3 * 16 * 4
+    expected = {"linear_bytes": linear, "embedding_bytes": 290 * 48 * 4, "kv_cache_bytes": kv_cache}
+    assert runner.call("statistics") == expected
+
+
+def test_calls_are_those_it_knows(runner: ModelRunner) -> None:
+    assert isinstance(runner.call("instruction_set"), str)
+    with pytest.raises(ProtocolError, match="no method 'load', only allocate, instruction_set, num_blocks, statistics"):
+        runner.call("load")
+    with pytest.raises(ProtocolError, match="64 blocks is allocated already"):
+        runner.call("allocate", (64,))
+
+
+def test_the_largest_step_leaves_no_trace(runner: ModelRunner, expected: list[list[int]]) -> None:
+    planner = Planner()
+    planner.start(0)
+    run(runner, planner.step(Row(0, PROMPTS[0])))
+    runner.run_largest_step()
+    assert run(runner, planner.step(Row(0, [-1]))) == [expected[0][1]]
+
+
+def test_a_step_before_the_kv_cache_is_refused(model: str) -> None:
+    runner = ModelRunner(worker_config(model), RankGroup())
+    planner = Planner()
+    planner.start(0)
+    with pytest.raises(ProtocolError, match="before the KV cache was allocated"):
+        runner.run(*planner.step(Row(0, [1])))
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"swaps": [0, 1, 2]}, "swaps blocks"),
+        ({"slot_inits": [0], "sampling_starts": [0, 2], "sampling": [0xC1, 0xFF]}, "slot 0 do not decode"),
+    ],
+)
+def test_a_plan_that_cannot_be_done_is_refused(runner: ModelRunner, sections: dict[str, Any], message: str) -> None:
+    counts, frame = encode(sections)
+    with pytest.raises(ProtocolError, match=message):
+        runner.run(Step(0, counts), frame)
+
+
+def test_an_unknown_kernel_backend_is_a_configuration_error(model: str) -> None:
+    config = worker_config(model)
+    device = msgspec.structs.replace(config.engine.device, kernel_backend="fast")
+    engine = msgspec.structs.replace(config.engine, device=device)
+    with pytest.raises(ConfigError, match="kernel_backend fast: unknown kernel backend"):
+        ModelRunner(msgspec.structs.replace(config, engine=engine), RankGroup())
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    config = (folder / "config.json").read_text()
+    for before, after, message in (
+        ('"intermediate_size": 96', '"intermediate_size": 90', r"gate_proj.* \(96, 48\), .* needs \(90, 48\)"),
+        ('"num_hidden_layers": 2', '"num_hidden_layers": 3', r"no tensor 'model\.layers\.2\."),
+        ('"num_hidden_layers": 2', '"num_hidden_layers": 1', r"9 tensors belong to no layer"),
+    ):
+        assert before in config
+        (folder / "config.json").write_text(config.replace(before, after))
+        runner = ModelRunner(worker_config(str(folder)), RankGroup())
+        with pytest.raises(ConfigError, match=message):
+            runner.load()

@@ -13,6 +13,7 @@ class VocabularyParallelEmbedding:
 
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
         self._group = placement.group
+        self._shape = (vocab_size, hidden_size)
         self._share = placement.share(vocab_size)
         self.vocab_size = vocab_size
         self.weight = placement.empty(-(-vocab_size // placement.group.size), hidden_size)
@@ -20,7 +21,7 @@ class VocabularyParallelEmbedding:
     def load(self, reader: WeightReader, name: str) -> None:
         """Fill the rows."""
         num_rows = self._share.stop - self._share.start
-        reader.read(name, self.weight[:num_rows], rows=self._share)
+        reader.read(name, self._shape, self.weight[:num_rows], rows=self._share)
         self.weight[num_rows:] = 0
 
     def __call__(self, tokens: Tensor) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]

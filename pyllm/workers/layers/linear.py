@@ -16,6 +16,7 @@ class ColumnParallelLinear:
     """One or several matrices of a common input, side by side in one; each is split by output rows."""
 
     def __init__(self, in_features: int, out_features: tuple[int, ...], placement: Placement) -> None:
+        self._shapes = [(size, in_features) for size in out_features]
         self._shares = [placement.share(size) for size in out_features]
         self.sizes = [share.stop - share.start for share in self._shares]
         self.weight = placement.empty(sum(self.sizes), in_features)
@@ -23,8 +24,8 @@ class ColumnParallelLinear:
     def load(self, reader: WeightReader, *names: str) -> None:
         """Fill the matrices, in the order of `out_features`."""
         parts = torch.split(self.weight, self.sizes)
-        for name, share, part in zip(names, self._shares, parts, strict=True):
-            reader.read(name, part, rows=share)
+        for name, shape, share, part in zip(names, self._shapes, self._shares, parts, strict=True):
+            reader.read(name, shape, part, rows=share)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
         return F.linear(x, self.weight)
@@ -35,12 +36,13 @@ class RowParallelLinear:
 
     def __init__(self, in_features: int, out_features: int, placement: Placement) -> None:
         self._group = placement.group
+        self._shape = (out_features, in_features)
         self._share = placement.share(in_features)
         self.weight = placement.empty(out_features, self._share.stop - self._share.start)
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Fill the matrix."""
-        reader.read(name, self.weight, columns=self._share)
+        reader.read(name, self._shape, self.weight, columns=self._share)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
         return self._group.sum(F.linear(x, self.weight))

@@ -16,7 +16,7 @@ class RMSNorm:
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Fill the scale."""
-        reader.read(name, self.weight)
+        reader.read(name, tuple(self.weight.shape), self.weight)
 
     def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
         """Add `x` [tokens, size] to the residual stream; gives the normalised stream and the stream itself."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyllm.workers.loaders.base import WHOLE
-from pyllm.workers.loaders.table import TensorTable, check_shape
+from pyllm.workers.loaders.table import TensorTable
 
 # What is dequantised at once: the temporary arrays stay in the cache, and the peak of memory stays low.
 _CHUNK_BYTES = 1 << 16
@@ -22,17 +22,15 @@ class GgufReader:
         self._table = table
         self._head_dim = head_dim
 
-    def read(self, name: str, out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
+    def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
-        entry, content = self._table.find(name)
+        entry, content = self._table.find(name, shape)
         kind = gguf.GGMLQuantizationType[entry.type]
-        num_rows = entry.shape[0] if len(entry.shape) == 2 else 1
+        num_rows = shape[0] if len(shape) == 2 else 1
         blocks = content.reshape(num_rows, -1)[rows]  # [rows, bytes of a row]
         if name.endswith(_INTERLEAVED):
             blocks = _deinterleave(blocks, self._head_dim)
-        width = len(range(*columns.indices(entry.shape[-1])))
-        check_shape(entry, tuple(out.shape), (len(blocks), width) if len(entry.shape) == 2 else (width,))
-        matrix = out.view(len(blocks), width)
+        matrix = out.view(len(blocks), out.shape[-1])
         step = max(1, _CHUNK_BYTES // blocks.shape[1])
         for start in range(0, len(blocks), step):
             floats = gguf.quants.dequantize(blocks[start : start + step], kind)

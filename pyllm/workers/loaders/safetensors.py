@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from pyllm.workers.loaders.base import WHOLE
-from pyllm.workers.loaders.table import TensorTable, check_shape
+from pyllm.workers.loaders.table import TensorTable
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -15,13 +15,11 @@ class SafetensorsReader:
     def __init__(self, table: TensorTable) -> None:
         self._table = table
 
-    def read(self, name: str, out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
+    def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
-        entry, content = self._table.find(name)
+        entry, content = self._table.find(name, shape)
         # A tensor may start at an odd byte of the file, so it is copied where its elements would not be aligned.
         dtype = _DTYPES[entry.type]
         aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
-        tensor = torch.from_numpy(aligned).view(dtype).view(entry.shape)
-        part = tensor[rows, columns] if tensor.ndim == 2 else tensor
-        check_shape(entry, tuple(out.shape), tuple(part.shape))
-        out.copy_(part)
+        tensor = torch.from_numpy(aligned).view(dtype).view(shape)
+        out.copy_(tensor[rows, columns] if tensor.ndim == 2 else tensor)

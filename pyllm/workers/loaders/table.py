@@ -15,15 +15,17 @@ class TensorTable:
         self._entries = {entry.name: entry for entry in checkpoint.tensors}
         self._unread = set(self._entries)
 
-    def find(self, name: str) -> tuple[TensorEntry, npt.NDArray[np.uint8]]:
+    def find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorEntry, npt.NDArray[np.uint8]]:
         """A tensor's entry, and its bytes.
 
         Raises:
-            ConfigError: the checkpoint has no such tensor, or the file has shrunk since its header was read.
+            ConfigError: the checkpoint has no such tensor or one of another shape, or the file has shrunk.
         """
         entry = self._entries.get(name)
         if entry is None:
             raise ConfigError(f"the model's files have no tensor {name!r}, which its architecture needs")
+        if entry.shape != shape:
+            raise ConfigError(f"tensor {name!r} has the shape {entry.shape}, and its architecture needs {shape}")
         content = self._files[entry.file][entry.offset : entry.offset + entry.num_bytes]
         if len(content) != entry.num_bytes:
             raise ConfigError(f"tensor {name!r} ends behind the end of its file: was the file changed just now?")
@@ -39,13 +41,3 @@ class TensorTable:
         if self._unread:
             names = ", ".join(sorted(self._unread)[:5])
             raise ConfigError(f"{len(self._unread)} tensors belong to no layer of this architecture: {names}")
-
-
-def check_shape(entry: TensorEntry, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
-    """Refuse a part of a tensor that does not fill the room made for it.
-
-    Raises:
-        ConfigError: with the tensor's name and both shapes.
-    """
-    if expected != found:
-        raise ConfigError(f"tensor {entry.name!r} {entry.shape} gives {found} where the architecture needs {expected}")

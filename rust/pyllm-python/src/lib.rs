@@ -10,7 +10,7 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use buffers::{Plan, bytes, ids_from_buffer, ids_from_bytes};
 
@@ -103,13 +103,16 @@ impl Scheduler {
         request: Integer<u64>,
         sample: Integer<i32>,
     ) -> PyResult<bool> {
-        let sample = match sample.named("sample")? {
-            -1 => None,
-            sample => Some(u32::try_from(sample).map_err(|_| {
-                SchedulerError::new_err(format!("sample is {sample}; give an index, or -1 for all samples"))
-            })?),
+        // What is not in range is not there.
+        let (Integer(Ok(client)), Integer(Ok(request)), Integer(Ok(sample))) = (client, request, sample) else {
+            return Ok(false);
         };
-        let (client, request) = name(client, request)?;
+        let sample = match u32::try_from(sample) {
+            Ok(sample) => Some(sample),
+            Err(_) if sample == -1 => None,
+            Err(_) => return Ok(false),
+        };
+        let (client, request) = (ClientId(client), RequestId(request));
         self.call(py, |scheduler| Ok(scheduler.abort(client, request, sample)))
     }
 
@@ -179,21 +182,22 @@ impl Scheduler {
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let stats = self.call(py, |scheduler| Ok(scheduler.stats()))?;
-        let dict = PyDict::new(py);
-        dict.set_item("num_requests", stats.num_requests)?;
-        dict.set_item("num_running", stats.num_running)?;
-        dict.set_item("num_waiting", stats.num_waiting)?;
-        dict.set_item("num_held", stats.num_held)?;
-        dict.set_item("num_blocks", stats.num_blocks)?;
-        dict.set_item("num_free_blocks", stats.num_free_blocks)?;
-        dict.set_item("num_used_blocks", stats.num_used_blocks)?;
-        dict.set_item("num_cached_blocks", stats.num_cached_blocks)?;
-        dict.set_item("num_preemptions", stats.num_preemptions)?;
-        dict.set_item("prefix_queries", stats.prefix_queries)?;
-        dict.set_item("prefix_hits", stats.prefix_hits)?;
-        dict.set_item("num_computed_tokens", stats.num_computed_tokens)?;
-        dict.set_item("num_steps", stats.num_steps)?;
-        Ok(dict)
+        let named = [
+            ("num_requests", stats.num_requests),
+            ("num_running", stats.num_running),
+            ("num_waiting", stats.num_waiting),
+            ("num_held", stats.num_held),
+            ("num_blocks", stats.num_blocks),
+            ("num_free_blocks", stats.num_free_blocks),
+            ("num_used_blocks", stats.num_used_blocks),
+            ("num_cached_blocks", stats.num_cached_blocks),
+            ("num_preemptions", stats.num_preemptions),
+            ("prefix_queries", stats.prefix_queries),
+            ("prefix_hits", stats.prefix_hits),
+            ("num_computed_tokens", stats.num_computed_tokens),
+            ("num_steps", stats.num_steps),
+        ];
+        named.into_py_dict(py)
     }
 }
 
@@ -221,7 +225,7 @@ fn python_error(error: &Error) -> PyErr {
     }
 }
 
-/// An integer argument. Out of range it is a refused call like any other, so the name is needed to read it.
+/// An integer argument, or what was given in its place if that is out of range: a refused call like any other.
 struct Integer<T>(Result<T, String>);
 
 impl<'a, 'py, T> FromPyObject<'a, 'py> for Integer<T>

@@ -25,12 +25,8 @@ impl KvCache {
         self.prefix.as_ref().map_or(0, PrefixCache::len)
     }
 
-    pub(crate) fn is_shared(&self, block: BlockId) -> bool {
-        self.pool.references(block) > 1
-    }
-
-    pub(crate) fn is_free(&self, block: BlockId) -> bool {
-        self.pool.references(block) == 0
+    pub(crate) fn references(&self, block: BlockId) -> u32 {
+        self.pool.references(block)
     }
 
     /// A block to write to. The caller has looked at `num_free`.
@@ -81,10 +77,6 @@ impl KvCache {
     /// Every block free, and nothing known.
     pub(crate) fn clear(&mut self) {
         *self = Self::new(self.pool.num_blocks(), self.prefix.is_some());
-    }
-
-    pub(crate) fn references(&self, block: BlockId) -> u32 {
-        self.pool.references(block)
     }
 
     /// See `Scheduler::audit`.

@@ -196,10 +196,18 @@ impl Section<'_> {
 
     fn write(&self, buffer: &mut Vec<u8>) {
         match self {
-            Self::Ints(values) => buffer.extend(values.iter().flat_map(|value| value.to_le_bytes())),
-            Self::Floats(values) => buffer.extend(values.iter().flat_map(|value| value.to_le_bytes())),
+            Self::Ints(values) => write_words(buffer, values, i32::to_le_bytes),
+            Self::Floats(values) => write_words(buffer, values, f32::to_le_bytes),
             Self::Bytes(values) => buffer.extend_from_slice(values),
         }
+    }
+}
+
+fn write_words<T: Copy>(buffer: &mut Vec<u8>, values: &[T], to_le_bytes: impl Fn(T) -> [u8; 4]) {
+    let start = buffer.len();
+    buffer.resize(start + values.len() * 4, 0);
+    for (place, &value) in buffer[start..].chunks_exact_mut(4).zip(values) {
+        place.copy_from_slice(&to_le_bytes(value));
     }
 }
 

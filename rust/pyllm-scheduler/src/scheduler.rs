@@ -45,7 +45,7 @@ pub struct Scheduler {
     spare_rows: Vec<Vec<Row>>,
     message: Vec<u8>,
     found: Vec<BlockId>,
-    copied: Vec<BlockId>,
+    copied: Vec<BlockId>, // by the plan being made, each with one reference of its own
     forked: Vec<(Key<Sequence>, i32)>,
 }
 
@@ -230,7 +230,6 @@ impl Scheduler {
             sequence.blocks.clear();
             sequence.num_computed = 0;
             sequence.num_in_flight = 0;
-            sequence.num_stored = 0;
         }
         self.spare_rows.extend(self.steps.drain(..).map(|step| step.rows));
         self.slot_copies.clear();
@@ -294,7 +293,6 @@ impl Scheduler {
         if let State::Running(slot) = sequence.state {
             self.cache.free_chain(&mut sequence.blocks);
             sequence.num_computed = 0;
-            sequence.num_stored = 0;
             self.slot_copies.retain(|&(_, destination)| destination != slot);
             self.free_slots.push(slot);
         }

@@ -1,8 +1,9 @@
 //! Admission: the first in the queue runs when a slot is free and all its tokens fit in the blocks that are free and
 //! not spoken for. It starts after what the prefix cache holds of it.
 
+use crate::arena::Key;
 use crate::ids::BlockId;
-use crate::sequence::State;
+use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
 use super::planning::Planning;
@@ -34,8 +35,10 @@ impl Scheduler {
             sequence.num_computed = self.found.len() as u32 * self.config.block_size;
             if sequence.cached_tokens.is_none() {
                 sequence.cached_tokens = Some(sequence.num_computed.min(sequence.num_prompt_tokens));
-                self.counters.prefix_queries += u64::from(sequence.num_known());
-                self.counters.prefix_hits += u64::from(sequence.num_computed);
+                if self.config.enable_prefix_caching {
+                    self.counters.prefix_queries += u64::from(sequence.num_known());
+                    self.counters.prefix_hits += u64::from(sequence.num_computed);
+                }
             }
             let num_tokens = (sequence.num_known() - sequence.num_computed).min(planning.budget);
             self.plan_row(key, num_tokens, planning);
@@ -43,7 +46,7 @@ impl Scheduler {
     }
 
     /// Looks up what is cached of a waiting sequence, into `found`. False: the rest does not fit now.
-    fn find_cached(&mut self, key: crate::arena::Key<crate::sequence::Sequence>, planning: &Planning) -> bool {
+    fn find_cached(&mut self, key: Key<Sequence>, planning: &Planning) -> bool {
         let committed = self.oldest_step();
         let sequence = &mut self.sequences[key];
         let live = &self.requests[sequence.request];
@@ -56,7 +59,7 @@ impl Scheduler {
             let hashes = sequence.hashes(live).take(most);
             self.cache.find_chain(hashes, planning.step, committed, &mut self.found);
         }
-        let is_free = |block: &&BlockId| self.cache.is_free(**block);
+        let is_free = |block: &&BlockId| self.cache.references(**block) == 0;
         let from_free = self.config.blocks_for(num_known) as usize - self.found.len()
             + self.found.iter().filter(is_free).count()
             + planning.outstanding as usize;

@@ -3,7 +3,8 @@
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
-use crate::ids::StepId;
+use crate::ids::{BlockId, StepId};
+use crate::kv_cache::KvCache;
 use crate::philox;
 use crate::plan::Plan;
 use crate::sequence::Sequence;
@@ -101,13 +102,13 @@ impl Scheduler {
         let sequence = &self.sequences[key];
         let num_blocks = self.config.blocks_for(sequence.num_computed + num_tokens);
         let writes_shared = sequence.blocks.get((sequence.num_computed / self.config.block_size) as usize);
-        let num_copies = u32::from(writes_shared.is_some_and(|&block| self.cache.is_shared(block)));
+        let num_copies = u32::from(writes_shared.is_some_and(|&block| is_shared(&self.cache, &self.copied, block)));
         num_blocks - sequence.blocks.len() as u32 + num_copies
     }
 
     /// Plans the next `num_tokens` tokens of a running sequence. The blocks for them are free.
     pub(super) fn plan_row(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) {
-        let Self { config, cache, draft, sequences, requests, .. } = self;
+        let Self { config, cache, copied, draft, sequences, requests, .. } = self;
         let sequence = &mut sequences[key];
         let live = &requests[sequence.request];
         let slot = sequence.slot().expect("the sequence is running");
@@ -116,12 +117,16 @@ impl Scheduler {
 
         // Only the block that is partly full can be shared with another sample.
         let first = (start / block_size) as usize;
-        if let Some(block) = sequence.blocks.get_mut(first).filter(|block| cache.is_shared(**block)) {
+        if let Some(block) = sequence.blocks.get_mut(first).filter(|block| is_shared(cache, copied, **block)) {
             let copy = cache.allocate();
             draft.copy_block(*block, copy);
             draft.change_table(slot, first, copy);
-            // The reference goes when the plan is made, so that no other copy of this step is made into the source.
-            self.copied.push(std::mem::replace(block, copy));
+            let source = std::mem::replace(block, copy);
+            if copied.contains(&source) {
+                cache.free(source);
+            } else {
+                copied.push(source);
+            }
         }
         for index in sequence.blocks.len()..config.blocks_for(end) as usize {
             let block = cache.allocate();
@@ -176,4 +181,11 @@ impl Scheduler {
         }
         sequence.num_stored = num_full;
     }
+}
+
+/// Whether more than one sequence refers to a block. What this step copies keeps one reference more until the plan is
+/// made, so that no copy goes into a block that another copy reads.
+fn is_shared(cache: &KvCache, copied: &[BlockId], block: BlockId) -> bool {
+    let references = cache.references(block);
+    references > 1 && references - u32::from(copied.contains(&block)) > 1
 }

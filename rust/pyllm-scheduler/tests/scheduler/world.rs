@@ -1,14 +1,16 @@
 //! Clients, the scheduler and a device, with several steps in flight. It makes the calls, keeps what every client has
 //! heard, and compares all of it with what the oracle said when the request was added.
 
+mod refusals;
+
 use std::collections::{BTreeMap, VecDeque};
 
 use pyllm_scheduler::{ClientId, Config, Error, Finish, Output, Request, RequestId, Scheduler, Stats, StepId, uniform};
 
-use super::calls::{Add, Call, Wrong};
-use super::device::{Device, Row};
-use super::oracle::{self, Prefix};
-use super::sections::Sections;
+use crate::calls::{Add, Call};
+use crate::device::{Device, Row};
+use crate::oracle::{self, Prefix};
+use crate::sections::Sections;
 
 pub struct World {
     config: Config,
@@ -18,6 +20,7 @@ pub struct World {
     in_flight: VecDeque<InFlight>,
     requests: Vec<Known>,
     now: f64,
+    added_tokens: u64,
     /// What has happened and how often, so that a test can tell that it did.
     pub seen: BTreeMap<&'static str, u64>,
 }
@@ -46,15 +49,15 @@ struct KnownSample {
 
 impl World {
     pub fn new(config: Config, depth: usize) -> Self {
-        let sizes = [config.block_size, config.num_blocks, config.max_num_seqs].map(|size| size as usize);
         Self {
             scheduler: Scheduler::new(config.clone()).expect("the limits are in range"),
-            device: Device::new(sizes[0], sizes[1], sizes[2]),
+            device: device(&config),
             config,
             depth,
             in_flight: VecDeque::new(),
             requests: Vec::new(),
             now: 0.0,
+            added_tokens: 0,
             seen: BTreeMap::new(),
         }
     }
@@ -86,22 +89,22 @@ impl World {
             if self.scheduler.stats().num_requests == 0 && self.in_flight.is_empty() {
                 break;
             }
-            self.schedule();
-            if self.in_flight.len() == self.depth || self.scheduler.stats().num_requests == 0 {
-                self.commit();
-            } else if !self.in_flight.is_empty() {
+            for _ in 0..self.depth {
                 self.schedule();
-                self.commit();
             }
+            self.commit();
             self.audit();
         }
-        (0..3).for_each(|client| self.take(client));
+        for client in 0..3 {
+            self.take(client);
+        }
         let unfinished = |known: &&Known| !known.dropped && known.samples.iter().any(|sample| !sample.finished);
         assert_eq!(self.requests.iter().filter(unfinished).count(), 0, "every request comes to its end");
         let stats = self.scheduler.stats();
         let Stats { num_requests, num_running, num_waiting, num_held, num_used_blocks, .. } = stats;
         assert_eq!([num_requests, num_running, num_waiting, num_held, num_used_blocks], [0; 5]);
         assert!(self.scheduler.pending_clients().is_empty());
+        assert!(stats.prefix_queries <= self.added_tokens, "a sequence is looked up at its first admission only");
         self.saw("preemptions", stats.num_preemptions);
         self.saw("prefix hits", stats.prefix_hits);
     }
@@ -126,6 +129,9 @@ impl World {
         match self.scheduler.add(given) {
             Ok(()) => {
                 assert!(self.fits(&request));
+                let resumed = samples.iter().filter(|sample| !sample.finished && add.resume.is_some());
+                let lengths = resumed.map(|sample| request.prompt.len() + sample.received.len());
+                self.added_tokens += lengths.sum::<usize>().max(request.prompt.len()) as u64;
                 self.requests.push(Known { request, held: false, dropped: false, samples });
             }
             Err(Error::PromptTooLong { num_tokens, .. }) => {
@@ -190,28 +196,33 @@ impl World {
     /// A row reads the beginning of one of its request's samples, and draws that sample's number.
     fn check_row(&self, row: &Row) {
         let known = known(&self.requests, &row.request);
+        assert!(!known.held && !known.dropped);
         let request = &known.request;
         let reads = |sample: &KnownSample| {
             let whole = || request.prompt.iter().chain(&sample.expected);
             // Steps planned before a stop token was known go past it; what they compute is dropped.
             row.context.len() < whole().count() + self.depth && row.context.iter().zip(whole()).all(|(a, b)| a == b)
         };
+        let longest = (request.prompt.len() as u32 + request.max_tokens).min(self.config.max_model_len);
+        assert!(row.context.len() < longest as usize, "the last token that there can be is never computed");
         let samples = known.samples.iter().enumerate().filter(|(_, sample)| reads(sample));
         let samples: Vec<u32> = samples.map(|(index, _)| index as u32).collect();
         assert!(!samples.is_empty(), "a row reads what no sample of its request has: {:?}", row.context);
         let position = (row.context.len() as u32).saturating_sub(request.prompt.len() as u32);
-        let draws = |sample: &u32| uniform(request.seed, position, *sample).to_bits();
+        let number = |sample: &u32| uniform(request.seed, position, *sample).to_bits();
         let drawn: Vec<u32> = row.uniforms.iter().map(|uniform| uniform.to_bits()).collect();
         match drawn[..] {
             [] => {}
-            [one] => assert!(samples.iter().any(|sample| draws(sample) == one), "a number of another sample"),
-            _ => assert_eq!(drawn, (0..request.n).map(|sample| draws(&sample)).collect::<Vec<_>>()),
+            [one] => assert!(samples.iter().any(|sample| number(sample) == one), "a number of another sample"),
+            _ => assert_eq!(drawn, (0..request.n).map(|sample| number(&sample)).collect::<Vec<_>>()),
         }
     }
 
     fn note(&mut self, sections: &Sections, before: &Stats) {
         let after = self.scheduler.stats();
         let lengths: Vec<usize> = sections.ranges("query_starts").iter().map(ExactSizeIterator::len).collect();
+        let preempted = after.num_preemptions > before.num_preemptions;
+        assert!(!preempted || sections.slot_inits().is_empty(), "nothing is admitted by a step that preempts");
         let is_mixed = lengths.contains(&1) && lengths.iter().any(|&length| length > 1);
         self.saw("tokens in flight", sections.ints("tokens").iter().filter(|&&token| token == -1).count() as u64);
         self.saw("block copies", sections.pairs("block_copies").len() as u64);
@@ -313,107 +324,13 @@ impl World {
 
     fn lose_device(&mut self) {
         self.scheduler.lose_device();
-        let sizes =
-            [self.config.block_size, self.config.num_blocks, self.config.max_num_seqs].map(|size| size as usize);
-        self.device = Device::new(sizes[0], sizes[1], sizes[2]);
+        self.device = device(&self.config);
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_used_blocks, stats.num_cached_blocks, stats.num_running), (0, 0, 0));
         for InFlight { step, starts, tokens } in std::mem::take(&mut self.in_flight) {
             let late = self.scheduler.commit(step, &starts, &tokens).map(<[ClientId]>::to_vec);
             assert_eq!(late, Err(Error::UnknownStep { step }));
         }
-    }
-
-    /// A call that must be refused, and must change nothing.
-    fn refused(&mut self, wrong: Wrong) {
-        let before = self.scheduler.stats();
-        let error = match wrong {
-            Wrong::AddTwice { pick } => self.add_twice(pick),
-            Wrong::AddInvalid { kind } => self.add_invalid(kind),
-            Wrong::CommitUnknown => self.scheduler.commit(StepId(1 << 40), &[0], &[]).err(),
-            Wrong::CommitOutOfOrder => self.commit_out_of_order(),
-            Wrong::CommitShape { kind } => self.commit_shape(kind),
-            Wrong::TimeGoesBack => {
-                let time = if before.num_steps % 2 == 0 { self.now - 1.0 } else { f64::NAN };
-                if self.now > 0.0 { self.scheduler.schedule(time).err() } else { return }
-            }
-            Wrong::HoldTwice { pick } => {
-                let Some(index) = self.pick(pick).filter(|&index| self.requests[index].held) else { return };
-                let request = &self.requests[index].request;
-                self.scheduler.hold(request.client, request.id, "again").err()
-            }
-            Wrong::ReleaseNotHeld { pick } => {
-                let Some(index) = self.pick(pick).filter(|&index| !self.requests[index].held) else { return };
-                let request = &self.requests[index].request;
-                self.scheduler.release(request.client, request.id).err()
-            }
-            Wrong::UnknownRequest => {
-                assert!(!self.scheduler.abort(ClientId(9), RequestId(9), None));
-                self.scheduler.drop_client(ClientId(9));
-                assert!(self.scheduler.take_deltas(ClientId(9)).is_none());
-                self.scheduler.hold(ClientId(9), RequestId(9), "").err()
-            }
-        };
-        let Some(error) = error else { return };
-        assert!(!error.to_string().is_empty());
-        assert_eq!(self.scheduler.stats(), before, "a refused call changes nothing");
-        self.saw("refused calls", 1);
-    }
-
-    fn add_twice(&mut self, pick: usize) -> Option<Error> {
-        let index = self.pick(pick)?;
-        let known = &self.requests[index];
-        if known.dropped || known.samples.iter().all(|sample| sample.finished) {
-            return None;
-        }
-        let again = self.scheduler.add(Request { outputs: Vec::new(), ..known.request.clone() });
-        assert!(matches!(again, Err(Error::DuplicateRequest { .. })));
-        again.err()
-    }
-
-    fn add_invalid(&mut self, kind: usize) -> Option<Error> {
-        let id = RequestId(1 << 40);
-        let valid = Request { id, prompt: vec![1], n: 1, max_tokens: 2, ..Request::default() };
-        let output = |length, finished| Output { tokens: vec![1; length], finished };
-        let request = match kind {
-            0 => Request { prompt: Vec::new(), ..valid },
-            1 => Request { prompt: vec![1, -1], ..valid },
-            2 => Request { n: 0, ..valid },
-            3 => Request { n: Request::MAX_SAMPLES + 1, ..valid },
-            4 => Request { max_tokens: 0, ..valid },
-            5 => Request { arrival: f64::NAN, ..valid },
-            6 => Request { outputs: vec![output(0, false); 2], ..valid },
-            _ => Request { outputs: vec![output(2, false)], ..valid },
-        };
-        let refused = self.scheduler.add(request);
-        assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
-        refused.err()
-    }
-
-    fn commit_out_of_order(&mut self) -> Option<Error> {
-        let (oldest, newest) = (self.in_flight.front()?, self.in_flight.back()?);
-        if oldest.step == newest.step {
-            return None;
-        }
-        let result = self.scheduler.commit(newest.step, &newest.starts, &newest.tokens).map(<[ClientId]>::to_vec);
-        assert_eq!(result, Err(Error::OutOfOrder { step: newest.step, oldest: oldest.step }));
-        result.err()
-    }
-
-    fn commit_shape(&mut self, kind: usize) -> Option<Error> {
-        let oldest = self.in_flight.front()?;
-        let (mut starts, mut tokens) = (oldest.starts.clone(), oldest.tokens.clone());
-        match kind {
-            0 => starts.clear(),
-            1 => starts.push(tokens.len() as i32),
-            2 => tokens.push(1),
-            3 => starts[0] = i32::MIN,
-            _ if tokens.is_empty() => return None,
-            _ => tokens[0] = -1,
-        }
-        let result = self.scheduler.commit(oldest.step, &starts, &tokens).map(<[ClientId]>::to_vec);
-        assert!(matches!(result, Err(Error::Sampled { .. })), "{result:?}");
-        result.err()
     }
 
     /// A request there has been, with all its news heard, so that the world knows whether it is live.
@@ -430,6 +347,10 @@ impl World {
         let stats = self.scheduler.stats();
         assert_eq!(stats.num_free_blocks + stats.num_used_blocks, stats.num_blocks);
     }
+}
+
+fn device(config: &Config) -> Device {
+    Device::new(config.block_size as usize, config.num_blocks as usize, config.max_num_seqs as usize)
 }
 
 fn known<'a>(requests: &'a [Known], sampling: &[u8]) -> &'a Known {

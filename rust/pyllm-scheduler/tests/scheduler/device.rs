@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use super::oracle::Prefix;
-use super::sections::Sections;
+use crate::oracle::Prefix;
+use crate::sections::Sections;
 
 /// What a place in the KV cache holds.
 #[derive(Clone, Copy, Debug)]
@@ -77,7 +77,8 @@ impl Device {
         assert_distinct("block copies' destinations", copies.iter().map(|copy| copy.1));
         for &(source, destination) in &copies {
             assert!(copies.iter().all(|copy| copy.1 != source), "block {source} is copied from and to");
-            self.blocks[destination] = self.blocks[source].clone();
+            let content = self.blocks[source].clone();
+            self.blocks[destination] = content;
         }
     }
 

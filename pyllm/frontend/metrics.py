@@ -1,0 +1,202 @@
+"""The one list of metrics: vLLM's names, meanings and bounds. Counts what one API process serves, asks for the rest.
+
+Everything is plain numbers, and becomes Prometheus families when scraped: a token costs two additions.
+"""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pyllm.messages import ModelInfo
+
+CONTENT_TYPE = "text/plain; version=0.0.4"  # the charset is appended by the framework
+
+FIRST_TOKEN_BOUNDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+INTER_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+REQUEST_BOUNDS = (
+    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
+)  # fmt: skip
+NUM_SAMPLES_BOUNDS = (1, 2, 5, 10, 20)
+FINISH_REASONS = ("stop", "length", "abort", "error")
+
+Stats = Mapping[str, int]
+
+
+class Histogram:
+    """Counts of observations up to each bound; the last count is for those above all bounds."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative counts, as Prometheus wants them."""
+        total, buckets = 0, []
+        for bound, count in zip([*map(float, self.bounds), "+Inf"], self.counts, strict=True):
+            total += count
+            buckets.append((str(bound), float(total)))
+        return buckets
+
+
+class Metrics(Collector):
+    """All metrics of one API process."""
+
+    def __init__(self, model_name: str, model: ModelInfo, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.clock = clock
+        self.prompt_tokens = 0
+        self.cached_prompt_tokens = 0
+        self.generation_tokens = 0
+        self.finished = dict.fromkeys(FINISH_REASONS, 0)
+        self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
+        self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
+        self.request_seconds = Histogram(REQUEST_BOUNDS)
+        self.request_prompt_tokens = Histogram(token_bounds(model.max_model_len))
+        self.request_generation_tokens = Histogram(token_bounds(model.max_model_len))
+        self.request_num_samples = Histogram(NUM_SAMPLES_BOUNDS)
+        self._model = model
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._stats: Stats = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def request(self, num_prompt_tokens: int, num_samples: int) -> "RequestMetrics":
+        """Follow one request, which arrives now."""
+        self.request_num_samples.observe(num_samples)
+        return RequestMetrics(self, num_prompt_tokens, num_samples)
+
+    def expose(self, stats: Stats) -> bytes:
+        """Prometheus' text. `stats` are the core's; empty, where it does not answer: its metrics are left out then."""
+        self._stats = stats
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, in the order of `vllm.md`'s table."""
+        if self._stats:
+            yield from self._collect_core(self._stats)
+        yield self._counter("prompt_tokens", "Prompt tokens of requests that got a token.", self.prompt_tokens)
+        yield self._counter("prompt_tokens_cached", "Of these, found in the prefix cache.", self.cached_prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated.", self.generation_tokens)
+        success = CounterMetricFamily(
+            "vllm:request_success", "Samples that ended.", labels=[*self._labels, "finished_reason"]
+        )
+        for reason, count in self.finished.items():
+            success.add_metric([*self._labels.values(), reason], count)
+        yield success
+        yield self._histogram("time_to_first_token_seconds", "From arrival to the first token.", self.first_token)
+        yield self._histogram("inter_token_latency_seconds", "Between two deltas of a sample.", self.inter_token)
+        yield self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", self.request_seconds)
+        yield self._histogram("request_prompt_tokens", "Prompt tokens.", self.request_prompt_tokens)
+        yield self._histogram("request_generation_tokens", "Tokens of a sample.", self.request_generation_tokens)
+        yield self._histogram("request_params_n", "Samples of a request.", self.request_num_samples)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing, so that registering does not collect."""
+        return iter(())
+
+    def _collect_core(self, stats: Stats) -> Iterator[Metric]:
+        waiting, held = stats["num_waiting"], stats["num_held"]
+        yield self._gauge("num_requests_running", "Requests that are being computed.", stats["num_running"])
+        yield self._gauge("num_requests_waiting", "Requests that wait.", waiting + held)
+        by_reason = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason", "Requests that wait.", labels=[*self._labels, "reason"]
+        )
+        by_reason.add_metric([*self._labels.values(), "capacity"], waiting)
+        by_reason.add_metric([*self._labels.values(), "deferred"], held)
+        yield by_reason
+        usage = stats["num_used_blocks"] / stats["num_blocks"]
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
+        yield self._counter("num_preemptions", "Preemptions.", stats["num_preemptions"])
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up.", stats["prefix_queries"])
+        yield self._counter("prefix_cache_hits", "Prompt tokens found.", stats["prefix_hits"])
+        configuration = {
+            "block_size": str(self._model.block_size),
+            "num_gpu_blocks": str(self._model.num_blocks),
+            "cache_dtype": self._model.dtype,
+        }
+        info = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache's configuration.", labels=[*self._labels, *configuration]
+        )
+        info.add_metric([*self._labels.values(), *configuration.values()], 1)
+        yield info
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.sum)
+        return family
+
+
+class RequestMetrics:
+    """One request's times and counts, as they happen."""
+
+    __slots__ = ("_arrival", "_last", "_metrics", "_num_open", "_num_prompt_tokens", "_num_tokens")
+
+    def __init__(self, metrics: Metrics, num_prompt_tokens: int, num_samples: int) -> None:
+        self._metrics = metrics
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_open = num_samples
+        self._arrival = metrics.clock()
+        self._last: dict[int, float] = {}
+        self._num_tokens: dict[int, int] = {}
+
+    def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> None:
+        """A sample got tokens."""
+        metrics = self._metrics
+        now = metrics.clock()
+        last = self._last.get(sample)
+        if last is not None:
+            metrics.inter_token.observe(now - last)
+        else:
+            if not self._last:
+                metrics.prompt_tokens += self._num_prompt_tokens
+                metrics.cached_prompt_tokens += num_cached_tokens
+                metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
+            metrics.first_token.observe(now - self._arrival)
+        self._last[sample] = now
+        self._num_tokens[sample] = self._num_tokens.get(sample, 0) + num_tokens
+        metrics.generation_tokens += num_tokens
+
+    def finish(self, sample: int, reason: str) -> None:
+        """A sample has ended."""
+        metrics = self._metrics
+        self._num_open -= 1
+        metrics.finished[reason] += 1
+        metrics.request_seconds.observe(metrics.clock() - self._arrival)
+        metrics.request_generation_tokens.observe(self._num_tokens.get(sample, 0))
+
+    def end(self, reason: str) -> None:
+        """Whatever has not ended by itself ends now."""
+        self._metrics.finished[reason] += self._num_open
+        self._num_open = 0
+
+
+def token_bounds(max_model_len: int) -> list[int]:
+    """1, 2 and 5 times the powers of ten, up to the context's length."""
+    bounds = []
+    power = 1
+    while power <= max_model_len:
+        bounds += [power * step for step in (1, 2, 5) if power * step <= max_model_len]
+        power *= 10
+    return bounds

@@ -1,0 +1,126 @@
+"""Everything that one HTTP request has the engine do: all samples of all its prompts. Knows no response format."""
+
+from typing import Protocol
+
+from pyllm.errors import PyllmError
+from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.metrics import RequestMetrics
+from pyllm.frontend.openai.protocol import PromptTokensDetails, Usage
+from pyllm.frontend.outputs import RequestProcessor
+from pyllm.frontend.server_state import ServerState
+from pyllm.sampling_params import SamplingParams
+
+
+class Receiver(Protocol):
+    """Where the text goes. Choices are numbered prompt by prompt, and within one by sample."""
+
+    def text(self, choice: int, delta: TextDelta) -> None:
+        """New text of one choice; one with a finish reason is its last."""
+
+    def error(self, error: PyllmError) -> None:
+        """The whole request has failed; nothing follows."""
+
+
+class Generation:
+    """Submits the prompts, counts what comes, and ends all of it when one part fails or nobody waits any more."""
+
+    def __init__(self, state: ServerState, prompts: list[list[int]], params: SamplingParams) -> None:
+        self.num_choices = len(prompts) * params.n
+        self._state = state
+        self._prompts = prompts
+        self._params = params
+        self._receiver: Receiver
+        self._processors: list[RequestProcessor] = []
+        self._metrics: list[RequestMetrics] = []
+        self._num_open = self.num_choices
+        self._num_tokens = 0
+        self._num_cached_tokens = [0] * len(prompts)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing follows."""
+        return self._num_open == 0
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        num_prompt_tokens = sum(map(len, self._prompts))
+        return Usage(
+            num_prompt_tokens,
+            self._num_tokens,
+            num_prompt_tokens + self._num_tokens,
+            PromptTokensDetails(sum(self._num_cached_tokens)),
+        )
+
+    def start(self, receiver: Receiver) -> None:
+        """Submit every prompt.
+
+        Raises:
+            RequestError, EngineDeadError: one of them cannot run; then none does.
+        """
+        self._receiver = receiver
+        self._state.enter(self.fail)
+        try:
+            for index, prompt in enumerate(self._prompts):
+                self._submit(index, prompt)
+        except PyllmError:
+            self._end("error")
+            raise
+
+    def abort(self) -> None:
+        """End what still runs; nothing more is heard of it."""
+        self._end("abort")
+
+    def fail(self, error: PyllmError) -> None:
+        """End what still runs, and tell the receiver why."""
+        if not self.finished:
+            self._end("error")
+            self._receiver.error(error)
+
+    def take(self, prompt: int, choice: int, delta: TextDelta, num_cached_tokens: int) -> None:
+        """Count new text and pass it on."""
+        self._num_tokens += delta.num_tokens
+        self._num_cached_tokens[prompt] = num_cached_tokens
+        if delta.finish_reason is not None:
+            self._num_open -= 1
+            if self._num_open == 0:
+                self._state.leave(self.fail)
+        self._receiver.text(choice, delta)
+
+    def _submit(self, index: int, prompt: list[int]) -> None:
+        if self.finished:
+            return  # One before it was refused at once.
+        metrics = self._state.metrics.request(len(prompt), self._params.n)
+        self._metrics.append(metrics)
+        sink = _PromptSink(self, index, index * self._params.n, metrics)
+        self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, prompt, self._params, sink))
+
+    def _end(self, reason: str) -> None:
+        self._num_open = 0
+        for processor in self._processors:
+            processor.abort()
+        for metrics in self._metrics:
+            metrics.end(reason)
+        self._state.leave(self.fail)
+
+
+class _PromptSink:
+    """The text sink of one prompt's samples."""
+
+    __slots__ = ("_first_choice", "_generation", "_metrics", "_prompt")
+
+    def __init__(self, generation: Generation, prompt: int, first_choice: int, metrics: RequestMetrics) -> None:
+        self._generation = generation
+        self._prompt = prompt
+        self._first_choice = first_choice
+        self._metrics = metrics
+
+    def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
+        if delta.tokens:
+            self._metrics.delta(sample, delta.num_tokens, num_cached_tokens)
+        if delta.finish_reason is not None:
+            self._metrics.finish(sample, delta.finish_reason)
+        self._generation.take(self._prompt, self._first_choice + sample, delta, num_cached_tokens)
+
+    def error(self, error: PyllmError) -> None:
+        self._generation.fail(error)

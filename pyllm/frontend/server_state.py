@@ -1,0 +1,77 @@
+"""What the routes of one API process share: the engine, the model's texts, the metrics, and what is being answered."""
+
+import asyncio
+from collections.abc import Callable
+
+from pyllm.errors import EngineDeadError, PyllmError
+from pyllm.frontend.chat_template import ChatTemplate
+from pyllm.frontend.client import EngineClient
+from pyllm.frontend.metrics import Metrics
+from pyllm.frontend.submission import refuse_prompt
+from pyllm.frontend.tokenizer import Tokenizer
+
+Fail = Callable[[PyllmError], None]
+
+
+class ServerState:
+    """Made once at start. `chat_template` is None for a model that has none."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        model_name: str,
+    ) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.model_name = model_name
+        self.metrics = Metrics(model_name, client.model)
+        self.draining = False
+        self._running: set[Fail] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether new requests are taken."""
+        return self.client.alive and not self.draining
+
+    def enter(self, fail: Fail) -> None:
+        """Note that an answer has begun, and how to end it.
+
+        Raises:
+            EngineDeadError: the server is shutting down.
+        """
+        if self.draining:
+            raise EngineDeadError("the server is shutting down and takes no new requests")
+        self._running.add(fail)
+        self._idle.clear()
+
+    def leave(self, fail: Fail) -> None:
+        """Note that it has ended."""
+        self._running.discard(fail)
+        if not self._running:
+            self._idle.set()
+
+    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a prompt, off the event loop where it is long.
+
+        Raises:
+            RequestTooLargeError: it certainly cannot fit; such a text is not even encoded.
+        """
+        least = self.tokenizer.min_tokens(text)
+        if least >= self.client.model.max_model_len:
+            raise refuse_prompt(f"at least {least}", self.client.model)
+        return await self.tokenizer.encode_async(text, add_special_tokens)
+
+    async def drain(self, grace: float) -> None:
+        """Take nothing new; give what runs `grace` seconds to finish, then end it with an error."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            for fail in list(self._running):
+                fail(EngineDeadError(f"the server shut down before this request was finished ({grace:g} s)"))

@@ -1,0 +1,156 @@
+"""HTTP answers that are pushed: whoever has something to send sends it, without a queue, task or wake-up per answer.
+
+Knows ASGI and one slow reader at a time. Does not know what is sent.
+"""
+
+import asyncio
+import logging
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, Protocol, cast
+
+from litestar.response import Response
+from litestar.response.base import ASGIResponse
+from litestar.types import HTTPSendMessage, Receive, Scope, Send
+
+# How long a reader may take nothing at all before its answer is given up.
+READER_PATIENCE = 60.0
+
+logger = logging.getLogger(__name__)
+
+
+class Channel:
+    """The sending half of one HTTP exchange.
+
+    A message goes to the socket before `send` returns, unless the reader is slow: then a task waits for the socket and
+    the channel is `blocked` until `on_drained` is called. Who sends is expected to merge what it has until then.
+    """
+
+    def __init__(
+        self, send: Send, on_drained: Callable[[], None], on_stalled: Callable[[], object], patience: float
+    ) -> None:
+        self.started = False
+        self.stalled = False
+        # The declared type is an awaitable; it is a coroutine function in every server.
+        self._send = cast("Callable[[HTTPSendMessage], Coroutine[Any, Any, None]]", send)
+        self._on_drained = on_drained
+        self._on_stalled = on_stalled
+        self._patience = patience
+        self._waiting: deque[HTTPSendMessage] = deque()
+        self._draining: asyncio.Task[None] | None = None
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the reader still has to take what was sent before."""
+        return self._draining is not None
+
+    def start(self, status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
+        """Send the status and the headers."""
+        self.started = True
+        self._push(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), *headers]}
+        )
+
+    def write(self, body: bytes) -> None:
+        """Send a part of the body."""
+        self._push({"type": "http.response.body", "body": body, "more_body": True})
+
+    def finish(self, body: bytes) -> None:
+        """Send the last part of the body."""
+        self._push({"type": "http.response.body", "body": body, "more_body": False})
+
+    def close(self) -> None:
+        """Send nothing more."""
+        self._waiting.clear()
+        if self._draining is not None:
+            self._draining.cancel()
+
+    def _push(self, message: HTTPSendMessage) -> None:
+        if self._draining is not None:
+            self._waiting.append(message)
+            return
+        sending = self._send(message)
+        try:
+            # A server's `send` is a coroutine that ends at once when the socket takes the bytes.
+            waited_for = sending.send(None)
+        except StopIteration:
+            return
+        self._draining = asyncio.create_task(self._drain(_resume(sending, waited_for)))
+
+    async def _drain(self, sending: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                await sending
+            while self._waiting:
+                async with asyncio.timeout(self._patience):
+                    await self._send(self._waiting.popleft())
+        except TimeoutError:
+            self.stalled = True
+            self._on_stalled()
+        else:
+            self._draining = None
+            self._on_drained()
+
+
+@types.coroutine
+def _resume(sending: Coroutine[Any, Any, None], waited_for: Any) -> Generator[Any, Any, None]:
+    """The rest of a coroutine that was driven by hand until it yielded `waited_for`."""
+    try:
+        yield waited_for
+    except BaseException:
+        sending.close()
+        raise
+    yield from sending.__await__()
+
+
+class Answer(Protocol):
+    """What fills an answer in."""
+
+    def begin(self, channel: Channel) -> None:
+        """Start the work. What is raised here, before anything was sent, is answered as an error."""
+
+    def drained(self) -> None:
+        """The reader has caught up."""
+
+    def end(self) -> None:
+        """The exchange is over, whoever ended it: stop the work if it still goes on."""
+
+
+class PushedResponse(Response[bytes]):
+    """A Litestar response that is an `Answer`. When the client disconnects, the answer ends at once."""
+
+    def __init__(self, answer: Answer, patience: float = READER_PATIENCE) -> None:
+        super().__init__(b"")
+        self._exchange = _Exchange(answer, patience)
+
+    def to_asgi_response(self, *args: Any, **options: Any) -> ASGIResponse:
+        """The raw-ASGI form, which sends for itself."""
+        del args, options
+        return self._exchange
+
+
+class _Exchange(ASGIResponse):
+    def __init__(self, answer: Answer, patience: float) -> None:
+        super().__init__()
+        self._answer = answer
+        self._patience = patience
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        del scope
+        handler = asyncio.current_task()
+        assert handler is not None
+        channel = Channel(send, self._answer.drained, handler.cancel, self._patience)
+        try:
+            self._answer.begin(channel)
+            # It tells of a disconnect, and equally that the answer was sent completely.
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        except asyncio.CancelledError:
+            if not channel.stalled:
+                raise
+            handler.uncancel()  # Returning with an incomplete answer closes the connection.
+            logger.warning("a client took nothing for %g s; its answer is given up", self._patience)
+        finally:
+            self._answer.end()
+            channel.close()

@@ -1,0 +1,138 @@
+"""float32 greedy tokens equal those of `transformers` on the same weights, however the engine is set up.
+
+The prompts are stretches of the licence text. Stretches from the same place share a prefix, so that the prefix cache
+has something to find. They were chosen so that the two best logits never lie closer than `MARGIN`: below it the order
+of float32 additions, which no two implementations share, may decide.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pyllm import LLM, SamplingParams
+from pyllm.checkpoint import read_checkpoint
+from pyllm.frontend.tokenizer import Tokenizer
+
+TEXT = Path(__file__).parents[2] / "LICENSE"
+MARGIN = 0.01
+NEW_TOKENS = 64
+# (length, first token) of each prompt
+STRETCHES = [
+    (5, 442),
+    (5, 1989),
+    (11, 1100),
+    (16, 0),
+    (16, 1095),
+    (33, 218),
+    (48, 1296),
+    (64, 0),
+    (64, 1505),
+    (100, 0),
+    (100, 211),
+    (150, 1854),
+    (200, 1005),
+    (256, 780),
+    (300, 573),
+    (400, 181),
+    (400, 1448),
+    (500, 0),
+    (500, 855),
+    (600, 644),
+]
+
+Tokens = list[int]
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Tokens]:
+    tokens = Tokenizer(read_checkpoint("").tokenizer).encode(TEXT.read_text())
+    return [tokens[first : first + length] for length, first in STRETCHES]
+
+
+@pytest.fixture(scope="module")
+def oracle(prompts: list[Tokens]) -> list[Tokens]:
+    """What transformers generates after each prompt; prompts of one length run as a batch."""
+    path = Path(read_checkpoint("").files[0])
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    answers: dict[int, Tokens] = {}
+    for length in sorted({len(prompt) for prompt in prompts}):
+        numbers = [number for number, prompt in enumerate(prompts) if len(prompt) == length]
+        tokens, margin = greedy(model, torch.tensor([prompts[number] for number in numbers]))
+        assert margin >= MARGIN, f"prompts of {length} tokens: the two best logits come as close as {margin:.4f}"
+        answers.update(zip(numbers, tokens, strict=True))
+    return [answers[number] for number in range(len(prompts))]
+
+
+@torch.inference_mode()
+def greedy(model: torch.nn.Module, inputs: torch.Tensor) -> tuple[list[Tokens], float]:
+    """The tokens that follow inputs [batch, length], and the smallest distance between two best logits."""
+    generated, margin, cache = [], float("inf"), None
+    for _ in range(NEW_TOKENS):
+        result = model(inputs, past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        best = result.logits[:, -1].topk(2)
+        margin = min(margin, float((best.values[:, 0] - best.values[:, 1]).min()))
+        inputs = best.indices[:, :1]
+        generated.append(inputs)
+    return torch.cat(generated, 1).tolist(), margin
+
+
+def check(
+    prompts: list[Tokens], oracle: list[Tokens], *, together: bool, caching: bool, chunk: int, ranks: int, new_tokens: int
+) -> None:
+    with LLM(
+        dtype="float32",
+        enable_prefix_caching=caching,
+        max_num_batched_tokens=chunk,
+        tensor_parallel_size=ranks,
+    ) as llm:
+        params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
+        if together:
+            outputs = llm.generate(prompts, params)
+        else:
+            outputs = [llm.generate(prompt, params)[0] for prompt in prompts]
+        stats = llm.stats()
+    assert [output.outputs[0].token_ids for output in outputs] == [tokens[:new_tokens] for tokens in oracle]
+    cached = sum(output.num_cached_tokens for output in outputs)
+    assert (cached > 0) == caching
+    computed = sum(len(prompt) + new_tokens - 1 for prompt in prompts)
+    assert stats["num_computed_tokens"] == computed - cached
+
+
+def test_there_are_20_prompts_of_5_to_600_tokens() -> None:
+    lengths = [length for length, _ in STRETCHES]
+    assert (len(lengths), min(lengths), max(lengths)) == (20, 5, 600)
+
+
+# Every pair of settings occurs in one of these.
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("together", "caching", "chunk"), [(True, True, 64), (True, False, 2048), (False, True, 2048), (False, False, 64)]
+)
+def test_tokens_equal_the_oracle(
+    prompts: list[Tokens], oracle: list[Tokens], together: bool, caching: bool, chunk: int
+) -> None:
+    check(prompts, oracle, together=together, caching=caching, chunk=chunk, ranks=1, new_tokens=NEW_TOKENS)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("together", "caching", "chunk"), [(True, True, 64), (False, False, 2048)])
+def test_three_ranks_equal_the_oracle(
+    prompts: list[Tokens], oracle: list[Tokens], together: bool, caching: bool, chunk: int
+) -> None:
+    few = slice(0, 5)
+    check(prompts[few], oracle[few], together=together, caching=caching, chunk=chunk, ranks=3, new_tokens=16)
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("chunk", [64, 2048])
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+def test_whole_matrix(
+    prompts: list[Tokens], oracle: list[Tokens], together: bool, caching: bool, chunk: int, ranks: int
+) -> None:
+    check(prompts, oracle, together=together, caching=caching, chunk=chunk, ranks=ranks, new_tokens=NEW_TOKENS)

@@ -1,0 +1,155 @@
+"""Each way into the engine, with the embedded model; and the examples, as a reader would run them."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyllm import LLM, AsyncEngine, EngineClient, LLMEngine, SamplingParams
+from pyllm.errors import ConfigError, EngineDeadError, RequestError
+from pyllm.frontend.client import EngineClient as Client
+from pyllm.messages import FinishCode
+
+ROOT = Path(__file__).parents[2]
+FRANCE = "The capital of France is"
+GREEDY = SamplingParams(temperature=0, max_tokens=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_llm_says_paris_in_every_precision(dtype: str) -> None:
+    with LLM(dtype=dtype) as llm:
+        one, two = llm.generate([FRANCE, "The opposite of hot is"], GREEDY)
+        assert one.outputs[0].text.startswith(" Paris")
+        assert two.outputs[0].text
+        assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text == one.outputs[0].text
+        assert llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0].finished
+
+
+def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
+    with LLM(kv_cache_memory_bytes="64MiB") as llm:
+        with pytest.raises(RequestError, match="8192"):
+            llm.generate([[1] * 9000, FRANCE], GREEDY)
+        with pytest.raises(RequestError, match="KV cache"):
+            llm.generate([[1] * 4000], SamplingParams(max_tokens=10))
+        assert llm.stats()["num_requests"] == 0
+        assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text.startswith(" Paris")
+    with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
+        LLM(max_num_seq=3)
+
+
+async def test_async_engine_streams_aborts_and_reports_a_dead_core() -> None:
+    async with AsyncEngine() as engine:
+        texts = [output.outputs[0].text async for output in engine.generate(FRANCE, GREEDY)]
+        assert texts[0] == " Paris"
+        assert len(texts) == 4
+        endless = SamplingParams(max_tokens=5000, ignore_eos=True)
+        async for output in engine.generate(FRANCE, endless):
+            assert not output.finished
+            break
+        while (await engine.stats())["num_requests"]:
+            pass
+        aborted = engine.generate(FRANCE, endless, request_id="mine")
+        await anext(aborted)
+        engine.abort("mine")
+        assert [output async for output in aborted] == []
+        with pytest.raises(EngineDeadError):
+            async for _ in engine.generate(FRANCE, endless):
+                os.kill(core_of(os.getpid()), signal.SIGKILL)
+
+
+def core_of(parent: int) -> int:
+    import psutil
+
+    (core,) = [child for child in psutil.Process(parent).children() if child.cmdline()[0] == "pyllm::core-0"]
+    return int(core.pid)
+
+
+def test_llm_engine_steps() -> None:
+    engine = LLMEngine(max_num_seqs=4)
+    engine.add_request("first", FRANCE, GREEDY)
+    engine.add_request("second", FRANCE, SamplingParams(temperature=0, max_tokens=50))
+    with pytest.raises(RequestError, match="running already"):
+        engine.add_request("first", FRANCE, GREEDY)
+    finished = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                finished[output.request_id] = output.outputs[0].text
+                engine.abort("second")
+    assert list(finished) == ["first"]
+    assert finished["first"].startswith(" Paris")
+    assert engine.stats()["num_used_blocks"] == 0
+    engine.close()
+
+
+def test_llm_engine_refuses_ranks() -> None:
+    with pytest.raises(ConfigError, match="uni"):
+        LLMEngine(tensor_parallel_size=3)
+
+
+async def test_engine_client_against_a_headless_core(tmp_path: Path) -> None:
+    address = f"ipc://{tmp_path}/core"
+    core = subprocess.Popen([sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True)
+    client = await EngineClient.connect(address, timeout=90)
+    assert client.model.name == "SmolLM2-135M-Instruct.Q4_1"
+    tokens: list[int] = []
+    async for delta in client.generate([504, 3575, 282, 4649, 314], GREEDY):
+        tokens += delta.tokens
+        last = delta
+    assert last.finish == FinishCode.LENGTH
+    assert len(tokens) == 4
+    stranger = await Client.connect(address)
+    assert (await stranger.call("stats"))["num_clients"] == 2
+    with pytest.raises(RequestError, match="unknown method"):
+        await stranger.call("explode")
+    stranger.close()
+    client.close()
+    core.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(core.wait, 60) == 0
+    core.communicate()
+
+
+async def test_random_bytes_on_the_core_socket_harm_nobody(tmp_path: Path) -> None:
+    import random
+
+    import zmq
+
+    address = f"ipc://{tmp_path}/core"
+    core = subprocess.Popen([sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True)
+    client = await EngineClient.connect(address, timeout=90)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    noise = context.socket(zmq.DEALER)
+    noise.connect(address)
+    generator = random.Random(0)
+    for _ in range(300):
+        noise.send_multipart([generator.randbytes(generator.randrange(200)) for _ in range(generator.randrange(1, 4))])
+    assert noise.poll(60_000)  # it is told
+    async for delta in client.generate([504, 3575, 282, 4649, 314], GREEDY):
+        assert delta.tokens
+    while (await client.call("stats"))["malformed_frames"] < 250:
+        pass
+    noise.close(0)
+    context.destroy(0)
+    client.close()
+    core.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(core.wait, 60) == 0
+    core.communicate()
+
+
+def examples() -> list[str]:
+    found = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+    assert len(found) >= 5
+    return found
+
+
+@pytest.mark.parametrize("name", examples())
+def test_example_runs(name: str) -> None:
+    result = subprocess.run(
+        [sys.executable, ROOT / "examples" / name], capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout

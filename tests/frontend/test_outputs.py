@@ -1,0 +1,86 @@
+"""A request's tokens become text per sample; a stop string aborts its own sample; the fold is what users see."""
+
+import msgspec
+import pytest
+
+from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.frontend.client import EngineClient
+from pyllm.frontend.outputs import CompletionOutput, OutputFold, RequestOutput, RequestProcessor
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.messages import Abort, FinishCode, Rejected
+from pyllm.sampling_params import SamplingParams
+from tests.frontend.fake_core import EPOCH, FakeCore, Row, connected
+
+
+class Request:
+    """A processor, the fold it feeds, and how often that changed."""
+
+    def __init__(self, client: EngineClient, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self.changes = 0
+        self.fold = OutputFold("req-1", "Hello", tokenizer.encode("Hello"), params.n, self._change)
+        self.processor = RequestProcessor(client, tokenizer, tokenizer.encode("Hello"), params, self.fold)
+
+    def _change(self) -> None:
+        self.changes += 1
+
+
+async def test_the_fold_of_all_deltas_is_the_output(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams())
+    tokens = tokenizer.encode(" world 🙂")
+    for position, token in enumerate(tokens):
+        core.say_rows(Row(1, [token], position, cached_tokens=1))
+    before = request.fold.snapshot()
+    core.say_rows(Row(1, [0], len(tokens), finish=FinishCode.STOP, cached_tokens=1))
+    output = CompletionOutput(0, " world 🙂", [*tokens, 0], "stop", None)
+    assert request.fold.snapshot() == RequestOutput("req-1", "Hello", tokenizer.encode("Hello"), [output], True, 1)
+    assert before.outputs == [msgspec.structs.replace(output, token_ids=tokens, finish_reason=None)]
+    assert (request.changes, request.fold.finished, request.processor.finished) == (len(tokens) + 1, True, True)
+
+
+async def test_a_stop_string_ends_its_sample_and_no_other(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(n=2, stop="stop"))
+    stop, after, other = tokenizer.encode("x stop"), tokenizer.encode(" later"), tokenizer.encode("go on")
+    core.say_rows(Row(1, [*stop, *after]), Row(1, other, sample=1))
+    assert core.sent(Abort) == [Abort(EPOCH, 1, 0)]
+    core.say_rows(Row(1, after, offset=len(stop) + len(after)))
+    core.say_rows(Row(1, [], len(stop) + 2 * len(after), finish=FinishCode.ABORT))
+    assert not request.fold.finished
+    core.say_rows(Row(1, tokenizer.encode("!"), len(other), 1, FinishCode.LENGTH))
+    first, second = request.fold.snapshot().outputs
+    assert (first.text, first.token_ids, first.finish_reason, first.stop_reason) == ("x ", stop, "stop", "stop")
+    assert (second.text, second.finish_reason) == ("go on!", "length")
+    assert request.fold.finished
+
+
+async def test_after_an_abort_nothing_more_is_heard(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams())
+    request.processor.abort()
+    request.processor.abort()
+    core.say_rows(Row(1, [5]))
+    core.say_rows(Row(1, [], 1, finish=FinishCode.ABORT))
+    assert core.sent(Abort) == [Abort(EPOCH, 1)]
+    assert request.changes == 0
+
+
+@pytest.mark.parametrize("kind", [RequestError, EngineDeadError])
+async def test_a_failed_request_raises_what_happened(tokenizer: Tokenizer, kind: type[PyllmError]) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams())
+    if kind is RequestError:
+        core.say(Rejected(1, "invalid", "it can never fit"))
+    else:
+        core.say_rows(Row(1, [], finish=FinishCode.ERROR))
+    assert (request.changes, request.fold.finished, request.processor.finished) == (1, True, True)
+    with pytest.raises(kind):
+        request.fold.snapshot()
+
+
+async def test_one_failed_sample_fails_the_request(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(n=2))
+    core.say_rows(Row(1, [], finish=FinishCode.ERROR), Row(1, [5], sample=1))
+    assert core.sent(Abort) == [Abort(EPOCH, 1)]
+    assert request.changes == 1

@@ -1,0 +1,54 @@
+"""The tokenizer over the library: special tokens, long texts, limits of the file that must not hold."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from tokenizers import processors
+
+from pyllm.errors import ConfigError
+from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
+from tests.frontend import tiny_tokenizers
+from tests.frontend.tiny_tokenizers import SPECIAL
+
+
+def test_special_tokens_are_added_where_the_model_has_them(tmp_path: Path) -> None:
+    library = tiny_tokenizers.byte_level()
+    library.post_processor = processors.TemplateProcessing(single=f"{SPECIAL[1]} $A", special_tokens=[(SPECIAL[1], 1)])
+    tokenizer = tiny_tokenizers.load(library, tmp_path)
+    assert tokenizer.encode("Hello") == [1, *tokenizer.encode("Hello", add_special_tokens=False)]
+
+
+def test_limits_in_the_file_do_not_cut_prompts(tmp_path: Path) -> None:
+    library = tiny_tokenizers.byte_level()
+    library.enable_truncation(4)
+    library.enable_padding(length=8)
+    tokenizer = tiny_tokenizers.load(library, tmp_path)
+    assert len(tokenizer.encode("xyzxyz")) == 6
+    assert len(tokenizer.encode("xy")) == 2
+
+
+async def test_a_long_text_gives_the_same_tokens_in_a_thread(tokenizer: Tokenizer) -> None:
+    text = "Hello world 🙂 " * INLINE_CHARACTERS
+    encoding = asyncio.ensure_future(tokenizer.encode_async(text))
+    await asyncio.sleep(0)
+    assert not encoding.done()
+    assert await encoding == tokenizer.encode(text)
+    assert await tokenizer.encode_async("Hello", False) == tokenizer.encode("Hello", False)
+
+
+def test_the_least_number_of_tokens_never_exceeds_the_number(tokenizer: Tokenizer) -> None:
+    for text in ("", "Hello", "naïve ✓" * 9, "x" * 100, SPECIAL[1] * 3):
+        assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
+    assert tokenizer.min_tokens("x" * 900) == 100
+
+
+def test_the_vocabulary_counts_added_tokens(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode("naïve ✓") == [tokenizer.vocab_size - 1]
+
+
+def test_a_file_that_is_no_tokenizer_is_a_config_error(tmp_path: Path) -> None:
+    files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), tmp_path)
+    with pytest.raises(ConfigError, match="cannot read the tokenizer"):
+        Tokenizer(msgspec.structs.replace(files, path=str(tmp_path / "missing.json")))

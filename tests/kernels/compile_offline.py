@@ -1,0 +1,93 @@
+"""Compiles what the ops launch, for a GPU that need not be there, and prints what became of it: a JSON object a kernel.
+
+A process of its own (`python compile_offline.py CAPABILITY DTYPE`), because it must not see TRITON_INTERPRET.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+
+import torch
+import triton
+from pyllm_kernels import AttentionMetadata, activation, attention_decode, attention_prefill, blocks, norm, rope
+from triton.backends.compiler import GPUTarget
+
+SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # Of one program, in bytes (CUDA C++ guide).
+
+
+class OfflineDriver:
+    """Stands where Triton expects the CUDA driver; a loaded kernel does nothing when it is launched."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+        self.utils = self
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
+        return lambda *arguments: None
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": SHARED_MEMORY[self.capability]}
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+        return 1, 1, 0, 0, 1024
+
+    def unload_module(self, module: int) -> None:
+        pass
+
+
+def launch_everything(dtype: torch.dtype) -> None:
+    tokens, heads, kv_heads, head_dim, block_size = 40, 32, 8, 128, 16
+    hidden = torch.zeros(tokens, heads * head_dim, dtype=dtype)
+    norm.rms_norm(hidden, hidden[0], 1e-5)
+    norm.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
+    activation.silu_and_mul(hidden)
+    query = hidden.view(tokens, heads, head_dim)
+    key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
+    key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)
+    positions = torch.zeros(tokens, dtype=torch.int32)
+    cos_sin = torch.zeros(64, head_dim)
+    rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, key_cache, value_cache)
+    blocks.copy_blocks(key_cache, value_cache, positions.view(-1, 2))
+    for longest in (200, 1000):  # One KV split, and several.
+        metadata = AttentionMetadata(
+            block_tables=torch.zeros(4, 64, dtype=torch.int32),
+            slots=positions[:2],
+            query_starts=positions[:3],
+            sequence_lengths=positions[:2],
+            max_query_length=39,
+            max_sequence_length=longest,
+            num_tokens=tokens,
+        )
+        output = torch.empty_like(query)
+        attention_prefill.prefill_attention(query, key_cache, value_cache, metadata, 0.1, output)
+        attention_decode.decode_attention(query, key_cache, value_cache, metadata, 0.1, output)
+
+
+def main(capability: int, dtype: torch.dtype) -> None:
+    triton.runtime.driver.set_active(OfflineDriver(capability))
+    launch_everything(dtype)
+    for module in (norm, activation, rope, blocks, attention_prefill, attention_decode):
+        for function in vars(module).values():
+            if isinstance(function, triton.JITFunction) and function.device_caches:
+                for kernel in function.device_caches[0][0].values():
+                    ptx = kernel.asm["ptx"]
+                    report = {
+                        "kernel": kernel.name,
+                        "shared": kernel.metadata.shared,
+                        "warpgroup_mma": "wgmma" in ptx,
+                        "mma": "mma.sync" in ptx,
+                    }
+                    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), getattr(torch, sys.argv[2]))

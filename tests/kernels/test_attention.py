@@ -1,0 +1,66 @@
+"""Paged attention as the engine calls it: rows of any kind together, whatever blocks they are given."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyllm_kernels import Kernels, select
+
+from tests.kernels.paged import Shape, paged_batch
+
+ROWS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 40)), min_size=1, max_size=4)
+
+
+def test_decodes_beside_prefills(kernels: Kernels, device: torch.device) -> None:
+    rows = [(1, 0), (40, 25), (1, 300), (2, 0), (1, 15), (16, 0)]
+    batch = paged_batch(rows, Shape(heads=9, kv_heads=3), device)
+    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device) -> None:
+    batch = paged_batch([(1, 270), (30, 10), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device)
+    together = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    for index in range(4):
+        row = batch.row(index)
+        alone = kernels.paged_attention(row.query, row.key_cache, row.value_cache, row.metadata, row.scale)
+        assert torch.equal(alone, together[batch.tokens_of(index)])
+
+
+def test_the_query_may_be_a_view_of_a_wider_projection(kernels: Kernels, device: torch.device) -> None:
+    batch = paged_batch([(3, 5), (1, 9)], Shape(), device)
+    tokens, heads, head_dim = batch.query.shape
+    projected = torch.randn(tokens, heads + 3, head_dim, device=device)
+    projected[:, :heads] = batch.query
+    arguments = batch.key_cache, batch.value_cache, batch.metadata, batch.scale
+    output = kernels.paged_attention(projected[:, :heads], *arguments)
+    assert output.is_contiguous()
+    assert torch.equal(output, kernels.paged_attention(batch.query, *arguments))
+
+
+def test_the_reference_serves_bfloat16(device: torch.device) -> None:
+    batch = paged_batch([(1, 40), (9, 3)], Shape(dtype=torch.bfloat16), device)
+    reference = select("reference", device)
+    output = reference.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=2e-2, rtol=2e-2)
+
+
+def test_the_interpreter_refuses_bfloat16() -> None:
+    device = torch.device("cpu")
+    batch = paged_batch([(1, 4)], Shape(dtype=torch.bfloat16), device)
+    from pyllm_kernels.attention import paged_attention
+
+    with pytest.raises(ValueError, match="bfloat16"):
+        paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+
+
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=ROWS, seed=st.integers(0, 1000), block_size=st.sampled_from([1, 4, 16]))
+def test_any_batch_over_any_blocks(backend: str, rows: list[tuple[int, int]], seed: int, block_size: int) -> None:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    batch = paged_batch(rows, Shape(heads=3, kv_heads=1, head_dim=16, block_size=block_size), device, seed)
+    output = select(backend, device).paged_attention(
+        batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale
+    )
+    torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,40 @@
+"""What the interpreter cannot show: every kernel compiles for Hopper and Ampere, and fits there. Needs no GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KERNELS = {
+    "_rms_norm_kernel",
+    "_add_rms_norm_kernel",
+    "_silu_and_mul_kernel",
+    "_rope_and_kv_write_kernel",
+    "_copy_blocks_kernel",
+    "_prefill_kernel",
+    "_decode_split_kernel",
+    "_merge_kernel",
+}
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "prefill_unit"), [(90, "bfloat16", "warpgroup_mma"), (86, "float16", "mma")]
+)
+def test_every_kernel_compiles(capability: int, dtype: str, prefill_unit: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    process = subprocess.run(
+        [sys.executable, "-W", "error", Path(__file__).with_name("compile_offline.py"), str(capability), dtype],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+    )
+    assert process.returncode == 0, process.stderr
+    reports = [json.loads(line) for line in process.stdout.splitlines()]
+    assert {report["kernel"] for report in reports} == KERNELS
+    units = {report["kernel"]: report for report in reports}
+    assert units["_prefill_kernel"][prefill_unit]
+    assert units["_decode_split_kernel"]["mma"]

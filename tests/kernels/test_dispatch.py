@@ -1,0 +1,58 @@
+"""Which implementation runs, and what its choice costs."""
+
+import os
+import subprocess
+import sys
+
+import pyllm_kernels
+import pytest
+import torch
+from pyllm_kernels import BackendError, select
+
+# What a process without the interpreter and without a GPU sees.
+BARE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_the_device_decides() -> None:
+    assert select("auto", "cpu").backend == "reference"
+    assert select("auto", "cuda").backend == "triton"
+    assert select("reference", "cuda:0").backend == "reference"
+
+
+def test_a_backend_is_built_once(device: torch.device) -> None:
+    assert select("triton", device) is select("triton", device)
+
+
+def test_an_unknown_backend_is_refused_by_name() -> None:
+    with pytest.raises(BackendError, match="unknown kernel backend 'cutlass': choose auto, reference or triton"):
+        select("cutlass", "cpu")
+
+
+def test_the_public_functions_run_on_the_tensors_device(device: torch.device) -> None:
+    x = torch.randn(2, 8, device=device)
+    weight = torch.ones(8, device=device)
+    kernels = select("auto", device)
+    assert torch.equal(pyllm_kernels.rms_norm(x, weight, 1e-6), kernels.rms_norm(x, weight, 1e-6))
+    normed, total = pyllm_kernels.add_rms_norm(x, x, weight, 1e-6)
+    assert torch.equal(total, 2 * x)
+    assert torch.equal(normed, kernels.rms_norm(2 * x, weight, 1e-6))
+    assert torch.equal(pyllm_kernels.silu_and_mul(x), kernels.silu_and_mul(x))
+
+
+def test_selecting_triton_leaves_the_public_names_alone(device: torch.device) -> None:
+    select("triton", device)
+    functions = [name for name in pyllm_kernels.__all__ if name.islower()]
+    assert all(getattr(pyllm_kernels, name).__module__ == "pyllm_kernels.dispatch" for name in functions)
+
+
+def test_triton_is_not_imported_until_it_is_selected() -> None:
+    code = "import sys, pyllm_kernels; pyllm_kernels.select('auto', 'cpu'); assert 'triton' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, env=BARE)
+
+
+def test_triton_on_a_cpu_without_the_interpreter_is_refused_with_the_way_out() -> None:
+    code = "import pyllm_kernels; pyllm_kernels.select('triton', 'cpu')"
+    process = subprocess.run([sys.executable, "-c", code], check=False, env=BARE, capture_output=True, text=True)
+    assert process.returncode == 1
+    assert "BackendError: the triton backend runs on cuda, not on cpu" in process.stderr
+    assert "TRITON_INTERPRET=1" in process.stderr

@@ -1,0 +1,99 @@
+"""Rotary embedding and the cache write, against a rotation of one complex number at a time."""
+
+import cmath
+
+import pytest
+import torch
+from pyllm_kernels import Kernels
+from torch import Tensor
+
+from tests.kernels.paged import Shape
+
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+MAX_POSITION = 64
+NUM_BLOCKS = 5
+SENTINEL = -7.0
+
+
+def angle(position: int, pair: int, head_dim: int) -> float:
+    return position * 10000.0 ** (-2 * pair / head_dim)
+
+
+def cos_sin_table(head_dim: int) -> Tensor:
+    angles = torch.tensor(
+        [[angle(p, i, head_dim) for i in range(head_dim // 2)] for p in range(MAX_POSITION)], dtype=torch.float64
+    )
+    return torch.cat((angles.cos(), angles.sin()), dim=-1).float()
+
+
+def rotated(heads: Tensor, positions: Tensor) -> Tensor:
+    """Pair i of a head is (x[i], x[i + head_dim / 2]), turned by `angle`."""
+    output = heads.double().clone()
+    half = heads.shape[2] // 2
+    for token, position in enumerate(positions.tolist()):
+        for head in output[token]:
+            for pair in range(half):
+                turned = complex(head[pair], head[pair + half]) * cmath.rect(1, angle(position, pair, 2 * half))
+                head[pair], head[pair + half] = turned.real, turned.imag
+    return output
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize(
+    ("tokens", "shape"),
+    [
+        (1, Shape(heads=4, kv_heads=4, head_dim=64)),
+        (5, Shape(heads=9, kv_heads=3, head_dim=64)),
+        (3, Shape(heads=7, kv_heads=1, head_dim=80, block_size=32)),
+        (2, Shape(heads=4, kv_heads=2, head_dim=128)),
+        (4, Shape(heads=6, kv_heads=2, head_dim=96, block_size=1)),
+    ],
+)
+def test_rotates_in_place_and_writes_the_cache(
+    kernels: Kernels, tokens: int, shape: Shape, dtype: torch.dtype, device: torch.device
+) -> None:
+    kv_heads, head_dim, block_size = shape.kv_heads, shape.head_dim, shape.block_size
+    # Query, key and value are views of one projection, as a model makes them.
+    widths = [shape.heads * head_dim, kv_heads * head_dim, kv_heads * head_dim]
+    projected = torch.randn((tokens, sum(widths)), dtype=dtype, device=device)
+    query, key, value = (part.view(tokens, -1, head_dim) for part in projected.split(widths, dim=-1))
+    positions = torch.randint(MAX_POSITION, (tokens,), dtype=torch.int32, device=device)
+    expected_query, expected_key, expected_value = (
+        rotated(query.cpu(), positions),
+        rotated(key.cpu(), positions),
+        value.double().cpu().clone(),
+    )
+    cells = torch.randperm(NUM_BLOCKS * block_size)[:tokens].to(torch.int32)
+    cells[tokens // 2] = -1  # This token is rotated, but not cached.
+    key_cache, value_cache = torch.full(
+        (2, NUM_BLOCKS, block_size, kv_heads, head_dim), SENTINEL, dtype=dtype, device=device
+    )
+
+    kernels.rope_and_kv_write(
+        query, key, value, positions, cos_sin_table(head_dim).to(device), cells.to(device), key_cache, value_cache
+    )
+
+    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
+    torch.testing.assert_close(query.double().cpu(), expected_query, **tolerance)
+    torch.testing.assert_close(key.double().cpu(), expected_key, **tolerance)
+    assert torch.equal(value.double().cpu(), expected_value)
+    expected_keys, expected_values = torch.full(
+        (2, NUM_BLOCKS * block_size, kv_heads, head_dim), SENTINEL, dtype=dtype, device=device
+    )
+    for token, cell in enumerate(cells.tolist()):
+        if cell >= 0:
+            expected_keys[cell], expected_values[cell] = key[token], value[token]
+    assert torch.equal(key_cache.flatten(0, 1), expected_keys)
+    assert torch.equal(value_cache.flatten(0, 1), expected_values)
+
+
+def test_position_zero_changes_nothing(kernels: Kernels, device: torch.device) -> None:
+    query, key, value = torch.randn(3, 2, 2, 64, device=device)
+    before = query.clone()
+    zeros = torch.zeros(2, dtype=torch.int32, device=device)
+    nowhere = torch.full((2,), -1, dtype=torch.int32, device=device)
+    key_cache, value_cache = torch.full((2, NUM_BLOCKS, 16, 2, 64), SENTINEL, device=device)
+    kernels.rope_and_kv_write(query, key, value, zeros, cos_sin_table(64).to(device), nowhere, key_cache, value_cache)
+    assert torch.equal(query, before)
+    assert (key_cache == SENTINEL).all()
+    assert (value_cache == SENTINEL).all()

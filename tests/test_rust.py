@@ -1,0 +1,237 @@
+"""The border between Python and Rust: what may cross it, and how what may not is refused."""
+
+import struct
+import threading
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pyllm import _rust
+from pyllm.messages import PLAN_SECTIONS, plan_offsets
+
+LIMITS = {"block_size": 4, "num_blocks": 16, "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 48}
+
+
+def make_scheduler(**limits: int) -> _rust.Scheduler:
+    return _rust.Scheduler(**{**LIMITS, **limits}, enable_prefix_caching=True)
+
+
+def int32(*values: int) -> bytes:
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+def planned(scheduler: _rust.Scheduler) -> _rust.Plan:
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    return plan
+
+
+def philox_uniform(seed: int, position: int, sample: int) -> float:
+    """Philox4x32-10, written down from the paper a second time."""
+    mask = 2**32 - 1
+    key = [seed & mask, seed >> 32]
+    counter = [position, sample, 0, 0]
+    for _ in range(10):
+        first, second = 0xD2511F53 * counter[0], 0xCD9E8D57 * counter[2]
+        counter = [second >> 32 ^ counter[1] ^ key[0], second & mask, first >> 32 ^ counter[3] ^ key[1], first & mask]
+        key = [key[0] + 0x9E3779B9 & mask, key[1] + 0xBB67AE85 & mask]
+    return float(np.float32(((counter[0] >> 8) + 0.5) / 2**24))
+
+
+def test_the_sections_of_a_plan_are_those_of_the_wire():
+    assert _rust.SECTIONS == PLAN_SECTIONS
+
+
+def test_a_plan_is_a_read_only_buffer_of_its_sections():
+    scheduler = make_scheduler()
+    scheduler.add(0, 7, int32(1, 2, 3, 4, 5), seed=0, max_tokens=2, sampling=b"opaque")
+    plan = planned(scheduler)
+    view = memoryview(plan)
+    assert (view.readonly, view.contiguous, view.format, view.ndim) == (True, True, "B", 1)
+    assert (plan.step, plan.num_tokens, plan.num_rows) == (0, 5, 1)
+    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6]
+    *offsets, size = plan_offsets(tuple(plan.counts))
+    assert all(offset % 64 == 0 for offset in offsets)
+    assert view.nbytes == size
+    assert np.frombuffer(view[:20], np.int32).tolist() == [1, 2, 3, 4, 5]
+    assert bytes(view[offsets[-1] :]) == b"opaque"
+
+
+def test_a_view_outlives_its_plan():
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(11, 12), seed=0, max_tokens=1)
+    view = memoryview(planned(scheduler))
+    del scheduler
+    assert bytes(view[:8]) == int32(11, 12)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2**32 + 5, 2**64 - 1])
+def test_uniforms_are_philox_of_seed_position_and_sample(seed: int):
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1, 2), seed=seed, max_tokens=3, n=3)
+    for position in range(3):
+        plan = planned(scheduler)
+        start = plan_offsets(tuple(plan.counts))[8]
+        uniforms = np.frombuffer(memoryview(plan)[start : start + 12], np.float32).tolist()
+        assert uniforms == [philox_uniform(seed, position, sample) for sample in range(3)]
+        rows = (0, 3) if position == 0 else (0, 1, 2, 3)
+        scheduler.commit(plan.step, int32(*rows), int32(5, 6, 7))
+
+
+@pytest.mark.parametrize(
+    "buffer",
+    [bytes, bytearray, memoryview, lambda packed: array("i", packed), lambda packed: np.frombuffer(packed, "<i4")],
+)
+def test_commit_takes_any_buffer_of_bytes_or_int32(buffer: Callable[[bytes], Any]):
+    scheduler = make_scheduler()
+    scheduler.add(3, 2**64 - 1, int32(1, 2), seed=0, max_tokens=1, stop_token_ids=int32(9, 42))
+    assert scheduler.commit(planned(scheduler).step, buffer(int32(0, 1)), buffer(int32(42))) == [3]
+    assert scheduler.pending_clients() == [3]
+    requests, samples, offsets, starts, tokens, finishes, cached = scheduler.take_deltas(3) or ()
+    assert requests == struct.pack("<Q", 2**64 - 1)
+    assert (samples, offsets, starts, tokens, cached) == (int32(0), int32(0), int32(0, 1), int32(42), int32(0))
+    assert finishes == b"\x01"
+    assert scheduler.take_deltas(3) is None
+
+
+@pytest.mark.parametrize(
+    ("starts", "tokens", "problem"),
+    [
+        (int32(0, 1)[:-1], int32(1), "starts has 7 bytes"),
+        (array("f", [0.0, 1.0]), int32(1), "starts has elements of format f"),
+        (np.array([0, 1]), int32(1), "starts has elements of format l"),
+        (int32(0, 2), int32(1, 2), r"starts\[1\] is 2, and the plan asks for 1"),
+        (int32(0), int32(1), "it has 0 rows and the plan 1"),
+        (int32(0, 1), int32(), "it has 0 tokens, and the plan asks for 1"),
+        (int32(0, 1), int32(-1), "token 0 is -1"),
+    ],
+)
+def test_a_result_of_another_shape_is_refused_and_the_right_one_then_taken(starts: Any, tokens: Any, problem: str):
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1, 2), seed=0, max_tokens=1)
+    plan = planned(scheduler)
+    with pytest.raises(_rust.SchedulerError, match=problem):
+        scheduler.commit(plan.step, starts, tokens)
+    assert scheduler.commit(plan.step, int32(0, 1), int32(5)) == [0]
+
+
+def test_what_is_not_a_buffer_is_a_type_error():
+    scheduler = make_scheduler()
+    with pytest.raises(TypeError):
+        scheduler.commit(0, [0, 1], [5])  # type: ignore[arg-type]  # the point of the test
+    with pytest.raises(TypeError):
+        scheduler.add(0, 1, [1, 2], seed=0, max_tokens=1)  # type: ignore[arg-type]  # the point of the test
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"prompt": b""}, "the prompt is empty"),
+        ({"prompt": b"123"}, "prompt has 3 bytes"),
+        ({"prompt": int32(1, -4)}, "prompt has token -4 at index 1"),
+        ({"request": -1}, "request is -1"),
+        ({"request": 2**64}, "request is 18446744073709551616"),
+        ({"client": 2**32}, "client is 4294967296"),
+        ({"seed": -1}, "seed is -1"),
+        ({"max_tokens": -5}, "max_tokens is -5"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"n": 0}, "n must be from 1 to 16384"),
+        ({"n": 2**40}, "n is 1099511627776"),
+        ({"priority": 2**31}, "priority is 2147483648"),
+        ({"arrival": float("inf")}, "arrival must be a finite number"),
+        ({"stop_token_ids": b"x"}, "stop_token_ids has 1 bytes"),
+        ({"outputs": [(b"xx", False)]}, "outputs has 2 bytes"),
+        ({"outputs": [(int32(1), False), (b"", False)]}, "outputs has 2 samples and n is 1"),
+        ({"outputs": [(int32(1), True)]}, "all samples are finished"),
+        ({"outputs": [(int32(1, 2, 3, 4), False)]}, "sample 0 has 4 output tokens of at most 4"),
+    ],
+)
+def test_a_wrong_request_is_refused_with_the_reason(wrong: dict[str, Any], problem: str):
+    scheduler = make_scheduler()
+    valid = {"client": 0, "request": 1, "prompt": int32(1, 2), "seed": 0, "max_tokens": 4}
+    with pytest.raises(_rust.SchedulerError, match=problem):
+        scheduler.add(**{**valid, **wrong})
+    assert scheduler.stats()["num_requests"] == 0
+    scheduler.add(**valid)
+    with pytest.raises(_rust.SchedulerError, match="request 1 of client 0 exists already"):
+        scheduler.add(**valid)
+
+
+def test_what_can_never_fit_is_an_error_of_its_own():
+    scheduler = make_scheduler(num_blocks=8)
+    with pytest.raises(_rust.NeverFitsError, match="the prompt has 48 tokens, and with max_model_len 48 at most 47"):
+        scheduler.add(0, 1, int32(*range(48)), seed=0, max_tokens=1)
+    needs = "30 tokens with max_tokens 4 holds 33 tokens in 9 blocks of 4, and the KV cache has 8 blocks .32 tokens."
+    with pytest.raises(_rust.NeverFitsError, match=needs):
+        scheduler.add(0, 1, int32(*range(30)), seed=0, max_tokens=4)
+    scheduler.add(0, 1, int32(*range(30)), seed=0, max_tokens=3)
+    assert issubclass(_rust.NeverFitsError, _rust.SchedulerError)
+    assert issubclass(_rust.SchedulerError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        ({"block_size": 0}, "block_size must be from 1 to 2147483647, not 0"),
+        ({"max_num_seqs": 65_537}, "max_num_seqs must be from 1 to 65536, not 65537"),
+        ({"max_model_len": 1}, "max_model_len must be from 2"),
+        ({"num_blocks": -1}, "num_blocks is -1"),
+        ({"num_blocks": 2**30}, "num_blocks 1073741824 times block_size 4 is 4294967296 tokens"),
+    ],
+)
+def test_limits_out_of_range_are_refused(limits: dict[str, int], problem: str):
+    with pytest.raises(_rust.SchedulerError, match=problem):
+        make_scheduler(**limits)
+
+
+def test_wrong_ids_and_times_are_refused():
+    scheduler = make_scheduler()
+    with pytest.raises(_rust.SchedulerError, match="step 3 is not in flight"):
+        scheduler.commit(3, b"", b"")
+    with pytest.raises(_rust.SchedulerError, match="client 0 has no live request 1"):
+        scheduler.hold(0, 1, "compiling")
+    with pytest.raises(_rust.SchedulerError, match="client 0 has no live request 1"):
+        scheduler.release(0, 1)
+    scheduler.drop_client(5)
+    assert scheduler.schedule(10.0) is None
+    for now in (9.0, float("nan")):
+        with pytest.raises(_rust.SchedulerError, match="a clock that never goes back"):
+            scheduler.schedule(now)
+
+
+@pytest.mark.parametrize("name", [(0, 2), (1, 1), (-1, 1), (0, -1), (0, 2**64), (0, 1, 1), (0, 1, -2), (0, 1, 2**31)])
+def test_aborting_what_is_not_there_is_no_error(name: tuple[int, ...]):
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1), seed=0, max_tokens=1)
+    assert scheduler.abort(*name) is False
+    assert scheduler.abort(0, 1, 0) is True
+
+
+def test_holding_twice_names_the_first_reason():
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1), seed=0, max_tokens=1)
+    with pytest.raises(_rust.SchedulerError, match="request 1 is not held"):
+        scheduler.release(0, 1)
+    scheduler.hold(0, 1, "compiling a grammar")
+    with pytest.raises(_rust.SchedulerError, match=r"held already \(compiling a grammar\)"):
+        scheduler.hold(0, 1, "loading an adapter")
+    assert scheduler.stats()["num_held"] == 1
+
+
+def test_threads_may_share_a_scheduler():
+    scheduler = make_scheduler()
+
+    def add(client: int) -> None:
+        for request in range(200):
+            scheduler.add(client, request, int32(client, request), seed=0, max_tokens=1)
+            scheduler.stats()
+
+    threads = [threading.Thread(target=add, args=(client,)) for client in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert scheduler.stats()["num_requests"] == 800

@@ -1,0 +1,126 @@
+"""Sampling against a naive loop, against the distribution it stands for, and at its edges."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllm.workers.sampler import SamplingRows, sample
+
+VOCABULARY = 3000  # More than the candidates that are looked at first.
+
+
+def rows(*parameters: tuple[float, int, float, float]) -> SamplingRows:
+    """Rows of temperature, top-k, top-p, min-p."""
+    temperature, top_k, top_p, min_p = zip(*parameters, strict=True)
+    return SamplingRows(torch.tensor(temperature), torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p))
+
+
+def naive(logits: np.ndarray, uniform: float, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
+    """One row, step by step, in double precision."""
+    if temperature == 0:
+        return int(np.argmax(logits))
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / np.float32(temperature))
+    weights[weights < np.float32(min_p)] = 0
+    order = sorted(range(len(weights)), key=lambda token: (-weights[token], token))
+    kept = order[:top_k] if top_k else order
+    total, before, in_top_p = sum(weights[token] for token in kept), 0.0, []
+    for token in kept:
+        if before >= np.float32(top_p) * total and top_p < 1:
+            break
+        in_top_p.append(token)
+        before += weights[token]
+    total, before = sum(weights[token] for token in in_top_p), 0.0
+    for token in sorted(in_top_p):
+        before += weights[token]
+        if before > uniform * total:
+            return token
+    return max(token for token in in_top_p if weights[token] > 0)
+
+
+parameters = st.tuples(
+    st.sampled_from([0.0, 0.1, 0.7, 1.0, 2.5]),
+    st.sampled_from([0, 1, 2, 17, 1024, 1500, 100_000]),
+    st.sampled_from([1.0, 0.999, 0.9, 0.5, 1e-6]),
+    st.sampled_from([0.0, 0.001, 0.2, 1.0]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(parameters, min_size=1, max_size=9), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 4.0]))
+def test_it_chooses_as_a_naive_loop_does(
+    chosen: list[tuple[float, int, float, float]], seed: int, spread: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    logits = (generator.standard_normal((len(chosen), VOCABULARY)) * spread).astype(np.float32)
+    uniforms = generator.uniform(size=len(chosen)).astype(np.float32)
+    tokens = sample(torch.from_numpy(logits), rows(*chosen), torch.from_numpy(uniforms))
+    assert tokens.dtype == torch.int32
+    for row, token in enumerate(tokens.tolist()):
+        # Both sums are rounded: where the uniform number falls on the edge of a token, either neighbour is right.
+        near = {naive(logits[row], float(uniforms[row]) + nudge, *chosen[row]) for nudge in (-1e-5, 0, 1e-5)}
+        assert token in near
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [(1.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.0, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.1)],
+    ids=["plain", "temperature", "top_k", "top_p", "min_p"],
+)
+def test_frequencies_follow_the_distribution(parameters: tuple[float, int, float, float]) -> None:
+    """Pearson's chi-square over 20,000 draws stays below the 99.99 % quantile for its 11 degrees of freedom at most."""
+    temperature, top_k, top_p, min_p = parameters
+    logits = torch.linspace(-2, 2, 12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))]
+    num_draws = 20_000
+    uniforms = torch.from_numpy(np.random.default_rng(1).uniform(size=num_draws).astype(np.float32))
+    tokens = sample(logits.expand(num_draws, -1), rows(*[parameters] * num_draws), uniforms)
+    probabilities = (logits / temperature).softmax(-1)
+    order = probabilities.argsort(descending=True)
+    kept = torch.zeros(12, dtype=torch.bool)
+    kept[order[: top_k or 12]] = True
+    before = probabilities[order].cumsum(-1).roll(1)
+    before[0] = 0
+    kept[order[before >= top_p]] = False
+    kept[probabilities < min_p * probabilities.max()] = False
+    expected = (probabilities * kept / (probabilities * kept).sum() * num_draws)[kept]
+    counts = torch.bincount(tokens, minlength=12)
+    assert counts[~kept].sum() == 0
+    assert ((counts[kept] - expected) ** 2 / expected).sum() < 37.4
+
+
+def test_the_first_of_equal_logits_wins() -> None:
+    logits = torch.zeros(3, VOCABULARY)
+    logits[:, [7, 90, 2000]] = 5.0
+    uniforms = torch.tensor([0.99, 0.99, 0.99])
+    assert sample(logits, rows(*[(0.0, 0, 1.0, 0.0)] * 3), uniforms).tolist() == [7, 7, 7]
+    assert sample(logits, rows(*[(1.0, 1, 1.0, 0.0)] * 3), uniforms).tolist() == [7, 7, 7]
+    assert sample(logits, rows(*[(1.0, 2, 1.0, 0.0)] * 3), uniforms).tolist() == [90, 90, 90]
+
+
+def test_equal_logits_beyond_the_first_candidates_are_cut_by_id() -> None:
+    logits = torch.zeros(2, VOCABULARY)
+    chosen = sample(logits, rows((1.0, 2000, 1.0, 0.0), (1.0, 0, 0.5, 0.0)), torch.tensor([0.99999, 0.99999]))
+    assert chosen.tolist() == [1999, 1499]
+
+
+@pytest.mark.parametrize("uniform", [0.0, 2**-25, 0.5, 1 - 2**-24, 1.0])
+@pytest.mark.parametrize("parameters", [(1.0, 0, 1.0, 0.0), (1.0, 40, 0.9, 0.0), (1e-30, 0, 1.0, 0.0)])
+def test_a_token_of_probability_zero_is_never_chosen(
+    uniform: float, parameters: tuple[float, int, float, float]
+) -> None:
+    logits = torch.full((1, VOCABULARY), -torch.inf)
+    logits[0, [5, 1234]] = torch.tensor([1.0, 1.0])
+    token = sample(logits, rows(parameters), torch.tensor([uniform])).item()
+    assert token == (5 if uniform < 0.5 else 1234)
+
+
+def test_rows_do_not_depend_on_their_neighbours() -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(11, VOCABULARY, generator=generator) * 2
+    uniforms = torch.rand(11, generator=generator)
+    chosen = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.8, 20, 1.0, 0.0), (0.9, 0, 0.95, 0.05)]
+    mixed = [chosen[row % 4] for row in range(11)]
+    together = sample(logits, rows(*mixed), uniforms).tolist()
+    alone = [sample(logits[row : row + 1], rows(mixed[row]), uniforms[row : row + 1]).item() for row in range(11)]
+    assert together == alone
