@@ -138,10 +138,10 @@ class AsyncEngine:
                 yield output
 
     def abort(self, request_id: str) -> None:
-        """End a request that `generate` is running; its iterator ends with what came so far. Ignores unknown ids."""
+        """End a request that `generate` is running: its last output says `abort`. Unknown ids are ignored."""
         processor = self._processors.get(request_id)
         if processor is not None:
-            processor.abort()
+            processor.finish()
 
     async def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""

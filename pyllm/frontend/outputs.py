@@ -74,9 +74,22 @@ class RequestProcessor:
         return not self._detokenizers
 
     def abort(self) -> None:
-        """Want nothing more of this request; the sink hears nothing more of it either."""
+        """End the request; every sample that has not ended gets its last delta at once, with what was held back."""
+        if not self.finished:
+            self._client.abort(self._request)
+            for sample, detokenizer in list(self._detokenizers.items()):
+                del self._detokenizers[sample]
+                self._sink.text(sample, detokenizer.feed([], FinishCode.ABORT), 0)
+
+    def drop(self) -> None:
+        """End the request; the sink hears nothing more of it."""
         if not self.finished:
             self._detokenizers.clear()
+            self._client.abort(self._request)
+
+    def finish(self) -> None:
+        """End the request where it is; the sink hears of it, with `abort` as the reason."""
+        if not self.finished:
             self._client.abort(self._request)
 
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:

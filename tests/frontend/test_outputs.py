@@ -54,11 +54,24 @@ async def test_a_stop_string_ends_its_sample_and_no_other(tokenizer: Tokenizer) 
     assert request.fold.finished
 
 
-async def test_after_an_abort_nothing_more_is_heard(tokenizer: Tokenizer) -> None:
+async def test_an_abort_ends_every_sample_with_what_it_has(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(n=2, stop="stop"))
+    core.say_rows(Row(1, tokenizer.encode("a sto")))
+    request.processor.abort()
+    request.processor.abort()
+    core.say_rows(Row(1, [], 5, 0, FinishCode.ABORT), Row(1, [], 0, 1, FinishCode.ABORT))
+    assert core.sent(Abort) == [Abort(EPOCH, 1)]
+    outputs = request.fold.snapshot().outputs
+    assert [(output.text, output.finish_reason) for output in outputs] == [("a sto", "abort"), ("", "abort")]
+    assert request.fold.finished
+
+
+async def test_of_a_dropped_request_nothing_more_is_heard(tokenizer: Tokenizer) -> None:
     core = FakeCore()
     request = Request(await connected(core), tokenizer, SamplingParams())
-    request.processor.abort()
-    request.processor.abort()
+    request.processor.drop()
+    request.processor.drop()
     core.say_rows(Row(1, [5]))
     core.say_rows(Row(1, [], 1, finish=FinishCode.ABORT))
     assert core.sent(Abort) == [Abort(EPOCH, 1)]

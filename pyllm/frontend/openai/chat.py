@@ -139,9 +139,7 @@ class ChatFormat:
             ChatChoice(index, AssistantMessage(ROLE, choice.text), None, choice.finish_reason, choice.stop_reason)
             for index, choice in enumerate(choices)
         ]
-        return encode_json(
-            ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage)
-        )
+        return encode_json(ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage))
 
     def _with(self, choice: ChatChunkChoice) -> ChatChunk:
         return msgspec.structs.replace(self._chunk, choices=[choice])

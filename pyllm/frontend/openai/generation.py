@@ -98,7 +98,7 @@ class Generation:
     def _end(self, reason: str) -> None:
         self._num_open = 0
         for processor in self._processors:
-            processor.abort()
+            processor.drop()
         for metrics in self._metrics:
             metrics.end(reason)
         self._state.leave(self.fail)

@@ -119,6 +119,17 @@ impl Outbox {
         Some(&self.taken)
     }
 
+    /// See `Scheduler::audit`.
+    pub(crate) fn audit(&self, num_requests: usize) -> Result<(), String> {
+        let clients = || self.clients.iter().map(|(_, client)| client);
+        let counted: usize = clients().map(|client| client.num_requests).sum();
+        let idle = clients().filter(|client| client.num_requests == 0 && client.columns.is_empty()).count();
+        let pending = clients().filter(|client| !client.columns.is_empty()).count();
+        let found = (counted, idle, pending, self.keys.len());
+        let expected = (num_requests, 0, self.pending.len(), self.clients.len());
+        if found == expected { Ok(()) } else { Err(format!("the outbox counts {found:?}, not {expected:?}")) }
+    }
+
     fn forget_idle(&mut self, key: Key<Client>) {
         let client = &self.clients[key];
         if client.num_requests == 0 && client.columns.is_empty() {

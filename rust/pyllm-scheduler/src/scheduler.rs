@@ -120,15 +120,10 @@ impl Scheduler {
         let serial = self.next_serial;
         self.next_serial += 1;
         let client = self.outbox.open(request.client);
-        let samples = if outputs.is_empty() {
-            vec![Sample::Unforked; request.n as usize]
-        } else {
-            vec![Sample::Finished; request.n as usize]
-        };
-        let num_unfinished = if outputs.is_empty() {
-            request.n
-        } else {
-            outputs.iter().filter(|output| !output.finished).count() as u32
+        let num_unfinished = outputs.iter().filter(|output| !output.finished).count() as u32;
+        let (samples, num_unfinished) = match outputs[..] {
+            [] => (vec![Sample::Unforked; request.n as usize], request.n),
+            _ => (vec![Sample::Finished; request.n as usize], num_unfinished),
         };
         let live = LiveRequest { request, client, serial, root, prompt_hashes, samples, num_unfinished, hold: None };
         let key = self.requests.insert(live);

@@ -1,5 +1,5 @@
-//! Admission: the first in the queue runs when a slot is free and all its tokens fit in the blocks that are free and
-//! not spoken for. It starts after what the prefix cache holds of it.
+//! Admission: the first in the queue runs when a slot is free and all its tokens, not only the next chunk, fit in the
+//! free blocks. It starts after what the prefix cache holds of it.
 
 use crate::arena::Key;
 use crate::ids::BlockId;
@@ -60,9 +60,8 @@ impl Scheduler {
             self.cache.find_chain(hashes, planning.step, committed, &mut self.found);
         }
         let is_free = |block: &&BlockId| self.cache.references(**block) == 0;
-        let from_free = self.config.blocks_for(num_known) as usize - self.found.len()
-            + self.found.iter().filter(is_free).count()
-            + planning.outstanding as usize;
+        let from_free =
+            self.config.blocks_for(num_known) as usize - self.found.len() + self.found.iter().filter(is_free).count();
         from_free <= self.cache.num_free() as usize
     }
 }

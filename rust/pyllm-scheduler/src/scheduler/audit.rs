@@ -19,6 +19,7 @@ impl Scheduler {
         self.audit_queues()?;
         self.audit_requests()?;
         self.audit_steps()?;
+        self.outbox.audit(self.requests.len())?;
         self.cache.audit()
     }
 

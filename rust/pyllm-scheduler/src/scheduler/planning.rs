@@ -16,8 +16,6 @@ pub(super) struct Planning {
     pub(super) step: StepId,
     /// Tokens that may still be planned.
     pub(super) budget: u32,
-    /// Blocks that running prefills will still take for the tokens they have.
-    pub(super) outstanding: u32,
     preempted: bool,
     rows: Vec<Row>,
 }
@@ -36,7 +34,6 @@ impl Scheduler {
         let mut planning = Planning {
             step: self.next_step,
             budget: self.config.max_num_batched_tokens,
-            outstanding: 0,
             preempted: false,
             rows: self.spare_rows.pop().unwrap_or_default(),
         };
@@ -159,7 +156,6 @@ impl Scheduler {
         sequence.num_in_flight += u32::from(num_samples > 0);
         sequence.last_step = planning.step;
         planning.budget -= num_tokens;
-        planning.outstanding += config.blocks_for(num_known) - config.blocks_for(end).min(config.blocks_for(num_known));
         planning.rows.push(Row { sequence: key, num_samples });
         self.store_full_blocks(key);
     }
@@ -175,8 +171,8 @@ impl Scheduler {
         let live = &self.requests[sequence.request];
         let num_full = num_readable / block_size as usize;
         sequence.hash_blocks(live, block_size, num_full, &mut self.message);
-        let full = sequence.hashes(live).zip(&sequence.blocks).take(num_full).skip(sequence.num_stored);
-        for (hash, &block) in full {
+        let blocks = &sequence.blocks[sequence.num_stored..num_full];
+        for (hash, &block) in sequence.hashes(live).skip(sequence.num_stored).zip(blocks) {
             self.cache.store(hash, block, sequence.last_step);
         }
         sequence.num_stored = num_full;

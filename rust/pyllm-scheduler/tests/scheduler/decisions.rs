@@ -67,6 +67,8 @@ fn a_prefix_is_shared_within_the_step_that_computes_it() -> Result<(), Error> {
 #[test]
 fn a_prefix_is_not_shared_with_later_steps_before_it_is_committed() -> Result<(), Error> {
     let mut scheduler = scheduler(16, 3, 64);
+    scheduler.add(request(0, [9], 1))?;
+    run_to_the_end(&mut scheduler, 9);
     scheduler.add(request(1, [1, 2, 3, 4, 5], 4))?;
     let first = plan(&mut scheduler);
     scheduler.add(request(2, [1, 2, 3, 4, 6], 4))?;
@@ -82,9 +84,9 @@ fn a_prefix_is_not_shared_with_later_steps_before_it_is_committed() -> Result<()
 #[test]
 fn blocks_that_tokens_in_flight_complete_are_found_again() -> Result<(), Error> {
     let mut scheduler = scheduler(16, 1, 64);
-    scheduler.add(request(1, [1, 2, 3], 3))?;
+    scheduler.add(request(1, [1, 2, 3], 2))?;
     let first = plan(&mut scheduler);
-    let second = plan(&mut scheduler); // computes the fourth token, which no one knows yet
+    let second = plan(&mut scheduler); // it computes the fourth token, which no one knows yet
     commit(&mut scheduler, &first, 7);
     commit(&mut scheduler, &second, 8);
     scheduler.add(request(2, [1, 2, 3, 7, 9], 1))?;
@@ -108,17 +110,17 @@ fn the_tail_of_a_chain_is_evicted_first() -> Result<(), Error> {
 }
 
 #[test]
-fn admission_leaves_alone_the_blocks_that_a_running_prefill_will_take() -> Result<(), Error> {
+fn a_request_is_admitted_when_all_of_it_fits_not_only_a_chunk() -> Result<(), Error> {
     let mut scheduler = scheduler(5, 2, 6);
-    scheduler.add(request(1, (0..16).collect::<Vec<_>>(), 1))?;
-    scheduler.add(request(2, (20..28).collect::<Vec<_>>(), 1))?;
-    for expected in [6, 6, 4] {
+    scheduler.add(request(1, [1; 5], 2))?;
+    scheduler.add(request(2, (20..36).collect::<Vec<_>>(), 1))?;
+    for num_tokens in [5, 1] {
         let plan = plan(&mut scheduler);
-        assert_eq!((plan.num_rows(), plan.num_tokens()), (1, expected));
+        assert_eq!((plan.num_rows(), plan.num_tokens()), (1, num_tokens));
         commit(&mut scheduler, &plan, 5);
     }
-    run_to_the_end(&mut scheduler, 5);
-    assert_eq!(scheduler.stats().num_preemptions, 0);
+    let chunk = plan(&mut scheduler);
+    assert_eq!(Sections::new(&chunk).ints("tokens"), (20..26).collect::<Vec<_>>());
     Ok(())
 }
 

@@ -4,13 +4,14 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import httpx
-import uvicorn
 
 from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.http_server import HttpServer
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.tokenizer import Tokenizer
 from tests.frontend.fake_core import ScriptedCore, connected
@@ -21,14 +22,16 @@ TEMPLATE = (
 )
 
 
+@dataclass
 class Frontend:
-    """The parts that a test looks at, and an HTTP client for it."""
+    """The parts that a test looks at, and an HTTP client for it. In process there is neither address nor server."""
 
-    def __init__(self, core: ScriptedCore, client: EngineClient, state: ServerState, http: httpx.AsyncClient) -> None:
-        self.core = core
-        self.client = client
-        self.state = state
-        self.http = http
+    core: ScriptedCore
+    client: EngineClient
+    state: ServerState
+    http: httpx.AsyncClient
+    address: tuple[str, int] = ("", 0)
+    server: HttpServer | None = None
 
 
 def state_of(client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE) -> ServerState:
@@ -55,31 +58,27 @@ async def in_process(
 
 
 @asynccontextmanager
-async def behind_uvicorn(core: ScriptedCore, tokenizer: Tokenizer) -> AsyncGenerator[Frontend, None]:
+async def behind_uvicorn(
+    core: ScriptedCore, tokenizer: Tokenizer, grace: float = 0.0, send_buffer: int = 0
+) -> AsyncGenerator[Frontend, None]:
     client = await connected(core)
     state = state_of(client, tokenizer)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = _Server(create_app(state))
+        if send_buffer:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
+        started = asyncio.Event()
+        server = HttpServer(state, grace, started.set)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.is_up.wait()
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}") as http:
-            yield Frontend(core, client, state, http)
-        server.should_exit = True
+        await started.wait()
+        address = listener.getsockname()
+        async with httpx.AsyncClient(base_url=f"http://{address[0]}:{address[1]}") as http:
+            yield Frontend(core, client, state, http, address, server)
+        server.stop()
         await serving
     client.close()
 
 
-async def until(condition: Callable[[], bool]) -> None:
+async def until(condition: Callable[[], object]) -> None:
     """Let the event loop run until something holds; the test's own timeout ends it if it never does."""
     while not condition():
         await asyncio.sleep(0)
-
-
-class _Server(uvicorn.Server):
-    def __init__(self, app: object) -> None:
-        super().__init__(uvicorn.Config(app, http="httptools", lifespan="off", access_log=False, log_config=None))
-        self.is_up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.is_up.set()

@@ -1,0 +1,71 @@
+"""uvicorn with an orderly end: after a signal it answers probes until the running requests have finished."""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from pyllm.frontend.app import create_app
+from pyllm.frontend.server_state import ServerState
+
+# Seconds that the last bytes of finished answers get to leave.
+CLOSE_GRACE = 5
+BACKLOG = 4096
+
+logger = logging.getLogger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    """Serves one `ServerState` until `stop` or a signal; `await serve(sockets=[...])` returns after that.
+
+    The first SIGTERM or SIGINT drains for at most `grace` seconds, meanwhile `/health` is 503 and requests are refused;
+    the second ends at once.
+    """
+
+    def __init__(self, state: ServerState, grace: float, on_started: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                create_app(state),
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                headers=[("server", "pyllm")],
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=CLOSE_GRACE,
+            )
+        )
+        self._state = state
+        self._grace = grace
+        self._on_started = on_started
+        self._stopping: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        self._on_started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called for a signal, between any two instructions of the main thread."""
+        del frame
+        logger.info("%s: draining for at most %g s", signal.Signals(sig).name, self._grace)
+        self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Drain, and then end; the second time, end at once."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def _stop(self) -> None:
+        await self._state.drain(self._grace)
+        self.should_exit = True

@@ -1,0 +1,5 @@
+"""For every test: processes that share two cores must not spin while they wait (OpenMP reads this when it is loaded)."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
