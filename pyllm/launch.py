@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from setproctitle import setproctitle
@@ -221,24 +221,28 @@ async def _supervise(
         process.watch()
     stopped = asyncio.ensure_future(signals.get())
     ready = asyncio.gather(*(process.ready(ready_timeout) for process in processes))
-    await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    await _first(ready, stopped)
     failure = ready.exception() if ready.done() else None
     if failure is None and ready.done():
         print(announcement.replace("{address}", ready.result()[-1]), flush=True)
-        await asyncio.wait({stopped, *(process.exited for process in processes)}, return_when=asyncio.FIRST_COMPLETED)
+        await _first(stopped, *(process.exited for process in processes))
         failure = next((process.error() for process in processes if process.exited.done()), None)
     if failure is not None:
         logger.error("%s: pyllm ends", failure)
     ready.cancel()
     ending = asyncio.ensure_future(_end(processes, shutdown_timeout + STOP_GRACE if failure is None else STOP_GRACE))
     stopped_again = asyncio.ensure_future(signals.get())
-    await asyncio.wait({ending, stopped_again}, return_when=asyncio.FIRST_COMPLETED)
+    await _first(ending, stopped_again)
     if not ending.done():
         logger.warning("told twice to stop: ending at once")
         for process in processes:
             process.signal(signal.SIGKILL)
     await ending
     return 0 if failure is None else 1
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _end(processes: list[supervisor.Process], grace: float) -> None:

@@ -5,7 +5,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pyllm.engine import AsyncEngine, Message, Prompt
 from pyllm.errors import RequestError
@@ -58,14 +58,18 @@ class LLM:
             EngineDeadError: the core or a worker died.
         """
         batch = _batch(prompts)
-        return self._run(self._gather([self._engine.generate(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)]))
+        return self._run(
+            self._gather([self._engine.generate(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)])
+        )
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params = None
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or several, rendered by the model's chat template."""
         batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
-        return self._run(self._gather([self._engine.chat(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)]))
+        return self._run(
+            self._gather([self._engine.chat(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)])
+        )
 
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
@@ -101,8 +105,8 @@ async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item] - a single text or list of token ids, as just checked
-    return list(prompts)  # type: ignore[arg-type] - so it is a batch
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _each(params: Params, number: int) -> list[SamplingParams | None]:

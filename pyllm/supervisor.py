@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from typing import Any
 
 import msgspec
 
@@ -56,7 +57,8 @@ class Process:
         Raises:
             StartError: it ended or is late; the text has the stage it was in.
         """
-        await asyncio.wait({self.started, self.exited}, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {self.started, self.exited}
+        await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
         if self.started.done():
             return self.started.result()
         if self.exited.done():

@@ -121,9 +121,9 @@ def test_a_result_of_another_shape_is_refused_and_the_right_one_then_taken(start
 def test_what_is_not_a_buffer_is_a_type_error():
     scheduler = make_scheduler()
     with pytest.raises(TypeError):
-        scheduler.commit(0, [0, 1], [5])  # type: ignore[arg-type]  # the point of the test
+        scheduler.commit(0, [0, 1], [5])
     with pytest.raises(TypeError):
-        scheduler.add(0, 1, [1, 2], seed=0, max_tokens=1)  # type: ignore[arg-type]  # the point of the test
+        scheduler.add(0, 1, [1, 2], seed=0, max_tokens=1)
 
 
 @pytest.mark.parametrize(

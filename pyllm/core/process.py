@@ -103,7 +103,7 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
     authenticator = curve.authenticate(context, Path(config.curve_folder)) if config.curve_folder else None
     # Bound before the model is loaded: whoever connects early waits in the socket's queue, not in a retry loop.
     socket = ipc.bind(context, zmq.ROUTER, config.bind, keys)
-    address = bytes(socket.last_endpoint).decode().rstrip("\0")
+    address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     child.enter("starting the workers")
     starting = asyncio.ensure_future(start(config, executor))
     stopping = asyncio.ensure_future(stop.wait())
@@ -112,6 +112,7 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
         if not starting.done():
             return 0
         scheduler, ready = starting.result()
+        core: EngineCore
         endpoint: ipc.Endpoint[ClientMessage, CoreMessage] = ipc.Endpoint(
             socket,
             ClientMessage,

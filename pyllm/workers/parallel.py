@@ -62,11 +62,6 @@ class RankGroup:
             dist.broadcast(tensor, src=0)
         return tensor
 
-    def leave(self) -> None:
-        """Undo `join`."""
-        if self.size > 1:
-            dist.destroy_process_group()
-
 
 def set_threads(ranks: int) -> None:
     """Share the CPUs that this process may use evenly among the ranks beside it."""

@@ -139,10 +139,6 @@ class ModelRunner:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement)
 
-    def leave(self) -> None:
-        """Part from the other ranks; nothing can be run afterwards."""
-        self._placement.group.leave()
-
     def statistics(self) -> dict[str, int]:
         """Bytes that this rank holds: of its linear layers, of its embedding's rows, and of the KV cache."""
         num_blocks = 0 if self._kv_cache is None else self._kv_cache.num_blocks

@@ -81,7 +81,14 @@ def greedy(model: torch.nn.Module, inputs: torch.Tensor) -> tuple[list[Tokens], 
 
 
 def check(
-    prompts: list[Tokens], oracle: list[Tokens], *, together: bool, caching: bool, chunk: int, ranks: int, new_tokens: int
+    prompts: list[Tokens],
+    oracle: list[Tokens],
+    *,
+    together: bool,
+    caching: bool,
+    chunk: int,
+    ranks: int,
+    new_tokens: int,
 ) -> None:
     with LLM(
         dtype="float32",

@@ -93,7 +93,9 @@ def test_llm_engine_refuses_ranks() -> None:
 
 async def test_engine_client_against_a_headless_core(tmp_path: Path) -> None:
     address = f"ipc://{tmp_path}/core"
-    core = subprocess.Popen([sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True)
+    core = subprocess.Popen(
+        [sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True
+    )
     client = await EngineClient.connect(address, timeout=90)
     assert client.model.name == "SmolLM2-135M-Instruct.Q4_1"
     tokens: list[int] = []
@@ -119,7 +121,9 @@ async def test_random_bytes_on_the_core_socket_harm_nobody(tmp_path: Path) -> No
     import zmq
 
     address = f"ipc://{tmp_path}/core"
-    core = subprocess.Popen([sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True)
+    core = subprocess.Popen(
+        [sys.executable, "-m", "pyllm", "core", "--bind", address], stdout=subprocess.PIPE, text=True
+    )
     client = await EngineClient.connect(address, timeout=90)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     noise = context.socket(zmq.DEALER)

@@ -5,8 +5,10 @@ import socket
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
+import msgspec
 
 from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
@@ -80,5 +82,14 @@ async def behind_uvicorn(
 
 async def until(condition: Callable[[], object]) -> None:
     """Let the event loop run until something holds; the test's own timeout ends it if it never does."""
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
         await asyncio.sleep(0)
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The JSON of a stream's events; checks their form, and that the stream ends as it must."""
+    *parts, end = text.split("\n\n")
+    assert end == ""
+    assert parts.pop() == "data: [DONE]"
+    assert all(part.startswith("data: ") and "\n" not in part for part in parts)
+    return [msgspec.json.decode(part.removeprefix("data: ")) for part in parts]

@@ -57,10 +57,11 @@ async def test_a_stop_string_ends_its_sample_and_no_other(tokenizer: Tokenizer) 
 async def test_an_abort_ends_every_sample_with_what_it_has(tokenizer: Tokenizer) -> None:
     core = FakeCore()
     request = Request(await connected(core), tokenizer, SamplingParams(n=2, stop="stop"))
-    core.say_rows(Row(1, tokenizer.encode("a sto")))
+    tokens = tokenizer.encode("a sto")
+    core.say_rows(Row(1, tokens))
     request.processor.abort()
     request.processor.abort()
-    core.say_rows(Row(1, [], 5, 0, FinishCode.ABORT), Row(1, [], 0, 1, FinishCode.ABORT))
+    core.say_rows(Row(1, [], len(tokens), 0, FinishCode.ABORT), Row(1, [], 0, 1, FinishCode.ABORT))
     assert core.sent(Abort) == [Abort(EPOCH, 1)]
     outputs = request.fold.snapshot().outputs
     assert [(output.text, output.finish_reason) for output in outputs] == [("a sto", "abort"), ("", "abort")]

@@ -216,7 +216,7 @@ def start() -> Iterator[Callable[[WorkerConfig], Worker]]:
 def test_a_worker_process_from_start_to_end(tmp_path: Path, start: Callable[[WorkerConfig], Worker]) -> None:
     model = write_tiny_model(tmp_path / "tiny")
     address = f"ipc://{tmp_path}/worker"
-    with zmq.Context() as context, ipc.bind(context, zmq.DEALER, address) as socket:
+    with zmq.Context() as context, ipc.connect(context, address) as socket:
         socket.rcvtimeo = 60_000
         worker = start(worker_config(model, address=address))
         _, stages = worker.wait_for(Started)

@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 
 from pyllm.workers.sampler import SamplingRows, sample
 
+Parameters = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
+
 VOCABULARY = 3000  # More than the candidates that are looked at first.
 
 
-def rows(*parameters: tuple[float, int, float, float]) -> SamplingRows:
-    """Rows of temperature, top-k, top-p, min-p."""
+def rows(*parameters: Parameters) -> SamplingRows:
     temperature, top_k, top_p, min_p = zip(*parameters, strict=True)
     return SamplingRows(torch.tensor(temperature), torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p))
 
 
-def naive(logits: np.ndarray, uniform: float, temperature: float, top_k: int, top_p: float, min_p: float) -> int:
+def naive(logits: np.ndarray, uniform: float, parameters: Parameters) -> int:
     """One row, step by step, in double precision."""
+    temperature, top_k, top_p, min_p = parameters
     if temperature == 0:
         return int(np.argmax(logits))
     weights = np.exp((logits.astype(np.float64) - logits.max()) / np.float32(temperature))
@@ -49,9 +51,7 @@ parameters = st.tuples(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(parameters, min_size=1, max_size=9), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 4.0]))
-def test_it_chooses_as_a_naive_loop_does(
-    chosen: list[tuple[float, int, float, float]], seed: int, spread: float
-) -> None:
+def test_it_chooses_as_a_naive_loop_does(chosen: list[Parameters], seed: int, spread: float) -> None:
     generator = np.random.default_rng(seed)
     logits = (generator.standard_normal((len(chosen), VOCABULARY)) * spread).astype(np.float32)
     uniforms = generator.uniform(size=len(chosen)).astype(np.float32)
@@ -59,7 +59,7 @@ def test_it_chooses_as_a_naive_loop_does(
     assert tokens.dtype == torch.int32
     for row, token in enumerate(tokens.tolist()):
         # Both sums are rounded: where the uniform number falls on the edge of a token, either neighbour is right.
-        near = {naive(logits[row], float(uniforms[row]) + nudge, *chosen[row]) for nudge in (-1e-5, 0, 1e-5)}
+        near = {naive(logits[row], float(uniforms[row]) + nudge, chosen[row]) for nudge in (-1e-5, 0, 1e-5)}
         assert token in near
 
 
@@ -68,7 +68,7 @@ def test_it_chooses_as_a_naive_loop_does(
     [(1.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.0, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.1)],
     ids=["plain", "temperature", "top_k", "top_p", "min_p"],
 )
-def test_frequencies_follow_the_distribution(parameters: tuple[float, int, float, float]) -> None:
+def test_frequencies_follow_the_distribution(parameters: Parameters) -> None:
     """Pearson's chi-square over 20,000 draws stays below the 99.99 % quantile for its 11 degrees of freedom at most."""
     temperature, top_k, top_p, min_p = parameters
     logits = torch.linspace(-2, 2, 12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))]
@@ -106,9 +106,7 @@ def test_equal_logits_beyond_the_first_candidates_are_cut_by_id() -> None:
 
 @pytest.mark.parametrize("uniform", [0.0, 2**-25, 0.5, 1 - 2**-24, 1.0])
 @pytest.mark.parametrize("parameters", [(1.0, 0, 1.0, 0.0), (1.0, 40, 0.9, 0.0), (1e-30, 0, 1.0, 0.0)])
-def test_a_token_of_probability_zero_is_never_chosen(
-    uniform: float, parameters: tuple[float, int, float, float]
-) -> None:
+def test_a_token_of_probability_zero_is_never_chosen(uniform: float, parameters: Parameters) -> None:
     logits = torch.full((1, VOCABULARY), -torch.inf)
     logits[0, [5, 1234]] = torch.tensor([1.0, 1.0])
     token = sample(logits, rows(parameters), torch.tensor([uniform])).item()

@@ -1,0 +1,156 @@
+"""`/v1/chat/completions`, streamed and not, over a scripted core."""
+
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
+from pyllm.messages import Submit
+from tests.frontend.fake_core import MODEL, ScriptedCore
+from tests.frontend.serving import Frontend, answering, events, in_process
+
+TEXT = "Hello 🙂 world"
+USER = {"role": "user", "content": "Hi"}
+
+
+async def chat(frontend: Frontend, *messages: dict[str, Any], **body: Any) -> dict[str, Any]:
+    response = await frontend.http.post("/v1/chat/completions", json={"messages": messages or [USER], **body})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def stream(frontend: Frontend, **body: Any) -> list[dict[str, Any]]:
+    response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], "stream": True, **body})
+    assert response.status_code == 200, response.text
+    return events(response.text)
+
+
+async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        answer = await chat(frontend, model="tiny")
+    assert answer["id"].startswith("chatcmpl-")
+    assert (answer["object"], answer["model"]) == ("chat.completion", "tiny")
+    assert answer["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": TEXT, "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    prompt = tokenizer.encode("<|start|>user: Hi<|end|><|start|>")
+    assert array("i", frontend.core.sent(Submit)[0].prompt).tolist() == prompt
+    assert answer["usage"]["prompt_tokens"] == len(prompt)
+
+
+async def test_a_stream_is_a_role_then_text_then_a_reason_then_the_usage(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        answer = await chat(frontend)
+        chunks = await stream(frontend, stream_options={"include_usage": True})
+    role, *texts, last, usage = chunks
+    assert role["choices"] == [
+        {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    ]
+    assert [chunk["choices"][0]["delta"] for chunk in texts] == [
+        {"content": text} for text in ("Hello", " ", "🙂", " world")
+    ]
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
+    assert (usage["choices"], usage["usage"]) == ([], answer["usage"])
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+async def test_every_choice_has_its_own_role_and_reason(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: [*tokenizer.encode("ab")[: sample + 1], 0])
+    async with in_process(core, tokenizer) as frontend:
+        answer = await chat(frontend, n=2)
+        chunks = [chunk["choices"][0] for chunk in await stream(frontend, n=2)]
+    assert [choice["message"]["content"] for choice in answer["choices"]] == ["a", "ab"]
+    for index, text in enumerate(["a", "ab"]):
+        mine = [chunk for chunk in chunks if chunk["index"] == index]
+        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(chunk["delta"].get("content", "") for chunk in mine) == text
+        assert [chunk["finish_reason"] for chunk in mine] == [None] * (len(mine) - 1) + ["stop"]
+
+
+async def test_text_that_comes_with_the_end_is_in_the_last_chunk(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "abc"), tokenizer) as frontend:
+        *_, last = await stream(frontend, max_tokens=2)
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({"content": "b"}, "length")
+
+
+async def test_without_a_limit_the_context_is_the_limit(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "x" * 500), tokenizer) as frontend:
+        assert (await chat(frontend))["usage"]["total_tokens"] == 256
+        assert (await chat(frontend, max_tokens=5))["usage"]["completion_tokens"] == 5
+        assert (await chat(frontend, max_tokens=5, max_completion_tokens=3))["usage"]["completion_tokens"] == 3
+
+
+async def test_parts_of_text_are_joined_by_lines(tokenizer: Tokenizer) -> None:
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, {"role": "user", "content": parts}, {"role": "assistant", "content": None, "name": "x"})
+    prompt = array("i", frontend.core.sent(Submit)[0].prompt).tolist()
+    assert tokenizer.decode(prompt, False) == "<|start|>user: one\ntwo<|end|><|start|>assistant: <|end|><|start|>"
+
+
+async def test_the_last_message_can_be_continued(tokenizer: Tokenizer) -> None:
+    opening = {"role": "assistant", "content": "Well, "}
+    options = {"add_generation_prompt": False, "continue_final_message": True}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, USER, opening, **options)
+    prompt = array("i", frontend.core.sent(Submit)[0].prompt).tolist()
+    assert tokenizer.decode(prompt, False) == "<|start|>user: Hi<|end|><|start|>assistant: Well, "
+
+
+async def test_a_long_conversation_is_rendered_the_same(tokenizer: Tokenizer) -> None:
+    model = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
+    message = {"role": "user", "content": "Hello" * INLINE_CHARACTERS}
+    async with in_process(ScriptedCore(lambda prompt, sample: [0], model), tokenizer) as frontend:
+        await chat(frontend, message)
+    prompt = tokenizer.encode(f"<|start|>user: {message['content']}<|end|><|start|>")
+    assert array("i", frontend.core.sent(Submit)[0].prompt).tolist() == prompt
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "Hi"}, "messages"),
+        ({}, None),
+        ({"messages": [{"content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        (
+            {"messages": [USER, {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[1].content[0]",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools"),
+        ({"messages": [USER], "continue_final_message": True}, "continue_final_message"),
+        ({"messages": [USER], "prompt": "x"}, "prompt"),
+    ],
+)
+async def test_what_cannot_run_is_refused_by_name(
+    tokenizer: Tokenizer, body: dict[str, Any], parameter: str | None
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/chat/completions", json=body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, parameter)
+
+
+async def test_a_template_may_refuse(tokenizer: Tokenizer) -> None:
+    template = "{{ raise_exception('system is not supported') }}"
+    async with in_process(answering(tokenizer, "ok"), tokenizer, template) as frontend:
+        response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER]})
+        assert response.status_code == 400
+        assert "system is not supported" in response.json()["error"]["message"]
+
+
+async def test_a_model_without_template_says_so(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer, template=None) as frontend:
+        response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER]})
+        assert response.status_code == 400
+        assert "/v1/completions" in response.json()["error"]["message"]

@@ -1,0 +1,216 @@
+"""`/v1/completions`, streamed and not, over a scripted core."""
+
+from array import array
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyllm.errors import RequestError
+from pyllm.frontend.openai.completions import split_prompts
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.messages import Rejected, Submit
+from tests.frontend.fake_core import MODEL, ScriptedCore
+from tests.frontend.serving import Frontend, answering, events, in_process
+
+TEXT = "Hello 🙂 world"
+
+
+async def complete(frontend: Frontend, **body: Any) -> dict[str, Any]:
+    response = await frontend.http.post("/v1/completions", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def stream(frontend: Frontend, **body: Any) -> list[dict[str, Any]]:
+    response = await frontend.http.post("/v1/completions", json={"stream": True, **body})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    return events(response.text)
+
+
+async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        answer = await complete(frontend, model="tiny", prompt="Hello")
+    assert answer.pop("id").startswith("cmpl-")
+    assert isinstance(answer.pop("created"), int)
+    choice = {"index": 0, "text": TEXT, "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+    num_tokens = len(tokenizer.encode(TEXT)) + 1
+    assert answer == {
+        "object": "text_completion",
+        "model": "tiny",
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": 1,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_tokens + 1,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
+    }
+
+
+async def test_max_tokens_is_16_unless_it_is_given(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "x" * 100), tokenizer) as frontend:
+        for body, length in (({}, 16), ({"max_tokens": 3}, 3), ({"max_tokens": None}, 16)):
+            choice = (await complete(frontend, prompt="a", **body))["choices"][0]
+            assert (choice["text"], choice["finish_reason"]) == ("x" * length, "length")
+
+
+async def test_prompts_are_text_or_token_ids_one_or_many(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        for prompt in ("Hello", [5, 6], ["Hello", "x"], [[5], [6, 7]], ["Hello", [5]]):
+            answer = await complete(frontend, prompt=prompt)
+            assert [choice["index"] for choice in answer["choices"]] == list(range(len(answer["choices"])))
+    prompts = [array("i", submit.prompt).tolist() for submit in frontend.core.sent(Submit)]
+    hello, x = tokenizer.encode("Hello"), tokenizer.encode("x")
+    assert prompts == [hello, [5, 6], hello, x, [5], [6, 7], hello, [5]]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"), [([], "empty list"), ([1, "x"], "mixes"), ([1, [2]], "mixes"), ([""] * 1025, "at most 1024")]
+)
+def test_what_is_no_list_of_prompts_is_refused(prompt: Any, text: str) -> None:
+    with pytest.raises(RequestError, match=text):
+        split_prompts(prompt)
+
+
+async def test_choices_are_numbered_prompt_by_prompt(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: [*prompt, *tokenizer.encode("ab")[: sample + 1], 0])
+    async with in_process(core, tokenizer) as frontend:
+        answer = await complete(frontend, prompt=["x", "yy"], n=2)
+    assert [choice["text"] for choice in answer["choices"]] == ["xa", "xab", "yya", "yyab"]
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["usage"]["completion_tokens"] == 3 + 4 + 4 + 5
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+
+
+async def test_a_stream_adds_up_to_the_answer(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: [*prompt, *tokenizer.encode(TEXT)[: sample + 4], 0])
+    body: dict[str, Any] = {"prompt": ["x", "yy"], "n": 3, "max_tokens": 30}
+    async with in_process(core, tokenizer) as frontend:
+        answer = await complete(frontend, **body)
+        chunks = await stream(frontend, **body, stream_options={"include_usage": True})
+    *chunks, last = chunks
+    assert last["choices"] == []
+    assert last["usage"] == answer["usage"]
+    texts: dict[int, str] = defaultdict(str)
+    reasons: dict[int, str] = {}
+    for chunk in chunks:
+        assert chunk["usage"] is None
+        assert (chunk["id"], chunk["object"], chunk["model"]) == (last["id"], "text_completion", "tiny")
+        for choice in chunk["choices"]:
+            assert choice["index"] not in reasons
+            texts[choice["index"]] += choice["text"]
+            if choice["finish_reason"] is not None:
+                reasons[choice["index"]] = choice["finish_reason"]
+    assert [texts[index] for index in range(6)] == [choice["text"] for choice in answer["choices"]]
+    assert [reasons[index] for index in range(6)] == [choice["finish_reason"] for choice in answer["choices"]]
+
+
+async def test_without_the_option_no_chunk_has_a_usage(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        chunks = await stream(frontend, prompt="x")
+    assert all("usage" not in chunk for chunk in chunks)
+    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Hello", " ", "🙂", " world", ""]
+
+
+async def test_a_stop_string_ends_the_text_and_the_count(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "one two stop three"), tokenizer) as frontend:
+        answer = await complete(frontend, prompt="x", stop=["stop"], max_tokens=50)
+        chunks = await stream(frontend, prompt="x", stop="stop", max_tokens=50)
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("one two ", "stop", "stop")
+    assert answer["usage"]["completion_tokens"] == len(tokenizer.encode("one two stop"))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "one two "
+    assert frontend.core.running == {}
+
+
+async def test_a_stop_token_is_named(tokenizer: Tokenizer) -> None:
+    token = tokenizer.encode("b")[0]
+    async with in_process(answering(tokenizer, "abc"), tokenizer) as frontend:
+        choice = (await complete(frontend, prompt="x", stop_token_ids=[token]))["choices"][0]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("a", "stop", token)
+
+
+async def test_the_seed_reaches_the_core(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await complete(frontend, prompt="x", seed=42, temperature=0.5)
+    (submit,) = frontend.core.sent(Submit)
+    assert (submit.seed, submit.sampling.temperature) == (42, 0.5)
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+@pytest.mark.parametrize(
+    ("body", "status", "parameter"),
+    [
+        ({"prompt": "x" * 300}, 400, "prompt"),
+        ({"prompt": "x" * 100_000}, 400, "prompt"),
+        ({"prompt": ["ok", "x" * 300]}, 400, "prompt"),
+        ({"prompt": [600]}, 400, "prompt"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
+        ({"prompt": "x", "temperature": -1}, 400, "temperature"),
+        ({"prompt": "x", "model": "other"}, 404, "model"),
+        ({"prompt": "x", "logprobs": 5}, 400, "logprobs"),
+        ({"prompt": 5}, 400, "prompt"),
+        ({}, 400, None),
+    ],
+)
+async def test_what_cannot_run_is_refused_and_the_next_request_is_served(
+    tokenizer: Tokenizer, streamed: bool, body: dict[str, Any], status: int, parameter: str | None
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/completions", json={**body, "stream": streamed})
+        assert response.status_code == status
+        error = response.json()["error"]
+        assert (error["type"], error["param"]) == ("invalid_request_error", parameter)
+        assert set(error) == {"message", "type", "param", "code"}
+        assert (await complete(frontend, prompt="x"))["choices"][0]["text"] == "ok"
+        assert frontend.core.running == {}
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_what_the_core_rejects_before_the_first_token_has_a_status(tokenizer: Tokenizer, streamed: bool) -> None:
+    class Rejecting(ScriptedCore):
+        def handle(self, message: Any) -> None:
+            if isinstance(message, Submit):
+                self.say(Rejected(message.request, "invalid", "it can never fit"))
+            else:
+                super().handle(message)
+
+    async with in_process(Rejecting(lambda prompt, sample: []), tokenizer) as frontend:
+        for prompt in ("x", ["x", "y"]):
+            response = await frontend.http.post("/v1/completions", json={"prompt": prompt, "stream": streamed})
+            assert response.status_code == 400
+            assert response.json()["error"]["message"] == "it can never fit"
+
+
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+async def test_an_error_in_a_stream_is_an_event_after_what_was_said(tokenizer: Tokenizer, prompt: Any) -> None:
+    class Dying(ScriptedCore):
+        def _step(self) -> None:
+            super()._step()
+            self.on_disconnect()
+
+    async with in_process(Dying(lambda prompt, sample: tokenizer.encode(TEXT)), tokenizer) as frontend:
+        *chunks, error = await stream(frontend, prompt=prompt)
+        assert {chunk["choices"][0]["text"] for chunk in chunks} == {"Hello"}
+        assert error["error"]["type"] == "server_error"
+        assert "connection to the engine core was lost" in error["error"]["message"]
+        response = await frontend.http.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 503
+
+
+async def test_special_tokens_are_left_out_where_they_are_not_wanted(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "a<|start|>b"), tokenizer) as frontend:
+        assert (await complete(frontend, prompt="x"))["choices"][0]["text"] == "ab"
+        assert (await complete(frontend, prompt="x", skip_special_tokens=False))["choices"][0]["text"] == "a<|start|>b"
+
+
+async def test_max_tokens_are_clipped_to_the_context(tokenizer: Tokenizer) -> None:
+    model = msgspec.structs.replace(MODEL, max_model_len=10)
+    core = ScriptedCore(lambda prompt, sample: tokenizer.encode("x" * 100), model)
+    async with in_process(core, tokenizer) as frontend:
+        answer = await complete(frontend, prompt="abcd", max_tokens=1000)
+    assert answer["usage"]["total_tokens"] == 10

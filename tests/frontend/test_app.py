@@ -1,0 +1,124 @@
+"""The routes beside generation, and every body that is not a request."""
+
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pyllm import __version__
+from pyllm.frontend.app import MAX_BODY_BYTES
+from pyllm.frontend.tokenizer import Tokenizer
+from tests.frontend.serving import answering, in_process
+
+JSON = {"content-type": "application/json"}
+ROUTES = ("/v1/completions", "/v1/chat/completions")
+
+
+async def test_models_are_listed_with_vllms_fields(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        models = (await frontend.http.get("/v1/models")).json()
+    (model,) = models["data"]
+    assert isinstance(model.pop("created"), int)
+    assert models["object"] == "list"
+    assert model == {
+        "id": "tiny",
+        "object": "model",
+        "owned_by": "pyllm",
+        "root": "tiny",
+        "parent": None,
+        "max_model_len": 256,
+        "permission": [],
+    }
+
+
+async def test_health_is_the_engines(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        healthy = await frontend.http.get("/health")
+        assert (healthy.status_code, healthy.content) == (200, b"")
+        frontend.core.on_disconnect()
+        assert (await frontend.http.get("/health")).status_code == 503
+
+
+async def test_the_version_is_the_packages(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        assert (await frontend.http.get("/version")).json() == {"version": __version__}
+
+
+async def test_metrics_are_the_cores_and_our_own(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "Hello world"), tokenizer) as frontend:
+        await frontend.http.post("/v1/completions", json={"prompt": "Hello", "n": 2})
+        response = await frontend.http.get("/metrics")
+        frontend.core.on_disconnect()
+        without_core = await frontend.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    samples = {
+        (sample.name, sample.labels.get("finished_reason", "")): sample.value
+        for family in text_string_to_metric_families(response.text)
+        for sample in family.samples
+    }
+    assert samples["vllm:generation_tokens_total", ""] == 6
+    assert samples["vllm:request_success_total", "stop"] == 2
+    assert samples["vllm:kv_cache_usage_perc", ""] == 0.25
+    assert "vllm:generation_tokens_total" in without_core.text
+    assert "vllm:kv_cache_usage_perc" not in without_core.text
+
+
+async def test_the_openapi_document_describes_the_routes(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        document = (await frontend.http.get("/openapi.json")).json()
+    assert {*ROUTES, "/v1/models", "/health", "/version", "/metrics"} <= set(document["paths"])
+    chat = document["paths"]["/v1/chat/completions"]["post"]
+    assert chat["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/ChatRequest")
+    assert {"200", "400", "404", "413", "415", "503"} <= set(chat["responses"])
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "text"),
+    [
+        (b"{", JSON, 400, "not valid JSON"),
+        (b"", JSON, 400, "no body"),
+        (b"[]", JSON, 400, "Expected `object`"),
+        (b'{"model": "\xff\xfe"}', JSON, 400, "not valid JSON"),
+        (b'{"metadata": ' + b'{"a":' * 50_000, JSON, 400, "nested too deeply"),
+        (b"a=b", {"content-type": "application/x-www-form-urlencoded"}, 415, "application/json"),
+        (b"x" * (MAX_BODY_BYTES + 1), JSON, 413, "larger"),
+        (b'{"nope": 1}', JSON, 400, "nope is not a known field"),
+    ],
+)
+async def test_a_body_that_is_no_request_is_explained(
+    tokenizer: Tokenizer, body: bytes, headers: dict[str, str], status: int, text: str
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        for route in ROUTES:
+            response = await frontend.http.post(route, content=body, headers=headers)
+            assert response.status_code == status
+            error = response.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert text in error["message"]
+            assert "Traceback" not in response.text
+        assert (await frontend.http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/nope", 404), ("GET", "/v1/completions", 405), ("POST", "/health", 405)]
+)
+async def test_what_is_no_route_is_an_error_of_the_same_shape(
+    tokenizer: Tokenizer, method: str, path: str, status: int
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.request(method, path)
+        assert response.status_code == status
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_an_unforeseen_error_shows_no_traceback(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def min_tokens(self, text: str) -> Any:
+            raise ZeroDivisionError("secret")
+
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        frontend.state.tokenizer = Broken()
+        response = await frontend.http.post("/v1/completions", json={"prompt": "x"})
+        assert response.status_code == 500
+        assert "secret" not in response.text
+        assert "secret" in caplog.text

@@ -1,0 +1,172 @@
+"""The server as it runs: real sockets, clients that leave, clients that do not read, and an orderly end."""
+
+import asyncio
+import signal
+import socket
+
+import httpx
+import msgspec
+import pytest
+
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.messages import Abort, Submit
+from tests.frontend.fake_core import MODEL, ScriptedCore
+from tests.frontend.serving import Frontend, answering, behind_uvicorn, events, until
+
+LONG = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
+
+
+async def test_a_stream_over_a_socket(tokenizer: Tokenizer) -> None:
+    async with (
+        behind_uvicorn(answering(tokenizer, "Hello 🙂 world"), tokenizer) as frontend,
+        frontend.http.stream("POST", "/v1/completions", json={"prompt": "x", "stream": True}) as response,
+    ):
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["server"] == "pyllm"
+        chunks = events((await response.aread()).decode())
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello 🙂 world"
+
+
+async def test_many_streams_at_once(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: [*prompt, *prompt, *prompt, 0])
+
+    async def one(frontend: Frontend, number: int) -> None:
+        text = f"number {number} "
+        body = {"prompt": text, "stream": number % 2 == 0, "max_tokens": 100}
+        response = await frontend.http.post("/v1/completions", json=body, timeout=60)
+        chunks = events(response.text) if body["stream"] else [response.json()]
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text * 3
+
+    async with behind_uvicorn(core, tokenizer) as frontend:
+        await asyncio.gather(*(one(frontend, number) for number in range(60)))
+        assert (frontend.client.num_requests, core.running) == (0, {})
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_leaves_is_aborted_at_once(tokenizer: Tokenizer, streamed: bool) -> None:
+    core = ScriptedCore(lambda prompt, sample: tokenizer.encode("x" * 9_000), LONG)
+    async with behind_uvicorn(core, tokenizer) as frontend:
+        body = {"prompt": "x", "stream": streamed, "max_tokens": 9_000, "n": 2}
+        asking = asyncio.create_task(frontend.http.post("/v1/completions", json=body))
+        await until(lambda: core.sent(Submit))
+        asking.cancel()
+        await until(lambda: core.sent(Abort))
+        await until(lambda: frontend.client.num_requests == 0)
+        assert core.running == {}
+        assert frontend.state.metrics.finished == {"stop": 0, "length": 0, "abort": 2, "error": 0}
+        assert (await frontend.http.get("/health")).status_code == 200
+
+
+async def test_a_client_that_leaves_before_the_first_token_is_aborted(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "ok")
+    core.paused = True
+    async with behind_uvicorn(core, tokenizer) as frontend:
+        asking = asyncio.create_task(frontend.http.post("/v1/completions", json={"prompt": "x", "stream": True}))
+        await until(lambda: core.sent(Submit))
+        asking.cancel()
+        await until(lambda: core.sent(Abort))
+
+
+async def test_a_slow_reader_gets_everything_and_holds_nobody_up(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: tokenizer.encode("Hello " * 2_000), LONG)
+    async with behind_uvicorn(core, tokenizer, send_buffer=4096) as frontend:
+        loop = asyncio.get_running_loop()
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.setblocking(False)
+            await loop.sock_connect(reader, frontend.address)
+            body = msgspec.json.encode({"prompt": "x", "stream": True, "max_tokens": 4_000})
+            head = (
+                f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+            )
+            await loop.sock_sendall(reader, head.encode() + body)
+            await until(lambda: core.sent(Submit))
+            await until(lambda: not core.running)  # every token has come, nothing was read
+            assert frontend.client.num_requests == 0
+            assert (await frontend.http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+            received = bytearray()
+            while piece := await loop.sock_recv(reader, 65536):
+                received += piece
+    text = _unchunk(bytes(received).partition(b"\r\n\r\n")[2]).decode()
+    chunks = events(text)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello " * 2_000
+    assert len(chunks) < 2_000  # what waited came in one piece
+
+
+def _unchunk(body: bytes) -> bytes:
+    whole = bytearray()
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        length = int(size, 16)
+        whole += body[:length]
+        body = body[length + 2 :]
+    return bytes(whole)
+
+
+async def test_a_signal_lets_streams_finish_and_takes_nothing_new(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "Hello world")
+    core.paused = True
+    async with behind_uvicorn(core, tokenizer, grace=3600) as frontend:
+        assert frontend.server is not None
+        asking = asyncio.create_task(frontend.http.post("/v1/completions", json={"prompt": "x", "stream": True}))
+        await until(lambda: core.sent(Submit))
+        frontend.server.handle_exit(signal.SIGTERM, None)
+        await until(lambda: frontend.state.draining)
+        assert (await frontend.http.get("/health")).status_code == 503
+        refused = await frontend.http.post("/v1/completions", json={"prompt": "x"})
+        assert refused.status_code == 503
+        assert "shutting down" in refused.json()["error"]["message"]
+        core.resume()
+        chunks = events((await asking).text)
+        assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello world"
+        await until(lambda: frontend.server.should_exit)
+
+
+async def test_what_is_not_finished_in_time_ends_with_an_error(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: tokenizer.encode("x" * 9_000), LONG)
+    async with behind_uvicorn(core, tokenizer, grace=0.0) as frontend:
+        assert frontend.server is not None
+        body = {"prompt": "x", "stream": True, "max_tokens": 9_000}
+        async with frontend.http.stream("POST", "/v1/completions", json=body) as response:
+            frontend.server.stop()
+            text = (await response.aread()).decode()
+    *_, error = events(text)
+    assert "shut down before this request was finished" in error["error"]["message"]
+    assert core.running == {}
+
+
+async def test_a_second_signal_ends_at_once(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "ok")
+    core.paused = True
+    async with behind_uvicorn(core, tokenizer, grace=3600) as frontend:
+        assert frontend.server is not None
+        asking = asyncio.create_task(frontend.http.post("/v1/completions", json={"prompt": "x"}))
+        await until(lambda: core.sent(Submit))
+        frontend.server.stop()
+        frontend.server.stop()
+        await until(lambda: frontend.server.should_exit and frontend.server.force_exit)
+        asking.cancel()
+    assert [type(error) for error in await asyncio.gather(asking, return_exceptions=True)] == [asyncio.CancelledError]
+
+
+@pytest.mark.parametrize(
+    "request_bytes", [b"\xff\xfe\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"POST / HTTP/1.1\r\nx\r\n\r\n"]
+)
+async def test_what_is_not_http_ends_its_own_connection_only(tokenizer: Tokenizer, request_bytes: bytes) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        writer.write(request_bytes)
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert (await frontend.http.get("/health")).status_code == 200
+
+
+async def test_nothing_is_left_over(tokenizer: Tokenizer) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        for _ in range(3):
+            await frontend.http.post("/v1/completions", json={"prompt": "x", "stream": True})
+        with pytest.raises(httpx.ConnectError):
+            await httpx.AsyncClient().get("http://127.0.0.1:1/")
+    assert asyncio.all_tasks() == {asyncio.current_task()}

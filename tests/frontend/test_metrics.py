@@ -1,0 +1,94 @@
+"""Names and bounds are vLLM's; what is counted is what happened."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pyllm.frontend.metrics import Metrics, token_bounds
+from tests.frontend.fake_core import MODEL
+
+STATS = {
+    "num_running": 3,
+    "num_waiting": 4,
+    "num_held": 1,
+    "num_blocks": 32,
+    "num_used_blocks": 8,
+    "num_preemptions": 5,
+    "prefix_queries": 100,
+    "prefix_hits": 60,
+}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def exposed(metrics: Metrics, stats: dict[str, int]) -> dict[str, float]:
+    """Every sample by its name and the labels that are its own."""
+    samples = {}
+    for family in text_string_to_metric_families(metrics.expose(stats).decode()):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name not in ("model_name", "engine")}
+            assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
+            samples[sample.name + (str(labels) if labels else "")] = sample.value
+    return samples
+
+
+def test_the_cores_numbers_have_vllms_names() -> None:
+    samples = exposed(Metrics("tiny", MODEL), STATS)
+    expected = {
+        "vllm:num_requests_running": 3,
+        "vllm:num_requests_waiting": 5,
+        "vllm:num_requests_waiting_by_reason{'reason': 'capacity'}": 4,
+        "vllm:num_requests_waiting_by_reason{'reason': 'deferred'}": 1,
+        "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:num_preemptions_total": 5,
+        "vllm:prefix_cache_queries_total": 100,
+        "vllm:prefix_cache_hits_total": 60,
+        "vllm:cache_config_info{'block_size': '16', 'num_gpu_blocks': '32', 'cache_dtype': 'float32'}": 1,
+    }
+    assert expected.items() <= samples.items()
+
+
+def test_a_request_is_timed_from_its_arrival() -> None:
+    clock = Clock()
+    metrics = Metrics("tiny", MODEL, clock)
+    request = metrics.request(num_prompt_tokens=7, num_samples=2)
+    clock.now += 0.03
+    request.delta(0, 1, 5)
+    clock.now += 0.2
+    request.delta(0, 2, 5)
+    request.delta(1, 1, 5)
+    clock.now += 1.0
+    request.finish(0, "stop")
+    request.end("abort")
+    request.end("abort")
+    samples = exposed(metrics, {})
+    assert samples["vllm:prompt_tokens_total"] == 7
+    assert samples["vllm:prompt_tokens_cached_total"] == 5
+    assert samples["vllm:generation_tokens_total"] == 4
+    assert samples["vllm:request_success_total{'finished_reason': 'stop'}"] == 1
+    assert samples["vllm:request_success_total{'finished_reason': 'abort'}"] == 1
+    assert samples["vllm:time_to_first_token_seconds_bucket{'le': '0.02'}"] == 0
+    assert samples["vllm:time_to_first_token_seconds_bucket{'le': '0.04'}"] == 1
+    assert samples["vllm:time_to_first_token_seconds_bucket{'le': '0.25'}"] == 2
+    assert samples["vllm:inter_token_latency_seconds_count"] == 1
+    assert samples["vllm:e2e_request_latency_seconds_bucket{'le': '1.5'}"] == 1
+    assert samples["vllm:request_prompt_tokens_bucket{'le': '10.0'}"] == 1
+    assert samples["vllm:request_generation_tokens_sum"] == 3
+    assert samples["vllm:request_params_n_bucket{'le': '2.0'}"] == 1
+
+
+def test_bounds_reach_the_context() -> None:
+    assert token_bounds(256) == [1, 2, 5, 10, 20, 50, 100, 200]
+    assert token_bounds(1) == [1]
+
+
+def test_a_value_on_a_bound_belongs_to_it() -> None:
+    metrics = Metrics("tiny", MODEL)
+    metrics.request_num_samples.observe(1)
+    metrics.request_num_samples.observe(1000)
+    assert metrics.request_num_samples.buckets()[0] == ("1.0", 1.0)
+    assert metrics.request_num_samples.buckets()[-1] == ("+Inf", 2.0)

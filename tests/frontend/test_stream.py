@@ -1,0 +1,162 @@
+"""The channel sends at once where it can, waits where it must, and gives a reader up that takes nothing."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pyllm.errors import RequestError
+from pyllm.frontend.stream import Channel, PushedResponse
+
+
+class Socket:
+    """A server's `send` and `receive`. It takes messages at once while `open`, as uvicorn does."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.taken: list[dict[str, Any]] = []
+        self.disconnected = asyncio.Event()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if not self.open.is_set():
+            await self.open.wait()
+        self.taken.append(message)
+        if message["type"] == "http.response.body" and not message["more_body"]:
+            self.disconnected.set()
+
+    async def receive(self) -> dict[str, str]:
+        await self.disconnected.wait()
+        return {"type": "http.disconnect"}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.taken)
+
+
+class Answer:
+    """Does nothing but remember."""
+
+    def __init__(self) -> None:
+        self.channel: Channel
+        self.calls: list[str] = []
+
+    def begin(self, channel: Channel) -> None:
+        self.channel = channel
+        self.calls.append("begin")
+
+    def drained(self) -> None:
+        self.calls.append("drained")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+async def serve(answer: Any, socket: Socket, patience: float = 60.0) -> "asyncio.Task[None]":
+    exchange = PushedResponse(answer, patience).to_asgi_response()
+    task = asyncio.create_task(exchange({"type": "http"}, socket.receive, socket.send))
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_an_open_socket_takes_everything_at_once() -> None:
+    answer, socket = Answer(), Socket()
+    task = await serve(answer, socket)
+    answer.channel.start(200, b"text/plain", (b"x", b"y"))
+    answer.channel.write(b"a")
+    assert not answer.channel.blocked
+    answer.channel.finish(b"b")
+    assert socket.taken == [
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain"), (b"x", b"y")]},
+        {"type": "http.response.body", "body": b"a", "more_body": True},
+        {"type": "http.response.body", "body": b"b", "more_body": False},
+    ]
+    await task
+    assert answer.calls == ["begin", "end"]
+
+
+async def test_a_slow_socket_blocks_the_channel_until_it_has_taken_everything() -> None:
+    answer, socket = Answer(), Socket()
+    task = await serve(answer, socket)
+    socket.open.clear()
+    answer.channel.start(200, b"text/plain")
+    answer.channel.write(b"a")
+    answer.channel.write(b"b")
+    await asyncio.sleep(0)
+    assert answer.channel.blocked
+    assert socket.taken == []
+    socket.open.set()
+    while answer.channel.blocked:
+        await asyncio.sleep(0)
+    assert answer.calls == ["begin", "drained"]
+    assert socket.body == b"ab"
+    answer.channel.finish(b"c")
+    await task
+    assert socket.body == b"abc"
+
+
+async def test_a_disconnect_ends_the_answer() -> None:
+    answer, socket = Answer(), Socket()
+    task = await serve(answer, socket)
+    socket.open.clear()
+    answer.channel.start(200, b"text/plain")
+    socket.disconnected.set()
+    await task
+    assert answer.calls == ["begin", "end"]
+    assert socket.taken == []
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_reader_that_takes_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    answer, socket = Answer(), Socket()
+    task = await serve(answer, socket, patience=0.0)
+    socket.open.clear()
+    answer.channel.write(b"a")
+    await task
+    assert (answer.calls, answer.channel.stalled) == (["begin", "end"], True)
+    assert "took nothing" in caplog.text
+
+
+async def test_a_server_that_ends_cancels_the_answer() -> None:
+    answer, socket = Answer(), Socket()
+    task = await serve(answer, socket)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert answer.calls == ["begin", "end"]
+
+
+async def test_what_cannot_begin_is_raised_before_anything_is_sent() -> None:
+    class Failing(Answer):
+        def begin(self, channel: Channel) -> None:
+            raise RequestError("no")
+
+    answer, socket = Failing(), Socket()
+    task = await serve(answer, socket)
+    with pytest.raises(RequestError):
+        await task
+    assert (answer.calls, socket.taken) == (["end"], [])
+
+
+@pytest.mark.parametrize("suspensions", [1, 2, 5])
+async def test_a_send_may_suspend_more_than_once(suspensions: int) -> None:
+    turns: list[Callable[[], None]] = []
+
+    class Halting(Socket):
+        async def send(self, message: dict[str, Any]) -> None:
+            for _ in range(suspensions):
+                turn = asyncio.get_running_loop().create_future()
+                turns.append(lambda turn=turn: turn.set_result(None))
+                await turn
+                await asyncio.sleep(0)
+            await super().send(message)
+
+    answer, socket = Answer(), Halting()
+    task = await serve(answer, socket)
+    answer.channel.finish(b"a")
+    while not task.done():
+        while turns:
+            turns.pop()()
+        await asyncio.sleep(0)
+    assert socket.body == b"a"
