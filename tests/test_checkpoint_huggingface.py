@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
+from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import ConfigError
@@ -34,6 +35,20 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
     assert checkpoint.tokenizer.eos_token_ids == (257,)
     assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
     assert not checkpoint.tokenizer.add_bos_token
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_transformers_writes_is_understood(tmp_path: Path, tied: bool) -> None:
+    folder = Path(write_tiny_model(tmp_path, tied=tied))
+    expected = read_checkpoint(str(folder))
+    oracle = LlamaForCausalLM.from_pretrained(str(folder))
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (folder / name).unlink()
+    oracle.save_pretrained(str(folder))
+    found = read_checkpoint(str(folder))
+    assert found.architecture == expected.architecture
+    assert found.fingerprint == expected.fingerprint
+    assert found.tokenizer == expected.tokenizer
 
 
 def test_tensors_are_found_where_the_file_has_them(tmp_path: Path) -> None:

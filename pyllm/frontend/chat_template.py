@@ -14,6 +14,7 @@ from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pyllm.checkpoint import TokenizerFiles
 from pyllm.errors import ConfigError, RequestError
 
 # A body of 10 MB with the markup around its messages stays far below; a template that loops does not.
@@ -43,6 +44,11 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the model's chat template does not compile: {error}") from None
+
+    @classmethod
+    def of(cls, files: TokenizerFiles) -> "ChatTemplate | None":
+        """The template of a checkpoint, or None where it has none."""
+        return cls(files.chat_template, files.bos_token, files.eos_token) if files.chat_template else None
 
     def render(
         self,

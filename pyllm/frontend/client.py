@@ -304,7 +304,10 @@ class EngineClient:
         logger.warning("a message from the core does not decode: %s", text)
 
     def _disconnected(self) -> None:
-        self._disconnect(EngineDeadError("the connection to the engine core was lost"))
+        text = "the connection to the engine core was lost"
+        if self._ready is not None and not self._ready.done():
+            text += " before it answered; over tcp:// it may want keys"
+        self._disconnect(EngineDeadError(text))
 
     # --- what the core is told
 

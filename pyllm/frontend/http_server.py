@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 class HttpServer(uvicorn.Server):
-    """Serves one `ServerState` until `stop` or a signal; `await serve(sockets=[...])` returns after that.
+    """Serves one `ServerState` until `stop` or a signal; then `await serve(sockets=[...])` returns.
+
+    Make it inside a running event loop.
 
     The first SIGTERM or SIGINT drains for at most `grace` seconds, meanwhile `/health` is 503 and requests are refused;
     the second ends at once.
@@ -45,11 +47,10 @@ class HttpServer(uvicorn.Server):
         self._grace = grace
         self._on_started = on_started
         self._stopping: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop
+        self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
-        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         self._on_started()
 

@@ -1,7 +1,6 @@
 """What one request has been given so far, so that it can be sent again. Knows neither sockets nor text."""
 
 from array import array
-from collections.abc import Sequence
 
 import msgspec
 
@@ -48,10 +47,6 @@ class Journal:
     def is_closed(self, sample: int) -> bool:
         """Whether nothing more is wanted of this sample."""
         return self._closed[sample]
-
-    def tokens(self, sample: int) -> Sequence[int]:
-        """The sample's output so far."""
-        return self._outputs[sample]
 
     def submission(self, epoch: int, request: int, now: float) -> Submit:
         """The message that starts the request in this epoch, or that continues it after what was already received."""

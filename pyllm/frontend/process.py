@@ -51,7 +51,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> No
     child.enter("loading the tokenizer")
     files = config.checkpoint.tokenizer
     tokenizer = Tokenizer(files)
-    chat_template = ChatTemplate(files.chat_template, files.bos_token, files.eos_token) if files.chat_template else None
+    chat_template = ChatTemplate.of(files)
     child.enter("waiting for the core")
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
     state = ServerState(client, tokenizer, chat_template, config.served_model_name)

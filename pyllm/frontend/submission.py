@@ -43,7 +43,7 @@ def prepare(prompt: Prompt, params: SamplingParams, model: ModelInfo) -> Submit:
 
 
 def refuse_prompt(length: str, model: ModelInfo) -> RequestTooLargeError:
-    """The error for a prompt that leaves no room for output; `length` counts its tokens in words."""
+    """The error for a prompt that leaves no room for output; `length` says how many tokens it has."""
     return RequestTooLargeError(
         f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has {length} "
         f"tokens and at least one more is needed for the output. Please shorten the prompt.",

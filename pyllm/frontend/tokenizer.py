@@ -31,9 +31,6 @@ class Tokenizer:
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.bos_token = files.bos_token
-        self.eos_token = files.eos_token
-        self.eos_token_ids = files.eos_token_ids
         self._longest_token = max(map(len, vocabulary))
         self._byte_tables: dict[bool, list[bytes]] = {}
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):

@@ -1,11 +1,12 @@
 """A real `pyllm serve` for tests: started on a free port, looked at from outside, ended without a trace."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import httpx
 import psutil
@@ -18,12 +19,13 @@ DEADLINE = 90.0
 class Server:
     """The process, its address once it is ready, and its process tree by title."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyllm", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            env={**os.environ, **(environment or {})},
         )
         self.address = ""
         self.log = ""

@@ -13,6 +13,7 @@ from pyllm import LLM, AsyncEngine, EngineClient, LLMEngine, SamplingParams
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.client import EngineClient as Client
 from pyllm.messages import FinishCode
+from tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 FRANCE = "The capital of France is"
@@ -157,3 +158,25 @@ def test_example_runs(name: str) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
+
+
+async def test_engine_client_over_tcp_with_keys(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    subprocess.run([sys.executable, "-m", "pyllm", "keygen", keys], check=True, stdout=subprocess.DEVNULL)
+    model = write_tiny_model(tmp_path / "tiny")
+    core = subprocess.Popen(
+        [sys.executable, "-m", "pyllm", "core", model, "--bind", "tcp://127.0.0.1:0", "--curve-keys", keys],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert core.stdout is not None
+    address = (await asyncio.to_thread(core.stdout.readline)).split()[-1]
+    client = await EngineClient.connect(address, keys=keys)
+    deltas = [delta async for delta in client.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True))]
+    assert sum(len(delta.tokens) for delta in deltas) == 4
+    client.close()
+    with pytest.raises(EngineDeadError, match="want keys"):
+        await EngineClient.connect(address)
+    core.terminate()
+    assert await asyncio.to_thread(core.wait, 60) == 0
+    core.communicate()

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import socket
 
-import httpx
 import msgspec
 import pytest
 
@@ -167,6 +166,4 @@ async def test_nothing_is_left_over(tokenizer: Tokenizer) -> None:
     async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
         for _ in range(3):
             await frontend.http.post("/v1/completions", json={"prompt": "x", "stream": True})
-        with pytest.raises(httpx.ConnectError):
-            await httpx.AsyncClient().get("http://127.0.0.1:1/")
     assert asyncio.all_tasks() == {asyncio.current_task()}

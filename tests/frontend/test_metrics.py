@@ -30,7 +30,9 @@ def exposed(metrics: Metrics, stats: dict[str, int]) -> dict[str, float]:
     samples = {}
     for family in text_string_to_metric_families(metrics.expose(stats).decode()):
         for sample in family.samples:
-            labels = {name: value for name, value in sample.labels.items() if name not in ("model_name", "engine")}
+            labels = {
+                name: value for name, value in sorted(sample.labels.items()) if name not in ("model_name", "engine")
+            }
             assert (sample.labels["model_name"], sample.labels["engine"]) == ("tiny", "0")
             samples[sample.name + (str(labels) if labels else "")] = sample.value
     return samples
@@ -47,7 +49,7 @@ def test_the_cores_numbers_have_vllms_names() -> None:
         "vllm:num_preemptions_total": 5,
         "vllm:prefix_cache_queries_total": 100,
         "vllm:prefix_cache_hits_total": 60,
-        "vllm:cache_config_info{'block_size': '16', 'num_gpu_blocks': '32', 'cache_dtype': 'float32'}": 1,
+        "vllm:cache_config_info{'block_size': '16', 'cache_dtype': 'float32', 'num_gpu_blocks': '32'}": 1,
     }
     assert expected.items() <= samples.items()
 

@@ -8,6 +8,7 @@ import pytest
 
 from pyllm.errors import RequestError
 from pyllm.frontend.stream import Channel, PushedResponse
+from tests.frontend.serving import until
 
 
 class Socket:
@@ -87,8 +88,7 @@ async def test_a_slow_socket_blocks_the_channel_until_it_has_taken_everything() 
     assert answer.channel.blocked
     assert socket.taken == []
     socket.open.set()
-    while answer.channel.blocked:
-        await asyncio.sleep(0)
+    await until(lambda: not answer.channel.blocked)
     assert answer.calls == ["begin", "drained"]
     assert socket.body == b"ab"
     answer.channel.finish(b"c")

@@ -15,9 +15,9 @@ from pyllm.frontend.openai.generation import Generation
 from pyllm.frontend.openai.protocol import Usage
 from pyllm.frontend.stream import Channel
 
-TEXT = "\0"  # Stands for the text in a chunk that is encoded once; no chunk has it anywhere else.
-
+TEXT = "\0"  # Stands for the text in a chunk that is encoded once.
 _DONE = b"data: [DONE]\n\n"
+
 encode_json = msgspec.json.Encoder().encode
 
 

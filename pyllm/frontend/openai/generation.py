@@ -2,13 +2,13 @@
 
 from typing import Protocol
 
-from pyllm.errors import PyllmError
+from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.metrics import RequestMetrics
 from pyllm.frontend.openai.protocol import PromptTokensDetails, Usage
 from pyllm.frontend.outputs import RequestProcessor
 from pyllm.frontend.server_state import ServerState
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
 
 
 class Receiver(Protocol):
@@ -22,10 +22,16 @@ class Receiver(Protocol):
 
 
 class Generation:
-    """Submits the prompts, counts what comes, and ends all of it when one part fails or nobody waits any more."""
+    """Submits the prompts, counts what comes, and ends all of it when one part fails or nobody waits any more.
+
+    Raises:
+        RequestError: there are more choices than one request may have.
+    """
 
     def __init__(self, state: ServerState, prompts: list[list[int]], params: SamplingParams) -> None:
         self.num_choices = len(prompts) * params.n
+        if self.num_choices > MAX_SAMPLES:
+            raise RequestError(f"{len(prompts)} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
         self._state = state
         self._prompts = prompts
         self._params = params

@@ -153,6 +153,7 @@ async def test_the_seed_reaches_the_core(tokenizer: Tokenizer) -> None:
         ({"prompt": "x", "temperature": -1}, 400, "temperature"),
         ({"prompt": "x", "model": "other"}, 404, "model"),
         ({"prompt": "x", "logprobs": 5}, 400, "logprobs"),
+        ({"prompt": ["x"] * 100, "n": 200}, 400, "n"),
         ({"prompt": 5}, 400, "prompt"),
         ({}, 400, None),
     ],

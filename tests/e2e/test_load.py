@@ -1,0 +1,84 @@
+"""Two hundred streams at once, and a KV cache too small for those that run: every request finishes, nothing is left."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from pyllm import LLM, RequestOutput, SamplingParams
+from tests.e2e.server import Server, until
+
+STREAMS = 200
+TOKENS = 8
+
+
+async def chat(client: httpx.AsyncClient, model: str, number: int) -> tuple[str, str]:
+    """One streamed chat; gives its text and finish reason."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": f"Tell me about the number {number}."}],
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, reason = "", ""
+    async with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        lines = [line async for line in response.aiter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    for line in lines[:-1]:
+        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+        text += choice["delta"].get("content") or ""
+        reason = choice["finish_reason"] or reason
+    return text, reason
+
+
+@pytest.mark.timeout(300)
+async def test_200_concurrent_streams_all_finish_and_leave_nothing() -> None:
+    with Server() as server:
+        model = server.model()
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.address, timeout=240.0) as client:
+            alone = await chat(client, model, 0)
+        before = open_files(server)
+        async with httpx.AsyncClient(base_url=server.address, timeout=240.0, limits=limits) as client:
+            answers = await asyncio.gather(*(chat(client, model, number) for number in range(STREAMS)))
+        assert len(answers) == STREAMS
+        assert {reason for _, reason in answers} == {"length"}
+        assert answers[0] == alone
+        assert all(text for text, _ in answers)
+        # What is in use now is what the prefix cache holds, which is to say: nothing is referenced.
+        until(lambda: server.metric("vllm:kv_cache_usage_perc") == 0, "all blocks to be free")
+        assert server.metric("vllm:num_requests_running") == 0
+        assert server.metric("vllm:num_requests_waiting") == 0
+        until(lambda: open_files(server) == before, "sockets to be closed")
+        assert [process.pid for process in server.processes()] == [process.pid for process in server.tree]
+    assert server.process.returncode == 0
+    assert server.orphans() == []
+
+
+def open_files(server: Server) -> dict[str, int]:
+    return {process.cmdline()[0]: process.num_fds() for process in server.tree}
+
+
+@pytest.mark.timeout(300)
+def test_preempted_requests_finish_with_the_same_tokens() -> None:
+    prompts = [f"A short story about the number {number}:" for number in range(12)]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    with LLM(dtype="float32") as roomy:
+        expected = roomy.generate(prompts, params)
+        assert roomy.stats()["num_preemptions"] == 0
+    # 15 blocks of 16 tokens for 12 requests of about 50 tokens each.
+    with LLM(dtype="float32", kv_cache_memory_bytes=15 * 16 * 46_080, max_model_len=128) as tight:
+        outputs = tight.generate(prompts, params)
+        stats = tight.stats()
+    assert stats["num_blocks"] == 15
+    assert stats["num_preemptions"] > 0
+    assert stats["num_used_blocks"] == 0
+    assert texts(outputs) == texts(expected)
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    assert all(output.outputs[0].finish_reason == "length" for output in outputs)
+    return [output.outputs[0].text for output in outputs]

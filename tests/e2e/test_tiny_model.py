@@ -1,0 +1,63 @@
+"""A tiny random model from a Hugging Face folder, served by each kind of kernel and each executor."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.server import Server
+from tests.tiny_model import write_tiny_model
+
+# Longer than one KV split of the Triton decode kernel, which is 256 positions.
+PROMPT = [(7 * position) % 256 for position in range(300)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+def generated(model: str, *arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
+    """What a server says after a long prompt, computed in chunks, and after a short one."""
+    with Server(model, "--dtype", "float32", *arguments, environment=environment) as server:
+        answers = [server.complete(prompt, max_tokens=12, ignore_eos=True).json() for prompt in (PROMPT, PROMPT[:5])]
+    return [answer["choices"][0]["text"] for answer in answers]
+
+
+def test_triton_kernels_give_the_tokens_of_the_reference(model: str) -> None:
+    reference = generated(model, "--kernel-backend", "reference")
+    triton = generated(
+        model,
+        *("--kernel-backend", "triton", "--max-num-batched-tokens", "128"),
+        environment={"TRITON_INTERPRET": "1"},
+    )
+    assert triton == reference
+    assert all(reference)
+
+
+def test_triton_without_card_or_interpreter_is_refused(model: str) -> None:
+    server = Server(model, "--device", "cpu", "--kernel-backend", "triton", environment={"TRITON_INTERPRET": "0"})
+    assert server.wait() == 1
+    assert "kernel_backend triton" in server.log
+
+
+def test_model_in_the_core_process_says_the_same(model: str) -> None:
+    assert generated(model, "--distributed-executor-backend", "uni") == generated(model)
+
+
+def test_flags_as_vllms_users_guess(model: str) -> None:
+    flags = "--dtype float32 --tensor-parallel-size 3 --max-num-batched-tokens 64 --max-num-seqs 64"
+    more = "--no-enable-prefix-caching --kv-cache-memory-bytes 64MiB --block-size 16 --served-model-name tiny"
+    with Server(model, *flags.split(), *more.split()) as server:
+        assert server.model() == "tiny"
+        titles = sorted(title for process in server.tree if "worker" in (title := process.cmdline()[0]))
+        assert titles == ["pyllm::worker-0-0", "pyllm::worker-0-1", "pyllm::worker-0-2"]
+        answer = server.complete(PROMPT[:5], max_tokens=12, ignore_eos=True).json()
+    assert answer["choices"][0]["text"] == generated(model)[1]
+
+
+def test_unsupported_architecture_is_named(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "strange", architectures=["MambaForCausalLM"])
+    server = Server(folder)
+    assert server.wait() == 1
+    assert "MambaForCausalLM" in server.log

@@ -1,0 +1,63 @@
+"""OpenAI's own Python package talks to the server."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+import openai
+import pytest
+
+from pyllm.frontend.tokenizer import Tokenizer
+from tests.frontend.serving import answering, behind_uvicorn
+
+TEXT = "Hello 🙂 world"
+
+
+@asynccontextmanager
+async def library(tokenizer: Tokenizer) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+    async with behind_uvicorn(answering(tokenizer, TEXT), tokenizer) as frontend:
+        url = f"{frontend.http.base_url}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+            yield client
+
+
+async def test_chat(tokenizer: Tokenizer) -> None:
+    async with library(tokenizer) as client:
+        answer = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}])
+        assert answer.choices[0].message.content == TEXT
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        assert answer.usage.prompt_tokens_details.cached_tokens == 2
+
+
+async def test_chat_stream(tokenizer: Tokenizer) -> None:
+    async with library(tokenizer) as client:
+        stream = await client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": "Hi"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        chunks = [chunk async for chunk in stream]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == TEXT
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+
+
+async def test_completions(tokenizer: Tokenizer) -> None:
+    async with library(tokenizer) as client:
+        answer = await client.completions.create(model="tiny", prompt=["Hi", "Ho"], n=2, stop=["world"])
+        assert [choice.text for choice in answer.choices] == ["Hello 🙂 "] * 4
+        stream = await client.completions.create(model="tiny", prompt="Hi", stream=True)
+        assert "".join([chunk.choices[0].text async for chunk in stream]) == TEXT
+
+
+async def test_models_and_errors(tokenizer: Tokenizer) -> None:
+    async with library(tokenizer) as client:
+        assert [model.id async for model in client.models.list()] == ["tiny"]
+        with pytest.raises(openai.NotFoundError) as missing:
+            await client.completions.create(model="other", prompt="Hi")
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            await client.completions.create(model="tiny", prompt="Hi", logprobs=3)
+        assert bad.value.param == "logprobs"

@@ -1,0 +1,111 @@
+"""An API process as its parent starts it: it says when it is ready, serves, drains on SIGTERM and ends with 0."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+import psutil
+
+from pyllm import launch, supervisor
+from pyllm.checkpoint import Architecture, Checkpoint
+from pyllm.config import ApiConfig, ServerConfig
+from pyllm.messages import Submit
+from tests.frontend import tiny_tokenizers
+from tests.frontend.fake_core import ScriptedCore
+from tests.frontend.serving import TEMPLATE, events
+from tests.frontend.zmq_core import ZmqCore
+
+ARCHITECTURE = Architecture(
+    architecture="LlamaForCausalLM",
+    vocab_size=600,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    max_position_embeddings=256,
+    tie_word_embeddings=True,
+    dtype="float32",
+)
+
+
+@asynccontextmanager
+async def api_process(core: ScriptedCore, folder: Path) -> AsyncGenerator[tuple[supervisor.Process, str], None]:
+    """The process, and the address that it serves."""
+    files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), folder)
+    files = msgspec.structs.replace(files, chat_template=TEMPLATE)
+    address = f"ipc://{folder}/core"
+    config = ApiConfig(
+        server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
+        core_address=address,
+        checkpoint=Checkpoint(
+            name="tiny", format="gguf", files=(), architecture=ARCHITECTURE, tensors=(), tokenizer=files, fingerprint=""
+        ),
+        served_model_name="tiny",
+    )
+    with launch.bind_listener("127.0.0.1", 0) as listener:
+        async with ZmqCore(core, address):
+            process = supervisor.spawn("API process 0", "api", config, listener.fileno())
+            process.watch()
+            host, port = listener.getsockname()
+            try:
+                yield process, f"http://{host}:{port}"
+            finally:
+                process.signal(signal.SIGKILL)
+                await process.exited
+
+
+async def test_it_serves_and_drains(tmp_path: Path) -> None:
+    tokens = [*tiny_tokenizers.byte_level().encode("Hello 🙂 world").ids, 0]
+    submitted = asyncio.Event()
+
+    class Noticing(ScriptedCore):
+        def handle(self, message: object) -> None:
+            super().handle(message)
+            if isinstance(message, Submit):
+                submitted.set()
+
+    core = Noticing(lambda prompt, sample: tokens)
+    async with api_process(core, tmp_path) as (process, address):
+        await process.ready(60)
+        assert psutil.Process(process.pid).cmdline()[0] == "pyllm::api-0"
+        async with httpx.AsyncClient(base_url=address, timeout=60) as http:
+            body = {"messages": [{"role": "user", "content": "Hi"}]}
+            answer = (await http.post("/v1/chat/completions", json=body)).json()
+            assert answer["choices"][0]["message"]["content"] == "Hello 🙂 world"
+            core.paused = True
+            submitted.clear()
+            asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x", "stream": True}))
+            await submitted.wait()
+            process.signal(signal.SIGTERM)
+            while (await http.get("/health")).status_code != 503:
+                pass
+            core.resume()
+            chunks = events((await asking).text)
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello 🙂 world"
+        assert await process.exited == 0
+
+
+async def test_a_core_that_never_answers_is_named(tmp_path: Path) -> None:
+    core = ScriptedCore(lambda prompt, sample: [0])
+    core.version = 99
+    async with api_process(core, tmp_path) as (process, _):
+        assert await process.exited == 1
+        assert "version 99" in process.obituary()
+
+
+async def test_it_ends_with_its_parents_connection(tmp_path: Path) -> None:
+    async with api_process(ScriptedCore(lambda prompt, sample: [0]), tmp_path) as (process, _):
+        await process.ready(60)
+        with socket.socket(fileno=process._connection.fileno()) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+            connection.detach()
+        assert await process.exited != 0
