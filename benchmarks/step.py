@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Iterator
 from itertools import pairwise
 from multiprocessing.connection import Connection
+from pathlib import Path
 from random import Random
 
 import uvloop
@@ -16,19 +17,20 @@ import zmq
 from benchmarks import empty_worker
 from benchmarks.record import Record, percentiles
 from pyllm import SamplingParams
+from pyllm._rust import Plan
 from pyllm.checkpoint import Architecture, Checkpoint, TokenizerFiles
 from pyllm.child import attach
 from pyllm.config import CoreConfig, engine_config
 from pyllm.core import process
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.frontend.client import EngineClient
-from pyllm.messages import FinishCode
+from pyllm.messages import FinishCode, Sampled
 from pyllm.supervisor import Process
 
 ROWS = 256
 CONTEXT = 1024
 STEPS = 900
-WARM_UP = 50
+TIMES = "submitted"
 
 
 def run() -> Iterator[Record]:
@@ -36,7 +38,7 @@ def run() -> Iterator[Record]:
 
 
 async def measure() -> list[float]:
-    """Seconds between the commits of steps in which all rows decode, seen by the client that drains them."""
+    """Seconds from commit to commit of the steps in which all rows decode, timed in the core."""
     with tempfile.TemporaryDirectory() as folder:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
@@ -46,31 +48,26 @@ async def measure() -> list[float]:
         assert child.pid is not None
         core = Process("core", child.pid, ours, lambda: child.exitcode)
         core.watch()
-        address = await core.ready(60.0)
-        client = await EngineClient.connect(address, timeout=60.0)
-        commits: list[float] = []
+        client = await EngineClient.connect(await core.ready(60.0), timeout=60.0)
         try:
-            await drain(client, commits)
+            await drain(client)
         finally:
             client.close()
             await core.stop(10.0)
-    return [later - earlier for earlier, later in pairwise(commits)]
+        times = array("d", (Path(folder) / TIMES).read_bytes())
+    return [later - earlier for earlier, later in pairwise(times)]
 
 
-async def drain(client: EngineClient, commits: list[float]) -> None:
-    """Keep `ROWS` requests decoding and note when each step's deltas arrive."""
-    sinks = [CountingSink() for _ in range(ROWS)]
+async def drain(client: EngineClient) -> None:
+    """Submit all rows, and take their tokens until they end."""
     # Made beforehand: the core would finish the first requests while the last prompts are still being drawn.
     random = Random(0)
     prompts = [array("i", random.choices(range(1000), k=CONTEXT)).tobytes() for _ in range(ROWS)]
+    params = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
+    sinks = [CountingSink() for _ in range(ROWS)]
     for sink, prompt in zip(sinks, prompts, strict=True):
-        client.submit(prompt, SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True), sink)
-    sinks[-1].on_token = lambda: commits.append(time.perf_counter())
+        client.submit(prompt, params, sink)
     await asyncio.gather(*(sink.done for sink in sinks))
-    # The last request decodes beside all others until the first of them ends.
-    first_end = min(sink.ended for sink in sinks)
-    del commits[:WARM_UP]
-    commits[:] = [commit for commit in commits if commit < first_end]
 
 
 class CountingSink:
@@ -78,24 +75,43 @@ class CountingSink:
 
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ended = 0.0
-        self.on_token = lambda: None
+        self.num_tokens = 0
 
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
-        self.on_token()
+        self.num_tokens += len(tokens)
         if finish != FinishCode.NONE:
-            self.ended = time.perf_counter()
             self.done.set_result(None)
 
     def error(self, error: Exception) -> None:
         self.done.set_exception(error)
 
 
+class TimedExecutor:
+    """The real executor. With one step in flight a step is submitted right after the commit of the one before."""
+
+    def __init__(self, executor: ProcessExecutor, folder: str) -> None:
+        self._executor = executor
+        self._path = Path(folder) / TIMES
+        self._times = array("d")
+        self.start = executor.start
+        self.collective = executor.collective
+
+    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+        if plan.num_rows == plan.num_tokens == ROWS:
+            self._times.append(time.perf_counter())
+        return self._executor.submit(plan)
+
+    async def close(self) -> None:
+        self._path.write_bytes(self._times.tobytes())
+        await self._executor.close()
+
+
 def core_main(config: CoreConfig, connection: Connection) -> None:
     """The real core, its executor handed the empty worker."""
     child = attach(connection, "pyllm::core-0")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    process.run(config, ProcessExecutor(config, empty_worker.main, context), context, child)
+    executor = TimedExecutor(ProcessExecutor(config, empty_worker.main, context), config.socket_folder)
+    process.run(config, executor, context, child)
 
 
 def core_config(folder: str) -> CoreConfig:

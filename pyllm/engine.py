@@ -40,10 +40,7 @@ class AsyncEngine:
     def __init__(self, model: str = "", **options: Any) -> None:
         self._config, self._checkpoint = launch.resolve(engine_config({"model": model, **options}))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
-        files = self._checkpoint.tokenizer
-        self._chat_template = (
-            ChatTemplate(files.chat_template, files.bos_token, files.eos_token) if files.chat_template else None
-        )
+        self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
         self._folder = ""
         self._core: Process | None = None
         self._client: EngineClient | None = None
@@ -119,7 +116,7 @@ class AsyncEngine:
                 changed.clear()
                 yield fold.snapshot()
         finally:
-            processor.abort()
+            processor.drop()
             del self._processors[name]
 
     async def chat(
@@ -141,7 +138,7 @@ class AsyncEngine:
         """End a request that `generate` is running: its last output says `abort`. Unknown ids are ignored."""
         processor = self._processors.get(request_id)
         if processor is not None:
-            processor.finish()
+            processor.abort()
 
     async def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""

@@ -89,7 +89,7 @@ class LLMEngine:
         for name in [request_id] if isinstance(request_id, str) else request_id:
             processor, _ = self._requests.pop(name, (None, None))
             if processor is not None:
-                processor.abort()
+                processor.drop()
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` still has something to do."""

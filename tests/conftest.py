@@ -1,4 +1,4 @@
-"""For every test: processes that share two cores must not spin while they wait (OpenMP reads this when it is loaded)."""
+"""For every test: processes that share cores must not spin while they wait; OpenMP reads this when it is loaded."""
 
 import os
 

@@ -87,11 +87,6 @@ class RequestProcessor:
             self._detokenizers.clear()
             self._client.abort(self._request)
 
-    def finish(self) -> None:
-        """End the request where it is; the sink hears of it, with `abort` as the reason."""
-        if not self.finished:
-            self._client.abort(self._request)
-
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
         """Take new tokens from the client."""
         detokenizer = self._detokenizers.get(sample)

@@ -17,7 +17,6 @@ import zmq
 from pyllm import ipc, log
 from pyllm.child import Child, attach
 from pyllm.config import WorkerConfig
-from pyllm.errors import ProtocolError
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput
 
 if TYPE_CHECKING:
@@ -76,7 +75,8 @@ def serve(socket: Socket, runner: "ModelRunner", rank: int, report: Callable[[st
     """Answer steps and controls in the order they come, until the socket's context ends.
 
     Rank 0 alone answers a step; every rank answers a control. `report` is told the stage and the last completed step.
-    A malformed frame is logged and dropped; an error inside a step is raised, since the ranks may differ after it.
+    A frame that is no message is logged and dropped. An error inside a step, a broken plan included, is raised: the
+    core waits for that step's answer, and the ranks may differ after it.
     """
     decoder = msgspec.msgpack.Decoder(WorkerInput)
     encoder = msgspec.msgpack.Encoder()
@@ -86,20 +86,22 @@ def serve(socket: Socket, runner: "ModelRunner", rank: int, report: Callable[[st
             header, *frames = socket.recv_multipart()
         except zmq.ContextTerminated:
             return
-        answer: Sampled | Reply | None = None
         try:
-            match decoder.decode(header):
-                case Step(step) as plan:
-                    report(f"running step {step}", completed)
-                    answer = runner.run(plan, frames[0] if frames else b"")
-                    completed = step
-                case Control(method=method) as control:
-                    report(f"answering {method}", completed)
-                    answer = _reply(runner, control)
-        except (msgspec.DecodeError, UnicodeDecodeError, ProtocolError) as error:
+            message = decoder.decode(header)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.error("dropped a malformed frame: %s", error)
+            continue
+        answer: Sampled | Reply
+        match message:
+            case Step(step):
+                report(f"running step {step}", completed)
+                answer = runner.run(message, frames[0] if frames else b"")
+                completed = step
+            case Control(method=method):
+                report(f"answering {method}", completed)
+                answer = _reply(runner, message)
         report("ready", completed)
-        if isinstance(answer, Reply) or (answer is not None and rank == 0):
+        if rank == 0 or isinstance(answer, Reply):
             socket.send(encoder.encode(answer))
 
 

@@ -5,7 +5,6 @@ has something to find. They were chosen so that the two best logits never lie cl
 of float32 additions, which no two implementations share, may decide.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -97,10 +96,8 @@ def check(
         tensor_parallel_size=ranks,
     ) as llm:
         params = SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-        if together:
-            outputs = llm.generate(prompts, params)
-        else:
-            outputs = [llm.generate(prompt, params)[0] for prompt in prompts]
+        batches = [prompts] if together else [[prompt] for prompt in prompts]
+        outputs = [output for batch in batches for output in llm.generate(batch, params)]
         stats = llm.stats()
     assert [output.outputs[0].token_ids for output in outputs] == [tokens[:new_tokens] for tokens in oracle]
     cached = sum(output.num_cached_tokens for output in outputs)

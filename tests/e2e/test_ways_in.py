@@ -57,9 +57,11 @@ async def test_async_engine_streams_aborts_and_reports_a_dead_core() -> None:
         await anext(aborted)
         engine.abort("mine")
         assert [output.outputs[0].finish_reason async for output in aborted][-1] == "abort"
+        doomed = engine.generate(FRANCE, endless)
+        await anext(doomed)
+        os.kill(core_of(os.getpid()), signal.SIGKILL)
         with pytest.raises(EngineDeadError):
-            async for _ in engine.generate(FRANCE, endless):
-                os.kill(core_of(os.getpid()), signal.SIGKILL)
+            _ = [output async for output in doomed]
 
 
 def core_of(parent: int) -> int:

@@ -82,7 +82,7 @@ async def behind_uvicorn(
 
 async def until(condition: Callable[[], object]) -> None:
     """Let the event loop run until something holds; the test's own timeout ends it if it never does."""
-    while not condition():  # noqa: ASYNC110 - what is waited for has no event of its own
+    while not condition():
         await asyncio.sleep(0)
 
 

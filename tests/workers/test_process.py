@@ -78,7 +78,7 @@ class Mailbox:
         socket.connect("inproc://worker")
         try:
             process.serve(socket, FakeRunner(), rank, lambda stage, step: self.reports.append((stage, step)))
-        except RuntimeError as error:
+        except (RuntimeError, ProtocolError) as error:
             self.errors.append(error)
         finally:
             socket.close()
@@ -152,14 +152,21 @@ def test_a_call_that_fails_is_answered(mailbox: Mailbox, control: Control) -> No
         [msgspec.msgpack.encode(["Step", "first", [1]])],
         [msgspec.msgpack.encode(["Shutdown"])],
         [msgspec.msgpack.encode(Sampled(1, b"", b""))],
-        [msgspec.msgpack.encode(plan(0, 1, 2)[0])],
-        [msgspec.msgpack.encode(plan(0, 1, 2)[0]), b"\x01\x00\x00\x00"],
     ],
 )
 def test_a_malformed_frame_changes_nothing(mailbox: Mailbox, frames: list[bytes]) -> None:
     mailbox.socket.send_multipart(frames)
     mailbox.send(*plan(0, 4))
     assert sum_of(mailbox.receive()) == 4
+
+
+@pytest.mark.parametrize("frames", [[], [b"\x01\x00\x00\x00"]])
+def test_a_broken_plan_ends_the_worker_because_its_core_waits_for_an_answer(frames: list[bytes]) -> None:
+    mailbox = Mailbox(rank=0)
+    mailbox.send(plan(0, 1, 2)[0], *frames)
+    mailbox.ended.wait(10)
+    assert [str(error) for error in mailbox.errors] == ["the frame is short"]
+    mailbox.close()
 
 
 def test_an_error_inside_a_step_ends_the_worker_in_that_stage() -> None:
