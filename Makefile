@@ -27,7 +27,7 @@ $(VENV)/.dependencies: $(VENV)/.environment pyproject.toml kernels/pyproject.tom
 	touch $@
 
 $(VENV)/.extension: $(VENV)/.dependencies $(RUST_SOURCES)
-	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --locked --quiet
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
 
 serve: setup
