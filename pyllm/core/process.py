@@ -94,6 +94,11 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
     return scheduler, Ready(PROTOCOL_VERSION, secrets.randbits(63), model, fingerprint)
 
 
+def steps_in_flight(config: CoreConfig) -> int:
+    """Two with overlap, so that the worker never waits for the scheduler; else one."""
+    return 2 if config.engine.scheduler.async_scheduling else 1
+
+
 async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -119,7 +124,8 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
             lambda *received: core.receive(*received),  # noqa: PLW0108 - the core is made below, with this endpoint
             lambda *received: core.malformed(*received),  # noqa: PLW0108
         )
-        core = EngineCore(scheduler, executor, endpoint, ready, clock=time.monotonic)
+        depth = steps_in_flight(config)
+        core = EngineCore(scheduler, executor, endpoint, ready, clock=time.monotonic, depth=depth)
         gc.freeze()
         child.started(address)
         try:

@@ -45,6 +45,10 @@ def test_model_in_the_core_process_says_the_same(model: str) -> None:
     assert generated(model, "--distributed-executor-backend", "uni") == generated(model)
 
 
+def test_overlap_says_the_same(model: str) -> None:
+    assert generated(model, "--async-scheduling") == generated(model, "--no-async-scheduling")
+
+
 def test_flags_as_vllms_users_guess(model: str) -> None:
     flags = "--dtype float32 --tensor-parallel-size 3 --max-num-batched-tokens 64 --max-num-seqs 64"
     more = "--no-enable-prefix-caching --kv-cache-memory-bytes 64MiB --block-size 16 --served-model-name tiny"
