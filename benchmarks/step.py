@@ -114,9 +114,17 @@ def core_main(config: CoreConfig, connection: Connection) -> None:
     process.run(config, executor, context, child)
 
 
-def core_config(folder: str) -> CoreConfig:
+def core_config(folder: str, ranks: int = 1) -> CoreConfig:
+    """What the core of an empty model is told."""
     engine = engine_config(
-        {"max_num_seqs": ROWS, "max_model_len": 2048, "dtype": "float32", "served_model_name": "empty", "device": "cpu"}
+        {
+            "max_num_seqs": ROWS,
+            "max_model_len": 2048,
+            "dtype": "float32",
+            "served_model_name": "empty",
+            "device": "cpu",
+            "tensor_parallel_size": ranks,
+        }
     )
     architecture = Architecture(
         architecture="EmptyForCausalLM",

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -36,7 +35,6 @@ class Process:
         self.pid = pid
         self.stage = "starting"
         self.step = -1
-        self.last_heartbeat = time.monotonic()
         self.failure: str | None = None
         self._connection = connection
         self._reap = reap
@@ -97,7 +95,6 @@ class Process:
             asyncio.get_running_loop().remove_reader(self._connection.fileno())
 
     def _handle(self, message: ChildMessage) -> None:
-        self.last_heartbeat = time.monotonic()
         match message:
             case Heartbeat(stage, step):
                 self.stage, self.step = stage, step
