@@ -1,5 +1,7 @@
 """What a user may ask of one request's sampling, checked. Knows neither the wire nor the model's limits."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from pyllm.errors import RequestError
@@ -26,8 +28,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
-    stop: str | tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
@@ -51,7 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whichever way it was given."""
-        return (self.stop,) if isinstance(self.stop, str) else self.stop
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
 def _check(name: str, value: float, holds: bool, allowed: str) -> None:
