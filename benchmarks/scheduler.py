@@ -68,6 +68,7 @@ def make(rows: int, num_blocks: int) -> Scheduler:
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
         max_model_len=16384,
+        vocab_size=1 << 20,
         enable_prefix_caching=True,
     )
 

@@ -141,9 +141,7 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
         tie_word_embeddings=True,
         dtype="float32",
     )
-    tokenizer = TokenizerFiles(
-        path="", chat_template=None, bos_token="", eos_token="", eos_token_ids=(), add_bos_token=False
-    )
+    tokenizer = TokenizerFiles(path="", chat_template=None, bos_token="", eos_token="", eos_token_ids=())
     checkpoint = Checkpoint(
         name="empty",
         format="safetensors",
@@ -153,4 +151,11 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
         tokenizer=tokenizer,
         fingerprint="",
     )
-    return CoreConfig(engine=engine, checkpoint=checkpoint, bind=f"ipc://{folder}/core", socket_folder=folder)
+    return CoreConfig(
+        engine=engine,
+        checkpoint=checkpoint,
+        bind=f"ipc://{folder}/core",
+        socket_folder=folder,
+        ready_timeout=60.0,
+        shutdown_timeout=10.0,
+    )

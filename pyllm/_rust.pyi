@@ -68,9 +68,10 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
+        vocab_size: int,
         enable_prefix_caching: bool,
     ) -> Scheduler:
-        """Sizes are counts: tokens per block, blocks, slots, tokens per step, tokens per sequence.
+        """Sizes are counts: tokens per block, blocks, slots, tokens per step, tokens per sequence, token ids.
 
         Raises `SchedulerError` for a size out of its range.
         """
@@ -94,11 +95,12 @@ class Scheduler:
     ) -> None:
         """Queue a request. `(client, request)` names it: uint32, uint64, never used again.
 
-        `seed` is a uint64. `max_tokens` counts the tokens in `outputs`, which resumes a request: what each of the `n`
+        Token ids are below `vocab_size`; those in `stop_token_ids` may be others too. `seed` is a uint64. `n` is at most
+        `max_num_seqs`. `max_tokens` counts the tokens in `outputs`, which resumes a request: what each of the `n`
         samples has, and whether it has finished. A stop token ends a sample and is part of its output. `sampling` goes
         to the worker as it is. `arrival` is in the seconds of `schedule`'s clock and decides the order of the queue.
-        Requests share cached blocks where `cache_salt` and `adapter` are equal. `priority` and `tenant` are for
-        policies that look at them; first come, first served does not.
+        Requests share cached blocks where `tenant`, `cache_salt` and `adapter` are all equal. `priority` is for a
+        policy that looks at it; first come, first served does not.
 
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """

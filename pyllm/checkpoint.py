@@ -48,8 +48,8 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     """What the frontend needs to turn text into token ids and back.
 
-    `path` is a `tokenizers` JSON whose own post-processor puts `bos_token` first where `add_bos_token` says so; an
-    absent token is an empty string.
+    `path` is a `tokenizers` JSON, whose own post-processor puts the BOS token first where the model wants it. An absent
+    token is an empty string.
     """
 
     path: str
@@ -57,7 +57,6 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str
     eos_token: str
     eos_token_ids: tuple[int, ...]
-    add_bos_token: bool
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,13 +84,16 @@ def read_checkpoint(model: str = "") -> Checkpoint:
     from pyllm.checkpoint_huggingface import read_huggingface
 
     path = Path(model).expanduser().absolute() if model else embedded_model()
-    if path.is_dir():
-        return read_huggingface(path)
-    if not path.is_file():
-        raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder on this machine")
-    if not is_gguf(path):
-        raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
-    return cached_gguf(path, cache_folder())
+    try:
+        if path.is_dir():
+            return read_huggingface(path)
+        if not path.is_file():
+            raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder on this machine")
+        if not is_gguf(path):
+            raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
+        return cached_gguf(path, cache_folder())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the model at {path}: {error}") from None
 
 
 def embedded_model(package: str = EMBEDDED_PACKAGE) -> Path:

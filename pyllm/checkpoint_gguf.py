@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from pyllm.checkpoint import Architecture, Checkpoint, TensorEntry, TokenizerFiles, weights_dtype, weights_fingerprint
-from pyllm.checkpoint_tokenizer import adds_bos_token, tokenizer_json
+from pyllm.checkpoint_tokenizer import tokenizer_json
 from pyllm.errors import ConfigError
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM"}
@@ -158,5 +158,4 @@ def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
         bos_token="" if ids["bos"] is None else tokens[ids["bos"]],
         eos_token="" if ids["eos"] is None else tokens[ids["eos"]],
         eos_token_ids=tuple(sorted({token for token in (ids["eos"], ids["eot"]) if token is not None})),
-        add_bos_token=adds_bos_token(fields),
     )

@@ -155,7 +155,6 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> TokenizerFiles:
         bos_token=bos_token,
         eos_token=eos_token,
         eos_token_ids=tuple(sorted(eos_token_ids)),
-        add_bos_token=_starts_with(document.get("post_processor"), bos_token),
     )
 
 
@@ -167,16 +166,6 @@ def _chat_template(folder: Path, options: dict[str, Any]) -> str | None:
     if isinstance(template, list):  # Several named ones: the one that transformers takes, too.
         return next((item["template"] for item in template if item.get("name") == "default"), None)
     return template
-
-
-def _starts_with(processor: dict[str, Any] | None, bos_token: str) -> bool:
-    match processor:
-        case {"type": "Sequence", "processors": list(processors)}:
-            return any(_starts_with(part, bos_token) for part in processors)
-        case {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": token}}, *_]}:
-            return bool(token == bos_token)
-        case _:
-            return False
 
 
 def _token(value: str | dict[str, Any] | None) -> str:

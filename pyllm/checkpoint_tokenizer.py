@@ -98,7 +98,7 @@ def tokenizer_json(fields: Fields) -> bytes:
     return msgspec.json.encode(document)
 
 
-def adds_bos_token(fields: Fields) -> bool:
+def _adds_bos_token(fields: Fields) -> bool:
     """Whether a prompt starts with the BOS token: as the file says, else as llama.cpp does for this splitting."""
     return bool(fields.get("tokenizer.ggml.add_bos_token", _splitting(fields).adds_bos))
 
@@ -114,7 +114,7 @@ def _splitting(fields: Fields) -> _Splitting:
 
 def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
     bos = fields.get("tokenizer.ggml.bos_token_id")
-    if not adds_bos_token(fields):
+    if not _adds_bos_token(fields):
         return None
     if bos is None:
         raise ConfigError("tokenizer.ggml.add_bos_token is set, but the GGUF file names no BOS token")

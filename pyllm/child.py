@@ -5,19 +5,24 @@ its end of file is the parent's death.
 """
 
 import ctypes
+import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import msgspec
 from setproctitle import setproctitle
 
+from pyllm.errors import PyllmError
 from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 HEARTBEAT_INTERVAL = 0.5  # seconds
 ORPHANED_EXIT_CODE = 70
 _PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
 
 
 class Child:
@@ -43,6 +48,18 @@ class Child:
     def failed(self, message: str) -> None:
         """Report why the process is about to end."""
         self._send(Failed(self.stage, message))
+
+    def run(self, work: Callable[[], int]) -> int:
+        """Do the process's work and give its exit code: 1 for an error, which the parent and the log are told."""
+        try:
+            return work()
+        except PyllmError as error:
+            logger.error("ends while %s: %s", self.stage, error)
+            self.failed(str(error))
+        except Exception as error:
+            logger.exception("ends while %s", self.stage)
+            self.failed(f"{type(error).__name__}: {error}")
+        return 1
 
     def _send(self, message: ChildMessage) -> None:
         with self._lock:

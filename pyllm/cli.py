@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import msgspec
 
 from pyllm import __version__
-from pyllm.config import EngineConfig, ServerConfig, config_part, engine_config, option_names, parse_size
+from pyllm.config import SIZES, EngineConfig, HeadlessConfig, ServerConfig, config_part, engine_config, option_names
 from pyllm.errors import PyllmError
 
 
@@ -33,10 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pyllm", description="An inference engine for large language models.")
-    # No abbreviations: a misspelt flag must fail, and `--max-num-seq` is not to be guessed.
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
+    # No abbreviations: a misspelt flag must fail, and `--max-num-seq` is not to be guessed.
     serve = commands.add_parser("serve", allow_abbrev=False, help="an OpenAI-compatible HTTP server")
     _add_model_argument(serve)
     _add_flags(serve, ServerConfig)
@@ -45,10 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
     core = commands.add_parser("core", allow_abbrev=False, help="a headless EngineCore for EngineClient")
     _add_model_argument(core)
-    core.add_argument("--bind", required=True, metavar="ADDRESS", help="ipc://PATH or tcp://HOST:PORT")
-    core.add_argument("--curve-keys", metavar="FOLDER", help="keys for tcp://, made by `pyllm keygen`")
-    core.add_argument("--insecure-tcp", action="store_true", help="serve tcp:// without keys: anyone may connect")
-    core.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS", help="drain after SIGTERM")
+    _add_flags(core, HeadlessConfig)
     _add_engine_flags(core)
     core.set_defaults(run=_core)
 
@@ -61,18 +58,14 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> int:
     from pyllm import launch
 
-    return launch.serve(_engine(options), config_part(ServerConfig, _given(options, _names(ServerConfig))))
+    return launch.serve(_engine(options), config_part(ServerConfig, _given(options, option_names(ServerConfig))))
 
 
 def _core(options: argparse.Namespace) -> int:
     from pyllm import launch
 
     return launch.serve_core(
-        _engine(options),
-        bind=options.bind,
-        curve_folder=options.curve_keys or "",
-        insecure_tcp=options.insecure_tcp,
-        shutdown_timeout=options.shutdown_timeout,
+        _engine(options), config_part(HeadlessConfig, _given(options, option_names(HeadlessConfig)))
     )
 
 
@@ -93,10 +86,6 @@ def _engine(options: argparse.Namespace) -> EngineConfig:
 
 def _given(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(options, name)) is not None}
-
-
-def _names(kind: type[msgspec.Struct]) -> list[str]:
-    return [field.name for field in msgspec.structs.fields(kind)]
 
 
 def _add_model_argument(parser: argparse.ArgumentParser) -> None:
@@ -125,15 +114,8 @@ def _add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> N
             choices = get_args(hint) if all(isinstance(choice, str) for choice in get_args(hint)) else ()
             group.add_argument(
                 flag,
-                type=str if hint is str or choices else float if hint is float else _integer,
+                type=str if hint is str or choices else float if hint is float else str if field.name in SIZES else int,
                 choices=choices or None,
                 metavar=None if choices else ("TEXT" if hint is str else "N"),
                 help=help_text + default,
             )
-
-
-def _integer(text: str) -> int:
-    try:
-        return parse_size(text)
-    except PyllmError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -99,6 +99,20 @@ class ServerConfig(_Config, frozen=True):
     ready_timeout: Annotated[float, Meta(description="seconds that a process may take to become ready", gt=0)] = 600.0
 
 
+class HeadlessConfig(_Config, frozen=True):
+    """A core without a server, for `EngineClient`."""
+
+    bind: Annotated[str, Meta(description="ipc://PATH or tcp://HOST:PORT")] = ""
+    curve_keys: Annotated[str, Meta(description="folder with keys for tcp://, made by `pyllm keygen`")] = ""
+    insecure_tcp: Annotated[bool, Meta(description="serve tcp:// without keys: anyone may connect")] = False
+    shutdown_timeout: Annotated[
+        float, Meta(description="seconds that running requests get to finish after SIGTERM or SIGINT", ge=0)
+    ] = ServerConfig().shutdown_timeout
+    ready_timeout: Annotated[float, Meta(description="seconds that a process may take to become ready", gt=0)] = (
+        ServerConfig().ready_timeout
+    )
+
+
 class CoreConfig(_Config, frozen=True):
     """What one EngineCore process is told. `engine` is resolved: nothing in it is `auto` or None."""
 
@@ -106,10 +120,10 @@ class CoreConfig(_Config, frozen=True):
     checkpoint: Checkpoint
     bind: str  # ZeroMQ address of the ROUTER
     socket_folder: str  # private, for the workers' sockets
-    curve_folder: str = ""  # keys for tcp://; empty: no encryption
+    ready_timeout: float
+    shutdown_timeout: float
+    curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
     index: int = 0
-    ready_timeout: float = 600.0
-    shutdown_timeout: float = 30.0
     parent_death_signal: bool = True
 
 
@@ -136,6 +150,9 @@ class ApiConfig(_Config, frozen=True):
 
 Part = TypeVar("Part", bound=_Config)
 
+# Options whose texts are sizes, such as 64MiB.
+SIZES = frozenset({"kv_cache_memory_bytes"})
+
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
     """Build an `EngineConfig` from flat names, as keywords and flags give them.
@@ -146,18 +163,17 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
     remaining = dict(options)
     parts = {}
     for field in msgspec.structs.fields(EngineConfig):
-        names = [option.name for option in msgspec.structs.fields(field.type)]
+        names = option_names(field.type)
         parts[field.name] = config_part(field.type, {name: remaining.pop(name) for name in names if name in remaining})
     if remaining:
-        raise ConfigError(unknown_option(min(remaining), option_names()))
+        raise ConfigError(_unknown_option(min(remaining)))
     return EngineConfig(**parts)
 
 
 def config_part(kind: type[Part], options: dict[str, Any]) -> Part:
     """Build one part from its keywords, sizes such as `64MiB` included; raises ConfigError as `engine_config` does."""
-    sizes = {field.name for field in msgspec.structs.fields(kind) if field.name in _SIZES}
     values = {
-        name: parse_size(value) if name in sizes and isinstance(value, str) else value
+        name: parse_size(value) if name in SIZES and isinstance(value, str) else value
         for name, value in options.items()
     }
     try:
@@ -166,16 +182,16 @@ def config_part(kind: type[Part], options: dict[str, Any]) -> Part:
         raise ConfigError(str(error).replace("`$.", "`")) from None
 
 
-def option_names() -> list[str]:
-    """Every flat option of the engine, in the order of its definition."""
-    return [
-        option.name for field in msgspec.structs.fields(EngineConfig) for option in msgspec.structs.fields(field.type)
-    ]
+def option_names(kind: type[_Config] = EngineConfig) -> list[str]:
+    """Every flat option of a part, or of the whole engine, in the order of its definition."""
+    fields = msgspec.structs.fields(kind)
+    if kind is EngineConfig:
+        return [name for field in fields for name in option_names(field.type)]
+    return [field.name for field in fields]
 
 
-def unknown_option(name: str, known: list[str]) -> str:
-    """The error text for a misspelt name."""
-    near = difflib.get_close_matches(name, known, n=1)
+def _unknown_option(name: str) -> str:
+    near = difflib.get_close_matches(name, option_names(), n=1)
     return f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
@@ -193,6 +209,3 @@ def parse_size(text: str) -> int:
         return int(float(number))
     power = "kmgt".index(unit[0].lower()) + 1
     return int(float(number) * (1000**power if unit.islower() else 1024**power))
-
-
-_SIZES = frozenset({"kv_cache_memory_bytes"})

@@ -6,22 +6,23 @@ Composes launch, client and tokenizer; it decides nothing itself.
 import asyncio
 import contextlib
 import itertools
-import shutil
 from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Any
 
 from pyllm import launch
-from pyllm.config import CoreConfig, engine_config
+from pyllm.config import CoreConfig, ServerConfig, engine_config
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.outputs import OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
+from pyllm.sockets import SocketFolder
 from pyllm.supervisor import Process
 
-READY_TIMEOUT = 600.0
+# An engine inside an application has the server's time limits.
+LIMITS = ServerConfig()
 
 Prompt = str | Sequence[int]
 Message = dict[str, Any]
@@ -41,7 +42,7 @@ class AsyncEngine:
         self._config, self._checkpoint = launch.resolve(engine_config({"model": model, **options}))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
-        self._folder = ""
+        self._folder: SocketFolder | None = None
         self._core: Process | None = None
         self._client: EngineClient | None = None
         self._request_ids = itertools.count()
@@ -62,14 +63,15 @@ class AsyncEngine:
         Call it from the main thread where there is a choice: the kernel ends the core when the thread that started it
         ends, so that a killed application leaves nothing behind.
         """
-        self._folder = launch.make_socket_folder()
+        self._folder = SocketFolder()
         self._core = launch.spawn_core(
             CoreConfig(
                 engine=self._config,
                 checkpoint=self._checkpoint,
-                bind=f"ipc://{self._folder}/core-0",
-                socket_folder=self._folder,
-                ready_timeout=READY_TIMEOUT,
+                bind=f"ipc://{self._folder.path}/core-0",
+                socket_folder=self._folder.path,
+                ready_timeout=LIMITS.ready_timeout,
+                shutdown_timeout=LIMITS.shutdown_timeout,
             )
         )
 
@@ -84,7 +86,7 @@ class AsyncEngine:
         assert self._core is not None
         self._core.watch()
         try:
-            address = await self._core.ready(READY_TIMEOUT)
+            address = await self._core.ready(LIMITS.ready_timeout)
             self._client = await EngineClient.connect(address)
         except BaseException:
             await self.close()
@@ -155,7 +157,8 @@ class AsyncEngine:
         if self._core is not None:
             await self._core.stop(launch.STOP_GRACE)
             self._core = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            self._folder.close()
 
     def _connected(self) -> EngineClient:
         if self._client is None:

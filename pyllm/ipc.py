@@ -22,7 +22,6 @@ MESSAGES_PER_TURN = 64
 
 Received = TypeVar("Received")
 Sent = TypeVar("Sent")
-Received_contra = TypeVar("Received_contra", contravariant=True)
 Sent_contra = TypeVar("Sent_contra", contravariant=True)
 
 
@@ -30,12 +29,8 @@ class PeerGoneError(Exception):
     """The addressed client is not connected any more."""
 
 
-class MessageHandler(Protocol[Received_contra]):
-    """Receives what an endpoint reads. `identity` is the sender's on a ROUTER, else empty."""
-
-    def __call__(self, identity: bytes, message: Received_contra, frames: list[bytes]) -> None: ...
-
-
+# Called with the sender's identity (empty but on a ROUTER), and the message or what is wrong with it.
+MessageHandler = Callable[[bytes, Received], None]
 MalformedHandler = Callable[[bytes, str], None]
 
 
@@ -124,14 +119,21 @@ class Endpoint(Generic[Received, Sent]):
                 parts = self._socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            identity = parts.pop(0) if self._has_identity else b""
             try:
-                message = self._decoder.decode(parts[0] if parts else b"")
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._on_malformed(identity, str(error))
-                continue
-            self._on_message(identity, message, parts[1:])
+                self._handle(parts)
+            except Exception:
+                self._schedule_drain()  # The descriptor tells of what is queued behind this message only once.
+                raise
         self._schedule_drain()
+
+    def _handle(self, parts: list[bytes]) -> None:
+        identity = parts.pop(0) if self._has_identity else b""
+        try:
+            message = self._decoder.decode(parts[0] if parts else b"")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._on_malformed(identity, str(error))
+        else:
+            self._on_message(identity, message)
 
     def _read_monitor(self) -> None:
         while self._monitor is not None and self._monitor.poll(0):
@@ -141,7 +143,10 @@ class Endpoint(Generic[Received, Sent]):
 
 
 class MemoryEndpoint(Generic[Received, Sent]):
-    """The in-process twin of `Endpoint`: a sent message is handled by the peer before `send` returns."""
+    """The in-process twin of `Endpoint`: a sent message is handled by the peer before `send` returns.
+
+    Frames are for workers, which are never at the other end of this one.
+    """
 
     def __init__(self) -> None:
         self._peer: MessageHandler[Sent] | None = None
@@ -152,9 +157,10 @@ class MemoryEndpoint(Generic[Received, Sent]):
 
     def send(self, message: Sent, *frames: Any, identity: bytes = b"") -> bool:
         """Hand the message over. Raises PeerGoneError after `close`."""
+        assert not frames
         if self._peer is None:
             raise PeerGoneError(identity.hex())
-        self._peer(identity, message, [bytes(frame) for frame in frames])
+        self._peer(identity, message)
         return True
 
     def close(self, linger: float = 0.0) -> None:

@@ -6,16 +6,11 @@ Imports neither torch nor the web framework: each role's code is imported in the
 import asyncio
 import ctypes
 import logging
-import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,8 +19,9 @@ from setproctitle import setproctitle
 from pyllm import log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import attach
-from pyllm.config import ApiConfig, CoreConfig, EngineConfig, ServerConfig, WorkerConfig
+from pyllm.config import ApiConfig, CoreConfig, EngineConfig, HeadlessConfig, ServerConfig, WorkerConfig
 from pyllm.errors import ConfigError
+from pyllm.sockets import SocketFolder, bind_listener
 
 if TYPE_CHECKING:
     from pyllm.workers.runner import ModelRunner
@@ -36,9 +32,6 @@ STOP_GRACE = 10.0
 logger = logging.getLogger(__name__)
 
 
-# --- configuration
-
-
 def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     """Read the model's description and replace everything that is `auto` or None.
 
@@ -47,12 +40,12 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     """
     checkpoint = read_checkpoint(config.model.model)
     architecture = checkpoint.architecture
-    device = config.device.device
+    device, cards = config.device.device, _cuda_device_count()
     if device == "auto":
-        device = "cuda" if _cuda_device_count() else "cpu"
-    elif device == "cuda" and not _cuda_device_count():
-        raise ConfigError("device cuda: no CUDA device is visible; use --device cpu")
+        device = "cuda" if cards else "cpu"
     ranks = config.parallel.tensor_parallel_size
+    if device == "cuda" and cards < ranks:
+        raise ConfigError(f"device cuda: {ranks} rank(s) need as many cards, {cards} are visible; use --device cpu")
     check_tensor_parallel(architecture, ranks)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
@@ -96,55 +89,6 @@ def _cuda_device_count() -> int:
     return count.value
 
 
-# --- sockets
-
-
-@contextmanager
-def socket_folder() -> Iterator[str]:
-    """A private folder (mode 0700) for `ipc://` sockets; its name holds our process id."""
-    folder = make_socket_folder()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def make_socket_folder() -> str:
-    """Make such a folder; those of processes that were killed before they could remove theirs go now."""
-    parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    for stale in parent.glob("pyllm-*-*"):
-        process_id = stale.name.split("-")[1]
-        if process_id.isdigit() and not Path(f"/proc/{process_id}").exists() and stale.owner() == _user():
-            shutil.rmtree(stale, ignore_errors=True)
-    return tempfile.mkdtemp(prefix=f"pyllm-{os.getpid()}-", dir=parent)
-
-
-def _user() -> str:
-    return Path(f"/proc/{os.getpid()}").owner()
-
-
-def bind_listener(host: str, port: int) -> socket.socket:
-    """The one listening socket, bound here and inherited by the API processes.
-
-    Raises:
-        ConfigError: the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
-        ) from None
-    return listener
-
-
-# --- processes
-
-
 def spawn_core(config: CoreConfig) -> supervisor.Process:
     """Start an EngineCore process; call it from the main thread where there is a choice."""
     on_main_thread = threading.current_thread() is threading.main_thread()
@@ -156,7 +100,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     """Run a core and an API process until SIGTERM or SIGINT, then drain; gives the exit code."""
     _become_supervisor()
     engine, checkpoint = resolve(engine)
-    with bind_listener(server.host, server.port) as listener, socket_folder() as folder:
+    with bind_listener(server.host, server.port) as listener, SocketFolder() as folder:
         core = CoreConfig(
             engine=engine,
             checkpoint=checkpoint,
@@ -173,42 +117,38 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
         )
         # In the order in which they end: the API process lets its streams finish, then the core has nothing left to do.
         processes = [supervisor.spawn("API process 0", "api", api, listener.fileno()), spawn_core(core)]
-        ready = _announcement(listener, api.served_model_name)
-        return asyncio.run(_supervise(processes, ready, server.ready_timeout, server.shutdown_timeout))
+        announcement = _announcement(listener, api.served_model_name)
+        limits = server.ready_timeout, server.shutdown_timeout
+        return asyncio.run(_supervise(processes, lambda _: announcement, *limits))
 
 
-def serve_core(
-    engine: EngineConfig,
-    *,
-    bind: str,
-    curve_folder: str = "",
-    insecure_tcp: bool = False,
-    shutdown_timeout: float = 30.0,
-) -> int:
+def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     """Run a headless core for `EngineClient` until SIGTERM or SIGINT, then drain; gives the exit code.
 
     Raises:
-        ConfigError: `bind` is a tcp:// address and there are neither keys nor the word that none are wanted.
+        ConfigError: an address that is neither ipc:// nor tcp://, or tcp:// without keys or the word that none are
+            wanted.
     """
     _become_supervisor()
-    if bind.startswith("tcp://") and not curve_folder:
-        if not insecure_tcp:
+    if not headless.bind.startswith(("ipc://", "tcp://")):
+        raise ConfigError(f"cannot bind to {headless.bind!r}: give --bind ipc://PATH or tcp://HOST:PORT")
+    if headless.bind.startswith("tcp://") and not headless.curve_keys:
+        if not headless.insecure_tcp:
             raise ConfigError("tcp:// needs keys: give --curve-keys FOLDER (`pyllm keygen FOLDER`), or --insecure-tcp")
-        logger.warning("%s is served without keys: anyone who reaches it may use and stop the engine's requests", bind)
+        logger.warning("%s has no keys: anyone who reaches it may use the engine and end its requests", headless.bind)
     engine, checkpoint = resolve(engine)
-    with socket_folder() as folder:
+    with SocketFolder() as folder:
         core = CoreConfig(
             engine=engine,
             checkpoint=checkpoint,
-            bind=bind,
+            bind=headless.bind,
             socket_folder=folder,
-            curve_folder=curve_folder,
-            shutdown_timeout=shutdown_timeout,
+            curve_keys=headless.curve_keys,
+            ready_timeout=headless.ready_timeout,
+            shutdown_timeout=headless.shutdown_timeout,
         )
-        process = spawn_core(core)
-        return asyncio.run(
-            _supervise([process], "pyllm core is ready on {address}", core.ready_timeout, shutdown_timeout)
-        )
+        limits = headless.ready_timeout, headless.shutdown_timeout
+        return asyncio.run(_supervise([spawn_core(core)], lambda address: f"pyllm core is ready on {address}", *limits))
 
 
 def _become_supervisor() -> None:
@@ -217,9 +157,15 @@ def _become_supervisor() -> None:
 
 
 async def _supervise(
-    processes: list[supervisor.Process], announcement: str, ready_timeout: float, shutdown_timeout: float
+    processes: list[supervisor.Process],
+    announcement: Callable[[str], str],
+    ready_timeout: float,
+    shutdown_timeout: float,
 ) -> int:
-    """Watch siblings until a signal, or until one of them ends by itself, which ends the others with exit code 1."""
+    """Watch siblings until a signal, or until one of them ends by itself, which ends the others with exit code 1.
+
+    `announcement` makes the line to print, of the address that the last of them serves.
+    """
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
@@ -230,7 +176,7 @@ async def _supervise(
     await _first(ready, stopped)
     failure = ready.exception() if ready.done() else None
     if failure is None and ready.done():
-        print(announcement.replace("{address}", ready.result()[-1]), flush=True)
+        print(announcement(ready.result()[-1]), flush=True)
         await _first(stopped, *(process.exited for process in processes))
         failure = next((process.error() for process in processes if process.exited.done()), None)
     if failure is not None:

@@ -90,10 +90,14 @@ class LLM:
         return [task.result() for task in tasks]
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+            return future.result()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
+        except BaseException:
+            future.cancel()  # Ctrl-C in a notebook must end the requests, too.
+            raise
 
 
 async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:

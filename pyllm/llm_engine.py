@@ -38,7 +38,9 @@ class LLMEngine:
     def __init__(self, model: str = "", **options: Any) -> None:
         options = {"distributed_executor_backend": "uni", **options}
         engine, checkpoint = launch.resolve(engine_config({"model": model, **options}))
-        config = CoreConfig(engine=engine, checkpoint=checkpoint, bind="", socket_folder="")
+        config = CoreConfig(
+            engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0
+        )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
         self._executor = InlineExecutor(lambda: launch.load_rank(config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
@@ -116,8 +118,8 @@ class LLMEngine:
             on_message: MessageHandler[CoreMessage], *handlers: object
         ) -> MemoryEndpoint[CoreMessage, ClientMessage]:
             del handlers  # Nothing is ever malformed or disconnected in process.
-            to_client.connect(lambda identity, message, frames: on_message(b"", message, frames))
-            to_core.connect(lambda identity, message, frames: self._core.receive(_IDENTITY, message, frames))
+            to_client.connect(lambda identity, message: on_message(b"", message))
+            to_core.connect(lambda identity, message: self._core.receive(_IDENTITY, message))
             return to_core
 
         self._client = EngineClient(connect, heartbeats=False)

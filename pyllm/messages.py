@@ -58,7 +58,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tensor_parallel_size: int
 
 
-# --- client to core
+# Client to core.
 
 
 class Hello(Message, frozen=True):
@@ -104,7 +104,7 @@ class Call(Message, frozen=True):
     args: tuple[Any, ...] = ()
 
 
-# --- core to client
+# Core to client.
 
 
 class Ready(Message, frozen=True):
@@ -149,7 +149,7 @@ class Rejected(Message, frozen=True):
     message: str
 
 
-# --- core to workers
+# Core to workers.
 
 
 class Step(Message, frozen=True):
@@ -167,7 +167,7 @@ class Control(Message, frozen=True):
     args: tuple[Any, ...] = ()
 
 
-# --- workers to core
+# Workers to core.
 
 
 class Sampled(Message, frozen=True):
@@ -185,7 +185,7 @@ class Failed(Message, frozen=True):
     message: str
 
 
-# --- both ways, and from every child to its parent
+# Both ways, and from every child to its parent.
 
 
 class Heartbeat(Message, frozen=True):

@@ -38,13 +38,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"from 1 to {MAX_SAMPLES}")
         _check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "from 0 to 100")
         _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
-        _check("top_k", self.top_k, self.top_k >= -1, "-1 or 0 (off), or positive")
+        _check("top_k", self.top_k, -1 <= self.top_k < 2**31, "-1 or 0 (off), or positive and below 2**31")
         _check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "from 0 to 1")
         if self.seed is not None:
             _check("seed", self.seed, -(2**63) <= self.seed < 2**64, "a 64-bit integer")
         if self.max_tokens is not None:
             _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        _check("stop", len(self.stop_strings), len(self.stop_strings) <= MAX_STOP_STRINGS, "at most 4 strings")
+        _check(
+            "stop",
+            len(self.stop_strings),
+            len(self.stop_strings) <= MAX_STOP_STRINGS,
+            f"at most {MAX_STOP_STRINGS} strings",
+        )
         if any(not text for text in self.stop_strings):
             raise RequestError("stop must not contain an empty string", "stop")
         for token in self.stop_token_ids:

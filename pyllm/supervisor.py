@@ -34,15 +34,16 @@ class Process:
         self.name = name
         self.pid = pid
         self.stage = "starting"
-        self.step = -1
         self.failure: str | None = None
         self._connection = connection
+        self._watched = False
         self._reap = reap
         self._pidfd = os.pidfd_open(pid)
         self._decoder = msgspec.msgpack.Decoder(ChildMessage)
 
     def watch(self) -> None:
         """Follow the child on the running event loop from now on."""
+        self._watched = True
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[str] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()
@@ -65,6 +66,8 @@ class Process:
 
     async def stop(self, grace: float) -> int:
         """SIGTERM, then SIGKILL after `grace` seconds; gives the exit code."""
+        if not self._watched:
+            self.watch()
         self.signal(signal.SIGTERM)
         await asyncio.wait({self.exited}, timeout=grace)
         if not self.exited.done():
@@ -96,8 +99,8 @@ class Process:
 
     def _handle(self, message: ChildMessage) -> None:
         match message:
-            case Heartbeat(stage, step):
-                self.stage, self.step = stage, step
+            case Heartbeat(stage):
+                self.stage = stage
             case Started(address):
                 self.stage = "ready"
                 if not self.started.done():

@@ -31,7 +31,6 @@ def test_no_name_is_the_embedded_model() -> None:
     )
     assert checkpoint.tokenizer.eos_token_ids == (2,)
     assert checkpoint.tokenizer.eos_token == "<|im_end|>"
-    assert not checkpoint.tokenizer.add_bos_token
 
 
 def test_without_the_embedded_model_the_text_says_what_to_install() -> None:

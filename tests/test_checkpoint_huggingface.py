@@ -34,7 +34,6 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
     assert (checkpoint.tokenizer.bos_token, checkpoint.tokenizer.eos_token) == (START, END)
     assert checkpoint.tokenizer.eos_token_ids == (257,)
     assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
-    assert not checkpoint.tokenizer.add_bos_token
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -108,23 +107,11 @@ def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: 
     assert read_checkpoint(str(folder)).tokenizer.eos_token_ids == (11, 257)
 
 
-@pytest.mark.parametrize(
-    "processor",
-    [
-        {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": START, "type_id": 0}}]},
-        {
-            "type": "Sequence",
-            "processors": [
-                {"type": "ByteLevel"},
-                {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": START, "type_id": 0}}]},
-            ],
-        },
-    ],
-)
-def test_the_tokenizer_itself_says_whether_it_adds_a_first_token(tmp_path: Path, processor: dict[str, Any]) -> None:
+def test_a_template_that_is_no_text_is_a_clear_error(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path))
-    edit(folder / "tokenizer.json", post_processor=processor)
-    assert read_checkpoint(str(folder)).tokenizer.add_bos_token
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe\xfd")
+    with pytest.raises(ConfigError, match="cannot read the model"):
+        read_checkpoint(str(folder))
 
 
 def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None:

@@ -14,11 +14,14 @@ class Inbox:
     """Keeps what an endpoint hands over, and wakes whoever waits for the next of it."""
 
     def __init__(self) -> None:
-        self.messages: asyncio.Queue[tuple[bytes, object, list[bytes]]] = asyncio.Queue()
+        self.messages: asyncio.Queue[tuple[bytes, object]] = asyncio.Queue()
         self.malformed: asyncio.Queue[tuple[bytes, str]] = asyncio.Queue()
+        self.fail_on: object = None
 
-    def on_message(self, identity: bytes, message: object, frames: list[bytes]) -> None:
-        self.messages.put_nowait((identity, message, frames))
+    def on_message(self, identity: bytes, message: object) -> None:
+        if message == self.fail_on:
+            raise RuntimeError("this handler fails")
+        self.messages.put_nowait((identity, message))
 
     def on_malformed(self, identity: bytes, text: str) -> None:
         self.malformed.put_nowait((identity, text))
@@ -53,12 +56,36 @@ async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
     made.close()
 
 
-async def test_messages_and_frames_arrive_both_ways(pair: Pair) -> None:
+async def test_messages_arrive_both_ways(pair: Pair) -> None:
     assert pair.dealer.send(Hello(1), b"frame")
-    identity, message, frames = await pair.core.messages.get()
-    assert (message, frames) == (Hello(1), [b"frame"])
+    identity, message = await pair.core.messages.get()
+    assert message == Hello(1)
     assert pair.router.send(Reply(3, True, "yes"), identity=identity)
-    assert await pair.client.messages.get() == (b"", Reply(3, True, "yes"), [])
+    assert await pair.client.messages.get() == (b"", Reply(3, True, "yes"))
+
+
+async def test_frames_travel_behind_the_message(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    worker = ipc.bind(context, zmq.DEALER, f"ipc://{tmp_path}/worker")
+    inbox = Inbox()
+    core: ipc.Endpoint[CoreMessage, ClientMessage] = ipc.Endpoint(
+        ipc.connect(context, f"ipc://{tmp_path}/worker"), CoreMessage, inbox.on_message, inbox.on_malformed
+    )
+    assert core.send(Hello(1), memoryview(b"plan"))
+    assert worker.recv_multipart() == [b"\x92\xa5Hello\x01", b"plan"]
+    core.close()
+    worker.close(0)
+    context.destroy(0)
+
+
+async def test_a_handler_that_fails_delays_nobody_elses_message(pair: Pair) -> None:
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
+    pair.core.fail_on = Heartbeat("", 0)
+    for number in range(3):
+        assert pair.dealer.send(Heartbeat("", number))
+    assert [(await pair.core.messages.get())[1] for _ in range(2)] == [Heartbeat("", 1), Heartbeat("", 2)]
+    assert [str(failure) for failure in failures] == ["this handler fails"]
 
 
 async def test_burst_arrives_whole_and_in_order(pair: Pair) -> None:
@@ -84,7 +111,7 @@ async def test_unknown_peer_raises(pair: Pair) -> None:
 
 async def test_slow_peer_makes_send_return_false_instead_of_blocking(pair: Pair) -> None:
     assert pair.dealer.send(Hello(1))
-    identity, _, _ = await pair.core.messages.get()
+    identity, _ = await pair.core.messages.get()
     # The client's endpoint is closed over the loop: it reads nothing until we yield, so its queues fill.
     frame = bytes(1 << 16)
     sent = 0
@@ -109,8 +136,8 @@ async def test_memory_endpoint_delivers_until_it_is_closed() -> None:
     with pytest.raises(ipc.PeerGoneError):
         endpoint.send(Hello(1))
     endpoint.connect(inbox.on_message)
-    assert endpoint.send(Hello(1), b"frame")
-    assert inbox.messages.get_nowait() == (b"", Hello(1), [b"frame"])
+    assert endpoint.send(Hello(1))
+    assert inbox.messages.get_nowait() == (b"", Hello(1))
     endpoint.close()
     with pytest.raises(ipc.PeerGoneError):
         endpoint.send(Hello(1))

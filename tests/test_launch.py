@@ -1,8 +1,3 @@
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from pyllm import launch
@@ -46,35 +41,3 @@ def test_what_was_asked_for_stays(model: str) -> None:
 def test_settings_that_do_not_go_together_are_refused(model: str, options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         launch.resolve(engine_config({"model": model, "device": "cpu", **options}))
-
-
-def test_socket_folder_is_private_and_goes(tmp_path: Path, private_temp: None) -> None:
-    with launch.socket_folder() as folder:
-        assert Path(folder).parent == tmp_path
-        assert Path(folder).stat().st_mode & 0o077 == 0
-    assert not Path(folder).exists()
-
-
-def test_folder_of_a_dead_process_is_swept_and_that_of_a_living_one_stays(tmp_path: Path, private_temp: None) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    stale, alive = tmp_path / f"pyllm-{ended.pid}-abc", tmp_path / f"pyllm-{os.getppid()}-abc"
-    stale.mkdir()
-    alive.mkdir()
-    with launch.socket_folder():
-        assert not stale.exists()
-        assert alive.exists()
-
-
-@pytest.fixture
-def private_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
-def test_listener_takes_a_free_port_and_a_taken_one_is_named() -> None:
-    with launch.bind_listener("127.0.0.1", 0) as first:
-        port = first.getsockname()[1]
-        assert port > 0
-        first.listen()
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            launch.bind_listener("127.0.0.1", port)

@@ -12,7 +12,14 @@ import pytest
 from pyllm import _rust
 from pyllm.messages import PLAN_SECTIONS, plan_offsets
 
-LIMITS = {"block_size": 4, "num_blocks": 16, "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 48}
+LIMITS = {
+    "block_size": 4,
+    "num_blocks": 16,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "max_model_len": 48,
+    "vocab_size": 1000,
+}
 
 
 def make_scheduler(**limits: int) -> _rust.Scheduler:
@@ -131,7 +138,10 @@ def test_what_is_not_a_buffer_is_a_type_error():
     [
         ({"prompt": b""}, "the prompt is empty"),
         ({"prompt": b"123"}, "prompt has 3 bytes"),
-        ({"prompt": int32(1, -4)}, "prompt has token -4 at index 1"),
+        ({"prompt": int32(1, -4)}, "prompt has token -4 at index 1, and vocab_size is 1000; give ids from 0 to 999"),
+        ({"prompt": int32(1, 2, 1000)}, "prompt has token 1000 at index 2, and vocab_size is 1000"),
+        ({"outputs": [(int32(2**31 - 1), False)]}, "outputs has token 2147483647 at index 0, and vocab_size is 1000"),
+        ({"outputs": [(int32(-1), False)]}, "outputs has token -1 at index 0"),
         ({"request": -1}, "request is -1"),
         ({"request": 2**64}, "request is 18446744073709551616"),
         ({"client": 2**32}, "client is 4294967296"),
@@ -139,6 +149,7 @@ def test_what_is_not_a_buffer_is_a_type_error():
         ({"max_tokens": -5}, "max_tokens is -5"),
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"n": 0}, "n must be from 1 to 16384"),
+        ({"n": 5}, "n is 5, and max_num_seqs is 4"),
         ({"n": 2**40}, "n is 1099511627776"),
         ({"priority": 2**31}, "priority is 2147483648"),
         ({"arrival": float("inf")}, "arrival must be a finite number"),
@@ -178,6 +189,7 @@ def test_what_can_never_fit_is_an_error_of_its_own():
         ({"block_size": 0}, "block_size must be from 1 to 2147483647, not 0"),
         ({"max_num_seqs": 65_537}, "max_num_seqs must be from 1 to 65536, not 65537"),
         ({"max_model_len": 1}, "max_model_len must be from 2"),
+        ({"vocab_size": 0}, "vocab_size must be from 1 to 2147483647, not 0"),
         ({"num_blocks": -1}, "num_blocks is -1"),
         ({"num_blocks": 2**30}, "num_blocks 1073741824 times block_size 4 is 4294967296 tokens"),
     ],

@@ -98,9 +98,10 @@ class Clients:
 
     def _flush(self, client: _Client) -> bool:
         while client.held:
-            if not self._send(client, client.held[0]):
+            message = client.held.popleft()
+            if not self._send(client, message):
+                client.held.appendleft(message)
                 return False
-            client.held.popleft()
         return True
 
     def _send(self, client: _Client, message: CoreMessage) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm._rust import Plan, Scheduler, SchedulerError
+from pyllm._rust import NeverFitsError, Plan, Scheduler, SchedulerError
 from pyllm.core.clients import Clients
 from pyllm.core.executors.base import Executor
 from pyllm.errors import EngineDeadError, RequestError
@@ -68,11 +68,8 @@ class EngineCore:
         self._encoder = msgspec.msgpack.Encoder()
         self._methods: dict[str, Callable[..., Any]] = {"stats": self.stats}
 
-    # --- mailbox
-
-    def receive(self, identity: bytes, message: ClientMessage, frames: list[bytes]) -> None:
+    def receive(self, identity: bytes, message: ClientMessage) -> None:
         """Take one message in; it acts at once on the scheduler, so that nothing queues up in Python."""
-        del frames
         now = self._clock()
         if isinstance(message, Hello):
             self._hello(identity, message, now)
@@ -101,9 +98,12 @@ class EngineCore:
         self._clients.post(client, Rejected(None, "malformed", f"this frame does not decode: {text}"))
 
     def beat(self) -> None:
-        """Send heartbeats and drop silent clients; call it at 2 Hz."""
+        """Send heartbeats and what slow clients did not take before, and drop silent ones; call it at 2 Hz."""
         self._clients.expire(self._clock(), CLIENT_SILENCE)
+        self._clients.deliver(self._scheduler.pending_clients())
         self._clients.post_all(Heartbeat("ready", self.last_step))
+        if self._draining:
+            self._wake.set()
 
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters, and this core's."""
@@ -113,23 +113,20 @@ class EngineCore:
             "malformed_frames": self.malformed_frames,
         }
 
-    # --- steps
-
     async def run(self) -> None:
-        """Step until `drain` was called and nothing is left, sleeping while there is nothing to do.
+        """Step until `drain` was called and nothing is left or owed, sleeping while there is nothing to do.
 
-        Raises:
-            EngineDeadError: a worker is gone; every client has been told.
+        Whatever it raises, EngineDeadError where a worker is gone, every client has been told.
         """
         try:
             while True:
                 if not await self.step():
-                    if self._draining and self.stats()["num_requests"] == 0:
+                    if self._draining and not self._scheduler.pending_clients() and not self.stats()["num_requests"]:
                         return
                     self._wake.clear()
                     await self._wake.wait()
-        except EngineDeadError as death:
-            self.abandon(str(death))
+        except Exception as error:
+            self.abandon(str(error) if isinstance(error, EngineDeadError) else f"the engine core failed: {error}")
             raise
 
     async def step(self) -> bool:
@@ -155,8 +152,6 @@ class EngineCore:
 
     def _plan(self) -> Plan | None:
         return self._scheduler.schedule(self._clock())
-
-    # --- messages
 
     def _hello(self, identity: bytes, message: Hello, now: float) -> None:
         client = self._clients.register(identity, now)
@@ -190,6 +185,8 @@ class EngineCore:
                 cache_salt=submit.cache_salt,
                 adapter=submit.adapter,
             )
+        except NeverFitsError as error:
+            self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except (SchedulerError, RequestError, OverflowError) as error:
             self._clients.post(client, Rejected(submit.request, "invalid", str(error)))
 

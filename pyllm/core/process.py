@@ -7,6 +7,7 @@ import asyncio
 import gc
 import hashlib
 import logging
+import os
 import secrets
 import signal
 import time
@@ -24,7 +25,7 @@ from pyllm.child import HEARTBEAT_INTERVAL, Child
 from pyllm.config import CoreConfig
 from pyllm.core.executors.base import Executor
 from pyllm.core.loop import EngineCore
-from pyllm.errors import ConfigError, PyllmError
+from pyllm.errors import ConfigError
 from pyllm.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
 
 # What a client that reads gets after the last word of a core.
@@ -36,11 +37,7 @@ logger = logging.getLogger(__name__)
 def run(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
     """Serve until SIGTERM, then drain; the exit code is 0 unless a worker died or nothing could be started."""
     try:
-        return uvloop.run(_serve(config, executor, context, child))
-    except (PyllmError, OSError, zmq.ZMQError) as error:
-        logger.error("core %d ends: %s", config.index, error)
-        child.failed(str(error))
-        return 1
+        return child.run(lambda: uvloop.run(_serve(config, executor, context, child)))
     finally:
         context.destroy(int(CLOSE_LINGER * 1000))
 
@@ -67,12 +64,16 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
             max_model_len,
         )
     await executor.collective("allocate", num_blocks)
+    for rank, held in enumerate(await executor.collective("statistics")):
+        megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
+        logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
     scheduler = Scheduler(
         block_size=block_size,
         num_blocks=num_blocks,
         max_num_seqs=engine.scheduler.max_num_seqs,
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         max_model_len=max_model_len,
+        vocab_size=architecture.vocab_size,
         enable_prefix_caching=engine.cache.enable_prefix_caching,
     )
     model = ModelInfo(
@@ -104,9 +105,10 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    keys = curve.server_keys(Path(config.curve_folder)) if config.curve_folder else None
-    authenticator = curve.authenticate(context, Path(config.curve_folder)) if config.curve_folder else None
+    keys = curve.server_keys(Path(config.curve_keys)) if config.curve_keys else None
+    authenticator = curve.authenticate(context, Path(config.curve_keys)) if config.curve_keys else None
     # Bound before the model is loaded: whoever connects early waits in the socket's queue, not in a retry loop.
+    os.umask(0o077)  # An ipc:// socket is a file; only its owner may connect.
     socket = ipc.bind(context, zmq.ROUTER, config.bind, keys)
     address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
     child.enter("starting the workers")
@@ -147,25 +149,31 @@ async def _run(core: EngineCore, stop: asyncio.Event, child: Child, shutdown_tim
     running = asyncio.ensure_future(core.run())
     beating = asyncio.ensure_future(_beat(core, child))
     try:
-        await _first(running, stop.wait())
-        if not running.done():
+        await _first(running, beating, stop.wait())
+        if stop.is_set():
             stop.clear()
             child.enter("draining")
             core.drain()
-            await _first(running, stop.wait(), seconds=shutdown_timeout)
-        if running.done():
-            running.result()
-        else:
+            await _first(running, beating, stop.wait(), seconds=shutdown_timeout)
+        for task in (running, beating):
+            if task.done():
+                task.result()
+        if not running.done():
             core.abandon("the engine was shut down before this request had finished")
     finally:
         running.cancel()
         beating.cancel()
 
 
-async def _first(running: asyncio.Future[None], other: Coroutine[Any, Any, Any], seconds: float | None = None) -> None:
-    task = asyncio.ensure_future(other)
-    await asyncio.wait({running, task}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    task.cancel()
+async def _first(
+    running: asyncio.Future[None],
+    beating: asyncio.Future[None],
+    stopping: Coroutine[Any, Any, Any],
+    seconds: float | None = None,
+) -> None:
+    stopped = asyncio.ensure_future(stopping)
+    await asyncio.wait({running, beating, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
 
 
 async def _beat(core: EngineCore, child: Child) -> None:

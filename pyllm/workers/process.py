@@ -35,17 +35,17 @@ def main(config: WorkerConfig, connection: Connection) -> None:
     # Ctrl-C reaches the whole process group of a terminal; when workers end is their core's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    try:
-        runner = load(config, child.enter)
-        context: zmq.Context[Socket] = zmq.Context()
-        socket = ipc.bind(context, zmq.DEALER, config.address)
-        gc.freeze()
-        child.started()
-        serve(socket, runner, config.rank, lambda stage, step: _report(child, stage, step))
-    except Exception as error:
-        logger.exception("the worker ends while %s", child.stage)
-        child.failed(str(error) or type(error).__name__)
-        raise SystemExit(1) from error
+    raise SystemExit(child.run(lambda: _work(config, child)))
+
+
+def _work(config: WorkerConfig, child: Child) -> int:
+    runner = load(config, child.enter)
+    context: zmq.Context[Socket] = zmq.Context()
+    socket = ipc.bind(context, zmq.DEALER, config.address)
+    gc.freeze()
+    child.started()
+    serve(socket, runner, config.rank, lambda stage, step: _report(child, stage, step))
+    return 0
 
 
 def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":

@@ -12,10 +12,11 @@ from tests.plan_reader import read_plan
 
 
 class CountingExecutor:
-    """Keeps every plan it was given; dies at step `dies_at`."""
+    """Keeps every plan it was given; dies at step `dies_at`, answers step `lies_at` with too few tokens."""
 
-    def __init__(self, num_blocks: int = 64, dies_at: int | None = None) -> None:
+    def __init__(self, num_blocks: int = 64, dies_at: int | None = None, lies_at: int | None = None) -> None:
         self.num_blocks = num_blocks
+        self.lies_at = lies_at
         self.dies_at = dies_at
         self.plans: list[dict[str, Any]] = []
         self.closed = False
@@ -34,7 +35,7 @@ class CountingExecutor:
         return future
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
-        return [{"num_blocks": self.num_blocks, "allocate": None, "instruction_set": "none"}[method]]
+        return [{"num_blocks": self.num_blocks, "allocate": None, "statistics": {}, "instruction_set": "none"}[method]]
 
     async def close(self) -> None:
         self.closed = True
@@ -49,4 +50,6 @@ class CountingExecutor:
                 token = (self._last_token[slot] if seen < 0 else seen) + 1
                 self._last_token[slot] = token
                 tokens.append(token)
+        if plan.step == self.lies_at:
+            tokens = []
         return Sampled(plan.step, sections["sampled_starts"].tobytes(), np.array(tokens, np.int32).tobytes())

@@ -56,6 +56,17 @@ def test_slow_client_gets_everything_in_order_and_deltas_wait_in_the_scheduler()
     assert [message for _, message in fixture.sender.sent] == [Reply(1, True), deltas(b"1234")]
 
 
+def test_slow_client_that_goes_is_dropped_when_its_turn_comes() -> None:
+    fixture = Fixture()
+    index = fixture.clients.register(b"a", 0.0)
+    fixture.sender.open = False
+    for number in range(3):
+        fixture.clients.post(index, Reply(number, True))
+    fixture.sender.gone.add(b"a")
+    fixture.clients.expire(now=1.0, silence=10.0)
+    assert fixture.dropped == [index]
+
+
 def test_held_messages_are_sent_again_on_expire() -> None:
     fixture = Fixture()
     index = fixture.clients.register(b"a", 0.0)

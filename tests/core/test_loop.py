@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from pyllm._rust import Scheduler
+from pyllm._rust import Scheduler, SchedulerError
 from pyllm.core.loop import EngineCore
 from pyllm.errors import EngineDeadError
-from pyllm.ipc import MemoryEndpoint
 from pyllm.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -55,18 +54,27 @@ class Engine:
             max_num_seqs=8,
             max_num_batched_tokens=16,
             max_model_len=128,
+            vocab_size=1000,
             enable_prefix_caching=True,
         )
         self.now = 0.0
         self.sent: list[tuple[bytes, CoreMessage]] = []
-        self.endpoint: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
-        self.endpoint.connect(lambda identity, message, frames: self.sent.append((identity, message)))
+        self.slow = False  # whether the client's queue is full
         ready = Ready(PROTOCOL_VERSION, EPOCH, MODEL, "fingerprint")
-        self.core = EngineCore(self.scheduler, self.executor, self.endpoint, ready, clock=lambda: self.now, depth=depth)
+        self.core = EngineCore(self.scheduler, self.executor, self, ready, clock=lambda: self.now, depth=depth)
         self.receive(Hello(PROTOCOL_VERSION))
 
+    def send(self, message: CoreMessage, *frames: object, identity: bytes = b"") -> bool:
+        """Take what the core sends."""
+        if not self.slow:
+            self.sent.append((identity, message))
+        return not self.slow
+
+    def close(self, linger: float = 0.0) -> None:
+        """Nothing is open."""
+
     def receive(self, message: ClientMessage, identity: bytes = b"client") -> None:
-        self.core.receive(identity, message, [])
+        self.core.receive(identity, message)
 
     def submit(self, request: int, prompt: list[int], max_tokens: int = 4, **fields: Any) -> None:
         packed = array("i", prompt).tobytes()
@@ -179,6 +187,8 @@ async def test_another_epoch_is_dropped() -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": list(range(128))}, "128"),
         ({"prompt": [-5]}, "-5"),
+        ({"prompt": [1000]}, "1000"),
+        ({"n": 9}, "9"),
     ],
 )
 async def test_bad_submit_is_rejected_alone(change: dict[str, Any], text: str) -> None:
@@ -202,7 +212,9 @@ async def test_sampling_out_of_range_is_rejected_before_a_worker_sees_it(samplin
 async def test_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     engine = Engine(CountingExecutor(num_blocks=8))
     engine.submit(1, list(range(30)), max_tokens=20)
-    assert "8" in engine.messages(Rejected)[0].message
+    (rejected,) = engine.messages(Rejected)
+    assert rejected.code == "too_large"
+    assert "8" in rejected.message
 
 
 async def test_stranger_is_told_to_say_hello_and_wrong_version_is_named() -> None:
@@ -248,6 +260,40 @@ async def test_dead_worker_ends_every_stream_with_the_reason() -> None:
     with pytest.raises(EngineDeadError):
         await engine.core.run()
     assert engine.messages(Rejected) == [Rejected(None, "engine_dead", "worker 0 of core 0 was killed by SIGKILL")]
+
+
+async def test_unforeseen_error_ends_every_stream_with_a_word() -> None:
+    engine = Engine(CountingExecutor(lies_at=2))
+    engine.submit(1, [1, 2], max_tokens=50)
+    with pytest.raises(SchedulerError):
+        await engine.core.run()
+    (rejected,) = engine.messages(Rejected)
+    assert rejected.code == "engine_dead"
+    assert "does not fit" in rejected.message
+
+
+async def test_slow_client_gets_its_last_tokens_from_an_idle_core() -> None:
+    engine = Engine()
+    engine.submit(1, [1, 2], max_tokens=3)
+    engine.slow = True
+    await engine.run_dry()
+    engine.slow = False
+    engine.core.beat()
+    assert engine.outputs()[1] == ([3, 4, 5], FinishCode.LENGTH)
+
+
+async def test_drain_waits_for_what_a_slow_client_is_owed() -> None:
+    engine = Engine()
+    engine.submit(1, [1, 2], max_tokens=3)
+    engine.slow = True
+    engine.core.drain()
+    running = asyncio.ensure_future(engine.core.run())
+    await until(lambda: engine.core.last_step == 2)
+    assert not running.done()
+    engine.slow = False
+    engine.core.beat()
+    await running
+    assert engine.outputs()[1] == ([3, 4, 5], FinishCode.LENGTH)
 
 
 async def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:

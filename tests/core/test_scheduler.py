@@ -22,6 +22,7 @@ def make_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=128,
+        vocab_size=1000,
         enable_prefix_caching=enable_prefix_caching,
     )
 
@@ -170,8 +171,8 @@ def test_the_last_token_is_computed_even_where_all_blocks_are_cached():
     assert step["positions"] == [4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("keys", [{"cache_salt": "tenant"}, {"adapter": "lora"}])
-def test_salt_and_adapter_keep_prefixes_apart(keys: dict[str, str]):
+@pytest.mark.parametrize("keys", [{"tenant": "acme"}, {"cache_salt": "salt"}, {"adapter": "lora"}])
+def test_tenant_salt_and_adapter_keep_prefixes_apart(keys: dict[str, str]):
     scheduler = make_scheduler()
     prompt = pack(range(9))
     for request, extra in enumerate([{}, keys, keys]):
@@ -224,12 +225,21 @@ def test_the_samples_of_a_request_fork_after_one_prefill():
 
 
 def test_samples_without_a_slot_wait_and_find_their_prompt_cached():
-    scheduler = make_scheduler(max_num_seqs=1)
-    add(scheduler, 1, range(9), max_tokens=2, n=2)
-    commit(scheduler, plan_step(scheduler), [20, 21])
-    assert run_step(scheduler, 30)["tokens"] == [20]
+    scheduler = make_scheduler(max_num_seqs=2)
+    add(scheduler, 1, [50], max_tokens=2)
+    add(scheduler, 2, range(9), max_tokens=2, n=2)
+    commit(scheduler, plan_step(scheduler), [60, 20, 21])
+    assert run_step(scheduler, 30)["tokens"] == [60, 20]
     assert run_step(scheduler, 31)["tokens"] == [8, 21]
-    assert [delta.tokens for delta in take(scheduler)] == [[20, 30], [21, 31]]
+    assert [delta.tokens for delta in take(scheduler)] == [[60, 30], [20, 30], [21, 31]]
+
+
+def test_more_samples_than_may_run_at_once_are_refused():
+    scheduler = make_scheduler(max_num_seqs=3)
+    with pytest.raises(SchedulerError, match="n is 4, and max_num_seqs is 3"):
+        add(scheduler, 1, [1, 2], max_tokens=2, n=4)
+    add(scheduler, 1, [1, 2], max_tokens=2, n=3)
+    assert run_step(scheduler)["sampled_starts"] == [0, 3]
 
 
 def test_with_overlap_a_token_in_flight_is_minus_one():

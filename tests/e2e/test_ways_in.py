@@ -44,9 +44,10 @@ def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
 
 async def test_async_engine_streams_aborts_and_reports_a_dead_core() -> None:
     async with AsyncEngine() as engine:
-        texts = [output.outputs[0].text async for output in engine.generate(FRANCE, GREEDY)]
-        assert texts[0] == " Paris"
-        assert len(texts) == 4
+        outputs = [output async for output in engine.generate(FRANCE, GREEDY)]
+        assert outputs[0].outputs[0].text.startswith(" Paris")
+        assert [output.finished for output in outputs[-2:]] == [False, True]
+        assert len(outputs[-1].outputs[0].token_ids) == 4
         endless = SamplingParams(max_tokens=5000, ignore_eos=True)
         async for output in engine.generate(FRANCE, endless):
             assert not output.finished

@@ -49,7 +49,6 @@ def write(tokenizer: tokenizers.Tokenizer, folder: Path) -> TokenizerFiles:
         bos_token=SPECIAL[1],
         eos_token=SPECIAL[0],
         eos_token_ids=(tokenizer.token_to_id(SPECIAL[0]),),
-        add_bos_token=False,
     )
 
 

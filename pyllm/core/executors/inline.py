@@ -49,7 +49,7 @@ class InlineExecutor:
         return [result]
 
     async def close(self) -> None:
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
         self._rank = None
 
     def _run(self, plan: Plan) -> Sampled:

@@ -17,7 +17,7 @@ import zmq
 from pyllm import ipc
 from pyllm._rust import Plan
 from pyllm.config import CoreConfig, WorkerConfig
-from pyllm.errors import EngineDeadError, StartError
+from pyllm.errors import EngineDeadError
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
 from pyllm.supervisor import Process
 
@@ -59,12 +59,7 @@ class ProcessExecutor:
             socket = ipc.connect(self._context, address)
             self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, self._receiver(rank), self._malformed))
             self._spawn(worker)
-        ready = [asyncio.ensure_future(process.ready(self._config.ready_timeout)) for process in self._ranks]
-        try:
-            await asyncio.gather(*ready)
-        except StartError:
-            await self.close()
-            raise
+        await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
 
     def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
         future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
@@ -93,11 +88,6 @@ class ProcessExecutor:
         self._endpoints.clear()
         self._ranks.clear()
 
-    @property
-    def stages(self) -> list[str]:
-        """What each rank is doing, as it reported last."""
-        return [process.stage for process in self._ranks]
-
     def _spawn(self, worker: WorkerConfig) -> None:
         # `spawn` passes on the named descriptors only, so no rank keeps another's connection open after our end.
         context = multiprocessing.get_context("spawn")
@@ -119,8 +109,8 @@ class ProcessExecutor:
                 self._die(EngineDeadError(f"worker {rank} reads no messages: its queue is full"))
 
     def _receiver(self, rank: int) -> ipc.MessageHandler[WorkerOutput]:
-        def receive(identity: bytes, message: WorkerOutput, frames: list[bytes]) -> None:
-            del identity, frames
+        def receive(identity: bytes, message: WorkerOutput) -> None:
+            del identity
             match message:
                 case Sampled(step):
                     self._complete(step, message)

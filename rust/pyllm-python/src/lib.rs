@@ -26,7 +26,8 @@ struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
 impl Scheduler {
     #[new]
     #[pyo3(signature = (
-        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, enable_prefix_caching
+        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size,
+        enable_prefix_caching
     ))]
     fn new(
         block_size: Integer<u32>,
@@ -34,6 +35,7 @@ impl Scheduler {
         max_num_seqs: Integer<u32>,
         max_num_batched_tokens: Integer<u32>,
         max_model_len: Integer<u32>,
+        vocab_size: Integer<u32>,
         enable_prefix_caching: bool,
     ) -> PyResult<Self> {
         let config = Config {
@@ -42,6 +44,7 @@ impl Scheduler {
             max_num_seqs: max_num_seqs.named("max_num_seqs")?,
             max_num_batched_tokens: max_num_batched_tokens.named("max_num_batched_tokens")?,
             max_model_len: max_model_len.named("max_model_len")?,
+            vocab_size: vocab_size.named("vocab_size")?,
             enable_prefix_caching,
         };
         let scheduler = pyllm_scheduler::Scheduler::new(config).map_err(|error| python_error(&error))?;

@@ -15,6 +15,8 @@ pub struct Config {
     pub max_num_batched_tokens: u32,
     /// Prompt and output tokens a sequence may have.
     pub max_model_len: u32,
+    /// Token ids the model has: those from 0 to below this.
+    pub vocab_size: u32,
     /// Whether full blocks are kept by the hash of their contents, and found again.
     pub enable_prefix_caching: bool,
 }
@@ -31,6 +33,7 @@ impl Config {
         in_range("max_num_seqs", self.max_num_seqs, 1, Self::MAX_NUM_SEQS)?;
         in_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, most)?;
         in_range("max_model_len", self.max_model_len, 2, most)?;
+        in_range("vocab_size", self.vocab_size, 1, most)?;
         let capacity = u64::from(self.num_blocks) * u64::from(self.block_size);
         if capacity > u64::from(most) {
             return Err(Error::Config(format!(

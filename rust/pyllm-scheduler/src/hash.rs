@@ -76,7 +76,8 @@ mod tests {
 
     #[test]
     fn extra_keys_set_chains_apart_by_place_and_length() {
-        let chains = [["", ""], ["a", ""], ["", "a"], ["ab", "c"], ["a", "bc"]].map(|keys| chain(&keys, &[&[1]]));
+        let keys = [["", "", ""], ["a", "", ""], ["", "a", ""], ["", "", "a"], ["ab", "c", ""], ["a", "bc", ""]];
+        let chains = keys.map(|keys| chain(&keys, &[&[1]]));
         for (index, one) in chains.iter().enumerate() {
             assert!(chains[index + 1..].iter().all(|other| other != one));
         }

@@ -9,6 +9,7 @@
 //!     max_num_seqs: 8,
 //!     max_num_batched_tokens: 256,
 //!     max_model_len: 512,
+//!     vocab_size: 1000,
 //!     enable_prefix_caching: true,
 //! })?;
 //! let (client, id) = (ClientId(0), RequestId(1));

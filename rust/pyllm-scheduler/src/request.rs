@@ -11,9 +11,9 @@ pub struct Request {
     pub client: ClientId,
     /// The client's name for it.
     pub id: RequestId,
-    /// Token ids, at least one.
+    /// Token ids below `Config::vocab_size`, at least one.
     pub prompt: Vec<i32>,
-    /// Samples, from 1 to `Request::MAX_SAMPLES`.
+    /// Samples, from 1 to `Request::MAX_SAMPLES` and `Config::max_num_seqs`.
     pub n: u32,
     /// The key of all its random numbers.
     pub seed: u64,
@@ -29,7 +29,7 @@ pub struct Request {
     pub arrival: f64,
     /// Lower runs earlier under a policy that looks at it; first come, first served does not.
     pub priority: i32,
-    /// On whose account it runs, for a policy that looks at it.
+    /// On whose account it runs. Blocks are never shared across tenants.
     pub tenant: String,
     /// Requests share cached blocks only with requests of the same salt.
     pub cache_salt: String,
@@ -73,7 +73,7 @@ impl Request {
 
     /// Errors: the first thing that makes the request impossible, whatever else runs.
     pub(crate) fn validate(&self, config: &Config) -> Result<()> {
-        self.validate_fields()?;
+        self.validate_fields(config)?;
         if self.prompt.len() >= config.max_model_len as usize {
             let num_tokens = self.prompt.len();
             return Err(Error::PromptTooLong { num_tokens, max_model_len: config.max_model_len });
@@ -95,13 +95,21 @@ impl Request {
         Ok(())
     }
 
-    fn validate_fields(&self) -> Result<()> {
+    fn validate_fields(&self, config: &Config) -> Result<()> {
         if self.prompt.is_empty() {
             return refuse("the prompt is empty; give at least one token".to_owned());
         }
-        tokens_are_ids("prompt", &self.prompt)?;
+        tokens_are_ids("prompt", &self.prompt, config.vocab_size)?;
         if !(1..=Self::MAX_SAMPLES).contains(&self.n) {
             return refuse(format!("n must be from 1 to {}, not {}", Self::MAX_SAMPLES, self.n));
+        }
+        // The prompt's last row asks for as many logits rows as there are samples, all in one step.
+        if self.n > config.max_num_seqs {
+            return refuse(format!(
+                "n is {}, and max_num_seqs is {}: one step takes the first tokens of all samples; lower n, or raise \
+                 max_num_seqs",
+                self.n, config.max_num_seqs
+            ));
         }
         if self.max_tokens == 0 {
             return refuse("max_tokens must be at least 1".to_owned());
@@ -125,7 +133,7 @@ impl Request {
         }
         let most = self.max_length(config) as usize - self.prompt.len();
         for (sample, output) in self.outputs.iter().enumerate().filter(|(_, output)| !output.finished) {
-            tokens_are_ids("outputs", &output.tokens)?;
+            tokens_are_ids("outputs", &output.tokens, config.vocab_size)?;
             if output.tokens.len() >= most {
                 let given = output.tokens.len();
                 return refuse(format!(
@@ -137,9 +145,14 @@ impl Request {
     }
 }
 
-fn tokens_are_ids(field: &str, tokens: &[i32]) -> Result<()> {
-    match tokens.iter().position(|&token| token < 0) {
-        Some(index) => refuse(format!("{field} has token {} at index {index}; ids are 0 or more", tokens[index])),
+/// A negative id is, as unsigned, above any vocabulary.
+fn tokens_are_ids(field: &str, tokens: &[i32], vocab_size: u32) -> Result<()> {
+    match tokens.iter().position(|&token| token as u32 >= vocab_size) {
+        Some(index) => refuse(format!(
+            "{field} has token {} at index {index}, and vocab_size is {vocab_size}; give ids from 0 to {}",
+            tokens[index],
+            vocab_size - 1
+        )),
         None => Ok(()),
     }
 }

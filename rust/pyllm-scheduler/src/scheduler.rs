@@ -114,7 +114,7 @@ impl Scheduler {
         request.stop_token_ids.dedup();
         let outputs = std::mem::take(&mut request.outputs);
 
-        let root = BlockHash::root(&[&request.cache_salt, &request.adapter]);
+        let root = BlockHash::root(&[&request.tenant, &request.cache_salt, &request.adapter]);
         let prompt_hashes =
             if self.config.enable_prefix_caching { self.hash_prompt(root, &request.prompt) } else { Vec::new() };
         let serial = self.next_serial;

@@ -35,6 +35,7 @@ async def test_steps_calls_and_errors() -> None:
         max_num_seqs=4,
         max_num_batched_tokens=64,
         max_model_len=512,
+        vocab_size=1000,
         enable_prefix_caching=True,
     )
     scheduler.add(0, 1, array("i", range(8)).tobytes(), seed=0, max_tokens=100)

@@ -37,6 +37,7 @@ def plans(number: int) -> list[Plan]:
         max_num_seqs=4,
         max_num_batched_tokens=64,
         max_model_len=512,
+        vocab_size=1000,
         enable_prefix_caching=True,
     )
     scheduler.add(0, 1, array("i", range(8)).tobytes(), seed=0, max_tokens=100)
@@ -90,5 +91,6 @@ async def test_rank_that_never_becomes_ready_is_named_and_the_others_are_ended(t
     executor = ProcessExecutor(core_config(str(tmp_path), ranks=2), die_on_start, context)
     with pytest.raises(StartError, match="exited with code"):
         await executor.start()
+    await executor.close()
     assert workers() == []
     context.destroy(0)

@@ -5,6 +5,8 @@ use proptest::option;
 use proptest::prelude::*;
 use pyllm_scheduler::Config;
 
+use crate::oracle::VOCABULARY;
+
 /// One call, or one round of calls. A `pick` chooses among the requests there have been.
 #[derive(Clone, Debug)]
 pub enum Call {
@@ -26,12 +28,14 @@ pub struct Add {
     /// Prompts of one text start alike.
     pub text: i32,
     pub prompt_length: usize,
+    /// At most; as many as may run at once.
     pub n: u32,
     pub seed: u64,
     pub max_tokens: u32,
     /// A share of the vocabulary: a token is a stop token if it is a multiple.
     pub stop_every: Option<usize>,
     pub arrival: i32,
+    pub tenant: bool,
     pub salt: bool,
     pub adapter: bool,
     /// For every sample, whether it has finished, and the tokens it has if not.
@@ -60,6 +64,7 @@ pub fn config() -> impl Strategy<Value = Config> {
         max_num_seqs,
         max_num_batched_tokens,
         max_model_len,
+        vocab_size: VOCABULARY,
         enable_prefix_caching: caching,
     })
 }
@@ -89,13 +94,14 @@ fn add() -> impl Strategy<Value = Add> {
     let rest = (
         option::of(2..30_usize),
         -3..10_i32,
-        any::<bool>(),
-        proptest::bool::weighted(0.2),
+        proptest::bool::weighted(0.1),
+        proptest::bool::weighted(0.3),
+        proptest::bool::weighted(0.1),
         option::weighted(0.2, vec((proptest::bool::weighted(0.3), 0..12_usize), 4)),
     );
-    (shape, rest).prop_map(|(shape, (stop_every, arrival, salt, adapter, resume))| {
+    (shape, rest).prop_map(|(shape, (stop_every, arrival, tenant, salt, adapter, resume))| {
         let (client, text, prompt_length, n, seed, max_tokens) = shape;
-        Add { client, text, prompt_length, n, seed, max_tokens, stop_every, arrival, salt, adapter, resume }
+        Add { client, text, prompt_length, n, seed, max_tokens, stop_every, arrival, tenant, salt, adapter, resume }
     })
 }
 
@@ -103,7 +109,7 @@ fn wrong() -> impl Strategy<Value = Wrong> {
     let pick = any::<usize>();
     prop_oneof![
         pick.prop_map(|pick| Wrong::AddTwice { pick }),
-        (0..8_usize).prop_map(|kind| Wrong::AddInvalid { kind }),
+        (0..10_usize).prop_map(|kind| Wrong::AddInvalid { kind }),
         Just(Wrong::CommitUnknown),
         Just(Wrong::CommitOutOfOrder),
         (0..5_usize).prop_map(|kind| Wrong::CommitShape { kind }),

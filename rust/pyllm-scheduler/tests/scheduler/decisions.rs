@@ -13,6 +13,7 @@ fn scheduler(num_blocks: u32, max_num_seqs: u32, max_num_batched_tokens: u32) ->
         max_num_seqs,
         max_num_batched_tokens,
         max_model_len: 64,
+        vocab_size: 100,
         enable_prefix_caching: true,
     };
     Scheduler::new(config).expect("the limits are in range")
@@ -180,6 +181,7 @@ fn without_prefix_caching_nothing_is_kept_or_looked_up() -> Result<(), Error> {
         max_num_seqs: 1,
         max_num_batched_tokens: 64,
         max_model_len: 64,
+        vocab_size: 100,
         enable_prefix_caching: false,
     };
     let mut scheduler = Scheduler::new(config)?;

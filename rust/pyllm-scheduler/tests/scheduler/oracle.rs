@@ -2,7 +2,8 @@
 
 use pyllm_scheduler::{Config, Finish, Request, uniform};
 
-const VOCABULARY: u64 = 997;
+/// Token ids it has.
+pub const VOCABULARY: u32 = 997;
 
 /// The name of a prefix: of all its tokens in order, and of the cache keys it was computed under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,7 +11,7 @@ pub struct Prefix(u64);
 
 impl Prefix {
     pub fn empty(request: &Request) -> Self {
-        let keys = format!("{:?}", (&request.cache_salt, &request.adapter));
+        let keys = format!("{:?}", (&request.tenant, &request.cache_salt, &request.adapter));
         Self(keys.bytes().fold(0, |state, byte| mix(state ^ u64::from(byte))))
     }
 
@@ -19,7 +20,7 @@ impl Prefix {
     }
 
     pub fn next_token(self, uniform: f32) -> i32 {
-        (mix(self.0 ^ u64::from(uniform.to_bits()) << 20) % VOCABULARY) as i32
+        (mix(self.0 ^ u64::from(uniform.to_bits()) << 20) % u64::from(VOCABULARY)) as i32
     }
 }
 

@@ -9,7 +9,7 @@ use pyllm_scheduler::{ClientId, Config, Error, Finish, Output, Request, RequestI
 
 use crate::calls::{Add, Call};
 use crate::device::{Device, Row};
-use crate::oracle::{self, Prefix};
+use crate::oracle::{self, Prefix, VOCABULARY};
 use crate::sections::Sections;
 
 pub struct World {
@@ -151,12 +151,15 @@ impl World {
             client: ClientId(add.client),
             id: RequestId(u64::from(index)),
             prompt: (0..add.prompt_length as i32).map(|position| add.text * 100 + position % 50).collect(),
-            n: add.n,
+            n: add.n.min(self.config.max_num_seqs),
             seed: add.seed,
             max_tokens: add.max_tokens,
-            stop_token_ids: add.stop_every.map_or(Vec::new(), |every| (0..997).rev().step_by(every).collect()),
+            stop_token_ids: add
+                .stop_every
+                .map_or(Vec::new(), |every| (0..VOCABULARY as i32).rev().step_by(every).collect()),
             sampling: index.to_le_bytes().to_vec(),
             arrival: f64::from(add.arrival),
+            tenant: if add.tenant { "tenant" } else { "" }.to_owned(),
             cache_salt: if add.salt { "salt" } else { "" }.to_owned(),
             adapter: if add.adapter { "adapter" } else { "" }.to_owned(),
             ..Request::default()

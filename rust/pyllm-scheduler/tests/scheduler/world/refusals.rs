@@ -47,11 +47,13 @@ impl World {
             0 => Request { prompt: Vec::new(), ..valid },
             1 => Request { prompt: vec![1, -1], ..valid },
             2 => Request { n: 0, ..valid },
-            3 => Request { n: Request::MAX_SAMPLES + 1, ..valid },
+            3 => Request { n: self.config.max_num_seqs + 1, ..valid },
             4 => Request { max_tokens: 0, ..valid },
             5 => Request { arrival: f64::NAN, ..valid },
             6 => Request { outputs: vec![output(0, false); 2], ..valid },
-            _ => Request { outputs: vec![output(2, false)], ..valid },
+            7 => Request { outputs: vec![output(2, false)], ..valid },
+            8 => Request { prompt: vec![1, self.config.vocab_size as i32], ..valid },
+            _ => Request { outputs: vec![Output { tokens: vec![i32::MAX], finished: false }], ..valid },
         });
         assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
         refused

@@ -1,0 +1,85 @@
+"""The sockets that processes are handed: a private folder for `ipc://`, and the one listening TCP socket.
+
+Does not know who uses them.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+from pyllm.errors import ConfigError
+
+
+class SocketFolder:
+    """A private folder (mode 0700) for `ipc://` sockets, held by a lock as long as this object lives.
+
+    Folders whose lock nobody holds were left by processes that were killed; making a new one sweeps them.
+
+    Raises:
+        ConfigError: no folder can be made.
+    """
+
+    def __init__(self) -> None:
+        try:
+            parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+            _sweep(parent)
+            self.path = tempfile.mkdtemp(prefix="pyllm-", dir=parent)
+            self._lock = _lock(Path(self.path))
+        except OSError as error:
+            raise ConfigError(f"cannot make a folder for sockets: {error}; set TMPDIR or XDG_RUNTIME_DIR") from None
+
+    def __enter__(self) -> str:
+        return self.path
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Remove the folder; may be called twice."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _lock(folder: Path) -> int:
+    """A descriptor that locks the folder; the kernel releases it when the process ends, however it ends."""
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob("pyllm-*"):
+        # Whoever has just made it has not locked it yet; whoever else sweeps is faster; another user's is not ours.
+        with contextlib.suppress(OSError):
+            if folder.stat().st_uid == os.getuid() and (folder / "lock").exists():
+                os.close(_lock(folder))
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    """A listening socket's address, bound here and inherited by the API processes, which listen.
+
+    Raises:
+        ConfigError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
+        ) from None
+    return listener
