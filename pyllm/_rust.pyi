@@ -95,8 +95,8 @@ class Scheduler:
     ) -> None:
         """Queue a request. `(client, request)` names it: uint32, uint64, never used again.
 
-        Token ids are below `vocab_size`; those in `stop_token_ids` may be others too. `seed` is a uint64. `n` is at most
-        `max_num_seqs`. `max_tokens` counts the tokens in `outputs`, which resumes a request: what each of the `n`
+        Token ids are below `vocab_size`; those in `stop_token_ids` may be others too. `seed` is a uint64. `n` is at
+        most `max_num_seqs`. `max_tokens` counts the tokens in `outputs`, which resumes a request: what each of the `n`
         samples has, and whether it has finished. A stop token ends a sample and is part of its output. `sampling` goes
         to the worker as it is. `arrival` is in the seconds of `schedule`'s clock and decides the order of the queue.
         Requests share cached blocks where `tenant`, `cache_salt` and `adapter` are all equal. `priority` is for a

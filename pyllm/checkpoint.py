@@ -60,7 +60,11 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One model on disk. `fingerprint` is a hash of its weights' identity, equal on every machine that has the same."""
+    """One model on disk.
+
+    `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
+    same model; hashing all of the bytes would take longer than loading them.
+    """
 
     name: str  # for the API, unless the user names it otherwise
     format: str  # gguf or safetensors

@@ -104,6 +104,7 @@ class AsyncEngine:
             EngineDeadError: the core or a worker died.
         """
         client, params = self._connected(), params or SamplingParams()
+        check_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = await self.tokenizer.encode_async(prompt) if isinstance(prompt, str) else list(prompt)
         name = request_id if request_id is not None else f"request-{next(self._request_ids)}"
@@ -164,3 +165,11 @@ class AsyncEngine:
         if self._client is None:
             raise EngineDeadError("the engine is not running: use `async with`, or await start()")
         return self._client
+
+
+def check_prompt(prompt: Prompt) -> None:
+    """Refuse with a RequestError what is neither a text nor a sequence of token ids."""
+    if isinstance(prompt, str):
+        return
+    if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
+        raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r:.80}", "prompt")

@@ -182,6 +182,7 @@ async def _supervise(
     if failure is not None:
         logger.error("%s: pyllm ends", failure)
     ready.cancel()
+    await asyncio.gather(ready, return_exceptions=True)
     ending = asyncio.ensure_future(_end(processes, shutdown_timeout + STOP_GRACE if failure is None else STOP_GRACE))
     stopped_again = asyncio.ensure_future(signals.get())
     await _first(ending, stopped_again)

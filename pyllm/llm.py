@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from pyllm.engine import AsyncEngine, Message, Prompt
-from pyllm.errors import RequestError
+from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.outputs import RequestOutput
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
@@ -90,6 +90,9 @@ class LLM:
         return [task.result() for task in tasks]
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if self._loop.is_closed():
+            work.close()
+            raise EngineDeadError("the engine is closed")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

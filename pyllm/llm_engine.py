@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyllm import launch
-from pyllm.config import CoreConfig, engine_config
+from pyllm.config import CoreConfig, ParallelConfig, engine_config
 from pyllm.core import process
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.core.loop import EngineCore
-from pyllm.engine import Prompt
-from pyllm.errors import RequestError
+from pyllm.engine import Prompt, check_prompt
+from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.outputs import OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.tokenizer import Tokenizer
@@ -36,18 +36,20 @@ class LLMEngine:
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
-        options = {"distributed_executor_backend": "uni", **options}
-        engine, checkpoint = launch.resolve(engine_config({"model": model, **options}))
-        config = CoreConfig(
+        config = engine_config({"model": model, "distributed_executor_backend": "uni", **options})
+        if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
+            raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")
+        engine, checkpoint = launch.resolve(config)
+        core_config = CoreConfig(
             engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0
         )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
-        self._executor = InlineExecutor(lambda: launch.load_rank(config))
+        self._executor = InlineExecutor(lambda: launch.load_rank(core_config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
         self._changed: set[str] = set()
         self._loop = asyncio.new_event_loop()
         try:
-            self._loop.run_until_complete(self._start(config))
+            self._loop.run_until_complete(self._start(core_config))
         except BaseException:
             self.close()
             raise
@@ -58,9 +60,11 @@ class LLMEngine:
         Raises:
             RequestError: it cannot run, or the id is in use.
         """
+        self._check_open()
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
         params = params or SamplingParams()
+        check_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         fold = OutputFold(request_id, text, tokens, params.n, lambda: self._changed.add(request_id))
@@ -76,6 +80,7 @@ class LLMEngine:
         Raises:
             EngineDeadError: the model failed.
         """
+        self._check_open()
         self._loop.run_until_complete(self._core.step())
         outputs = []
         for request_id in sorted(self._changed & self._requests.keys()):
@@ -106,6 +111,10 @@ class LLMEngine:
         if not self._loop.is_closed():
             self._loop.run_until_complete(self._executor.close())
             self._loop.close()
+
+    def _check_open(self) -> None:
+        if self._loop.is_closed():
+            raise EngineDeadError("the engine is closed")
 
     async def _start(self, config: CoreConfig) -> None:
         scheduler, ready = await process.start(config, self._executor)

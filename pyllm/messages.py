@@ -108,7 +108,11 @@ class Call(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The core accepts requests. `fingerprint` covers weights, dtype, quantisation, instruction set and ranks."""
+    """The core accepts requests.
+
+    `fingerprint` is a hash of all that decides a token's logits: the weights (`Checkpoint.fingerprint`), dtype,
+    instruction set and number of ranks.
+    """
 
     version: int
     epoch: int

@@ -15,6 +15,8 @@ from pyllm.errors import RequestError
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", -2),
+        ("top_k", 2**31),
+        ("top_k", 2**64),
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("max_tokens", 0),

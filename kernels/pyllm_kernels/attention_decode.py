@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tile import attend_tiles, tile_positions
+from pyllm_kernels.attention_tile import attend, tile_positions
 from pyllm_kernels.metadata import AttentionMetadata
 
 SPLIT_TOKENS = 256
@@ -128,38 +128,13 @@ def _decode_split_kernel(
     key_ptr = key_cache_ptr + kv_head * HEAD_DIM
     value_ptr = value_cache_ptr + kv_head * HEAD_DIM
     table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
-    accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    running_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    running_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
 
     split_end = tl.minimum(split_start + SPLIT, sequence_length)
     whole_tiles_end = split_start + (split_end - split_start) // BLOCK_N * BLOCK_N
-    accumulator, running_max, running_sum = attend_tiles(
+    accumulator, running_max, running_sum = attend(
         query,
         query_positions,
-        accumulator,
-        running_max,
-        running_sum,
         split_start,
-        whole_tiles_end,
-        sequence_length,
-        key_ptr,
-        value_ptr,
-        table_ptr,
-        scale_log2,
-        BLOCK_SIZE,
-        KV_HEADS * HEAD_DIM,
-        HEAD_DIM,
-        BLOCK_N,
-        BLOCK_D,
-        MASKED=False,
-    )
-    accumulator, running_max, running_sum = attend_tiles(
-        query,
-        query_positions,
-        accumulator,
-        running_max,
-        running_sum,
         whole_tiles_end,
         split_end,
         sequence_length,
@@ -170,9 +145,9 @@ def _decode_split_kernel(
         BLOCK_SIZE,
         KV_HEADS * HEAD_DIM,
         HEAD_DIM,
+        BLOCK_M,
         BLOCK_N,
         BLOCK_D,
-        MASKED=True,
     )
     output = accumulator / running_sum[:, None]
     if ONE_SPLIT:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tile import attend_tiles, tile_positions
+from pyllm_kernels.attention_tile import attend, tile_positions
 from pyllm_kernels.metadata import AttentionMetadata
 
 
@@ -107,39 +107,14 @@ def _prefill_kernel(
     key_ptr = key_cache_ptr + kv_head * HEAD_DIM
     value_ptr = value_cache_ptr + kv_head * HEAD_DIM
     table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
-    accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    running_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
-    running_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
 
     # Tiles that end at or before the first query's position need no mask.
     seen_by_all = (context_length + first_query + 1) // BLOCK_N * BLOCK_N
     seen_by_some = tl.minimum(context_length + first_query + BLOCK_Q, sequence_length)
-    accumulator, running_max, running_sum = attend_tiles(
+    accumulator, _, running_sum = attend(
         query,
         query_positions,
-        accumulator,
-        running_max,
-        running_sum,
         0,
-        seen_by_all,
-        sequence_length,
-        key_ptr,
-        value_ptr,
-        table_ptr,
-        scale_log2,
-        BLOCK_SIZE,
-        KV_HEADS * HEAD_DIM,
-        HEAD_DIM,
-        BLOCK_N,
-        BLOCK_D,
-        MASKED=False,
-    )
-    accumulator, running_max, running_sum = attend_tiles(
-        query,
-        query_positions,
-        accumulator,
-        running_max,
-        running_sum,
         seen_by_all,
         seen_by_some,
         sequence_length,
@@ -150,9 +125,9 @@ def _prefill_kernel(
         BLOCK_SIZE,
         KV_HEADS * HEAD_DIM,
         HEAD_DIM,
+        BLOCK_M,
         BLOCK_N,
         BLOCK_D,
-        MASKED=True,
     )
     output = (accumulator / running_sum[:, None]).to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + tokens[:, None] * HEADS * HEAD_DIM + head_offsets, output, mask=mask)

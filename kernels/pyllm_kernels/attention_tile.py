@@ -1,4 +1,4 @@
-"""Tiles of keys and values met by a block of queries: the loop of online softmax that both attention kernels run.
+"""Tiles of keys and values met by a block of queries: the online softmax that both attention kernels run.
 
 It does not know how queries are packed or which positions are visited. Sums are in an order fixed by position alone.
 """
@@ -17,13 +17,11 @@ def tile_positions(cache: Tensor) -> int:
 
 
 @triton.jit
-def attend_tiles(
+def attend(
     query,  # [BLOCK_M, BLOCK_D]
     query_positions,  # int32 [BLOCK_M]
-    accumulator,  # float32 [BLOCK_M, BLOCK_D]
-    running_max,  # float32 [BLOCK_M], in units of log2 so that `exp2` serves
-    running_sum,  # float32 [BLOCK_M]
     start,
+    seen_by_all,
     end,
     sequence_length,
     key_ptr,  # this KV head in block 0
@@ -33,39 +31,47 @@ def attend_tiles(
     BLOCK_SIZE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    MASKED: tl.constexpr,
 ):
-    """Fold the tiles of BLOCK_N positions from `start` to `end` into the running softmax.
+    """The weighted sums of values, the maxima and the sums of weights over the positions from `start` to `end`.
 
-    Unless MASKED, every query must see every position. Either way the arithmetic of a visible position is the same:
-    scores are masked before they are scaled, so that both variants contract to the same multiply-adds.
+    Float32 [BLOCK_M, BLOCK_D], [BLOCK_M] and [BLOCK_M]; maxima are in units of log2, so that `exp2` serves. Positions
+    go in tiles of BLOCK_N from `start`. Those before `seen_by_all`, where a tile begins, need no mask. Either way the
+    arithmetic of a visible position is the same: scores are masked before they are scaled, so that both loops contract
+    to the same multiply-adds.
     """
     columns = tl.arange(0, BLOCK_D)
-    for tile_start in range(start, end, BLOCK_N):
-        positions = tile_start + tl.arange(0, BLOCK_N)
-        if MASKED:
-            cached = positions < sequence_length
-            blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=cached, other=0)
-            mask = cached[:, None] & (columns < HEAD_DIM)[None, :]
-        else:
-            blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-            mask = (columns < HEAD_DIM)[None, :]
-        tokens = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-        offsets = tokens[:, None] * TOKEN_STRIDE + columns[None, :]
-        # What lies past the end may be NaN; loaded as zero it stays zero under a weight of zero.
-        key = tl.load(key_ptr + offsets, mask=mask, other=0.0)  # [BLOCK_N, BLOCK_D]
-        value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+    accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
+    running_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    running_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    for MASKED in tl.static_range(2):
+        first = seen_by_all if MASKED else start
+        last = end if MASKED else seen_by_all
+        for tile_start in range(first, last, BLOCK_N):
+            positions = tile_start + tl.arange(0, BLOCK_N)
+            if MASKED:
+                cached = positions < sequence_length
+                blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=cached, other=0)
+                mask = cached[:, None] & (columns < HEAD_DIM)[None, :]
+            else:
+                blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
+                mask = (columns < HEAD_DIM)[None, :]
+            tokens = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+            offsets = tokens[:, None] * TOKEN_STRIDE + columns[None, :]
+            # What lies past the end may be NaN; loaded as zero it stays zero under a weight of zero.
+            key = tl.load(key_ptr + offsets, mask=mask, other=0.0)  # [BLOCK_N, BLOCK_D]
+            value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
 
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
-        if MASKED:
-            scores = tl.where(positions[None, :] <= query_positions[:, None], scores, float("-inf"))
-        new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
-        weights = tl.exp2(scores * scale_log2 - new_max[:, None])
-        rescale = tl.exp2(running_max - new_max)
-        running_sum = running_sum * rescale + tl.sum(weights, axis=1)
-        accumulator = accumulator * rescale[:, None]
-        accumulator = tl.dot(weights.to(value.dtype), value, accumulator, input_precision="ieee")
-        running_max = new_max
+            scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+            if MASKED:
+                scores = tl.where(positions[None, :] <= query_positions[:, None], scores, float("-inf"))
+            new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
+            weights = tl.exp2(scores * scale_log2 - new_max[:, None])
+            rescale = tl.exp2(running_max - new_max)
+            running_sum = running_sum * rescale + tl.sum(weights, axis=1)
+            accumulator = accumulator * rescale[:, None]
+            accumulator = tl.dot(weights.to(value.dtype), value, accumulator, input_precision="ieee")
+            running_max = new_max
     return accumulator, running_max, running_sum

@@ -33,6 +33,7 @@ from pyllm.messages import (
 )
 from pyllm.sampling_params import SamplingParams
 
+MAX_AGE = 1e9  # seconds that a request may claim to have waited already
 CLIENT_SILENCE = 10.0  # seconds without a sign of life before a client loses its requests
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,7 @@ class EngineCore:
         self._in_flight: deque[tuple[int, Awaitable[Sampled]]] = deque()
         self._wake = asyncio.Event()
         self._draining = False
+        self._death: EngineDeadError | None = None
         self._encoder = msgspec.msgpack.Encoder()
         self._methods: dict[str, Callable[..., Any]] = {"stats": self.stats}
 
@@ -130,13 +132,23 @@ class EngineCore:
             raise
 
     async def step(self) -> bool:
-        """Plan as many steps as may be in flight, then commit the oldest; False when there was nothing to do."""
+        """Plan as many steps as may be in flight, then commit the oldest; False when there was nothing to do.
+
+        Raises:
+            EngineDeadError: a worker is gone, now or before.
+        """
+        if self._death is not None:
+            raise self._death
         while len(self._in_flight) < self._depth and (plan := self._plan()) is not None:
             self._in_flight.append((plan.step, self._executor.submit(plan)))
         if not self._in_flight:
             return False
         step, answer = self._in_flight.popleft()
-        sampled = await answer
+        try:
+            sampled = await answer
+        except EngineDeadError as death:
+            self._death = death
+            raise
         self._clients.deliver(self._scheduler.commit(step, sampled.starts, sampled.tokens))
         self.last_step = step
         return True
@@ -211,6 +223,8 @@ def check(submit: Submit) -> None:
     """
     sampling = submit.sampling
     SamplingParams(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    if not 0 <= submit.age < MAX_AGE:
+        raise RequestError(f"age must be from 0 to {MAX_AGE:g} seconds, got {submit.age:g}", "age")
     if submit.adapter:
         raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
     if submit.timeout is not None:

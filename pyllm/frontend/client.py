@@ -240,8 +240,8 @@ class EngineClient:
 
     # --- what the core says
 
-    def _receive(self, identity: bytes, message: CoreMessage, frames: list[bytes]) -> None:
-        del identity, frames
+    def _receive(self, identity: bytes, message: CoreMessage) -> None:
+        del identity
         self._silent_ticks = 0
         match message:
             case Deltas(epoch) if epoch == self.epoch:

@@ -182,6 +182,8 @@ async def test_another_epoch_is_dropped() -> None:
         ({"adapter": "a"}, "adapter"),
         ({"priority": 3}, "priority"),
         ({"timeout": 1.0}, "timeout"),
+        ({"age": -1.0}, "age"),
+        ({"age": 1e308}, "age"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"prompt": []}, "prompt"),
@@ -260,6 +262,8 @@ async def test_dead_worker_ends_every_stream_with_the_reason() -> None:
     with pytest.raises(EngineDeadError):
         await engine.core.run()
     assert engine.messages(Rejected) == [Rejected(None, "engine_dead", "worker 0 of core 0 was killed by SIGKILL")]
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        await engine.core.step()
 
 
 async def test_unforeseen_error_ends_every_stream_with_a_word() -> None:

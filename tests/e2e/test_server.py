@@ -102,6 +102,8 @@ BAD_REQUESTS: dict[str, tuple[bytes, int]] = {
     "negative max_tokens": (b'{"model": "MODEL", "prompt": "a", "max_tokens": -1}', 400),
     "unsupported": (b'{"model": "MODEL", "prompt": "a", "logprobs": 3}', 400),
     "temperature": (b'{"model": "MODEL", "prompt": "a", "temperature": -1}', 400),
+    "top_k out of range": (b'{"model": "MODEL", "prompt": "a", "top_k": 9223372036854775808}', 400),
+    "more samples than slots": (b'{"model": "MODEL", "prompt": "a", "n": 16384}', 400),
     "token id": (b'{"model": "MODEL", "prompt": [1, 99999999]}', 400),
     "empty prompt": (b'{"model": "MODEL", "prompt": []}', 400),
     "prompt longer than the context": (b'{"model": "MODEL", "prompt": "' + b"word " * 9000 + b'"}', 400),

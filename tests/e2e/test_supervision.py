@@ -122,6 +122,14 @@ def accepts(server: Server) -> bool:
         return False
 
 
+def test_signal_while_loading_ends_quietly() -> None:
+    server = Server()
+    assert server.process.stderr is not None
+    server.process.stderr.readline()  # something has begun
+    assert server.stop(signal.SIGINT) == 0
+    assert "Traceback" not in server.log
+
+
 def test_missed_ready_deadline_names_the_stage() -> None:
     server = Server("--ready-timeout", "0.4")
     assert server.wait() == 1

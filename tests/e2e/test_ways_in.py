@@ -38,6 +38,8 @@ def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
             llm.generate([[1] * 4000], SamplingParams(max_tokens=10))
         assert llm.stats()["num_requests"] == 0
         assert llm.generate(FRANCE, GREEDY)[0].outputs[0].text.startswith(" Paris")
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate(FRANCE, GREEDY)
     with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
         LLM(max_num_seq=3)
 
@@ -87,12 +89,20 @@ def test_llm_engine_steps() -> None:
     assert list(finished) == ["first"]
     assert finished["first"].startswith(" Paris")
     assert engine.stats()["num_used_blocks"] == 0
+    for prompt in (None, [1.5], 7):
+        with pytest.raises(RequestError, match="token ids"):
+            engine.add_request("third", prompt, GREEDY)
     engine.close()
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.add_request("third", FRANCE, GREEDY)
+    with pytest.raises(EngineDeadError, match="closed"):
+        engine.step()
 
 
-def test_llm_engine_refuses_ranks() -> None:
-    with pytest.raises(ConfigError, match="uni"):
-        LLMEngine(tensor_parallel_size=3)
+@pytest.mark.parametrize("options", [{"tensor_parallel_size": 3}, {"distributed_executor_backend": "mp"}])
+def test_llm_engine_refuses_processes(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="use LLM"):
+        LLMEngine(**options)
 
 
 async def test_engine_client_against_a_headless_core(tmp_path: Path) -> None:

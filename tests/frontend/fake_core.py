@@ -112,7 +112,7 @@ class FakeCore:
 
     def say(self, message: CoreMessage) -> None:
         """Let the client read a message."""
-        self.on_message(b"", msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=CoreMessage), [])
+        self.on_message(b"", msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=CoreMessage))
 
     def say_rows(self, *rows: Row) -> None:
         """Let the client read deltas of this epoch."""

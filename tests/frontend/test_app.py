@@ -113,11 +113,11 @@ async def test_what_is_no_route_is_an_error_of_the_same_shape(
 
 async def test_an_unforeseen_error_shows_no_traceback(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        def min_tokens(self, text: str) -> Any:
+        async def encode(self, prompts: Any, add_special_tokens: bool) -> Any:
             raise ZeroDivisionError("secret")
 
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
-        frontend.state.tokenizer = Broken()
+        frontend.state.prompts = Broken()
         response = await frontend.http.post("/v1/completions", json={"prompt": "x"})
         assert response.status_code == 500
         assert "secret" not in response.text

@@ -9,13 +9,16 @@ import msgspec
 import pytest
 
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.frontend.client import CORE_SILENCE, READER_PATIENCE, EngineClient
 from pyllm.frontend.token_reader import TokenDelta
-from pyllm.messages import Abort, Call, FinishCode, Heartbeat, Hello, Rejected, Reply, Submit
+from pyllm.messages import Abort, Call, ClientMessage, FinishCode, Heartbeat, Hello, Ready, Rejected, Reply, Submit
 from pyllm.sampling_params import SamplingParams
 from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore, connected, deltas
 
 GREEDY = SamplingParams(temperature=0.0)
+READER_BEATS = int(READER_PATIENCE / HEARTBEAT_INTERVAL)
+CORE_BEATS = int(CORE_SILENCE / HEARTBEAT_INTERVAL)
 
 
 class Recorder:
@@ -130,6 +133,41 @@ async def test_a_sample_that_nobody_wants_is_not_sent_again() -> None:
     assert core.sent(Abort)[-1] == Abort(EPOCH, core.sent(Submit)[1].request)
 
 
+async def test_a_request_with_several_gaps_is_sent_again_once() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    request = client.submit([1], SamplingParams(n=2), Recorder())
+    core.say_rows(Row(request, [12], offset=2), Row(request, [12], offset=2, sample=1))
+    assert len(core.sent(Submit)) == 2
+    assert core.sent(Abort) == [Abort(EPOCH, request)]
+
+
+async def test_a_request_that_fails_while_it_is_sent_again_stays_ended() -> None:
+    class Failing(Recorder):
+        def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+            raise ZeroDivisionError
+
+    core = FakeCore()
+    client = await connected(core)
+    sink = Failing()
+    request = client.submit([1], SamplingParams(n=2), sink)
+    client.abort(request, 1)
+    core.say_rows(Row(request, [12], offset=2))
+    assert (len(core.sent(Submit)), len(sink.errors), client.num_requests) == (1, 1, 0)
+
+
+async def test_a_core_that_goes_while_requests_are_sent_again_ends_them_all() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    sinks = [Recorder(), Recorder()]
+    for sink in sinks:
+        client.submit([1], GREEDY, sink)
+    core.closed = True
+    core.say(Ready(1, EPOCH + 1, core.model, "fingerprint"))
+    assert [len(sink.errors) for sink in sinks] == [1, 1]
+    assert (client.alive, client.num_requests) == (False, 0)
+
+
 async def test_a_core_that_has_forgotten_the_client_gets_everything_again() -> None:
     core = FakeCore()
     client = await connected(core)
@@ -208,11 +246,11 @@ async def test_a_reader_that_does_not_read_is_aborted() -> None:
     await asyncio.sleep(0)
     core.say_rows(Row(1, [10]))
     await reading
-    for _ in range(2 * READER_PATIENCE):  # nothing is pending, so nobody is slow
+    for _ in range(2 * READER_BEATS):  # nothing is pending, so nobody is slow
         core.say(Heartbeat())
         client.beat()
     core.say_rows(Row(1, [11], offset=1))
-    for _ in range(READER_PATIENCE + 1):
+    for _ in range(READER_BEATS + 1):
         core.say(Heartbeat())
         assert core.sent(Abort) == []
         client.beat()
@@ -233,7 +271,23 @@ async def test_a_prompt_that_cannot_fit_is_refused_before_anything_is_sent() -> 
     assert client.num_requests == 0
 
 
-@pytest.mark.parametrize(("code", "kind"), [("invalid", RequestError), ("draining", EngineDeadError)])
+async def test_a_request_that_does_not_encode_leaves_nothing_behind() -> None:
+    class Encoding(FakeCore):
+        def send(self, message: ClientMessage, *frames: object, identity: bytes = b"") -> bool:
+            if isinstance(message, Submit):
+                raise OverflowError("can't serialize ints >= 2**64")
+            return super().send(message, *frames, identity=identity)
+
+    client = await connected(Encoding())
+    with pytest.raises(OverflowError):
+        client.submit([1], GREEDY, Recorder())
+    assert client.num_requests == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("invalid", RequestError), ("too_large", RequestTooLargeError), ("draining", EngineDeadError)],
+)
 async def test_a_rejected_request_fails_alone(code: str, kind: type[PyllmError]) -> None:
     core = FakeCore()
     client = await connected(core)
@@ -290,7 +344,7 @@ async def _killed(core: FakeCore, client: EngineClient) -> None:
 
 
 async def _silent(core: FakeCore, client: EngineClient) -> None:
-    for _ in range(CORE_SILENCE + 1):
+    for _ in range(CORE_BEATS + 1):
         assert client.alive
         client.beat()
 
@@ -335,11 +389,11 @@ async def test_closing_aborts_what_runs() -> None:
 async def test_any_message_of_the_core_is_a_sign_of_life() -> None:
     core = FakeCore()
     client = await connected(core)
-    for _ in range(3 * CORE_SILENCE):
+    for _ in range(3 * CORE_BEATS):
         client.beat()
         core.say(Heartbeat("ready", 3))
     assert client.alive
-    assert len(core.sent(Heartbeat)) == 3 * CORE_SILENCE
+    assert len(core.sent(Heartbeat)) == 3 * CORE_BEATS
 
 
 async def test_a_full_queue_keeps_the_order() -> None:

@@ -38,6 +38,22 @@ async def test_the_fold_of_all_deltas_is_the_output(tokenizer: Tokenizer) -> Non
     assert (request.changes, request.fold.finished, request.processor.finished) == (len(tokens) + 1, True, True)
 
 
+async def test_who_wants_only_the_end_takes_one_snapshot(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    taken: list[RequestOutput] = []
+    fold = OutputFold("req-1", None, [1], 2, lambda: taken.append(fold.snapshot()) if fold.finished else None)
+    RequestProcessor(await connected(core), tokenizer, [1], SamplingParams(n=2), fold)
+    tokens = tokenizer.encode("Hello world")
+    for position, token in enumerate(tokens):
+        core.say_rows(*(Row(1, [token], position, sample, cached_tokens=1) for sample in range(2)))
+    for sample in range(2):
+        assert taken == []
+        core.say_rows(Row(1, [], len(tokens), sample, FinishCode.LENGTH))
+    (output,) = taken
+    assert [(sample.text, sample.token_ids) for sample in output.outputs] == [("Hello world", tokens)] * 2
+    assert (output.finished, output.num_cached_tokens) == (True, 1)
+
+
 async def test_a_stop_string_ends_its_sample_and_no_other(tokenizer: Tokenizer) -> None:
     core = FakeCore()
     request = Request(await connected(core), tokenizer, SamplingParams(n=2, stop="stop"))

@@ -1,6 +1,8 @@
 """What a client checks and fills in before a request leaves it."""
 
 from array import array
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -61,6 +63,27 @@ def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers() -> None:
     with pytest.raises(RequestTooLargeError, match=text):
         prepare([1] * 256, SamplingParams(max_tokens=1), MODEL)
     assert prepare([1] * 255, SamplingParams(), MODEL).max_tokens == 1
+
+
+def test_more_samples_than_the_model_runs_at_once_are_refused() -> None:
+    assert prepare([1], SamplingParams(n=8), MODEL).n == 8
+    with pytest.raises(RequestError, match="n must be at most 8.* got 9") as refused:
+        prepare([1], SamplingParams(n=9), MODEL)
+    assert refused.value.parameter == "n"
+
+
+def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:
+    class Unread(Sequence[int]):
+        def __len__(self) -> int:
+            return 10_000_000
+
+        def __getitem__(self, index: Any) -> Any:
+            raise AssertionError
+
+    with pytest.raises(RequestTooLargeError, match="your prompt has 10000000 tokens"):
+        prepare(Unread(), SamplingParams(), MODEL)
+    with pytest.raises(RequestTooLargeError, match="your prompt has 257 tokens"):
+        prepare(memoryview(array("i", [-1] * 257)), SamplingParams(), MODEL)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from pyllm.checkpoint import TokenizerFiles
 from pyllm.frontend.tokenizer import Tokenizer
@@ -20,6 +20,13 @@ def byte_level() -> tokenizers.Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.add_tokens(["<tool>", "naïve ✓"])
+    return tokenizer
+
+
+def with_bos() -> tokenizers.Tokenizer:
+    """The byte-level one, for a model whose prompts begin with a special token."""
+    tokenizer = byte_level()
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{SPECIAL[1]} $A", special_tokens=[(SPECIAL[1], 1)])
     return tokenizer
 
 

@@ -37,9 +37,9 @@ class ZmqCore:
         """Close the socket, as the kernel does when a core is killed."""
         self._endpoint.close()
 
-    def _receive(self, identity: bytes, message: ClientMessage, frames: list[bytes]) -> None:
+    def _receive(self, identity: bytes, message: ClientMessage) -> None:
         self._identity = identity
-        self.core.send(message, *frames)
+        self.core.send(message)
 
-    def _say(self, identity: bytes, message: CoreMessage, frames: list[bytes]) -> None:
-        self._endpoint.send(message, *frames, identity=self._identity)
+    def _say(self, identity: bytes, message: CoreMessage) -> None:
+        self._endpoint.send(message, identity=self._identity)

@@ -10,8 +10,8 @@ import pytest
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.completions import split_prompts
 from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Rejected, Submit
-from tests.frontend.fake_core import MODEL, ScriptedCore
+from pyllm.messages import FinishCode, Rejected, Submit
+from tests.frontend.fake_core import MODEL, Row, ScriptedCore
 from tests.frontend.serving import Frontend, answering, events, in_process
 
 TEXT = "Hello 🙂 world"
@@ -126,6 +126,20 @@ async def test_a_stop_string_ends_the_text_and_the_count(tokenizer: Tokenizer) -
     assert frontend.core.running == {}
 
 
+async def test_an_aborts_row_does_not_hide_the_cached_tokens(tokenizer: Tokenizer) -> None:
+    class Aborting(ScriptedCore):
+        def _step(self) -> None:
+            super()._step()
+            for key in list(self.running):
+                del self.running[key]
+                self.say_rows(Row(key[0], [], 1, key[1], FinishCode.ABORT))
+
+    async with in_process(Aborting(lambda prompt, sample: [5, 6]), tokenizer) as frontend:
+        answer = await complete(frontend, prompt="x", n=2)
+    assert [choice["finish_reason"] for choice in answer["choices"]] == ["abort", "abort"]
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
+
+
 async def test_a_stop_token_is_named(tokenizer: Tokenizer) -> None:
     token = tokenizer.encode("b")[0]
     async with in_process(answering(tokenizer, "abc"), tokenizer) as frontend:
@@ -154,6 +168,7 @@ async def test_the_seed_reaches_the_core(tokenizer: Tokenizer) -> None:
         ({"prompt": "x", "model": "other"}, 404, "model"),
         ({"prompt": "x", "logprobs": 5}, 400, "logprobs"),
         ({"prompt": ["x"] * 100, "n": 200}, 400, "n"),
+        ({"prompt": "x", "n": 9}, 400, "n"),
         ({"prompt": 5}, 400, "prompt"),
         ({}, 400, None),
     ],

@@ -1,6 +1,6 @@
 """Every known field is honoured, accepted at its neutral value, or refused by name; unknown ones are refused too."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import pytest
@@ -10,6 +10,7 @@ from pyllm.frontend.openai.protocol import (
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    Unsupported,
     refuse_unsupported,
     sampling_params,
     wants_usage,
@@ -75,6 +76,17 @@ def test_an_unsupported_field_passes_at_its_neutral_value_only(
     with pytest.raises(RequestError, match=f"^{name} is not supported") as refused:
         refuse_unsupported(decode(kind, {**body, name: other}))
     assert refused.value.parameter == name
+
+
+def test_only_the_mark_of_an_unsupported_field_makes_it_one() -> None:
+    class Request(msgspec.Struct):
+        limit: Annotated[int, msgspec.Meta(ge=0)] = 0
+        size: Annotated[int, msgspec.Meta(extra={"unit": "byte"})] = 0
+        later: Unsupported[int] = 0
+
+    refuse_unsupported(Request(limit=5, size=5))
+    with pytest.raises(RequestError, match="later is not supported"):
+        refuse_unsupported(Request(later=5))
 
 
 @pytest.mark.parametrize(("kind", "body"), [(CompletionRequest, COMPLETION), (ChatRequest, CHAT)])
