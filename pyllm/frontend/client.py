@@ -12,8 +12,9 @@ from typing import Any
 import zmq
 
 from pyllm import ipc
+from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.curve import client_keys
-from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError
+from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.columns import decode_columns
 from pyllm.frontend.journal import Journal
 from pyllm.frontend.streams import Sink, Stream, Streams
@@ -35,11 +36,14 @@ from pyllm.messages import (
 )
 from pyllm.sampling_params import SamplingParams
 
-HEARTBEAT_INTERVAL = 0.5  # seconds
-# Counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not blame the core.
-CORE_SILENCE = 20  # heartbeats without a message from the core
-READER_PATIENCE = 120  # heartbeats in which a reader took nothing of what was there for it
+# Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
+# blame the core.
+CORE_SILENCE = 10.0  # without a message from the core
+READER_PATIENCE = 60.0  # in which a reader took nothing of what was there for it
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
+
+# What a refused request fails with, by the code; with any other code the request is at fault.
+_REJECTIONS: dict[str, type[PyllmError]] = {"draining": EngineDeadError, "too_large": RequestTooLargeError}
 
 Connect = Callable[
     [ipc.MessageHandler[CoreMessage], ipc.MalformedHandler, Callable[[], None]], ipc.Sender[ClientMessage]
@@ -153,8 +157,13 @@ class EngineClient:
         now = self._clock()
         journal = Journal(prepare(prompt, params, self.model), now)
         request = next(self._ids)
-        self._streams.add(Stream(request, journal, sink))
-        self._post(journal.submission(self.epoch, request, now))
+        stream = Stream(request, journal, sink)
+        self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
+        try:
+            self._post(journal.submission(self.epoch, request, now))
+        except Exception:
+            self._streams.forget(stream)
+            raise
         return request
 
     def abort(self, request: int, sample: int = -1) -> None:
@@ -224,21 +233,18 @@ class EngineClient:
         if not self._unsent:
             self._post(Heartbeat("client"))
         self._silent_ticks += 1
-        if self._silent_ticks > CORE_SILENCE:
-            seconds = CORE_SILENCE * HEARTBEAT_INTERVAL
-            self._disconnect(EngineDeadError(f"the engine core gave no sign of life for {seconds:g} s"))
+        if self._silent_ticks * HEARTBEAT_INTERVAL > CORE_SILENCE:
+            self._disconnect(EngineDeadError(f"the engine core gave no sign of life for {CORE_SILENCE:g} s"))
         for request, reader in list(self._readers.items()):
-            if reader.tick() > READER_PATIENCE and (stream := self._streams.get(request)) is not None:
+            idle = reader.tick() * HEARTBEAT_INTERVAL
+            if idle > READER_PATIENCE and (stream := self._streams.get(request)) is not None:
                 self.abort(request)
-                seconds = READER_PATIENCE * HEARTBEAT_INTERVAL
-                self._streams.fail(stream, PyllmError(f"aborted: the output was not read for {seconds:g} s"))
+                self._streams.fail(stream, PyllmError(f"aborted: the output was not read for {READER_PATIENCE:g} s"))
 
     async def _beat_forever(self) -> None:
         while self._death is None:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
-
-    # --- what the core says
 
     def _receive(self, identity: bytes, message: CoreMessage) -> None:
         del identity
@@ -286,9 +292,8 @@ class EngineClient:
     def _be_rejected(self, rejected: Rejected) -> None:
         if rejected.request is not None:
             stream = self._streams.get_by_wire_id(rejected.request)
-            kind = EngineDeadError if rejected.code == "draining" else RequestError
             if stream is not None:
-                self._streams.fail(stream, kind(rejected.message))
+                self._streams.fail(stream, _REJECTIONS.get(rejected.code, RequestError)(rejected.message))
         elif rejected.code == "hello":
             self._post(Hello(PROTOCOL_VERSION))
         elif rejected.code == "version":
@@ -309,13 +314,11 @@ class EngineClient:
             text += " before it answered; over tcp:// it may want keys"
         self._disconnect(EngineDeadError(text))
 
-    # --- what the core is told
-
     def _resubmit(self, stream: Stream) -> None:
+        if self._streams.get(stream.request) is None:
+            return  # The connection was lost while those before it were sent.
         self._post(Abort(self.epoch, stream.wire_id))
-        self._streams.rename(stream, next(self._ids))
-        self._streams.end_closed_samples(stream)
-        if stream.open_samples:
+        XX
             self._post(stream.journal.submission(self.epoch, stream.wire_id, self._clock()))
 
     def _post(self, message: ClientMessage) -> None:

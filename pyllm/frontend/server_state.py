@@ -7,7 +7,7 @@ from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.metrics import Metrics
-from pyllm.frontend.submission import refuse_prompt
+from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.tokenizer import Tokenizer
 
 Fail = Callable[[PyllmError], None]
@@ -25,7 +25,7 @@ class ServerState:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.chat_template = chat_template
+        self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
         self.draining = False
@@ -54,17 +54,6 @@ class ServerState:
         self._running.discard(fail)
         if not self._running:
             self._idle.set()
-
-    async def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a prompt, off the event loop where it is long.
-
-        Raises:
-            RequestTooLargeError: it certainly cannot fit; such a text is not even encoded.
-        """
-        least = self.tokenizer.min_tokens(text)
-        if least >= self.client.model.max_model_len:
-            raise refuse_prompt(f"at least {least}", self.client.model)
-        return await self.tokenizer.encode_async(text, add_special_tokens)
 
     async def drain(self, grace: float) -> None:
         """Take nothing new; give what runs `grace` seconds to finish, then end it with an error."""

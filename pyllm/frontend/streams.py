@@ -69,10 +69,12 @@ class Streams:
     def deliver(self, columns: Columns) -> tuple[list[Stream], list[Stream]]:
         """Hand every row to its sink.
 
-        Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended.
+        Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended; each
+        stream once.
         """
         requests, samples, offsets, starts, tokens, finishes, cached_tokens = columns
-        incomplete, failed = [], []
+        incomplete: dict[int, Stream] = {}
+        failed = []
         for row, wire_id in enumerate(requests):
             stream = self._by_wire_id.get(wire_id)
             sample = samples[row]
@@ -80,15 +82,16 @@ class Streams:
                 continue
             fresh = stream.journal.accept(sample, offsets[row], tokens[starts[row] : starts[row + 1]])
             if fresh is None:
-                incomplete.append(stream)
+                incomplete[stream.request] = stream
             elif (fresh or finishes[row]) and not self._push(stream, sample, fresh, finishes[row], cached_tokens[row]):
                 failed.append(stream)
-        return incomplete, failed
+        return [stream for request, stream in incomplete.items() if request in self._by_request], failed
 
     def end_closed_samples(self, stream: Stream) -> None:
         """Give a last delta to the samples that nobody wants more of, because the core will not."""
         for sample in [sample for sample in stream.open_samples if stream.journal.is_closed(sample)]:
-            self._push(stream, sample, [], FinishCode.ABORT, 0)
+            if not self._push(stream, sample, [], FinishCode.ABORT, 0):
+                return
 
     def fail(self, stream: Stream, error: PyllmError) -> None:
         """End a stream with an error."""

@@ -18,12 +18,21 @@ def prepare(prompt: Prompt, params: SamplingParams, model: ModelInfo) -> Submit:
     model's end-of-sequence ids join the stop tokens unless they are to be ignored.
 
     Raises:
-        RequestError: the prompt is empty, or an id is outside the vocabulary.
+        RequestError: the prompt is empty, an id is outside the vocabulary, or the samples are too many.
         RequestTooLargeError: the request can never fit the context or the KV cache; the text has the numbers.
     """
-    tokens = _pack(prompt)
-    if not tokens:
+    # Each sample takes a slot and a row of logits of its own, so more than these never run together.
+    if params.n > model.max_num_seqs:
+        text = (
+            f"n must be at most {model.max_num_seqs}, the sequences that run at once (--max-num-seqs), got {params.n}"
+        )
+        raise RequestError(text, "n")
+    # Before the ids are looked at: millions of them would hold up the event loop.
+    num_tokens = _num_tokens(prompt)
+    if not num_tokens:
         raise RequestError("the prompt is empty; give at least one token", "prompt")
+    max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
+    tokens = _pack(prompt)
     if min(tokens) < 0 or max(tokens) >= model.vocab_size:
         outside = next(token for token in tokens if not 0 <= token < model.vocab_size)
         raise RequestError(f"token id {outside} is outside the vocabulary of {model.vocab_size} tokens", "prompt")
@@ -35,7 +44,7 @@ def prepare(prompt: Prompt, params: SamplingParams, model: ModelInfo) -> Submit:
         request=0,
         prompt=tokens.tobytes(),
         seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
-        max_tokens=_max_tokens(len(tokens), params.max_tokens, model),
+        max_tokens=max_tokens,
         sampling=Sampling(params.temperature, max(params.top_k, 0), params.top_p, params.min_p),
         stop_token_ids=array("i", sorted(stop)).tobytes(),
         n=params.n,
@@ -49,6 +58,12 @@ def refuse_prompt(length: str, model: ModelInfo) -> RequestTooLargeError:
         f"tokens and at least one more is needed for the output. Please shorten the prompt.",
         "prompt",
     )
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        return -(-memoryview(prompt).nbytes // 4)
+    return len(prompt)
 
 
 def _pack(prompt: Prompt) -> "array[int]":

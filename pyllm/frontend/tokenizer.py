@@ -30,7 +30,6 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocabulary.values()) + 1
         self._longest_token = max(map(len, vocabulary))
         self._byte_tables: dict[bool, list[bytes]] = {}
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
@@ -38,10 +37,14 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` begins it with the BOS token, where the model has one."""
+        (tokens,) = self.encode_batch([text], add_special_tokens)
+        return tokens
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` for each of some texts."""
         # encode_batch_fast gives the same ids as encode, without offsets, and lets other threads run meanwhile.
-        (encoding,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        return ids
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
     async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`encode`, in a thread where the text is long, so that other streams do not wait for it."""

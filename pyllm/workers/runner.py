@@ -105,11 +105,16 @@ class ModelRunner:
         hidden = self.model(self._slots.known_tokens(batch), self._context(batch, self._kv_cache))
         if not len(batch.host.logits_rows):
             return np.empty(0, np.int32)
-        logits = self.model.logits(hidden[batch.device.logits_rows])
+        # Samples of one request are drawn from the same position, whose logits are computed once.
+        positions, rows = np.unique(batch.host.logits_rows, return_inverse=True)
+        forks = len(positions) < len(rows)
+        wanted = torch.from_numpy(positions).to(self._placement.device) if forks else batch.device.logits_rows
+        logits = self.model.logits(hidden[wanted])
         if logits is None:
-            sampled = torch.empty(len(batch.host.logits_rows), dtype=torch.int32, device=self._placement.device)
+            sampled = torch.empty(len(rows), dtype=torch.int32, device=self._placement.device)
         else:
-            sampled = sample(logits, self._slots.sampling_rows(batch), batch.device.uniforms)
+            drawn_from = torch.from_numpy(rows).to(self._placement.device) if forks else None
+            sampled = sample(logits, self._slots.sampling_rows(batch), batch.device.uniforms, drawn_from)
         self._placement.group.broadcast(sampled)
         self._slots.remember(batch, sampled)
         return sampled.cpu().numpy()

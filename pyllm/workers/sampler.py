@@ -29,22 +29,25 @@ class SamplingRows:
         return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Tensor:
-    """Choose a token for each row: logits float32 [rows, vocabulary], uniforms float32 [rows] -> int32 [rows].
+def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Choose tokens: logits float32 [rows, vocabulary], uniforms float32 [samples] -> int32 [samples].
 
+    `rows` int64 [samples] names the row of logits that each sample is drawn from; None: every row once, in order.
     The first of equal logits wins where a row is greedy, and the lower id is kept where top-k or top-p cut through
     equal ones. A token of probability zero is never chosen.
     """
     greedy = parameters.temperature == 0
     if bool(greedy.all()):
-        return logits.argmax(dim=-1).to(torch.int32)
+        best = logits.argmax(dim=-1).to(torch.int32)
+        return best if rows is None else best[rows]
     limited = ~greedy & ((parameters.top_k > 0) | (parameters.top_p < 1))
-    tokens = torch.empty(len(logits), dtype=torch.int32, device=logits.device)
+    tokens = torch.empty(len(uniforms), dtype=torch.int32, device=logits.device)
     at_once = _CPU_ROWS_AT_ONCE if logits.device.type == "cpu" else len(logits)
-    for rows, choose in ((greedy, _argmax), (~greedy & ~limited, _from_all), (limited, _from_best)):
-        for some in torch.split(rows.nonzero().flatten(), at_once):
+    for samples, choose in ((greedy, _argmax), (~greedy & ~limited, _from_all), (limited, _from_best)):
+        for some in torch.split(samples.nonzero().flatten(), at_once):
             there = some.to(logits.device)
-            tokens[there] = choose(logits[there], parameters.select(some), uniforms[there]).to(torch.int32)
+            their_logits = logits[there if rows is None else rows[there]]
+            tokens[there] = choose(their_logits, parameters.select(some), uniforms[there]).to(torch.int32)
     return tokens
 
 

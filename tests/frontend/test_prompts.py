@@ -8,8 +8,8 @@ import pytest
 
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.chat_template import ChatTemplate
-from pyllm.frontend.prompts import INLINE_CHARACTERS, PromptEncoder
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.frontend.prompts import PromptEncoder
+from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
 from tests.frontend import tiny_tokenizers
 from tests.frontend.fake_core import MODEL
 from tests.frontend.serving import TEMPLATE

@@ -26,7 +26,9 @@ def byte_level() -> tokenizers.Tokenizer:
 def with_bos() -> tokenizers.Tokenizer:
     """The byte-level one, for a model whose prompts begin with a special token."""
     tokenizer = byte_level()
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{SPECIAL[1]} $A", special_tokens=[(SPECIAL[1], 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{SPECIAL[1]} $A", special_tokens=[(SPECIAL[1], 1)]
+    )
     return tokenizer
 
 

@@ -122,3 +122,13 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
     together = sample(logits, rows(*mixed), uniforms).tolist()
     alone = [sample(logits[row : row + 1], rows(mixed[row]), uniforms[row : row + 1]).item() for row in range(11)]
     assert together == alone
+
+
+@pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.9, 50, 0.9, 0.02)])
+def test_samples_drawn_from_one_row_equal_those_from_copies_of_it(parameters: Parameters) -> None:
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(3, VOCABULARY, generator=generator) * 2
+    drawn_from = torch.tensor([0, 0, 1, 2, 2, 2])
+    uniforms = torch.rand(6, generator=generator)
+    expected = sample(logits[drawn_from], rows(*[parameters] * 6), uniforms)
+    assert sample(logits, rows(*[parameters] * 6), uniforms, drawn_from).tolist() == expected.tolist()

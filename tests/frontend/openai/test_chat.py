@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.frontend.prompts import INLINE_CHARACTERS
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.fake_core import MODEL, ScriptedCore
 from tests.frontend.serving import Frontend, answering, events, in_process

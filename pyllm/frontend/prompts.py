@@ -1,0 +1,66 @@
+"""What a caller gives as a prompt, as token ids: texts and conversations, off the event loop where they are long.
+
+Knows no HTTP, and no request but its prompt.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from pyllm.errors import RequestError
+from pyllm.frontend.chat_template import ChatTemplate, Message
+from pyllm.frontend.submission import refuse_prompt
+from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
+from pyllm.messages import ModelInfo
+
+
+class PromptEncoder:
+    """For one model. `chat_template` is None for a model that has none."""
+
+    def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, model: ModelInfo) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._model = model
+
+    async def encode(self, prompts: Sequence[str | Sequence[int]], add_special_tokens: bool = True) -> list[list[int]]:
+        """The token ids of each prompt; one that is token ids already passes as it is.
+
+        Raises:
+            RequestTooLargeError: a text certainly cannot fit the context; then none is encoded.
+        """
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        for text in texts:
+            least = self._tokenizer.min_tokens(text)
+            if least >= self._model.max_model_len:
+                raise refuse_prompt(f"at least {least}", self._model)
+        # All together count: a thousand short texts hold up the other streams as one long text does.
+        if sum(map(len, texts)) < INLINE_CHARACTERS:
+            batch = self._tokenizer.encode_batch(texts, add_special_tokens)
+        else:
+            batch = await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens)
+        encoded = iter(batch)
+        return [next(encoded) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        add_special_tokens: bool = False,
+    ) -> list[int]:
+        """The token ids of a conversation, rendered by the chat template (`ChatTemplate.render` has the options).
+
+        Raises:
+            RequestError: there are no messages or no template, or the template refuses the messages.
+            RequestTooLargeError: the rendered text certainly cannot fit the context.
+        """
+        if self._chat_template is None:
+            raise RequestError("this model has no chat template; send the text to /v1/completions or generate()")
+        if not messages:
+            raise RequestError("messages is empty; give at least one message", "messages")
+        options = (messages, add_generation_prompt, continue_final_message)
+        if sum(len(str(value)) for message in messages for value in message.values()) < INLINE_CHARACTERS:
+            text = self._chat_template.render(*options)
+        else:
+            text = await asyncio.to_thread(self._chat_template.render, *options)
+        (tokens,) = await self.encode([text], add_special_tokens)
+        return tokens
