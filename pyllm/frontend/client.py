@@ -316,9 +316,12 @@ class EngineClient:
 
     def _resubmit(self, stream: Stream) -> None:
         if self._streams.get(stream.request) is None:
-            return  # The connection was lost while those before it were sent.
-        self._post(Abort(self.epoch, stream.wire_id))
-        XX
+            return  # The connection was lost while one before it was sent.
+        old = stream.wire_id
+        self._streams.rename(stream, next(self._ids))
+        self._streams.end_closed_samples(stream)
+        self._post(Abort(self.epoch, old))
+        if self._streams.get(stream.request) is not None:
             self._post(stream.journal.submission(self.epoch, stream.wire_id, self._clock()))
 
     def _post(self, message: ClientMessage) -> None:

@@ -83,7 +83,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, in the order of `vllm.md`'s table."""
+        """Every family: the core's first, where it answered, then what was counted here."""
         if self._stats:
             yield from self._collect_core(self._stats)
         yield self._counter("prompt_tokens", "Prompt tokens of requests that got a token.", self.prompt_tokens)

@@ -111,7 +111,10 @@ class RequestProcessor:
 
 
 class OutputFold:
-    """A text sink that adds up one request. `on_change` is called after every change, the last one included."""
+    """A text sink that adds up one request. `on_change` is called after every change, the last one included.
+
+    Who wants the finished output only waits until `finished` and takes one `snapshot`: a change alone copies nothing.
+    """
 
     def __init__(
         self,
@@ -125,7 +128,6 @@ class OutputFold:
         self._output = RequestOutput(
             request_id, prompt, prompt_token_ids, [CompletionOutput(index) for index in range(num_samples)]
         )
-        self._pieces: list[list[str]] = [[] for _ in range(num_samples)]
         self._unfinished = num_samples
         self._on_change = on_change
 
@@ -137,7 +139,7 @@ class OutputFold:
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
         """Add what is new."""
         completion = self._output.outputs[sample]
-        self._pieces[sample].append(delta.text)
+        completion.text += delta.text
         completion.token_ids.extend(delta.tokens)
         self._output.num_cached_tokens = max(self._output.num_cached_tokens, num_cached_tokens)
         if delta.finish_reason is not None:
@@ -158,8 +160,5 @@ class OutputFold:
         """
         if self.failure is not None:
             raise self.failure
-        outputs = [
-            CompletionOutput(done.index, "".join(pieces), done.token_ids[:], done.finish_reason, done.stop_reason)
-            for done, pieces in zip(self._output.outputs, self._pieces, strict=True)
-        ]
+        outputs = [msgspec.structs.replace(each, token_ids=each.token_ids[:]) for each in self._output.outputs]
         return msgspec.structs.replace(self._output, outputs=outputs, finished=self._unfinished == 0)

@@ -234,6 +234,20 @@ def test_samples_without_a_slot_wait_and_find_their_prompt_cached():
     assert [delta.tokens for delta in take(scheduler)] == [[60, 30], [20, 30], [21, 31]]
 
 
+def test_samples_of_one_step_are_bounded():
+    scheduler = make_scheduler(max_num_seqs=4)
+    for request in range(4):
+        scheduler.add(0, request, pack([request, 1, 2]), seed=0, max_tokens=2, n=4)
+    sampled = []
+    while (plan := scheduler.schedule(0.0)) is not None:
+        sections = read_plan(plan)
+        sampled.append(len(sections["logits_rows"]))
+        starts = sections["sampled_starts"]
+        scheduler.commit(plan.step, starts.tobytes(), bytes(4 * int(starts[-1])))
+    assert max(sampled) == 8
+    assert sum(sampled) == 4 * 4 * 2
+
+
 def test_more_samples_than_may_run_at_once_are_refused():
     scheduler = make_scheduler(max_num_seqs=3)
     with pytest.raises(SchedulerError, match="n is 4, and max_num_seqs is 3"):

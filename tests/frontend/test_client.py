@@ -8,8 +8,8 @@ from contextlib import aclosing
 import msgspec
 import pytest
 
-from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.client import CORE_SILENCE, READER_PATIENCE, EngineClient
 from pyllm.frontend.token_reader import TokenDelta
 from pyllm.messages import Abort, Call, ClientMessage, FinishCode, Heartbeat, Hello, Ready, Rejected, Reply, Submit

@@ -67,7 +67,7 @@ def test_a_prompt_that_fills_the_context_is_refused_with_the_numbers() -> None:
 
 def test_more_samples_than_the_model_runs_at_once_are_refused() -> None:
     assert prepare([1], SamplingParams(n=8), MODEL).n == 8
-    with pytest.raises(RequestError, match="n must be at most 8.* got 9") as refused:
+    with pytest.raises(RequestError, match=r"n must be at most 8.* got 9") as refused:
         prepare([1], SamplingParams(n=9), MODEL)
     assert refused.value.parameter == "n"
 

@@ -1,54 +1,49 @@
 """The two bodies that an answer can have: a stream of events, or one object that is the sum of the same text.
 
-Neither knows which route it answers; a format turns text into that route's JSON.
+Neither knows which route it answers; a format has that route's JSON.
 """
 
 import asyncio
 from typing import Protocol
 
 import msgspec
+from msgspec import UNSET, Struct
 
 from pyllm.errors import PyllmError
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.openai.errors import describe
 from pyllm.frontend.openai.generation import Generation
-from pyllm.frontend.openai.protocol import Usage
-from pyllm.frontend.stream import Channel
+from pyllm.frontend.openai.protocol import ChatChunk, Completion, Usage
+from pyllm.frontend.stream import Channel, PushedResponse
 
-TEXT = "\0"  # Stands for the text in a chunk that is encoded once.
+_TEXT = "\0"  # Stands for the text in a chunk that is encoded once.
 _DONE = b"data: [DONE]\n\n"
 
-encode_json = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
 
 
 class Format(Protocol):
-    """One route's JSON."""
+    """One route's JSON. `chunk` is what all chunks of its stream share; with a usage of None, one comes at the end."""
 
-    def first(self, choice: int) -> bytes:
-        """Events before a choice's first text; may be empty."""
+    @property
+    def chunk(self) -> Completion | ChatChunk: ...
 
-    def piece(self, choice: int, text: str) -> bytes:
-        """The event for new text."""
+    def first(self, choice: int) -> Struct | None:
+        """What a choice has before its first text, if anything."""
 
-    def last(self, choice: int, delta: TextDelta) -> bytes:
-        """The event that ends a choice, with the text that comes with its end."""
+    def piece(self, choice: int, text: str) -> Struct:
+        """A choice with new text."""
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event after all choices; empty unless the client asked for it."""
+    def last(self, choice: int, delta: TextDelta) -> Struct:
+        """A choice with its finish reason, and the text that comes with its end."""
 
-    def whole(self, choices: list[TextDelta], usage: Usage) -> bytes:
+    def whole(self, choices: list[TextDelta], usage: Usage) -> Struct:
         """The answer that is not streamed."""
 
 
-def event(body: msgspec.Struct) -> bytes:
-    """One server-sent event."""
-    return b"data: %b\n\n" % encode_json(body)
-
-
-def event_around(body: msgspec.Struct) -> tuple[bytes, bytes]:
-    """An event in which `TEXT` stands for the text, cut there: what precedes the encoded text, and what follows."""
-    before, _, after = event(body).rpartition(encode_json(TEXT))
-    return before, after
+def respond(generation: Generation, form: Format, streamed: bool) -> PushedResponse:
+    """The response that runs a generation, in the body that was asked for."""
+    return PushedResponse(StreamedAnswer(generation, form) if streamed else WholeAnswer(generation, form))
 
 
 class StreamedAnswer:
@@ -60,9 +55,8 @@ class StreamedAnswer:
 
     def __init__(self, generation: Generation, form: Format) -> None:
         self._generation = generation
-        self._form = form
+        self._events = _Events(form)
         self._channel: Channel
-        self._greeted: set[int] = set()
         self._pending: dict[int, TextDelta] = {}
         self._gathers = generation.num_choices > 1
         self._flush_scheduled = False
@@ -86,7 +80,7 @@ class StreamedAnswer:
     def text(self, choice: int, delta: TextDelta) -> None:
         """Write new text, or keep it for the next write."""
         if not self._gathers and not self._channel.blocked:
-            self._write(self._events(choice, delta))
+            self._write(self._events.text(choice, delta))
             return
         if (pending := self._pending.get(choice)) is not None:
             pending.merge(delta)
@@ -106,33 +100,20 @@ class StreamedAnswer:
         self._flush_scheduled = False
         if self._channel.blocked or self._over:
             return
-        events = b"".join([self._events(choice, delta) for choice, delta in self._pending.items()])
+        events = b"".join([self._events.text(choice, delta) for choice, delta in self._pending.items()])
         self._pending.clear()
         self._write(events)
-
-    def _events(self, choice: int, delta: TextDelta) -> bytes:
-        """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
-        if delta.finish_reason is not None:
-            events = self._form.last(choice, delta)
-        elif delta.text:
-            events = self._form.piece(choice, delta.text)
-        else:
-            return b""
-        if choice in self._greeted:
-            return events
-        self._greeted.add(choice)
-        return self._form.first(choice) + events
 
     def _write(self, events: bytes) -> None:
         channel = self._channel
         self._over = self._generation.finished
         if self._failure is not None:
             if not channel.started and not events:
-                send_error(channel, self._failure)
+                _send_error(channel, self._failure)
                 return
-            events += event(describe(self._failure)[1]) + _DONE
+            events += _event(describe(self._failure)[1]) + _DONE
         elif self._over:
-            events += self._form.usage(self._generation.usage) + _DONE
+            events += self._events.usage(self._generation.usage) + _DONE
         elif not events:
             return
         if not channel.started:
@@ -171,20 +152,61 @@ class WholeAnswer:
         if delta.finish_reason is not None:
             self._choices[choice] = msgspec.structs.replace(delta, text="".join(self._pieces[choice]))
             if self._generation.finished:
-                send_json(self._channel, 200, self._form.whole(self._choices, self._generation.usage))
+                _send_json(self._channel, 200, self._form.whole(self._choices, self._generation.usage))
 
     def error(self, error: PyllmError) -> None:
         """Answer with an error."""
-        send_error(self._channel, error)
+        _send_error(self._channel, error)
 
 
-def send_error(channel: Channel, error: PyllmError) -> None:
-    """The whole answer is an error."""
+class _Events:
+    """One stream's events. What surrounds the text of a choice is encoded once, so that a token costs its text only."""
+
+    def __init__(self, form: Format) -> None:
+        self._form = form
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._greeted: set[int] = set()
+
+    def text(self, choice: int, delta: TextDelta) -> bytes:
+        """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
+        if delta.finish_reason is not None:
+            events = self._chunk(self._form.last(choice, delta))
+        elif delta.text:
+            events = self._piece(choice, delta.text)
+        else:
+            return b""
+        if choice in self._greeted:
+            return events
+        self._greeted.add(choice)
+        first = self._form.first(choice)
+        return events if first is None else self._chunk(first) + events
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event after all choices; nothing unless the client asked for it."""
+        chunk = self._form.chunk
+        return b"" if chunk.usage is UNSET else _event(msgspec.structs.replace(chunk, usage=usage))
+
+    def _piece(self, choice: int, text: str) -> bytes:
+        around = self._around.get(choice)
+        if around is None:
+            before, _, after = self._chunk(self._form.piece(choice, _TEXT)).rpartition(_encode(_TEXT))
+            around = self._around[choice] = before, after
+        return around[0] + _encode(text) + around[1]
+
+    def _chunk(self, choice: Struct) -> bytes:
+        return _event(msgspec.structs.replace(self._form.chunk, choices=[choice]))
+
+
+def _event(body: Struct) -> bytes:
+    return b"data: %b\n\n" % _encode(body)
+
+
+def _send_error(channel: Channel, error: PyllmError) -> None:
     status, body = describe(error)
-    send_json(channel, status, encode_json(body))
+    _send_json(channel, status, body)
 
 
-def send_json(channel: Channel, status: int, body: bytes) -> None:
-    """The whole answer is this JSON."""
+def _send_json(channel: Channel, status: int, answer: Struct) -> None:
+    body = _encode(answer)
     channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)))
     channel.finish(body)

@@ -1,10 +1,8 @@
 """`POST /v1/chat/completions`: a conversation in, by the model's chat template; the assistant's words out."""
 
-import asyncio
 import time
 import uuid
 
-import msgspec
 from litestar import post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -13,7 +11,7 @@ from msgspec import UNSET
 
 from pyllm.errors import RequestError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.openai.answer import TEXT, StreamedAnswer, WholeAnswer, encode_json, event, event_around
+from pyllm.frontend.openai.answer import respond
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.generation import Generation
 from pyllm.frontend.openai.models import check_model
@@ -33,7 +31,6 @@ from pyllm.frontend.openai.protocol import (
 )
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
-from pyllm.frontend.tokenizer import INLINE_CHARACTERS
 
 ROLE = "assistant"
 
@@ -54,17 +51,12 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         params = sampling_params(data, limit)
         form = ChatFormat(state.model_name, wants_usage(data))
         prompt = await _encode(state, data)
-        generation = Generation(state, [prompt], params)
-        return PushedResponse(StreamedAnswer(generation, form) if data.stream else WholeAnswer(generation, form))
+        return respond(Generation(state, [prompt], params), form, data.stream is True)
 
     return create_chat_completion
 
 
 async def _encode(state: ServerState, request: ChatRequest) -> list[int]:
-    if state.chat_template is None:
-        raise RequestError("this model has no chat template; use /v1/completions", "messages")
-    if not request.messages:
-        raise RequestError("messages is empty; give at least one message", "messages")
     continues = request.continue_final_message is True
     opens = request.add_generation_prompt is not False
     if continues and opens:
@@ -73,11 +65,7 @@ async def _encode(state: ServerState, request: ChatRequest) -> list[int]:
             "continue_final_message",
         )
     messages = [_plain(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
-    if sum(len(message["content"]) for message in messages) < INLINE_CHARACTERS:
-        text = state.chat_template.render(messages, opens, continues)
-    else:
-        text = await asyncio.to_thread(state.chat_template.render, messages, opens, continues)
-    return await state.encode(text, request.add_special_tokens is True)
+    return await state.prompts.encode_chat(messages, opens, continues, request.add_special_tokens is True)
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, str]:
@@ -98,8 +86,7 @@ class ChatFormat:
     """Chat completions' JSON."""
 
     def __init__(self, model: str, includes_usage: bool) -> None:
-        self._includes_usage = includes_usage
-        self._chunk = ChatChunk(
+        self.chunk = ChatChunk(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             object="chat.completion.chunk",
             created=int(time.time()),
@@ -107,39 +94,25 @@ class ChatFormat:
             choices=[],
             usage=None if includes_usage else UNSET,
         )
-        self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    def first(self, choice: int) -> bytes:
-        """The chunk with the role."""
-        return event(self._with(ChatChunkChoice(choice, ChatDelta(ROLE, ""))))
+    def first(self, choice: int) -> ChatChunkChoice:
+        """A choice with its role."""
+        return ChatChunkChoice(choice, ChatDelta(ROLE, ""))
 
-    def piece(self, choice: int, text: str) -> bytes:
-        """A chunk of text."""
-        around = self._around.get(choice)
-        if around is None:
-            body = self._with(ChatChunkChoice(choice, ChatDelta(content=TEXT)))
-            around = self._around[choice] = event_around(body)
-        return around[0] + encode_json(text) + around[1]
+    def piece(self, choice: int, text: str) -> ChatChunkChoice:
+        """A choice with new text."""
+        return ChatChunkChoice(choice, ChatDelta(content=text))
 
-    def last(self, choice: int, delta: TextDelta) -> bytes:
-        """The chunk with the finish reason."""
+    def last(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
+        """A choice with its finish reason."""
         text = ChatDelta(content=delta.text) if delta.text else ChatDelta()
-        return event(self._with(ChatChunkChoice(choice, text, None, delta.finish_reason, delta.stop_reason)))
+        return ChatChunkChoice(choice, text, None, delta.finish_reason, delta.stop_reason)
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices."""
-        if not self._includes_usage:
-            return b""
-        return event(msgspec.structs.replace(self._chunk, usage=usage))
-
-    def whole(self, choices: list[TextDelta], usage: Usage) -> bytes:
+    def whole(self, choices: list[TextDelta], usage: Usage) -> ChatCompletion:
         """The answer."""
-        chunk = self._chunk
+        chunk = self.chunk
         answers = [
             ChatChoice(index, AssistantMessage(ROLE, choice.text), None, choice.finish_reason, choice.stop_reason)
             for index, choice in enumerate(choices)
         ]
-        return encode_json(ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage))
-
-    def _with(self, choice: ChatChunkChoice) -> ChatChunk:
-        return msgspec.structs.replace(self._chunk, choices=[choice])
+        return ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage)

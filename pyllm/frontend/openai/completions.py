@@ -1,6 +1,5 @@
 """`POST /v1/completions`: text or token ids in, one or many prompts at once; text out."""
 
-import asyncio
 import time
 import uuid
 
@@ -13,7 +12,7 @@ from msgspec import UNSET
 
 from pyllm.errors import RequestError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.openai.answer import TEXT, StreamedAnswer, WholeAnswer, encode_json, event, event_around
+from pyllm.frontend.openai.answer import respond
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.generation import Generation
 from pyllm.frontend.openai.models import check_model
@@ -47,9 +46,8 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         refuse_unsupported(data)
         params = sampling_params(data, DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens)
         form = CompletionFormat(state.model_name, wants_usage(data))
-        prompts = await _encode(state, split_prompts(data.prompt), data.add_special_tokens is not False)
-        generation = Generation(state, prompts, params)
-        return PushedResponse(StreamedAnswer(generation, form) if data.stream else WholeAnswer(generation, form))
+        prompts = await state.prompts.encode(split_prompts(data.prompt), data.add_special_tokens is not False)
+        return respond(Generation(state, prompts, params), form, data.stream is True)
 
     return create_completion
 
@@ -74,19 +72,11 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
     return [item for item in prompt if not isinstance(item, int)]
 
 
-async def _encode(state: ServerState, prompts: list[str | list[int]], add_special_tokens: bool) -> list[list[int]]:
-    async def encode(prompt: str | list[int]) -> list[int]:
-        return await state.encode(prompt, add_special_tokens) if isinstance(prompt, str) else prompt
-
-    return await asyncio.gather(*map(encode, prompts))
-
-
 class CompletionFormat:
     """Completions' JSON."""
 
     def __init__(self, model: str, includes_usage: bool) -> None:
-        self._includes_usage = includes_usage
-        self._chunk = Completion(
+        self.chunk = Completion(
             id=f"cmpl-{uuid.uuid4().hex}",
             object="text_completion",
             created=int(time.time()),
@@ -94,38 +84,20 @@ class CompletionFormat:
             choices=[],
             usage=None if includes_usage else UNSET,
         )
-        self._around: dict[int, tuple[bytes, bytes]] = {}
 
-    def first(self, choice: int) -> bytes:
+    def first(self, choice: int) -> None:
         """Nothing precedes the text."""
         del choice
-        return b""
 
-    def piece(self, choice: int, text: str) -> bytes:
-        """A chunk of text."""
-        around = self._around.get(choice)
-        if around is None:
-            around = self._around[choice] = event_around(self._with(CompletionChoice(choice, TEXT)))
-        return around[0] + encode_json(text) + around[1]
+    def piece(self, choice: int, text: str) -> CompletionChoice:
+        """A choice with new text."""
+        return CompletionChoice(choice, text)
 
-    def last(self, choice: int, delta: TextDelta) -> bytes:
-        """The chunk with the finish reason."""
-        return event(self._with(_choice(choice, delta)))
+    def last(self, choice: int, delta: TextDelta) -> CompletionChoice:
+        """A choice with its finish reason."""
+        return CompletionChoice(choice, delta.text, None, delta.finish_reason, delta.stop_reason)
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices."""
-        if not self._includes_usage:
-            return b""
-        return event(msgspec.structs.replace(self._chunk, usage=usage))
-
-    def whole(self, choices: list[TextDelta], usage: Usage) -> bytes:
+    def whole(self, choices: list[TextDelta], usage: Usage) -> Completion:
         """The answer."""
-        texts = [_choice(index, choice) for index, choice in enumerate(choices)]
-        return encode_json(msgspec.structs.replace(self._chunk, choices=texts, usage=usage))
-
-    def _with(self, choice: CompletionChoice) -> Completion:
-        return msgspec.structs.replace(self._chunk, choices=[choice])
-
-
-def _choice(index: int, delta: TextDelta) -> CompletionChoice:
-    return CompletionChoice(index, delta.text, None, delta.finish_reason, delta.stop_reason)
+        texts = [self.last(index, choice) for index, choice in enumerate(choices)]
+        return msgspec.structs.replace(self.chunk, choices=texts, usage=usage)

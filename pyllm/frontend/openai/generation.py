@@ -86,7 +86,8 @@ class Generation:
     def take(self, prompt: int, choice: int, delta: TextDelta, num_cached_tokens: int) -> None:
         """Count new text and pass it on."""
         self._num_tokens += delta.num_tokens
-        self._num_cached_tokens[prompt] = num_cached_tokens
+        # An abort knows nothing of the cache and says 0.
+        self._num_cached_tokens[prompt] = max(self._num_cached_tokens[prompt], num_cached_tokens)
         if delta.finish_reason is not None:
             self._num_open -= 1
             if self._num_open == 0:

@@ -14,12 +14,10 @@ from pyllm.errors import RequestError
 from pyllm.sampling_params import SamplingParams
 
 T = TypeVar("T")
-Unsupported = Annotated[T | None, Meta(extra={"supported": False})]
+_UNSUPPORTED = {"supported": False}
+Unsupported = Annotated[T | None, Meta(extra=_UNSUPPORTED)]
 
 MAX_PROMPTS = 1024
-
-
-# --- requests
 
 
 class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -225,11 +223,8 @@ def _neutral_values(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
     return tuple(
         (field.name, field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory())
         for field in msgspec.structs.fields(kind)
-        if any(isinstance(mark, Meta) for mark in getattr(field.type, "__metadata__", ()))
+        if any(mark.extra == _UNSUPPORTED for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Meta))
     )
-
-
-# --- responses
 
 
 class PromptTokensDetails(Struct):

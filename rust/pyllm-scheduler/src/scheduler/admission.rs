@@ -15,7 +15,9 @@ impl Scheduler {
             let Some((&queue_key, &key)) = self.waiting.first_key_value() else { break };
             let Some(&slot) = self.free_slots.last() else { break };
             // Nothing overtakes a sequence whose last token is on its way.
-            if self.sequences[key].num_in_flight > 0 || !self.find_cached(key, planning) {
+            let sequence = &self.sequences[key];
+            if sequence.num_in_flight > 0 || sequence.num_samples > planning.samples || !self.find_cached(key, planning)
+            {
                 break;
             }
             self.waiting.remove(&queue_key);

@@ -16,6 +16,9 @@ pub(super) struct Planning {
     pub(super) step: StepId,
     /// Tokens that may still be planned.
     pub(super) budget: u32,
+    /// Positions that may still be sampled. Requests of many samples would else fill a step with a square of
+    /// `max_num_seqs`; twice it leaves room for one of them beside all that decodes, so none waits for ever.
+    pub(super) samples: u32,
     preempted: bool,
     rows: Vec<Row>,
 }
@@ -34,6 +37,7 @@ impl Scheduler {
         let mut planning = Planning {
             step: self.next_step,
             budget: self.config.max_num_batched_tokens,
+            samples: 2 * self.config.max_num_seqs,
             preempted: false,
             rows: self.spare_rows.pop().unwrap_or_default(),
         };
@@ -70,7 +74,7 @@ impl Scheduler {
         while index < self.running.len() && planning.budget > 0 {
             let key = self.running[index];
             let sequence = &self.sequences[key];
-            if sequence.is_plannable() {
+            if sequence.is_plannable() && sequence.num_samples <= planning.samples {
                 let num_tokens = (sequence.length() - sequence.num_computed).min(planning.budget);
                 if !self.make_room(key, num_tokens, planning) {
                     break;
@@ -156,6 +160,7 @@ impl Scheduler {
         sequence.num_in_flight += u32::from(num_samples > 0);
         sequence.last_step = planning.step;
         planning.budget -= num_tokens;
+        planning.samples -= num_samples;
         planning.rows.push(Row { sequence: key, num_samples });
         self.store_full_blocks(key);
     }
