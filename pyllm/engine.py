@@ -6,7 +6,7 @@ Composes launch, client and tokenizer; it decides nothing itself.
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -16,6 +16,7 @@ from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.outputs import OutputFold, RequestOutput, RequestProcessor
+from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.sockets import SocketFolder
@@ -103,17 +104,7 @@ class AsyncEngine:
             RequestError: the request cannot run.
             EngineDeadError: the core or a worker died.
         """
-        client, params = self._connected(), params or SamplingParams()
-        check_prompt(prompt)
-        text = prompt if isinstance(prompt, str) else None
-        tokens = await self.tokenizer.encode_async(prompt) if isinstance(prompt, str) else list(prompt)
-        name = request_id if request_id is not None else f"request-{next(self._request_ids)}"
-        if name in self._processors:
-            raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
-        changed = asyncio.Event()
-        fold = OutputFold(name, text, tokens, params.n, changed.set)
-        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, tokens, params, fold)
-        try:
+        async with self._running(prompt, params, request_id) as (fold, changed):
             finished = False
             while not finished:
                 await changed.wait()
@@ -121,9 +112,16 @@ class AsyncEngine:
                 output = fold.snapshot()
                 finished = output.finished
                 yield output
-        finally:
-            processor.drop()
-            del self._processors[name]
+
+    async def complete(
+        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+    ) -> RequestOutput:
+        """The finished output alone; as `generate` otherwise."""
+        async with self._running(prompt, params, request_id) as (fold, changed):
+            while not fold.finished:
+                await changed.wait()
+                changed.clear()
+            return fold.snapshot()
 
     async def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, request_id: str | None = None
@@ -133,12 +131,14 @@ class AsyncEngine:
         Raises:
             RequestError: the model has no template, or its template refuses the messages; else as `generate`.
         """
-        if self._chat_template is None:
-            raise RequestError("this model has no chat template: render the conversation and use generate")
-        prompt = self.tokenizer.encode(self._chat_template.render(messages), add_special_tokens=False)
+        prompt = await self.encode_chat(messages)
         async with contextlib.aclosing(self.generate(prompt, params, request_id)) as outputs:
             async for output in outputs:
                 yield output
+
+    async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation, rendered by the model's chat template; raises as `chat` does."""
+        return await self._prompts(self._connected()).encode_chat(messages)
 
     def abort(self, request_id: str) -> None:
         """End a request that `generate` is running: its last output says `abort`. Unknown ids are ignored."""
@@ -160,6 +160,29 @@ class AsyncEngine:
             self._core = None
         if self._folder is not None:
             self._folder.close()
+
+    @contextlib.asynccontextmanager
+    async def _running(
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
+    ) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
+        client, params = self._connected(), params or SamplingParams()
+        check_prompt(prompt)
+        text = prompt if isinstance(prompt, str) else None
+        (tokens,) = await self._prompts(client).encode([prompt])
+        name = request_id if request_id is not None else f"request-{next(self._request_ids)}"
+        if name in self._processors:
+            raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
+        changed = asyncio.Event()
+        fold = OutputFold(name, text, tokens, params.n, changed.set)
+        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, tokens, params, fold)
+        try:
+            yield fold, changed
+        finally:
+            processor.drop()
+            del self._processors[name]
+
+    def _prompts(self, client: EngineClient) -> PromptEncoder:
+        return PromptEncoder(self.tokenizer, self._chat_template, client.model)
 
     def _connected(self) -> EngineClient:
         if self._client is None:

@@ -1,9 +1,8 @@
 """`LLM`: batches of prompts, for scripts and notebooks. Blocks; an `AsyncEngine` on a thread does the work."""
 
 import asyncio
-import contextlib
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -58,18 +57,14 @@ class LLM:
             EngineDeadError: the core or a worker died.
         """
         batch = _batch(prompts)
-        return self._run(
-            self._gather([self._engine.generate(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)])
-        )
+        return self._run(self._complete(batch, _each(params, len(batch))))
 
     def chat(
         self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params = None
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or several, rendered by the model's chat template."""
         batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
-        return self._run(
-            self._gather([self._engine.chat(*pair) for pair in zip(batch, _each(params, len(batch)), strict=True)])
-        )
+        return self._run(self._complete_chats(batch, _each(params, len(batch))))
 
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
@@ -84,10 +79,17 @@ class LLM:
         self._thread.join()
         self._loop.close()
 
-    async def _gather(self, requests: list[AsyncGenerator[RequestOutput, None]]) -> list[RequestOutput]:
+    async def _complete(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None]
+    ) -> list[RequestOutput]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(_last(request)) for request in requests]
+            tasks = [group.create_task(self._engine.complete(*pair)) for pair in zip(prompts, params, strict=True)]
         return [task.result() for task in tasks]
+
+    async def _complete_chats(
+        self, conversations: Sequence[Sequence[Message]], params: Sequence[SamplingParams | None]
+    ) -> list[RequestOutput]:
+        return await self._complete([await self._engine.encode_chat(messages) for messages in conversations], params)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._loop.is_closed():
@@ -101,13 +103,6 @@ class LLM:
         except BaseException:
             future.cancel()  # Ctrl-C in a notebook must end the requests, too.
             raise
-
-
-async def _last(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    async with contextlib.aclosing(outputs):
-        async for output in outputs:
-            last = output
-    return last
 
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

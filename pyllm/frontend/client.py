@@ -77,6 +77,7 @@ class EngineClient:
         self._unsent: deque[ClientMessage] = deque()
         self._silent_ticks = 0
         self._death: PyllmError | None = None
+        self._died = asyncio.Event()
         self._endpoint: ipc.Sender[ClientMessage] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._beating: asyncio.Task[None] | None = None
@@ -221,6 +222,12 @@ class EngineClient:
             raise RequestError(str(reply.value))
         return reply.value
 
+    async def death(self) -> PyllmError:
+        """Wait until the connection has ended, by `close` too, and give the reason."""
+        await self._died.wait()
+        assert self._death is not None
+        return self._death
+
     def close(self) -> None:
         """Abort what is running and disconnect; may be called more than once."""
         for stream in self._streams.all():
@@ -351,6 +358,7 @@ class EngineClient:
             return
         endpoint, self._endpoint = self._endpoint, None
         self._death = death
+        self._died.set()
         self._unsent.clear()
         endpoint.close(linger)
         if self._beating is not None:

@@ -3,6 +3,7 @@
 The heavy imports are inside the functions, so that the parent hears of this process before they begin.
 """
 
+import asyncio
 import gc
 import logging
 import socket
@@ -13,12 +14,9 @@ import uvloop
 from pyllm import log
 from pyllm.child import Child, attach
 from pyllm.config import ApiConfig
-from pyllm.errors import PyllmError
 
 # A stream makes few cycles; collecting seldom, and never what was made at start, halves the longest pause.
 GC_THRESHOLDS = (50_000, 20, 20)
-
-logger = logging.getLogger(__name__)
 
 
 def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
@@ -31,16 +29,10 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
     child = attach(connection, title)
     log.configure(title)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
-    try:
-        uvloop.run(_serve(config, listener, child))
-    except PyllmError as error:
-        child.failed(str(error))
-        logger.error("%s", error)
-        return 1
-    return 0
+    return child.run(lambda: uvloop.run(_serve(config, listener, child)))
 
 
-async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> None:
+async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> int:
     child.enter("importing the frontend")
     from pyllm.frontend.chat_template import ChatTemplate
     from pyllm.frontend.client import EngineClient
@@ -60,7 +52,16 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> No
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    dying = asyncio.ensure_future(client.death())
     try:
-        await server.serve(sockets=[listener])
+        await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if dying.done() and not serving.done():
+            server.stop()  # The streams have ended with this error; the parent must hear of it, too.
+            await serving
+            raise dying.result()
+        serving.result()
     finally:
+        dying.cancel()
         client.close()
+    return 0

@@ -54,7 +54,8 @@ class PromptEncoder:
             RequestTooLargeError: the rendered text certainly cannot fit the context.
         """
         if self._chat_template is None:
-            raise RequestError("this model has no chat template; send the text to /v1/completions or generate()")
+            text = "this model has no chat template; render the conversation yourself for /v1/completions or generate()"
+            raise RequestError(text, "messages")
         if not messages:
             raise RequestError("messages is empty; give at least one message", "messages")
         options = (messages, add_generation_prompt, continue_final_message)

@@ -1,6 +1,5 @@
 """Text to token ids and back, over the `tokenizers` library. Knows no template (`chat_template.py`) and no request."""
 
-import asyncio
 from collections.abc import Sequence
 
 import tokenizers
@@ -45,12 +44,6 @@ class Tokenizer:
         # encode_batch_fast gives the same ids as encode, without offsets, and lets other threads run meanwhile.
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
-
-    async def encode_async(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """`encode`, in a thread where the text is long, so that other streams do not wait for it."""
-        if len(text) < INLINE_CHARACTERS:
-            return self.encode(text, add_special_tokens)
-        return await asyncio.to_thread(self.encode, text, add_special_tokens)
 
     def min_tokens(self, text: str) -> int:
         """A number of tokens that the text certainly has: what is far too long need not be encoded to be refused."""

@@ -69,6 +69,16 @@ def test_dead_engine_process_ends_streams_with_an_error_and_the_server_with_1(ti
         assert server.orphans() == []
 
 
+def test_core_that_stands_still_ends_streams_with_an_error_and_the_server_with_1() -> None:
+    with Server() as server:
+        with streaming(server, max_tokens=5000) as stream:
+            server.titled("pyllm::core-0").send_signal(signal.SIGSTOP)
+        assert "no sign of life" in json.loads(stream.events[-2])["error"]["message"]
+        assert server.wait() == 1
+        assert "no sign of life" in server.log
+        assert server.orphans() == []
+
+
 def test_dead_api_process_ends_the_server_with_1() -> None:
     with Server() as server:
         server.titled("pyllm::api-0").kill()

@@ -1,13 +1,12 @@
 """The tokenizer over the library: special tokens, long texts, limits of the file that must not hold."""
 
-import asyncio
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
+from pyllm.frontend.tokenizer import Tokenizer
 from tests.frontend import tiny_tokenizers
 from tests.frontend.tiny_tokenizers import SPECIAL
 
@@ -29,15 +28,6 @@ def test_limits_in_the_file_do_not_cut_prompts(tmp_path: Path) -> None:
 def test_a_batch_is_encoded_as_its_texts_are(tokenizer: Tokenizer) -> None:
     texts = ["Hello world", "", "naïve ✓"]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
-
-
-async def test_a_long_text_gives_the_same_tokens_in_a_thread(tokenizer: Tokenizer) -> None:
-    text = "Hello world 🙂 " * INLINE_CHARACTERS
-    encoding = asyncio.ensure_future(tokenizer.encode_async(text))
-    await asyncio.sleep(0)
-    assert not encoding.done()
-    assert await encoding == tokenizer.encode(text)
-    assert await tokenizer.encode_async("Hello", False) == tokenizer.encode("Hello", False)
 
 
 def test_the_least_number_of_tokens_never_exceeds_the_number(tokenizer: Tokenizer) -> None:
