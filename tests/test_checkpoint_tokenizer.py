@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from pyllm.checkpoint import embedded_model, read_checkpoint
-from pyllm.checkpoint_tokenizer import adds_bos_token, tokenizer_json
+from pyllm.checkpoint_tokenizer import tokenizer_json
 
 TEXTS = [
     "",
@@ -95,8 +95,8 @@ def test_qwen2_composes_characters() -> None:
 def test_the_file_decides_on_the_first_token() -> None:
     assert tokens("ab", add_bos_token=True) == ["<s>", "ab"]
     assert tokens("ab", pre="llama-bpe", add_bos_token=False) == ["ab"]
-    assert adds_bos_token(fields(pre="llama-bpe"))
-    assert not adds_bos_token(fields())
+    assert tokens("ab", pre="llama-bpe") == ["<s>", "ab"]
+    assert tokens("ab") == ["ab"]
 
 
 def test_special_tokens_are_matched_whole_and_not_decoded() -> None:
