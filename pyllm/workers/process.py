@@ -54,9 +54,11 @@ def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
     Raises:
         ConfigError: the configuration and the model or device do not go together.
     """
-    # Waiting OpenMP threads sleep: on shared cores a spinning one takes the processor from the one it waits for, and a
-    # step then takes ten times as long. OpenMP reads this when torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Waiting OpenMP threads spin for some tens of microseconds and then sleep. One that spins longer takes, on shared
+    # cores, the processor from the one it waits for, and a step ten times as long. OpenMP reads this with torch.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     enter("importing torch")
     from pyllm.workers.parallel import RankGroup, set_threads
     from pyllm.workers.runner import ModelRunner, worker_device
