@@ -12,11 +12,11 @@ from pyllm.errors import ConfigError
 from pyllm.sockets import SocketFolder, bind_listener
 
 HOLD = """
-import time
+import signal
 from pyllm.sockets import SocketFolder
 folder = SocketFolder()
 print(folder.path, flush=True)
-time.sleep(1000)
+signal.pause()
 """
 
 

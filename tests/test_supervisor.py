@@ -98,14 +98,14 @@ def test_child_ends_at_the_end_of_its_parents_connection() -> None:
 def test_child_ends_when_the_parent_is_killed() -> None:
     """With the parent-death signal as with the connection alone: the grandchild's process id disappears."""
     parent_code = f"""
-import subprocess, sys, time
+import signal, subprocess, sys
 from multiprocessing import Pipe
 ours, theirs = Pipe()
 child = subprocess.Popen([sys.executable, "-c", {SERVE!r}, str(theirs.fileno())], pass_fds=[theirs.fileno()])
 theirs.close()
 ours.recv_bytes()
 print(child.pid, flush=True)
-time.sleep(1000)
+signal.pause()
 """
     parent = subprocess.Popen([sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None

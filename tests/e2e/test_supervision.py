@@ -148,11 +148,11 @@ def test_missed_ready_deadline_names_the_stage() -> None:
 
 def test_application_killed_with_an_engine_inside_leaves_no_orphan() -> None:
     code = """
-import time
+import signal
 from pyllm import LLM
 llm = LLM(max_num_seqs=4)
 print("ready", flush=True)
-time.sleep(1000)
+signal.pause()
 """
     application = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert application.stdout is not None

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from pyllm._rust import Scheduler
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.errors import EngineDeadError, StartError
 from pyllm.messages import Sampled, Step
+from tests.core.executors.planned import plans
 
 
 class FakeRank:
@@ -29,19 +29,7 @@ async def test_steps_calls_and_errors() -> None:
     assert await executor.collective("add", 1, 2) == [3]
     with pytest.raises(EngineDeadError, match="subtract failed"):
         await executor.collective("subtract")
-    scheduler = Scheduler(
-        block_size=16,
-        num_blocks=64,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        max_model_len=512,
-        vocab_size=1000,
-        enable_prefix_caching=True,
-    )
-    scheduler.add(0, 1, array("i", range(8)).tobytes(), seed=0, max_tokens=100)
-    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)
-    assert first is not None
-    assert second is not None
+    first, second = plans(2)
     assert array("i", (await executor.submit(first)).tokens)[0] == len(memoryview(first))
     with pytest.raises(EngineDeadError, match="step 1 failed: the machine is broken"):
         await executor.submit(second)

@@ -12,10 +12,10 @@ import zmq
 
 from benchmarks import empty_worker
 from benchmarks.step import core_config
-from pyllm._rust import Plan, Scheduler
 from pyllm.config import WorkerConfig
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import EngineDeadError, StartError
+from tests.core.executors.planned import plans
 
 
 @pytest.fixture
@@ -27,23 +27,6 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
     await made.close()
     await made.close()  # twice is no error
     context.destroy(0)
-
-
-def plans(number: int) -> list[Plan]:
-    """Steps of one request, planned ahead of their commits."""
-    scheduler = Scheduler(
-        block_size=16,
-        num_blocks=64,
-        max_num_seqs=4,
-        max_num_batched_tokens=64,
-        max_model_len=512,
-        vocab_size=1000,
-        enable_prefix_caching=True,
-    )
-    scheduler.add(0, 1, array("i", range(8)).tobytes(), seed=0, max_tokens=100)
-    made = [scheduler.schedule(0.0) for _ in range(number)]
-    assert None not in made
-    return [plan for plan in made if plan is not None]
 
 
 def workers() -> list[psutil.Process]:
