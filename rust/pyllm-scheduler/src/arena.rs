@@ -96,6 +96,13 @@ impl<T> Clone for Key<T> {
 
 impl<T> Copy for Key<T> {}
 
+/// The key of nothing: no value has its generation.
+impl<T> Default for Key<T> {
+    fn default() -> Self {
+        Self { index: u32::MAX, generation: u32::MAX, value: PhantomData }
+    }
+}
+
 impl<T> PartialEq for Key<T> {
     fn eq(&self, other: &Self) -> bool {
         (self.index, self.generation) == (other.index, other.generation)

@@ -1,24 +1,98 @@
-//! The limits a scheduler is built with. Knows nothing of where they come from.
+//! The limits and settings of a scheduler. Knows nothing of where they come from.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// What the scheduler may use and how much it may plan. All sizes are counts, not bytes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What the scheduler may use, how much it may plan, and whom it serves first. Sizes are counts, not bytes.
+///
+/// Fields marked *live* may be changed by `Scheduler::reconfigure`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// Tokens a block holds.
     pub block_size: u32,
     /// Blocks in the KV cache.
     pub num_blocks: u32,
+    /// Blocks in host memory: swap space, and second level of the prefix cache. 0: none.
+    pub num_host_blocks: u32,
     /// Slots: sequences that may run at once.
     pub max_num_seqs: u32,
-    /// Tokens one step may compute, prefill chunks and decodes together.
-    pub max_num_batched_tokens: u32,
     /// Prompt and output tokens a sequence may have.
     pub max_model_len: u32,
     /// Token ids the model has: those from 0 to below this.
     pub vocab_size: u32,
     /// Whether full blocks are kept by the hash of their contents, and found again.
     pub enable_prefix_caching: bool,
+    /// Blocks that pins may keep from eviction. What pins may take, no request may count on.
+    pub max_pinned_blocks: u32,
+    /// Whether `take_events` and `snapshot` tell what the prefix cache holds.
+    pub enable_kv_cache_events: bool,
+    /// The name of this run in its events; a subscriber that sees another starts anew.
+    pub incarnation: u64,
+    /// Seconds to move one block to the host and back. 0: nothing.
+    pub swap_block_seconds: f64,
+
+    /// *Live.* Tokens one step may compute, prefill chunks and decodes together.
+    pub max_num_batched_tokens: u32,
+    /// *Live.* Tokens of one prompt that a step may compute. 0: as many as the budget has.
+    pub long_prefill_token_threshold: u32,
+    /// *Live.* Seconds between two tokens of a stream that prefills may not exceed. 0: no bound.
+    pub inter_token_target: f64,
+    /// *Live.* Whom to serve first.
+    pub policy: PolicyName,
+    /// *Live.* Shares of tenants under `PolicyName::Fair`; 1 for those not named.
+    pub tenant_weights: BTreeMap<String, u32>,
+    /// *Live.* The version of the model's weights. Blocks are never shared across versions.
+    pub weights_version: String,
+    /// *Live.* Share of the blocks that admission leaves free while anything runs, from 0 to below 1.
+    pub watermark: f64,
+    /// *Live.* Share of the expected growth of what runs that admission leaves room for. 0: none, 1: all.
+    pub expected_growth: f64,
+}
+
+/// Whom to serve first. See the files of `policy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PolicyName {
+    /// First come, first served.
+    #[default]
+    Fcfs,
+    /// The lowest `Request::priority`, in it the least slack; takes the place of higher ones.
+    Priority,
+    /// The least remaining work; takes the place of more.
+    Shortest,
+    /// The tenant that got the least.
+    Fair,
+    /// The lowest `Request::policy_key`.
+    Custom,
+}
+
+impl Default for Config {
+    /// A scheduler without blocks: the sizes must be set.
+    fn default() -> Self {
+        Self {
+            block_size: 16,
+            num_blocks: 0,
+            num_host_blocks: 0,
+            max_num_seqs: 0,
+            max_model_len: 0,
+            vocab_size: 0,
+            enable_prefix_caching: true,
+            max_pinned_blocks: 0,
+            enable_kv_cache_events: false,
+            incarnation: 0,
+            swap_block_seconds: 0.0,
+            max_num_batched_tokens: 0,
+            long_prefill_token_threshold: 0,
+            inter_token_target: 0.0,
+            policy: PolicyName::Fcfs,
+            tenant_weights: BTreeMap::new(),
+            weights_version: String::new(),
+            watermark: 0.0,
+            expected_growth: 0.0,
+        }
+    }
 }
 
 impl Config {
@@ -30,10 +104,19 @@ impl Config {
         let most = i32::MAX as u32;
         in_range("block_size", self.block_size, 1, most)?;
         in_range("num_blocks", self.num_blocks, 1, most)?;
+        in_range("num_host_blocks", self.num_host_blocks, 0, most)?;
         in_range("max_num_seqs", self.max_num_seqs, 1, Self::MAX_NUM_SEQS)?;
         in_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, most)?;
         in_range("max_model_len", self.max_model_len, 2, most)?;
         in_range("vocab_size", self.vocab_size, 1, most)?;
+        in_range("max_pinned_blocks", self.max_pinned_blocks, 0, self.num_blocks - 1)?;
+        for &weight in self.tenant_weights.values() {
+            in_range("a tenant's weight", weight, 1, Self::MAX_TENANT_WEIGHT)?;
+        }
+        not_negative("swap_block_seconds", self.swap_block_seconds, f64::MAX)?;
+        not_negative("inter_token_target", self.inter_token_target, f64::MAX)?;
+        not_negative("expected_growth", self.expected_growth, 16.0)?;
+        not_negative("watermark", self.watermark, 0.99)?;
         let capacity = u64::from(self.num_blocks) * u64::from(self.block_size);
         if capacity > u64::from(most) {
             return Err(Error::Config(format!(
@@ -44,9 +127,39 @@ impl Config {
         Ok(())
     }
 
+    /// Largest weight of a tenant.
+    pub const MAX_TENANT_WEIGHT: u32 = 1_000_000;
+
     /// Blocks that hold `num_tokens` tokens.
     pub(crate) fn blocks_for(&self, num_tokens: u32) -> u32 {
         num_tokens.div_ceil(self.block_size)
+    }
+
+    /// Blocks that one request alone may count on.
+    pub(crate) fn num_unpinned_blocks(&self) -> u32 {
+        self.num_blocks - self.max_pinned_blocks
+    }
+
+    pub(crate) fn watermark_blocks(&self) -> u32 {
+        (f64::from(self.num_blocks) * self.watermark) as u32
+    }
+
+    /// The first setting in which `other` differs and that cannot change while requests run.
+    pub(crate) fn fixed_difference(&self, other: &Self) -> Option<&'static str> {
+        let fixed = [
+            ("block_size", self.block_size == other.block_size),
+            ("num_blocks", self.num_blocks == other.num_blocks),
+            ("num_host_blocks", self.num_host_blocks == other.num_host_blocks),
+            ("max_num_seqs", self.max_num_seqs == other.max_num_seqs),
+            ("max_model_len", self.max_model_len == other.max_model_len),
+            ("vocab_size", self.vocab_size == other.vocab_size),
+            ("enable_prefix_caching", self.enable_prefix_caching == other.enable_prefix_caching),
+            ("max_pinned_blocks", self.max_pinned_blocks == other.max_pinned_blocks),
+            ("enable_kv_cache_events", self.enable_kv_cache_events == other.enable_kv_cache_events),
+            ("incarnation", self.incarnation == other.incarnation),
+            ("swap_block_seconds", self.swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),
+        ];
+        fixed.into_iter().find_map(|(name, equal)| (!equal).then_some(name))
     }
 }
 
@@ -55,4 +168,12 @@ fn in_range(name: &str, value: u32, least: u32, most: u32) -> Result<()> {
         return Ok(());
     }
     Err(Error::Config(format!("{name} must be from {least} to {most}, not {value}")))
+}
+
+fn not_negative(name: &str, value: f64, most: f64) -> Result<()> {
+    if value >= 0.0 && value <= most {
+        return Ok(());
+    }
+    let range = if most < f64::MAX { format!("from 0 to {most}") } else { "a finite number, 0 or more".to_owned() };
+    Err(Error::Config(format!("{name} must be {range}, not {value}")))
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ids::{ClientId, RequestId, StepId};
+use crate::ids::{ClientId, LoadId, RequestId, StepId};
 
 /// `std::result::Result` with this crate's error.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -62,6 +62,58 @@ pub enum Error {
         /// The request.
         request: RequestId,
     },
+    /// The sample is not live, or not in a state that allows the call.
+    Sample {
+        /// The request.
+        request: RequestId,
+        /// The sample.
+        sample: u32,
+        /// What is in the way.
+        problem: &'static str,
+    },
+    /// Nothing may be offered to a request that has begun to run.
+    TooLate {
+        /// The request.
+        request: RequestId,
+    },
+    /// No such load is under way.
+    UnknownLoad {
+        /// The load.
+        load: LoadId,
+    },
+    /// The pin of this name is there already.
+    DuplicatePin {
+        /// The pin's name.
+        name: u64,
+    },
+    /// The blocks to pin are more than pins may still take.
+    PinQuota {
+        /// Blocks asked for.
+        asked: u32,
+        /// Blocks that pins have already.
+        pinned: u32,
+        /// `Config::max_pinned_blocks`.
+        quota: u32,
+    },
+    /// The call needs a setting that is off.
+    Disabled {
+        /// What was asked.
+        call: &'static str,
+        /// The setting.
+        setting: &'static str,
+    },
+    /// The setting cannot change while requests run.
+    Fixed {
+        /// The setting.
+        setting: &'static str,
+    },
+    /// A recording that does not read, or does not replay to the same decisions.
+    Replay {
+        /// Entries before the one at fault.
+        entry: u64,
+        /// What is wrong.
+        problem: String,
+    },
     /// Time does not go back, and is a number.
     Time {
         /// What was given.
@@ -118,6 +170,26 @@ impl fmt::Display for Error {
                 write!(formatter, "request {request} is held already ({reason}); release it first")
             }
             Self::NotHeld { request } => write!(formatter, "request {request} is not held; hold it first"),
+            Self::Sample { request, sample, problem } => {
+                write!(formatter, "sample {sample} of request {request} {problem}")
+            }
+            Self::TooLate { request } => {
+                write!(formatter, "request {request} has begun to run; offer what can be loaded right after add")
+            }
+            Self::UnknownLoad { load } => {
+                write!(formatter, "load {load} is not under way: it was finished, or lost with the device")
+            }
+            Self::DuplicatePin { name } => write!(formatter, "pin {name} exists; unpin it first"),
+            Self::PinQuota { asked, pinned, quota } => write!(
+                formatter,
+                "{asked} blocks to pin beside {pinned} pinned are more than max_pinned_blocks {quota}; unpin something, \
+                 or pin a shorter prefix"
+            ),
+            Self::Disabled { call, setting } => write!(formatter, "{call} needs {setting}, which is off; turn it on"),
+            Self::Fixed { setting } => {
+                write!(formatter, "{setting} cannot change while the engine runs; start another with it")
+            }
+            Self::Replay { entry, problem } => write!(formatter, "entry {entry} of the recording: {problem}"),
             Self::Time { now, previous } => {
                 write!(formatter, "now is {now} after {previous}; give seconds of a clock that never goes back")
             }

@@ -8,10 +8,16 @@ pub(crate) type HashMapByDigest<T> = std::collections::HashMap<BlockHash, T, Bui
 
 const ROOT_CONTEXT: &str = "pyllm 2025 prefix cache root: extra keys";
 
+/// Names the contents of a full block: its tokens, all before them, and what sets its prefix cache apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct BlockHash([u8; 32]);
+pub struct BlockHash([u8; 32]);
 
 impl BlockHash {
+    /// The digest.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
     /// The parent of a sequence's first block. Each key is preceded by its length, so that no two lists read the same.
     pub(crate) fn root(extra_keys: &[&str]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);

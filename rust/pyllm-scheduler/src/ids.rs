@@ -2,10 +2,12 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub struct $name(pub $inner);
 
         impl fmt::Display for $name {
@@ -35,4 +37,39 @@ id! {
 id! {
     /// A worker's place for one running sequence, from 0 to `max_num_seqs` - 1.
     Slot(u32)
+}
+id! {
+    /// A block of the host pool, from 0 to `num_host_blocks` - 1.
+    HostBlockId(u32)
+}
+
+id! {
+    /// A load of keys and values from outside, counted from 0.
+    LoadId(u64)
+}
+
+/// A block of the device or of the host, so that one kind of pool serves both.
+pub(crate) trait Block: Copy + PartialEq + fmt::Display {
+    fn new(number: u32) -> Self;
+    fn number(self) -> u32;
+}
+
+impl Block for BlockId {
+    fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    fn number(self) -> u32 {
+        self.0
+    }
+}
+
+impl Block for HostBlockId {
+    fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    fn number(self) -> u32 {
+        self.0
+    }
 }

@@ -1,50 +1,105 @@
-//! The blocks of the KV cache with the names of their contents: the pool and the prefix cache, kept in step. Knows no
-//! sequences. Without prefix caching there are no names.
+//! The blocks of the KV cache on both its levels, the device and the host pool, with the names of what they hold: what
+//! the device evicts is written back to the host, and comes from there when it is found again or swapped in. Knows no
+//! sequences. Without prefix caching there are no names, and the host is swap space alone.
 
-use crate::block_pool::BlockPool;
+use crate::events::{EventLog, Events, Snapshot, Tier};
 use crate::hash::BlockHash;
-use crate::ids::{BlockId, StepId};
-use crate::prefix::PrefixCache;
+use crate::ids::{BlockId, HostBlockId, StepId};
+use crate::level::{Evicted, Level};
+use crate::pins::{PinError, Pins};
+use crate::prefix::Name;
+use crate::swaps::{Swap, Swaps};
+
+#[derive(Clone, Debug)]
+pub(crate) struct CacheLimits {
+    pub(crate) block_size: u32,
+    pub(crate) num_blocks: u32,
+    pub(crate) num_host_blocks: u32,
+    pub(crate) max_pinned_blocks: u32,
+    pub(crate) enable_prefix_caching: bool,
+    pub(crate) enable_events: bool,
+    pub(crate) incarnation: u64,
+}
+
+/// A full block's name and what it follows.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'a> {
+    pub(crate) hash: BlockHash,
+    pub(crate) parent: BlockHash,              // the root for the first block
+    pub(crate) index: u32,                     // of the block in its chain
+    pub(crate) tokens: (&'a [i32], &'a [i32]), // head and tail, read only if events are enabled
+}
+
+/// Where contents are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    Device(BlockId),
+    Host(HostBlockId),
+}
 
 pub(crate) struct KvCache {
-    pool: BlockPool,
-    prefix: Option<PrefixCache>,
+    limits: CacheLimits,
+    device: Level<BlockId>,
+    host: Level<HostBlockId>,
+    pins: Pins,
+    swaps: Swaps,
+    log: EventLog,
+    /// What steps up to this one fill is written before the next plan's swaps; what later ones fill may not be.
+    written: Option<StepId>,
+    newest: Option<StepId>, // of all that contents were stored for
 }
 
 impl KvCache {
-    pub(crate) fn new(num_blocks: u32, enable_prefix_caching: bool) -> Self {
-        let prefix = enable_prefix_caching.then(|| PrefixCache::new(num_blocks));
-        Self { pool: BlockPool::new(num_blocks), prefix }
+    pub(crate) fn new(limits: CacheLimits) -> Self {
+        Self {
+            device: Level::new(limits.num_blocks),
+            host: Level::new(limits.num_host_blocks),
+            pins: Pins::new(limits.max_pinned_blocks),
+            swaps: Swaps::default(),
+            log: EventLog::new(limits.enable_events, limits.incarnation),
+            written: None,
+            newest: None,
+            limits,
+        }
     }
 
+    /// Device blocks that nothing refers to, those included that hold something known.
     pub(crate) fn num_free(&self) -> u32 {
-        self.pool.num_free()
+        self.device.num_free()
     }
 
+    /// Device blocks that hold something known.
     pub(crate) fn num_cached(&self) -> usize {
-        self.prefix.as_ref().map_or(0, PrefixCache::len)
+        self.device.num_cached()
     }
 
     pub(crate) fn references(&self, block: BlockId) -> u32 {
-        self.pool.references(block)
+        self.device.references(block)
     }
 
-    /// A block to write to. The caller has looked at `num_free`.
+    /// In no order that means anything.
+    pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.device.free_blocks()
+    }
+
+    /// A device block to write to. The caller has looked at `num_free`. What the block held is written back.
     pub(crate) fn allocate(&mut self) -> BlockId {
-        let block = self.pool.allocate().expect("the caller has looked at num_free");
-        if let Some(prefix) = &mut self.prefix {
-            prefix.evict(block);
+        let (block, evicted) = self.device.allocate().expect("the caller has looked at num_free");
+        if let Some(evicted) = evicted {
+            self.write_back(block, &evicted);
+            self.log.removed(evicted.name.hash, Tier::Device);
         }
         block
     }
 
+    /// Adds a reference, and a hit.
     pub(crate) fn share(&mut self, block: BlockId) {
-        self.pool.share(block);
+        self.device.share(block);
     }
 
+    /// Drops a reference. Not to a block that the plan in the making swaps in.
     pub(crate) fn free(&mut self, block: BlockId) {
-        let keep = self.prefix.as_ref().is_some_and(|prefix| prefix.contains(block));
-        self.pool.free(block, keep);
+        self.device.free(block);
     }
 
     /// Frees a sequence's blocks, the tail first, so that what is evicted first is what the fewest can use.
@@ -54,37 +109,245 @@ impl KvCache {
         }
     }
 
-    /// Appends the blocks that hold the longest known start of `hashes` and may be read by step `planning`. Takes no
-    /// reference to them.
+    /// Appends where the longest known start of `hashes` is that step `planning` may read; steps before `committed` are
+    /// committed. Takes no references: share all that is found before the next `allocate` or `swap_in`.
     pub(crate) fn find_chain(
         &self,
         hashes: impl Iterator<Item = BlockHash>,
         planning: StepId,
         committed: StepId,
-        found: &mut Vec<BlockId>,
+        found: &mut Vec<Found>,
     ) {
-        if let Some(prefix) = &self.prefix {
-            found.extend(hashes.map_while(|hash| prefix.find(hash, planning, committed)));
+        let find = |hash| match self.device.find(hash, planning, committed) {
+            Some(block) => Some(Found::Device(block)),
+            None => self.host.get(hash).map(Found::Host),
+        };
+        found.extend(hashes.map_while(find));
+    }
+
+    /// Names a block in use by its contents, which step `filled` writes. Of two blocks with equal contents the first stays.
+    pub(crate) fn store(&mut self, block: BlockId, content: Content<'_>, filled: StepId) {
+        let Content { hash, index, tokens: (head, tail), .. } = content;
+        debug_assert_eq!(head.len() + tail.len(), self.limits.block_size as usize, "full blocks alone have names");
+        if !self.limits.enable_prefix_caching || !self.device.store(block, Name { hash, index, filled }) {
+            return;
+        }
+        self.newest = self.newest.max(Some(filled));
+        self.log.stored(&content);
+        self.hold_if_pinned(block, hash);
+    }
+
+    pub(crate) fn num_host_blocks(&self) -> u32 {
+        self.host.num_blocks()
+    }
+
+    /// Host blocks that nothing refers to, those included that hold something known.
+    pub(crate) fn num_host_free(&self) -> u32 {
+        self.host.num_free()
+    }
+
+    /// Host blocks that hold something known.
+    pub(crate) fn num_host_cached(&self) -> usize {
+        self.host.num_cached()
+    }
+
+    /// References but for those of the plan in the making.
+    pub(crate) fn references_host(&self, host: HostBlockId) -> u32 {
+        self.host.references(host) - self.swaps.references(host)
+    }
+
+    /// Adds a reference, and a hit.
+    pub(crate) fn share_host(&mut self, host: HostBlockId) {
+        self.host.share(host);
+    }
+
+    /// Drops a reference to each, the tail first.
+    pub(crate) fn free_host(&mut self, blocks: &mut Vec<HostBlockId>) {
+        for host in blocks.drain(..).rev() {
+            self.host.free(host);
         }
     }
 
-    pub(crate) fn store(&mut self, hash: BlockHash, block: BlockId, filled: StepId) {
-        if let Some(prefix) = &mut self.prefix {
-            prefix.store(hash, block, filled);
+    /// A host block for each device block, with a reference to each; none if the host has not room for all. What the host
+    /// has already is not copied. The device blocks are not freed, and none of them is written by the plan in the making.
+    pub(crate) fn swap_out(&mut self, blocks: &[BlockId]) -> Option<Vec<HostBlockId>> {
+        let known: Vec<_> = blocks.iter().map(|&block| self.host_copy(block)).collect();
+        let is_in_use = |host: &&HostBlockId| self.host.references(**host) > 0;
+        let num_in_use = known.iter().flatten().filter(is_in_use).count();
+        if known.len() - num_in_use > self.host.num_free() as usize {
+            return None;
         }
+        for &host in known.iter().flatten() {
+            self.host.hold(host);
+        }
+        blocks.iter().zip(known).map(|(&block, host)| host.or_else(|| self.copy_out(block))).collect()
     }
 
-    /// Every block free, and nothing known.
+    /// A device block that the next plan fills with what a host block holds, by name unknown until `store`. The caller has looked at
+    /// `num_free` and refers to the host block, which the plan holds until `end_plan`: no copy may overwrite it.
+    pub(crate) fn swap_in(&mut self, host: HostBlockId) -> BlockId {
+        let block = self.allocate();
+        self.device.raise_hits(block, self.host.hits(host));
+        self.host.hold(host);
+        self.swaps.push_in(host, block);
+        block
+    }
+
+    pub(crate) fn has_swaps(&self) -> bool {
+        !self.swaps.is_empty()
+    }
+
+    /// All outs before all ins. No block is written twice, and no out's source is an in's or a later write's result.
+    pub(crate) fn drain_swaps(&mut self) -> impl Iterator<Item = Swap> {
+        self.swaps.drain()
+    }
+
+    /// The plan is made, and `drain_swaps` emptied: the host blocks that its swaps read and write are let go.
+    pub(crate) fn end_plan(&mut self) {
+        for host in self.swaps.release() {
+            self.host.free(host);
+        }
+        self.written = self.newest;
+    }
+
+    /// These contents are not evicted from the device: those here now, and the others from when they are stored.
+    /// `contains_pin` said that the name is new.
+    pub(crate) fn pin(&mut self, name: u64, hashes: Vec<BlockHash>) -> Result<(), PinError> {
+        for hash in self.pins.pin(name, hashes)? {
+            if let Some(block) = self.device.get(hash) {
+                self.hold_if_pinned(block, hash);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn contains_pin(&self, name: u64) -> bool {
+        self.pins.contains(name)
+    }
+
+    /// False: there is no such pin.
+    pub(crate) fn unpin(&mut self, name: u64) -> bool {
+        let Some(blocks) = self.pins.unpin(name) else { return false };
+        for block in blocks {
+            self.device.free(block);
+        }
+        true
+    }
+
+    /// Device blocks that pins hold.
+    pub(crate) fn num_pinned(&self) -> u32 {
+        self.pins.num_held()
+    }
+
+    /// References to a block that pins have.
+    pub(crate) fn pinned_references(&self, block: BlockId) -> u32 {
+        u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.hash)))
+    }
+
+    /// Nothing is known any more on either level. Blocks in use stay in use; pins hold nothing until it is stored again.
+    pub(crate) fn forget(&mut self) {
+        self.device.forget();
+        self.host.forget();
+        for block in self.pins.release() {
+            self.device.free(block);
+        }
+        self.log.cleared();
+    }
+
+    /// The device is lost: every block of both levels is free, nothing is known, and no swap is due. Pins stay as wishes.
     pub(crate) fn clear(&mut self) {
-        *self = Self::new(self.pool.num_blocks(), self.prefix.is_some());
+        self.device = Level::new(self.limits.num_blocks);
+        self.host = Level::new(self.limits.num_host_blocks);
+        self.swaps = Swaps::default();
+        self.pins.release();
+        self.log.cleared();
+    }
+
+    /// The events since they were last taken.
+    pub(crate) fn take_events(&mut self) -> Events {
+        self.log.take()
+    }
+
+    /// What is known now, for who has not heard all events.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.log.snapshot()
     }
 
     /// See `Scheduler::audit`.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        self.prefix.as_ref().map_or(Ok(()), PrefixCache::audit)
+        self.device.audit()?;
+        self.host.audit()?;
+        self.pins.audit(|hash| self.device.get(hash))?;
+        self.log.audit(self.known())?;
+        let unheld = |host: &HostBlockId| self.host.references(*host) < self.swaps.references(*host);
+        if let Some(host) = (0..self.num_host_blocks()).map(HostBlockId).find(unheld) {
+            return Err(format!("host block {host} is part of a swap and may be overwritten before"));
+        }
+        let pinned = |block: &BlockId| self.pinned_references(*block) > self.references(*block);
+        match (0..self.limits.num_blocks).map(BlockId).find(pinned) {
+            Some(block) => Err(format!("block {block} is pinned and free")),
+            None => Ok(()),
+        }
     }
 
-    pub(crate) fn free_blocks(&self) -> impl Iterator<Item = BlockId> {
-        self.pool.free_blocks()
+    fn known(&self) -> impl Iterator<Item = (BlockHash, Tier)> {
+        let device = self.device.known().map(|(_, name)| (name.hash, Tier::Device));
+        device.chain(self.host.known().map(|(_, name)| (name.hash, Tier::Host)))
+    }
+
+    /// Keeps what the device evicts on the host, if that has a block to give.
+    fn write_back(&mut self, block: BlockId, evicted: &Evicted) {
+        let &Evicted { name, hits } = evicted;
+        if let Some(host) = self.host.get(name.hash) {
+            self.host.refresh(host, hits);
+            return;
+        }
+        if Some(name.filled) > self.written {
+            return;
+        }
+        if let Some(host) = self.allocate_host() {
+            self.swaps.push_out(block, host);
+            self.store_host(host, name, hits);
+        }
+    }
+
+    /// The host block that has, or is to have, what a device block holds.
+    fn host_copy(&self, block: BlockId) -> Option<HostBlockId> {
+        let named = self.device.name(block).and_then(|name| self.host.get(name.hash));
+        named.or_else(|| self.swaps.source(block))
+    }
+
+    /// Queues the copy of a device block to a host block, which has one reference of the caller's.
+    fn copy_out(&mut self, block: BlockId) -> Option<HostBlockId> {
+        let host = self.allocate_host()?;
+        self.host.hold(host);
+        self.swaps.push_out(block, host);
+        if let Some(name) = self.device.name(block) {
+            self.store_host(host, name, self.device.hits(block));
+        }
+        Some(host)
+    }
+
+    fn allocate_host(&mut self) -> Option<HostBlockId> {
+        let (host, evicted) = self.host.allocate()?;
+        if let Some(evicted) = evicted {
+            self.log.removed(evicted.name.hash, Tier::Host);
+        }
+        Some(host)
+    }
+
+    fn store_host(&mut self, host: HostBlockId, name: Name, hits: u8) {
+        self.host.store(host, name);
+        self.host.raise_hits(host, hits);
+        self.log.copied(name.hash);
+    }
+
+    fn hold_if_pinned(&mut self, block: BlockId, hash: BlockHash) {
+        if self.pins.hold(block, hash) {
+            self.device.hold(block);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

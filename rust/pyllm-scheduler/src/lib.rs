@@ -10,14 +10,14 @@
 //!     max_num_batched_tokens: 256,
 //!     max_model_len: 512,
 //!     vocab_size: 1000,
-//!     enable_prefix_caching: true,
+//!     ..Config::default()
 //! })?;
 //! let (client, id) = (ClientId(0), RequestId(1));
 //! scheduler.add(Request { client, id, prompt: vec![1, 2, 3], n: 1, max_tokens: 1, ..Request::default() })?;
 //!
 //! let plan = scheduler.schedule(0.0)?.expect("a request waits");
 //! assert_eq!((plan.num_tokens(), plan.num_rows()), (3, 1));
-//! scheduler.commit(plan.step, &[0, 1], &[42])?; // the worker computed the plan and sampled token 42
+//! scheduler.commit(plan.step, &[0, 1], &[42], 0.0)?; // the worker computed the plan and sampled token 42
 //!
 //! let deltas = scheduler.take_deltas(client).expect("there is news");
 //! assert_eq!((&deltas.requests[..], &deltas.tokens[..]), (&[1][..], &[42][..]));
@@ -25,17 +25,20 @@
 //! ```
 //!
 //! It has no clock, no randomness and no I/O: `schedule` and `commit` are functions of the inputs so far, so a recording
-//! of the inputs replays to the same decisions. Its rules:
+//! of the inputs (`start_recording`, `replay`) gives the same decisions. Its rules:
 //!
-//! - A **sequence** is one sample of a request. It waits, runs in a slot, or is held. There are no phases: each step a
-//!   sequence's computed tokens catch up with its known ones, under one budget of tokens for all.
-//! - What runs goes first, in order of admission; the queue follows, in order of arrival, unless blocks ran out. Then the
-//!   sequence admitted last gives up its blocks and is computed anew later.
+//! - A **sequence** is one sample of a request. It waits, runs in a slot, is held, or loads. There are no phases: each step
+//!   a sequence's computed tokens catch up with its known ones, under one budget of tokens for all.
+//! - The **policy** ranks sequences; the queue and what runs are in its order. Streams get their next token first, then
+//!   prompts their next chunk, then the queue is admitted. Where blocks run out, or something of a higher class waits, the
+//!   last in the order gives up its own: to the host, or to be computed anew, whichever costs less.
 //! - The samples of a fresh request share one prefill. When it is committed they fork: a fork shares all blocks, and
 //!   whoever writes to a shared block first takes a copy.
 //! - Several steps may be in flight. A sequence whose last token is on its way is planned with token -1; what turns out
 //!   to be needless is dropped at commit.
-//! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence.
+//! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence, on the device or on
+//!   the host.
+//! - Each sequence that got no tokens in a step has one reason (`explain`).
 //! - A refused call has changed nothing, and no call panics.
 
 mod ids;
@@ -43,22 +46,34 @@ mod config;
 mod error;
 mod request;
 mod scheduler;
+mod policy;
 mod plan;
 mod deltas;
+mod record;
 
 mod arena;
 mod sequence;
+mod queue;
+mod growth;
+mod step_times;
 mod kv_cache;
 mod block_pool;
+mod level;
 mod prefix;
 mod hash;
+mod pins;
+mod swaps;
+mod events;
 mod philox;
 
-pub use config::Config;
+pub use config::{Config, PolicyName};
 pub use deltas::DeltaColumns;
 pub use error::{Error, Result};
-pub use ids::{BlockId, ClientId, RequestId, Slot, StepId};
+pub use events::{Events, KvEvent, Snapshot, Tier};
+pub use hash::BlockHash;
+pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
 pub use philox::uniform;
 pub use plan::{ALIGNMENT, Plan, SECTIONS};
+pub use record::{Input, Replay, replay};
 pub use request::{Finish, Output, Request};
-pub use scheduler::{Scheduler, Stats};
+pub use scheduler::{Decision, Explanation, Load, Reason, Scheduler, Stats, TenantService};

@@ -1,11 +1,12 @@
 //! The plan of one step: flat arrays in one buffer, laid out as the kernels want them. Its size grows with rows and new
 //! tokens, never with context. Knows nothing of why a row is there.
 //!
-//! A worker applies a plan in this order: slot copies, slot initialisations, table changes, block copies, the forward
-//! pass. No block is written by one block copy and read by another, so the copies may run at once. Slot copies may run at
-//! once if every source is read before any destination is written.
+//! A worker applies a plan in this order: slot copies, slot initialisations, table changes, swaps, block copies, the
+//! forward pass. Swaps to the host come before those from it: what is taken out may be overwritten in the same plan, and
+//! brought in again. No block is written by one block copy and read by another, so the copies may run at once. Slot
+//! copies may run at once if every source is read before any destination is written.
 
-use crate::ids::{BlockId, Slot, StepId};
+use crate::ids::{BlockId, HostBlockId, Slot, StepId};
 
 /// Every section starts at a multiple of this many bytes.
 pub const ALIGNMENT: usize = 64;
@@ -20,14 +21,14 @@ pub const SECTIONS: [(&str, char); 18] = [
     ("query_starts", 'i'),     // [R + 1]
     ("sequence_lengths", 'i'), // [R] context, this step's tokens included
     ("slots", 'i'),            // [R]
-    ("logits_rows", 'i'),      // [S] index into tokens; a forking row names one n times
+    ("logits_rows", 'i'),      // [S] index into tokens; a forking row names one n times, one with drafts several
     ("sampled_starts", 'i'),   // [R + 1]
     ("uniforms", 'f'),         // [S]
     ("table_slots", 'i'),      // [K] block_tables[slot][index] = block
     ("table_indices", 'i'),    // [K]
     ("table_blocks", 'i'),     // [K]
     ("block_copies", 'i'),     // [2 * copies] source, destination
-    ("swaps", 'i'),            // [0]
+    ("swaps", 'i'),            // [3 * swaps] direction (0 to the host, 1 from it), block, host block
     ("slot_copies", 'i'),      // [2 * copies] source, destination
     ("slot_inits", 'i'),       // [I] slots
     ("sampling_starts", 'i'),  // [I + 1]
@@ -73,6 +74,7 @@ pub(crate) struct Draft {
     table_indices: Vec<i32>,
     table_blocks: Vec<i32>,
     block_copies: Vec<i32>,
+    swaps: Vec<i32>,
     slot_copies: Vec<i32>,
     slot_inits: Vec<i32>,
     sampling_starts: Vec<i32>,
@@ -94,6 +96,7 @@ impl Draft {
             &mut self.table_indices,
             &mut self.table_blocks,
             &mut self.block_copies,
+            &mut self.swaps,
             &mut self.slot_copies,
             &mut self.slot_inits,
             &mut self.sampling_starts,
@@ -127,9 +130,17 @@ impl Draft {
         self.slot_copies.extend([source.0 as i32, destination.0 as i32]);
     }
 
-    /// One more position to sample, with the row's last token so far.
-    pub(crate) fn sample(&mut self, uniform: f32) {
-        self.logits_rows.push(self.tokens.len() as i32 - 1);
+    pub(crate) fn swap_out(&mut self, device: BlockId, host: HostBlockId) {
+        self.swaps.extend([0, device.0 as i32, host.0 as i32]);
+    }
+
+    pub(crate) fn swap_in(&mut self, host: HostBlockId, device: BlockId) {
+        self.swaps.extend([1, device.0 as i32, host.0 as i32]);
+    }
+
+    /// One more position to sample, `before_last` tokens before the row's last token so far.
+    pub(crate) fn sample_at(&mut self, before_last: u32, uniform: f32) {
+        self.logits_rows.push(self.tokens.len() as i32 - 1 - before_last as i32);
         self.uniforms.push(uniform);
     }
 
@@ -156,7 +167,7 @@ impl Draft {
             Section::Ints(&self.table_indices),
             Section::Ints(&self.table_blocks),
             Section::Ints(&self.block_copies),
-            Section::Ints(&[]),
+            Section::Ints(&self.swaps),
             Section::Ints(&self.slot_copies),
             Section::Ints(&self.slot_inits),
             Section::Ints(&self.sampling_starts),
@@ -224,7 +235,7 @@ mod tests {
         let mut draft = Draft::default();
         draft.clear();
         draft.tokens.extend(0..17);
-        draft.sample(0.5);
+        draft.sample_at(0, 0.5);
         draft.end_row(Slot(2), 40);
         draft.initialise_slot(Slot(2), b"abc");
         let plan = draft.finish(StepId(9));
@@ -243,11 +254,12 @@ mod tests {
         draft.clear();
         let empty = draft.finish(StepId(0));
         draft.tokens.push(1);
-        draft.sample(0.5);
+        draft.sample_at(0, 0.5);
         draft.end_row(Slot(0), 1);
         draft.change_table(Slot(0), 0, BlockId(3));
         draft.copy_block(BlockId(1), BlockId(3));
         draft.copy_slot(Slot(1), Slot(0));
+        draft.swap_out(BlockId(1), HostBlockId(0));
         draft.initialise_slot(Slot(1), b"x");
         draft.clear();
         assert_eq!(draft.finish(StepId(0)), empty);

@@ -1,11 +1,13 @@
 //! A request as its client sends it, and how its samples end. Knows nothing of blocks and steps.
 
+use serde::{Deserialize, Serialize};
+
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, RequestId};
 
 /// What to generate. `(client, id)` names it; its `n` samples are continuations of one prompt.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Request {
     /// Whose it is.
     pub client: ClientId,
@@ -19,6 +21,8 @@ pub struct Request {
     pub seed: u64,
     /// Output tokens per sample, those in `outputs` included; at least 1.
     pub max_tokens: u32,
+    /// Output tokens before which no stop token ends a sample.
+    pub min_tokens: u32,
     /// Tokens that end a sample. They are part of the output.
     pub stop_token_ids: Vec<i32>,
     /// What the worker needs to choose a token: opaque here, handed to it when a slot is initialised.
@@ -27,8 +31,16 @@ pub struct Request {
     pub outputs: Vec<Output>,
     /// When it came, in the seconds of `Scheduler::schedule`'s clock. First come, first served goes by this.
     pub arrival: f64,
+    /// When it ends unfinished, waiting or running, in the seconds of the same clock.
+    pub deadline: Option<f64>,
+    /// Seconds from `arrival` to the first token that are wanted.
+    pub ttft_target: Option<f64>,
+    /// Seconds from each token to the next that are wanted.
+    pub tpot_target: Option<f64>,
     /// Lower runs earlier under a policy that looks at it; first come, first served does not.
     pub priority: i32,
+    /// Its place under `PolicyName::Custom`: lower runs earlier.
+    pub policy_key: f64,
     /// On whose account it runs. Blocks are never shared across tenants.
     pub tenant: String,
     /// Requests share cached blocks only with requests of the same salt.
@@ -38,7 +50,7 @@ pub struct Request {
 }
 
 /// What one sample of a resumed request has already.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Output {
     /// The tokens so far.
     pub tokens: Vec<i32>,
@@ -60,6 +72,8 @@ pub enum Finish {
     Abort = 3,
     /// By a failure of the core; never set here.
     Error = 4,
+    /// By its deadline.
+    Deadline = 5,
 }
 
 impl Request {
@@ -82,13 +96,13 @@ impl Request {
         // The last token is never computed, so its keys and values need no place.
         let num_tokens = self.max_length(config) - 1;
         let needed = config.blocks_for(num_tokens);
-        if needed > config.num_blocks {
+        if needed > config.num_unpinned_blocks() {
             return Err(Error::NeverFits {
                 num_prompt_tokens: self.prompt.len() as u32,
                 max_tokens: self.max_tokens,
                 num_tokens,
                 needed,
-                num_blocks: config.num_blocks,
+                num_blocks: config.num_unpinned_blocks(),
                 block_size: config.block_size,
             });
         }
@@ -114,10 +128,14 @@ impl Request {
         if self.max_tokens == 0 {
             return refuse("max_tokens must be at least 1".to_owned());
         }
-        if !self.arrival.is_finite() {
-            return refuse(format!("arrival must be a finite number of seconds, not {}", self.arrival));
+        if self.min_tokens > self.max_tokens {
+            return refuse(format!("min_tokens {} is above max_tokens {}", self.min_tokens, self.max_tokens));
         }
-        Ok(())
+        finite("arrival", self.arrival)?;
+        finite("policy_key", self.policy_key)?;
+        self.deadline.map_or(Ok(()), |seconds| finite("deadline", seconds))?;
+        self.ttft_target.map_or(Ok(()), |seconds| positive("ttft_target", seconds))?;
+        self.tpot_target.map_or(Ok(()), |seconds| positive("tpot_target", seconds))
     }
 
     fn validate_outputs(&self, config: &Config) -> Result<()> {
@@ -146,7 +164,7 @@ impl Request {
 }
 
 /// A negative id is, as unsigned, above any vocabulary.
-fn tokens_are_ids(field: &str, tokens: &[i32], vocab_size: u32) -> Result<()> {
+pub(crate) fn tokens_are_ids(field: &str, tokens: &[i32], vocab_size: u32) -> Result<()> {
     match tokens.iter().position(|&token| token as u32 >= vocab_size) {
         Some(index) => refuse(format!(
             "{field} has token {} at index {index}, and vocab_size is {vocab_size}; give ids from 0 to {}",
@@ -155,6 +173,17 @@ fn tokens_are_ids(field: &str, tokens: &[i32], vocab_size: u32) -> Result<()> {
         )),
         None => Ok(()),
     }
+}
+
+fn finite(field: &str, value: f64) -> Result<()> {
+    if value.is_finite() { Ok(()) } else { refuse(format!("{field} must be a finite number, not {value}")) }
+}
+
+fn positive(field: &str, seconds: f64) -> Result<()> {
+    if seconds > 0.0 && seconds.is_finite() {
+        return Ok(());
+    }
+    refuse(format!("{field} must be a finite number of seconds above 0, not {seconds}"))
 }
 
 fn refuse(problem: String) -> Result<()> {

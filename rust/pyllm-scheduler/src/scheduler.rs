@@ -1,10 +1,17 @@
-//! The scheduler itself: what lives, what waits and what runs, and the calls that change it from outside. Planning,
-//! admission and commit are in the files beside; what blocks hold is in `kv_cache`, what clients hear in `deltas`.
+//! The scheduler itself: what lives, what waits and what runs, and the calls with which requests come and go. Planning,
+//! admission, preemption and commit are in the files beside; what blocks hold is in `kv_cache`, what clients hear in `deltas`.
 
 mod admission;
 mod audit;
+mod branches;
 mod commit;
+mod explain;
+mod holds;
+mod loads;
 mod planning;
+mod preemption;
+mod ranking;
+mod settings;
 mod stats;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -13,46 +20,69 @@ use crate::arena::{Arena, Key};
 use crate::config::Config;
 use crate::deltas::{Delta, DeltaColumns, Outbox};
 use crate::error::{Error, Result};
+use crate::growth::Growth;
 use crate::hash::BlockHash;
-use crate::ids::{BlockId, ClientId, RequestId, Slot, StepId};
-use crate::kv_cache::KvCache;
+use crate::ids::{BlockId, ClientId, LoadId, RequestId, Slot, StepId};
+use crate::kv_cache::{CacheLimits, Found, KvCache};
 use crate::plan::Draft;
+use crate::policy::{Policy, policy};
+use crate::queue::{Queue, QueueKey};
+use crate::record::{Input, Recorder};
 use crate::request::{Finish, Request};
-use crate::sequence::{LiveRequest, QueueKey, Sample, Sequence, State};
+use crate::sequence::{LiveRequest, Sample, Sequence, State};
+use crate::step_times::StepTimes;
 
-pub use stats::Stats;
+pub use explain::{Decision, Explanation, Reason};
+pub use loads::Load;
+pub use stats::{Stats, TenantService};
 
 /// Decides what every step computes. See the crate's page for the rules.
 pub struct Scheduler {
     config: Config,
+    policy: Box<dyn Policy>,
     outbox: Outbox,
     requests: Arena<LiveRequest>,
     request_keys: HashMap<(ClientId, RequestId), Key<LiveRequest>>,
+    deadlines: BTreeMap<(u64, u64), Key<LiveRequest>>, // by time, in integers of the same order, and serial
     sequences: Arena<Sequence>,
-    waiting: BTreeMap<QueueKey, Key<Sequence>>,
-    running: Vec<Key<Sequence>>, // in the order of admission
+    queue: Queue,
+    running: Vec<Key<Sequence>>, // in the order of the policy, first to be served first
     num_held: usize,
     cache: KvCache,
     free_slots: Vec<Slot>,
     slot_copies: Vec<(Slot, Slot)>, // (source, destination), for the next plan
-    steps: VecDeque<Step>,          // in flight, oldest first
+    loads: BTreeMap<LoadId, loads::Loading>,
+    new_loads: Vec<Load>,
+    next_load: LoadId,
+    steps: VecDeque<Step>, // in flight, oldest first
     next_step: StepId,
     next_serial: u64,
     now: f64,
+    times: StepTimes,
+    output_length: f64, // moving average of the samples that ended by themselves
     counters: Counters,
+    decisions: explain::Decisions,
+    recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
     draft: Draft,
     spare_rows: Vec<Vec<Row>>,
     message: Vec<u8>,
-    found: Vec<BlockId>,
+    found: Vec<Found>,
+    growth: Growth,
+    lagging: Vec<Key<Sequence>>,
+    reordered: Vec<(QueueKey, Key<Sequence>)>,
     copied: Vec<BlockId>, // by the plan being made, each with one reference of its own
     forked: Vec<(Key<Sequence>, i32)>,
 }
+
+/// Output tokens that are expected of a request before any has ended.
+const FIRST_OUTPUT_LENGTH: f64 = 128.0;
 
 /// A planned step.
 struct Step {
     id: StepId,
     rows: Vec<Row>,
+    num_prefill_tokens: u32,
 }
 
 /// A sequence's part in a step.
@@ -60,15 +90,23 @@ struct Step {
 struct Row {
     sequence: Key<Sequence>,
     num_samples: u32,
+    /// Whether all its positions but the first verify drafts.
+    is_verifying: bool,
 }
 
 #[derive(Default)]
 struct Counters {
     num_preemptions: u64,
+    num_swapped: u64,
+    num_expired: u64,
     prefix_queries: u64,
     prefix_hits: u64,
+    host_prefix_hits: u64,
     num_computed_tokens: u64,
     num_steps: u64,
+    num_drafts: u64,
+    num_accepted_drafts: u64,
+    num_failed_loads: u64,
 }
 
 impl Scheduler {
@@ -76,25 +114,37 @@ impl Scheduler {
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         Ok(Self {
+            policy: policy(config.policy),
             outbox: Outbox::new(),
             requests: Arena::new(),
             request_keys: HashMap::new(),
+            deadlines: BTreeMap::new(),
             sequences: Arena::new(),
-            waiting: BTreeMap::new(),
+            queue: Queue::new(),
             running: Vec::new(),
             num_held: 0,
-            cache: KvCache::new(config.num_blocks, config.enable_prefix_caching),
+            cache: KvCache::new(cache_limits(&config)),
             free_slots: all_slots(&config),
             slot_copies: Vec::new(),
+            loads: BTreeMap::new(),
+            new_loads: Vec::new(),
+            next_load: LoadId(0),
             steps: VecDeque::new(),
             next_step: StepId(0),
             next_serial: 0,
             now: f64::NEG_INFINITY,
+            times: StepTimes::default(),
+            output_length: FIRST_OUTPUT_LENGTH,
             counters: Counters::default(),
+            decisions: explain::Decisions::default(),
+            recorder: None,
             draft: Draft::default(),
             spare_rows: Vec::new(),
             message: Vec::new(),
             found: Vec::new(),
+            growth: Growth::default(),
+            lagging: Vec::new(),
+            reordered: Vec::new(),
             copied: Vec::new(),
             forked: Vec::new(),
             config,
@@ -110,24 +160,43 @@ impl Scheduler {
             return Err(Error::DuplicateRequest { client: name.0, request: name.1 });
         }
         request.validate(&self.config)?;
+        self.record(|| Input::Add(request.clone()));
         request.stop_token_ids.sort_unstable();
         request.stop_token_ids.dedup();
         let outputs = std::mem::take(&mut request.outputs);
 
-        let root = BlockHash::root(&[&request.tenant, &request.cache_salt, &request.adapter]);
+        let root = LiveRequest::root(&request, &self.config);
         let prompt_hashes =
             if self.config.enable_prefix_caching { self.hash_prompt(root, &request.prompt) } else { Vec::new() };
         let serial = self.next_serial;
         self.next_serial += 1;
         let client = self.outbox.open(request.client);
+        let lane = self.open_lane(&request.tenant);
         let num_unfinished = outputs.iter().filter(|output| !output.finished).count() as u32;
         let (samples, num_unfinished) = match outputs[..] {
             [] => (vec![Sample::Unforked; request.n as usize], request.n),
             _ => (vec![Sample::Finished; request.n as usize], num_unfinished),
         };
-        let live = LiveRequest { request, client, serial, root, prompt_hashes, samples, num_unfinished, hold: None };
+        let expected_output = request.max_tokens.min(self.output_length.ceil() as u32);
+        let deadline = request.deadline;
+        let live = LiveRequest {
+            request,
+            client,
+            lane,
+            serial,
+            root,
+            prompt_hashes,
+            samples,
+            num_unfinished,
+            hold: None,
+            offer: None,
+            expected_output,
+        };
         let key = self.requests.insert(live);
         self.request_keys.insert(name, key);
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((ranking::ordered(deadline), serial), key);
+        }
         if outputs.is_empty() {
             self.start(key, 0, self.requests[key].request.n, Vec::new());
         }
@@ -140,59 +209,23 @@ impl Scheduler {
     /// Ends a request, or one sample of it, with a final delta. False: it is not there, and has probably finished.
     pub fn abort(&mut self, client: ClientId, request: RequestId, sample: Option<u32>) -> bool {
         let Some(&key) = self.request_keys.get(&(client, request)) else { return false };
+        self.record(|| Input::Abort { client, request, sample });
         let samples = match sample {
             Some(sample) => sample..sample.saturating_add(1),
-            None => 0..self.requests[key].request.n,
+            None => 0..self.requests[key].samples.len() as u32,
         };
         self.outbox.begin_round();
         let mut found = false;
         for sample in samples {
-            found |= self.abort_sample(key, sample);
+            found |= self.finish_sample(key, sample, Finish::Abort);
         }
-        self.running.retain(|&key| self.sequences.contains(key));
+        self.forget_ended();
         found
-    }
-
-    /// Keeps a request from running until `release`: it leaves the queue, and what runs of it is preempted.
-    ///
-    /// Errors: `UnknownRequest`, `AlreadyHeld`.
-    pub fn hold(&mut self, client: ClientId, request: RequestId, reason: &str) -> Result<()> {
-        let key = self.find(client, request)?;
-        let live = &mut self.requests[key];
-        if let Some(reason) = &live.hold {
-            return Err(Error::AlreadyHeld { request, reason: reason.clone() });
-        }
-        live.hold = Some(reason.to_owned());
-        for key in live_sequences(&self.requests[key]) {
-            if let State::Running(_) = self.sequences[key].state {
-                self.running.retain(|&running| running != key);
-                self.preempt(key);
-            }
-            let sequence = &mut self.sequences[key];
-            self.waiting.remove(&sequence.queue_key);
-            sequence.state = State::Held;
-            self.num_held += 1;
-        }
-        Ok(())
-    }
-
-    /// Puts a held request back to where it was in the queue.
-    ///
-    /// Errors: `UnknownRequest`, `NotHeld`.
-    pub fn release(&mut self, client: ClientId, request: RequestId) -> Result<()> {
-        let key = self.find(client, request)?;
-        if self.requests[key].hold.take().is_none() {
-            return Err(Error::NotHeld { request });
-        }
-        for key in live_sequences(&self.requests[key]) {
-            self.num_held -= 1;
-            self.enqueue(key);
-        }
-        Ok(())
     }
 
     /// Ends all requests of a client that is gone, and forgets its deltas.
     pub fn drop_client(&mut self, client: ClientId) {
+        self.record(|| Input::DropClient { client });
         let owned = self.requests.iter().filter(|(_, live)| live.request.client == client);
         let keys: Vec<_> = owned.map(|(key, _)| key).collect();
         for key in keys {
@@ -201,7 +234,7 @@ impl Scheduler {
             }
             self.remove_request(key);
         }
-        self.running.retain(|&key| self.sequences.contains(key));
+        self.forget_ended();
         self.outbox.remove(client);
     }
 
@@ -216,24 +249,55 @@ impl Scheduler {
     }
 
     /// The device and all it held are gone: what ran returns to its place in the queue, to be computed anew from its
-    /// tokens; the steps in flight will never be committed; no block holds anything.
+    /// tokens; the steps in flight will never be committed; no block, of the device or the host, holds anything.
     pub fn lose_device(&mut self) {
-        for key in std::mem::take(&mut self.running) {
-            self.enqueue(key);
-        }
+        self.record(|| Input::LoseDevice);
         for sequence in self.sequences.values_mut() {
             sequence.blocks.clear();
+            sequence.host_blocks.clear();
             sequence.num_computed = 0;
             sequence.num_in_flight = 0;
+            sequence.is_verifying = false;
+            sequence.load = None;
+            if sequence.state == State::Swapped {
+                sequence.state = State::Preempted;
+            }
         }
+        for key in std::mem::take(&mut self.running) {
+            self.enqueue(key, State::Preempted);
+        }
+        let loading = self.sequences.iter().filter(|(_, sequence)| sequence.state == State::Loading);
+        for key in loading.map(|(key, _)| key).collect::<Vec<_>>() {
+            self.enqueue(key, State::Waiting);
+        }
+        self.loads.clear();
+        self.new_loads.clear();
         self.spare_rows.extend(self.steps.drain(..).map(|step| step.rows));
         self.slot_copies.clear();
         self.free_slots = all_slots(&self.config);
         self.cache.clear();
     }
 
+    pub(crate) fn is_new(&self) -> bool {
+        self.next_serial == 0 && self.now.is_infinite()
+    }
+
+    pub(crate) fn set_recorder(&mut self, recorder: Recorder) {
+        self.recorder = Some(recorder);
+    }
+
+    pub(crate) fn recorder_mut(&mut self) -> Option<&mut Recorder> {
+        self.recorder.as_mut()
+    }
+
     fn find(&self, client: ClientId, request: RequestId) -> Result<Key<LiveRequest>> {
         self.request_keys.get(&(client, request)).copied().ok_or(Error::UnknownRequest { client, request })
+    }
+
+    fn record(&mut self, input: impl FnOnce() -> Input) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record(&input());
+        }
     }
 
     fn hash_prompt(&mut self, root: BlockHash, prompt: &[i32]) -> Vec<BlockHash> {
@@ -252,48 +316,46 @@ impl Scheduler {
             request,
             sample,
             num_samples,
-            state: State::Waiting,
-            queue_key: live.queue_key(sample),
             num_prompt_tokens: live.request.prompt.len() as u32,
             max_length: live.request.max_length(&self.config),
-            num_computed: 0,
-            num_in_flight: 0,
-            cached_tokens: None,
-            last_step: StepId(0),
+            service: self.queue.request_floor(live.lane),
+            last_token_at: live.request.arrival,
             output,
-            blocks: Vec::new(),
-            num_stored: 0,
-            output_hashes: Vec::new(),
+            ..Sequence::default()
         });
         live.samples[sample as usize] = Sample::Live(key);
-        self.enqueue(key);
+        self.enqueue(key, State::Waiting);
     }
 
-    fn enqueue(&mut self, key: Key<Sequence>) {
+    /// Puts a sequence that is nowhere into the queue.
+    fn enqueue(&mut self, key: Key<Sequence>, state: State) {
+        let queue_key = self.queue_key(key);
         let sequence = &mut self.sequences[key];
-        sequence.state = State::Waiting;
-        self.waiting.insert(sequence.queue_key, key);
+        sequence.state = state;
+        sequence.queue_key = queue_key;
+        self.queue.insert(self.requests[sequence.request].lane, queue_key, key);
     }
 
-    /// Takes everything but its tokens from a running sequence, which the caller has removed from `running`.
-    fn preempt(&mut self, key: Key<Sequence>) {
-        self.vacate(key);
-        self.enqueue(key);
-        self.counters.num_preemptions += 1;
+    /// Takes a queued sequence out of the queue; its state is the caller's to change.
+    fn dequeue(&mut self, key: Key<Sequence>) {
+        let sequence = &self.sequences[key];
+        self.queue.remove(self.requests[sequence.request].lane, &sequence.queue_key);
     }
 
-    /// Frees the blocks and the slot of a running sequence.
+    /// Frees the blocks and the slot of a sequence.
     fn vacate(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
+        self.cache.free_chain(&mut sequence.blocks);
+        self.cache.free_host(&mut sequence.host_blocks);
+        sequence.num_computed = 0;
         if let State::Running(slot) = sequence.state {
-            self.cache.free_chain(&mut sequence.blocks);
-            sequence.num_computed = 0;
             self.slot_copies.retain(|&(_, destination)| destination != slot);
             self.free_slots.push(slot);
         }
     }
 
-    fn abort_sample(&mut self, key: Key<LiveRequest>, sample: u32) -> bool {
+    /// Ends a sample with a final delta. False: it has ended before. The caller tidies `running`.
+    fn finish_sample(&mut self, key: Key<LiveRequest>, sample: u32, finish: Finish) -> bool {
         // The samples before this one may have been the last.
         let Some(live) = self.requests.get(key) else { return false };
         let mut offset = 0;
@@ -307,8 +369,7 @@ impl Scheduler {
                 cached_tokens = sequence.cached_tokens.unwrap_or(0);
             }
         }
-        let delta =
-            Delta { request: live.request.id, sample, offset, tokens: &[], finish: Finish::Abort, cached_tokens };
+        let delta = Delta { request: live.request.id, sample, offset, tokens: &[], finish, cached_tokens };
         self.outbox.push(live.client, &delta);
         self.hand_over(key, sample);
         self.end_sample(key, sample);
@@ -343,20 +404,28 @@ impl Scheduler {
 
     fn remove_sequence(&mut self, key: Key<Sequence>) {
         self.vacate(key);
-        if let Some(sequence) = self.sequences.remove(key) {
-            match sequence.state {
-                State::Waiting => drop(self.waiting.remove(&sequence.queue_key)),
-                State::Held => self.num_held -= 1,
-                State::Running(_) => {}
-            }
+        match self.sequences[key].state {
+            State::Waiting | State::Preempted | State::Swapped => self.dequeue(key),
+            State::Held => self.num_held -= 1,
+            State::Loading | State::Running(_) => {}
         }
+        self.sequences.remove(key);
     }
 
     fn remove_request(&mut self, key: Key<LiveRequest>) {
         if let Some(live) = self.requests.remove(key) {
             self.request_keys.remove(&(live.request.client, live.request.id));
+            if let Some(deadline) = live.request.deadline {
+                self.deadlines.remove(&(ranking::ordered(deadline), live.serial));
+            }
+            self.queue.close(live.lane);
             self.outbox.close(live.client);
         }
+    }
+
+    /// Takes from `running` what was removed.
+    fn forget_ended(&mut self) {
+        self.running.retain(|&key| self.sequences.contains(key));
     }
 }
 
@@ -367,6 +436,18 @@ fn live_sequences(live: &LiveRequest) -> Vec<Key<Sequence>> {
         Sample::Unforked | Sample::Finished => None,
     });
     live.collect()
+}
+
+fn cache_limits(config: &Config) -> CacheLimits {
+    CacheLimits {
+        block_size: config.block_size,
+        num_blocks: config.num_blocks,
+        num_host_blocks: config.num_host_blocks,
+        max_pinned_blocks: config.max_pinned_blocks,
+        enable_prefix_caching: config.enable_prefix_caching,
+        enable_events: config.enable_kv_cache_events,
+        incarnation: config.incarnation,
+    }
 }
 
 /// The lowest last, to be taken first.

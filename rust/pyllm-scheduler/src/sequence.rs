@@ -4,27 +4,42 @@
 use std::ops::Range;
 
 use crate::arena::Key;
+use crate::config::Config;
 use crate::deltas::Client;
 use crate::hash::BlockHash;
-use crate::ids::{BlockId, Slot, StepId};
+use crate::kv_cache::Content;
+use crate::ids::{BlockId, HostBlockId, LoadId, Slot, StepId};
+use crate::queue::{Lane, QueueKey};
 use crate::request::Request;
 
 /// A request being served.
 pub(crate) struct LiveRequest {
     pub(crate) request: Request,
     pub(crate) client: Key<Client>,
+    pub(crate) lane: Key<Lane>,
     pub(crate) serial: u64,
     pub(crate) root: BlockHash,
     pub(crate) prompt_hashes: Vec<BlockHash>, // of the prompt's full blocks
     pub(crate) samples: Vec<Sample>,
     pub(crate) num_unfinished: u32,
     pub(crate) hold: Option<String>, // the reason
+    pub(crate) offer: Option<Offer>,
+    /// Output tokens that were expected of it when it came.
+    pub(crate) expected_output: u32,
 }
 
 impl LiveRequest {
-    pub(crate) fn queue_key(&self, sample: u32) -> QueueKey {
-        QueueKey::new(self.request.arrival, self.serial, sample)
+    /// The parent of its first block: all that sets its cached blocks apart.
+    pub(crate) fn root(request: &Request, config: &Config) -> BlockHash {
+        BlockHash::root(&[&request.tenant, &request.cache_salt, &request.adapter, &config.weights_version])
     }
+}
+
+/// Tokens from the start of a prompt whose keys and values can be loaded from outside.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) num_tokens: u32,
+    pub(crate) asynchronous: bool,
 }
 
 /// Where one sample of a request is.
@@ -36,6 +51,7 @@ pub(crate) enum Sample {
     Finished,
 }
 
+#[derive(Default)]
 pub(crate) struct Sequence {
     pub(crate) request: Key<LiveRequest>,
     pub(crate) sample: u32,
@@ -46,43 +62,49 @@ pub(crate) struct Sequence {
     pub(crate) num_prompt_tokens: u32,
     /// Prompt and output tokens at which it ends.
     pub(crate) max_length: u32,
-    /// Tokens whose keys and values are in `blocks`, or will be by the steps in flight.
+    /// Tokens whose keys and values are in `blocks`, or will be by the steps in flight. While swapped: in `host_blocks`.
     pub(crate) num_computed: u32,
-    /// Sampled tokens that are still in flight.
+    /// Rows in flight whose last token is not known yet.
     pub(crate) num_in_flight: u32,
     /// Prompt tokens found in the prefix cache at first admission; none before.
     pub(crate) cached_tokens: Option<u32>,
-    /// The last step that has a row of it.
+    /// The step that admitted it last.
+    pub(crate) admitted: StepId,
+    /// The last step that has a row of it, and that row's tokens.
     pub(crate) last_step: StepId,
+    pub(crate) last_share: u32,
+    /// Rows of steps before this one came to nothing.
+    pub(crate) valid_from: StepId,
+    pub(crate) last_token_at: f64,
+    pub(crate) service: u64, // see `Work::service`
     pub(crate) output: Vec<i32>,
+    /// Proposed to come next, for the row after the last known token to verify.
+    pub(crate) drafts: Vec<i32>,
+    /// Whether a row in flight verifies `drafts`.
+    pub(crate) is_verifying: bool,
     pub(crate) blocks: Vec<BlockId>,
+    pub(crate) host_blocks: Vec<HostBlockId>,
+    pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
     pub(crate) num_stored: usize,             // blocks that the prefix cache has seen
     pub(crate) output_hashes: Vec<BlockHash>, // of the full blocks after the prompt's
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
+    #[default]
     Waiting,
+    /// Waiting, to be computed anew.
+    Preempted,
+    /// Waiting, what it has computed being on the host.
+    Swapped,
     Held,
+    Loading,
     Running(Slot),
 }
 
-/// The order of the waiting queue: first come, first served, then by insertion and sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct QueueKey {
-    arrival: u64,
-    serial: u64,
-    sample: u32,
-}
-
-impl QueueKey {
-    /// `arrival` is finite.
-    pub(crate) fn new(arrival: f64, serial: u64, sample: u32) -> Self {
-        // The bits of a float are in its order once negatives are flipped and positives lifted above them.
-        let bits = (arrival + 0.0).to_bits();
-        let sign = 1 << 63;
-        let arrival = if bits & sign == 0 { bits | sign } else { !bits };
-        Self { arrival, serial, sample }
+impl State {
+    pub(crate) fn is_queued(self) -> bool {
+        matches!(self, Self::Waiting | Self::Preempted | Self::Swapped)
     }
 }
 
@@ -99,7 +121,16 @@ impl Sequence {
 
     /// Whether one more row makes sense before the next commit.
     pub(crate) fn is_plannable(&self) -> bool {
-        self.length() < self.max_length && !(self.num_samples > 1 && self.num_in_flight > 0)
+        self.length() < self.max_length && !(self.num_in_flight > 0 && (self.num_samples > 1 || self.is_verifying))
+    }
+
+    /// The drafts that its next row, which computes the last known token, may verify.
+    pub(crate) fn num_drafts(&self) -> u32 {
+        if self.drafts.is_empty() || self.num_in_flight > 0 || self.num_samples > 1 {
+            return 0;
+        }
+        // Each draft makes the output one longer, and so does the token after them.
+        (self.drafts.len() as u32).min((self.max_length - self.num_known()).saturating_sub(1))
     }
 
     /// The samples that a row with `num_samples` positions to sample draws for.
@@ -110,7 +141,7 @@ impl Sequence {
     pub(crate) fn slot(&self) -> Option<Slot> {
         match self.state {
             State::Running(slot) => Some(slot),
-            State::Waiting | State::Held => None,
+            _ => None,
         }
     }
 
@@ -144,34 +175,41 @@ impl Sequence {
         live.prompt_hashes.iter().chain(&self.output_hashes).copied()
     }
 
-    /// The sequence of another sample of the same prompt, which shares nothing yet.
-    pub(crate) fn fork(&self, sample: u32, queue_key: QueueKey) -> Self {
-        Self {
-            sample,
-            queue_key,
-            state: State::Waiting,
-            num_samples: 1,
-            num_computed: 0,
-            num_in_flight: 0,
-            output: Vec::new(),
-            blocks: Vec::new(),
-            num_stored: 0,
-            output_hashes: Vec::new(),
-            ..*self
+    /// What the prefix cache is told of a full block whose hash is known.
+    pub(crate) fn content<'a>(
+        &'a self,
+        live: &'a LiveRequest,
+        index: usize,
+        block_size: u32,
+    ) -> Content<'a> {
+        let hash = |index: usize| {
+            let num_prompt_blocks = live.prompt_hashes.len();
+            if index < num_prompt_blocks { live.prompt_hashes[index] } else { self.output_hashes[index - num_prompt_blocks] }
+        };
+        let start = index as u32 * block_size;
+        Content {
+            hash: hash(index),
+            parent: index.checked_sub(1).map_or(live.root, hash),
+            index: index as u32,
+            tokens: self.tokens(&live.request.prompt, start, start + block_size),
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_queue_goes_by_arrival_then_insertion_then_sample() {
-        let arrivals = [f64::MIN, -2.0, -1.0, -0.0, 1e-300, 1.0, f64::MAX];
-        assert!(arrivals.is_sorted_by_key(|&arrival| QueueKey::new(arrival, 0, 0)));
-        assert_eq!(QueueKey::new(-0.0, 1, 1), QueueKey::new(0.0, 1, 1));
-        assert!(QueueKey::new(1.0, 1, 9) < QueueKey::new(1.0, 2, 0));
-        assert!(QueueKey::new(1.0, 1, 0) < QueueKey::new(1.0, 1, 1));
+    /// The sequence of another sample that has had the same tokens, which shares nothing yet.
+    pub(crate) fn fork(&self, sample: u32) -> Self {
+        Self {
+            request: self.request,
+            sample,
+            num_samples: 1,
+            queue_key: QueueKey { sample, ..self.queue_key },
+            num_prompt_tokens: self.num_prompt_tokens,
+            max_length: self.max_length,
+            cached_tokens: self.cached_tokens,
+            last_token_at: self.last_token_at,
+            service: self.service,
+            output: self.output.clone(),
+            output_hashes: self.output_hashes.clone(),
+            ..Self::default()
+        }
     }
 }

@@ -1,54 +1,52 @@
-//! Admission: the first in the queue runs when a slot is free and all its tokens, not only the next chunk, fit in the
-//! free blocks. It starts after what the prefix cache holds of it.
+//! Admission: the first in the queue runs when a slot is free and all its tokens, not only the next chunk, have a place,
+//! and what runs still has room to grow. It starts after what the prefix cache holds of it.
 
 use crate::arena::Key;
-use crate::ids::BlockId;
+use crate::growth::Expected;
+use crate::kv_cache::Found;
+use crate::policy::INPUT_COST;
 use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
+use super::explain::Reason;
 use super::planning::Planning;
 
 impl Scheduler {
     /// Admits from the queue, in its order, while budget, slots and blocks last.
     pub(super) fn admit(&mut self, planning: &mut Planning) {
-        while planning.budget > 0 {
-            let Some((&queue_key, &key)) = self.waiting.first_key_value() else { break };
-            let Some(&slot) = self.free_slots.last() else { break };
-            // Nothing overtakes a sequence whose last token is on its way.
-            let sequence = &self.sequences[key];
-            if sequence.num_in_flight > 0 || sequence.num_samples > planning.samples || !self.find_cached(key, planning)
-            {
+        while let Some(key) = self.queue.first() {
+            if let Err(reason) = self.may_run(key, planning) {
+                planning.stop = Some((key, reason));
                 break;
             }
-            self.waiting.remove(&queue_key);
-            self.free_slots.pop();
-            self.running.push(key);
-
-            let sequence = &mut self.sequences[key];
-            let live = &self.requests[sequence.request];
-            sequence.state = State::Running(slot);
-            self.draft.initialise_slot(slot, &live.request.sampling);
-            for (index, &block) in self.found.iter().enumerate() {
-                self.cache.share(block);
-                self.draft.change_table(slot, index, block);
+            if self.admit_first(key, planning) {
+                let sequence = &self.sequences[key];
+                let num_tokens = self.chunk(sequence, planning);
+                self.plan_row(key, num_tokens, planning);
             }
-            sequence.blocks.extend_from_slice(&self.found);
-            sequence.num_stored = self.found.len();
-            sequence.num_computed = self.found.len() as u32 * self.config.block_size;
-            if sequence.cached_tokens.is_none() {
-                sequence.cached_tokens = Some(sequence.num_computed.min(sequence.num_prompt_tokens));
-                if self.config.enable_prefix_caching {
-                    self.counters.prefix_queries += u64::from(sequence.num_known());
-                    self.counters.prefix_hits += u64::from(sequence.num_computed);
-                }
-            }
-            let num_tokens = (sequence.num_known() - sequence.num_computed).min(planning.budget);
-            self.plan_row(key, num_tokens, planning);
         }
     }
 
-    /// Looks up what is cached of a waiting sequence, into `found`. False: the rest does not fit now.
-    fn find_cached(&mut self, key: Key<Sequence>, planning: &Planning) -> bool {
+    fn may_run(&mut self, key: Key<Sequence>, planning: &mut Planning) -> Result<(), Reason> {
+        if planning.prefill_budget() == 0 {
+            return Err(planning.budget_reason());
+        }
+        if self.free_slots.is_empty() {
+            return Err(Reason::Slots);
+        }
+        let sequence = &self.sequences[key];
+        // Nothing overtakes a sequence whose last token is on its way.
+        if sequence.num_in_flight > 0 {
+            return Err(Reason::InFlight);
+        }
+        if sequence.num_samples > planning.samples {
+            return Err(Reason::Samples);
+        }
+        self.find_place(key, planning)
+    }
+
+    /// Looks up what is cached of a queued sequence, into `found`, and whether there are blocks for the rest.
+    pub(super) fn find_place(&mut self, key: Key<Sequence>, planning: &mut Planning) -> Result<(), Reason> {
         let committed = self.oldest_step();
         let sequence = &mut self.sequences[key];
         let live = &self.requests[sequence.request];
@@ -61,9 +59,149 @@ impl Scheduler {
             let hashes = sequence.hashes(live).take(most);
             self.cache.find_chain(hashes, planning.step, committed, &mut self.found);
         }
-        let is_free = |block: &&BlockId| self.cache.references(**block) == 0;
-        let from_free =
-            self.config.blocks_for(num_known) as usize - self.found.len() + self.found.iter().filter(is_free).count();
-        from_free <= self.cache.num_free() as usize
+        let in_use = |found: &&Found| matches!(found, Found::Device(block) if self.cache.references(*block) > 0);
+        let num_shared = self.found.iter().filter(in_use).count() as u32;
+        let num_taken = self.config.blocks_for(num_known) - num_shared;
+        let num_free = self.cache.num_free();
+        if num_taken > num_free {
+            return Err(Reason::Blocks);
+        }
+        if self.running.is_empty() {
+            return Ok(());
+        }
+        if num_taken + self.config.watermark_blocks() > num_free {
+            return Err(Reason::Watermark);
+        }
+        if self.has_room_to_grow(key, num_taken, planning) { Ok(()) } else { Err(Reason::Growth) }
+    }
+
+    fn has_room_to_grow(&mut self, key: Key<Sequence>, num_taken: u32, planning: &mut Planning) -> bool {
+        if self.config.expected_growth <= 0.0 {
+            return true;
+        }
+        if !planning.knows_growth {
+            planning.knows_growth = true;
+            self.growth.clear();
+            for &running in &self.running {
+                let sequence = &self.sequences[running];
+                let num_blocks = sequence.blocks.len() as u32;
+                let one = self.expected(sequence, num_blocks);
+                self.growth.add(one);
+            }
+        }
+        let one = self.expected(&self.sequences[key], num_taken);
+        let capacity = self.config.num_blocks - self.config.watermark_blocks();
+        let num_used = self.config.num_blocks - self.cache.num_free();
+        self.growth.fits(one, num_used, capacity)
+    }
+
+    fn expected(&self, sequence: &Sequence, num_blocks: u32) -> Expected {
+        let live = &self.requests[sequence.request];
+        let output = f64::from(self.expected_output(sequence, live)) * self.config.expected_growth;
+        let num_tokens = sequence.num_known().saturating_add(output as u32).min(sequence.max_length);
+        let last = self.config.blocks_for(num_tokens);
+        let held = self.config.blocks_for(sequence.num_known());
+        Expected { num_blocks, num_growing: (last - held) * sequence.num_samples }
+    }
+
+    /// Gives the first in the queue, whose place `find_place` has found, its slot and blocks. False: it loads from
+    /// outside first.
+    pub(super) fn admit_first(&mut self, key: Key<Sequence>, planning: &mut Planning) -> bool {
+        let sequence = &self.sequences[key];
+        let lane = self.requests[sequence.request].lane;
+        let (queue_key, service) = (sequence.queue_key, sequence.service);
+        self.queue.take_first(lane, &queue_key, service);
+        if self.begin_load(key) {
+            return false;
+        }
+        let slot = self.free_slots.pop().expect("the caller has looked");
+        let sequence = &mut self.sequences[key];
+        sequence.state = State::Running(slot);
+        sequence.admitted = planning.step;
+        let request = self.sequences[key].request;
+        self.draft.initialise_slot(slot, &self.requests[request].request.sampling);
+        let (num_cached, num_on_host) = self.take_found(key, planning);
+        self.take_swapped(key);
+
+        let sequence = &mut self.sequences[key];
+        sequence.num_stored = num_cached as usize;
+        let num_cached_tokens = num_cached * self.config.block_size;
+        sequence.num_computed = sequence.num_computed.max(num_cached_tokens);
+        let num_blocks = self.config.blocks_for(sequence.num_known()) as usize;
+        while sequence.blocks.len() < num_blocks {
+            let block = self.cache.allocate();
+            sequence.blocks.push(block);
+        }
+        self.take_loaded(key, planning.step);
+        let sequence = &mut self.sequences[key];
+        for (index, &block) in sequence.blocks.iter().enumerate() {
+            self.draft.change_table(slot, index, block);
+        }
+        if sequence.cached_tokens.is_none() {
+            sequence.cached_tokens = Some(num_cached_tokens.min(sequence.num_prompt_tokens));
+            if self.config.enable_prefix_caching {
+                self.counters.prefix_queries += u64::from(sequence.num_known());
+                self.counters.prefix_hits += u64::from(num_cached_tokens);
+                self.counters.host_prefix_hits += u64::from(num_on_host * self.config.block_size);
+            }
+            let input = u64::from(sequence.num_known() - num_cached_tokens);
+            self.charge(key, input * INPUT_COST);
+        }
+        if planning.knows_growth {
+            let sequence = &self.sequences[key];
+            let one = self.expected(sequence, sequence.blocks.len() as u32);
+            self.growth.add(one);
+        }
+        self.insert_running(key);
+        planning.num_admitted += 1;
+        true
+    }
+
+    /// Takes what was found in the prefix cache as the sequence's first blocks; those on the host are brought back.
+    /// Gives their number, and how many of them were on the host.
+    fn take_found(&mut self, key: Key<Sequence>, planning: &Planning) -> (u32, u32) {
+        // All get a reference before any block is allocated, so that none is evicted to make room for another.
+        for &found in &self.found {
+            match found {
+                Found::Device(block) => self.cache.share(block),
+                Found::Host(block) => self.cache.share_host(block),
+            }
+        }
+        let mut num_on_host = 0;
+        for (index, &found) in self.found.iter().enumerate() {
+            let block = match found {
+                Found::Device(block) => block,
+                Found::Host(host) => {
+                    num_on_host += 1;
+                    let block = self.cache.swap_in(host);
+                    self.cache.free_host(&mut vec![host]);
+                    let sequence = &self.sequences[key];
+                    let live = &self.requests[sequence.request];
+                    let content = sequence.content(live, index, self.config.block_size);
+                    self.cache.store(block, content, planning.step);
+                    block
+                }
+            };
+            self.sequences[key].blocks.push(block);
+        }
+        (self.found.len() as u32, num_on_host)
+    }
+
+    /// Brings back from the host what a swapped sequence has there and the prefix cache has not.
+    fn take_swapped(&mut self, key: Key<Sequence>) {
+        let sequence = &mut self.sequences[key];
+        let mut host_blocks = std::mem::take(&mut sequence.host_blocks);
+        for &host in host_blocks.iter().skip(sequence.blocks.len()) {
+            let block = self.cache.swap_in(host);
+            sequence.blocks.push(block);
+        }
+        self.cache.free_host(&mut host_blocks);
+    }
+
+    /// Tokens of a lagging sequence that this step may compute.
+    pub(super) fn chunk(&self, sequence: &Sequence, planning: &Planning) -> u32 {
+        let lag = sequence.length() - sequence.num_computed;
+        let cap = self.config.long_prefill_token_threshold;
+        lag.min(planning.prefill_budget()).min(if cap == 0 { u32::MAX } else { cap })
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::ids::BlockId;
+use crate::ids::{BlockId, HostBlockId};
 use crate::sequence::{Sample, State};
 
 use super::Scheduler;
@@ -19,27 +19,44 @@ impl Scheduler {
         self.audit_queues()?;
         self.audit_requests()?;
         self.audit_steps()?;
+        self.queue.audit(self.requests.len())?;
         self.outbox.audit(self.requests.len())?;
         self.cache.audit()
     }
 
     fn audit_blocks(&self) -> Audit {
         let mut references = BTreeMap::<BlockId, u32>::new();
+        let mut host_references = BTreeMap::<HostBlockId, u32>::new();
         for (_, sequence) in self.sequences.iter() {
-            let expected = self.config.blocks_for(sequence.num_computed) as usize;
-            ensure(sequence.blocks.len() == expected, || {
-                format!("{} tokens are computed in {} blocks", sequence.num_computed, sequence.blocks.len())
-            })?;
+            let needed = self.config.blocks_for(sequence.num_computed) as usize;
+            let (held, on_host) = (sequence.blocks.len(), sequence.host_blocks.len());
+            let holds = match sequence.state {
+                State::Running(_) => held >= needed && on_host == 0,
+                State::Swapped | State::Held => held == 0 && on_host >= needed,
+                State::Waiting | State::Preempted | State::Loading => held + on_host + needed == 0,
+            };
+            ensure(holds, || format!("{needed} computed blocks are {held} blocks and {on_host} on the host"))?;
             for &block in &sequence.blocks {
                 *references.entry(block).or_default() += 1;
             }
+            for &block in &sequence.host_blocks {
+                *host_references.entry(block).or_default() += 1;
+            }
+        }
+        for block in self.loads.values().flat_map(|loading| &loading.blocks) {
+            *references.entry(*block).or_default() += 1;
+        }
+        for block in (0..self.config.num_host_blocks).map(HostBlockId) {
+            let expected = host_references.get(&block).copied().unwrap_or(0);
+            let counted = self.cache.references_host(block);
+            ensure(counted == expected, || format!("host block {block} counts {counted} references of {expected}"))?;
         }
         let free: Vec<_> = self.cache.free_blocks().collect();
         ensure(free.len() == self.cache.num_free() as usize, || "the free list has another length".to_owned())?;
         let distinct: BTreeSet<_> = free.iter().copied().collect();
         ensure(distinct.len() == free.len(), || "a block is free twice".to_owned())?;
         for block in (0..self.config.num_blocks).map(BlockId) {
-            let expected = references.get(&block).copied().unwrap_or(0);
+            let expected = references.get(&block).copied().unwrap_or(0) + self.cache.pinned_references(block);
             let counted = self.cache.references(block);
             ensure(counted == expected, || format!("block {block} counts {counted} references of {expected}"))?;
             ensure(distinct.contains(&block) == (counted == 0), || format!("block {block} is in two places or none"))?;
@@ -63,18 +80,22 @@ impl Scheduler {
             let is_running = self.sequences.get(key).is_some_and(|sequence| sequence.slot().is_some());
             ensure(is_running, || "what does not run is among the running".to_owned())?;
         }
-        for (&queue_key, &key) in &self.waiting {
-            let sequence = self.sequences.get(key).filter(|sequence| sequence.state == State::Waiting);
-            let is_there = sequence.is_some_and(|sequence| sequence.queue_key == queue_key);
+        let is_sorted = self.running.is_sorted_by_key(|&key| self.sequences[key].queue_key);
+        ensure(is_sorted || self.running_order_is_stale(), || "what runs is not in the policy's order".to_owned())?;
+        for (lane, queue_key, key) in self.queue.iter() {
+            let sequence = self.sequences.get(key).filter(|sequence| sequence.state.is_queued());
+            let is_there = sequence.is_some_and(|sequence| {
+                sequence.queue_key == *queue_key && self.requests[sequence.request].lane == lane
+            });
             ensure(is_there, || "what does not wait is in the queue".to_owned())?;
         }
-        let count = |state: fn(&State) -> bool| self.sequences.iter().filter(|(_, one)| state(&one.state)).count();
+        let count = |state: fn(State) -> bool| self.sequences.iter().filter(|(_, one)| state(one.state)).count();
         let counted = (
             count(|state| matches!(state, State::Running(_))),
-            count(|state| matches!(state, State::Waiting)),
+            count(State::is_queued),
             count(|state| matches!(state, State::Held)),
         );
-        let expected = (self.running.len(), self.waiting.len(), self.num_held);
+        let expected = (self.running.len(), self.queue.len(), self.num_held);
         ensure(counted == expected, || format!("{counted:?} sequences run, wait and are held, not {expected:?}"))
     }
 

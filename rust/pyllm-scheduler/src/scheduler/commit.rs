@@ -1,20 +1,28 @@
-//! Committing a step: sampled tokens become output, samples fork, and what has come to its end gives up its place.
+//! Committing a step: sampled tokens become output, drafts are accepted or dropped, samples fork, and what has come to
+//! its end gives up its place.
 
 use crate::arena::Key;
 use crate::deltas::Delta;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, StepId};
+use crate::policy::OUTPUT_COST;
+use crate::record::Input;
 use crate::request::Finish;
 use crate::sequence::{Sample, Sequence, State};
 
 use super::{Row, Scheduler};
 
+/// Weight of the newest sample in the average length of outputs.
+const NEWEST: f64 = 1.0 / 16.0;
+
 impl Scheduler {
-    /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`.
-    /// The tokens of a row whose sequence has ended meanwhile are dropped. Gives the clients that have deltas to take.
+    /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A row
+    /// with drafts may have sampled fewer positions than planned, at least one; its drafts count as far as they equal
+    /// what was sampled. The tokens of a row whose sequence has ended meanwhile are dropped. `seconds` is what the step
+    /// took, 0 if that was not measured. Gives the clients that have deltas to take.
     ///
     /// Errors: `UnknownStep`, `OutOfOrder`, `Sampled`.
-    pub fn commit(&mut self, step: StepId, starts: &[i32], tokens: &[i32]) -> Result<&[ClientId]> {
+    pub fn commit(&mut self, step: StepId, starts: &[i32], tokens: &[i32], seconds: f64) -> Result<&[ClientId]> {
         let oldest = self.oldest_step();
         if !self.steps.iter().any(|planned| planned.id == step) {
             return Err(Error::UnknownStep { step });
@@ -25,60 +33,90 @@ impl Scheduler {
         if let Err(problem) = check_sampled(&self.steps[0].rows, starts, tokens) {
             return Err(Error::Sampled { step, problem });
         }
+        self.record(|| Input::Commit { step, starts: starts.to_vec(), tokens: tokens.to_vec(), seconds });
         let Some(step) = self.steps.pop_front() else { return Err(Error::UnknownStep { step }) };
+        self.times.measure(step.num_prefill_tokens, seconds);
+        self.finish_loads_of(step.id);
         self.outbox.begin_round();
         let mut any_ended = false;
         for (row, range) in step.rows.iter().zip(starts.windows(2)) {
             let sampled = &tokens[range[0] as usize..range[1] as usize];
-            if sampled.is_empty() || !self.sequences.contains(row.sequence) {
+            let Some(sequence) = self.sequences.get_mut(row.sequence).filter(|_| !sampled.is_empty()) else { continue };
+            sequence.num_in_flight -= 1;
+            if step.id < sequence.valid_from {
+                sequence.is_verifying = false;
                 continue;
             }
-            self.sequences[row.sequence].num_in_flight -= 1;
             any_ended |= match *sampled {
-                [token] => self.append(row.sequence, token),
-                _ => self.fork(row.sequence, sampled),
+                _ if row.is_verifying => self.verify(row.sequence, sampled),
+                [token] => self.append(row.sequence, &[token]),
+                _ => self.fork_row(row.sequence, sampled),
             };
         }
         self.spare_rows.push(step.rows);
         if any_ended {
-            self.running.retain(|&key| self.sequences.contains(key));
+            self.forget_ended();
         }
         Ok(self.outbox.pending())
     }
 
-    /// One more output token of a sample. True: it was the last, and the sample has ended.
-    fn append(&mut self, key: Key<Sequence>, token: i32) -> bool {
+    /// More output tokens of a sample, up to its end. True: it has ended.
+    fn append(&mut self, key: Key<Sequence>, tokens: &[i32]) -> bool {
         let sequence = &mut self.sequences[key];
         let live = &self.requests[sequence.request];
-        let offset = sequence.output.len() as u32;
-        sequence.output.push(token);
-        let finish = if live.request.stop_token_ids.binary_search(&token).is_ok() {
-            Finish::Stop
-        } else if sequence.num_known() >= sequence.max_length {
-            Finish::Length
-        } else {
-            Finish::None
-        };
+        let offset = sequence.output.len();
+        let mut finish = Finish::None;
+        for &token in tokens {
+            sequence.output.push(token);
+            let may_stop = sequence.output.len() as u32 >= live.request.min_tokens;
+            if may_stop && live.request.stop_token_ids.binary_search(&token).is_ok() {
+                finish = Finish::Stop;
+            } else if sequence.num_known() >= sequence.max_length {
+                finish = Finish::Length;
+            }
+            if finish != Finish::None {
+                break;
+            }
+        }
+        sequence.last_token_at = self.now;
         let delta = Delta {
             request: live.request.id,
             sample: sequence.sample,
-            offset,
-            tokens: &[token],
+            offset: offset as u32,
+            tokens: &sequence.output[offset..],
             finish,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
         };
         self.outbox.push(live.client, &delta);
+        let num_tokens = sequence.output.len() - offset;
+        let (request, sample, length) = (sequence.request, sequence.sample, sequence.output.len());
+        self.charge(key, num_tokens as u64 * OUTPUT_COST);
         if finish == Finish::None {
             self.store_full_blocks(key);
         } else {
-            let (request, sample) = (sequence.request, sequence.sample);
+            self.output_length += NEWEST * (length as f64 - self.output_length);
             self.end_sample(request, sample);
         }
         finish != Finish::None
     }
 
+    /// A row that computed drafts: they count as long as each is what the position before it sampled.
+    fn verify(&mut self, key: Key<Sequence>, sampled: &[i32]) -> bool {
+        let sequence = &mut self.sequences[key];
+        let drafts = std::mem::take(&mut sequence.drafts);
+        sequence.is_verifying = false;
+        let num_accepted = drafts.iter().zip(sampled).take_while(|(draft, token)| draft == token).count();
+        let num_accepted = num_accepted.min(sampled.len() - 1);
+        // What was computed for the others is overwritten by the tokens that take their place.
+        let num_known = sequence.num_known() + num_accepted as u32 + 1;
+        sequence.num_computed = sequence.num_computed.min(num_known - 1);
+        self.counters.num_drafts += drafts.len() as u64;
+        self.counters.num_accepted_drafts += num_accepted as u64;
+        self.append(key, &sampled[..=num_accepted])
+    }
+
     /// The prompt is computed: the other samples come to be, and each takes its first token. True: one has ended.
-    fn fork(&mut self, key: Key<Sequence>, sampled: &[i32]) -> bool {
+    fn fork_row(&mut self, key: Key<Sequence>, sampled: &[i32]) -> bool {
         let request = self.sequences[key].request;
         self.sequences[key].num_samples = 1;
         let mut forked = std::mem::take(&mut self.forked);
@@ -91,18 +129,17 @@ impl Scheduler {
         }
         let mut any_ended = false;
         for (sequence, token) in forked.drain(..) {
-            any_ended |= self.append(sequence, token);
+            any_ended |= self.append(sequence, &[token]);
         }
         self.forked = forked;
         any_ended
     }
 
     /// With a free slot, the new sequence runs on the blocks of its origin; without, it waits to be computed.
-    fn fork_sample(&mut self, origin: Key<Sequence>, sample: u32) -> Key<Sequence> {
+    pub(super) fn fork_sample(&mut self, origin: Key<Sequence>, sample: u32) -> Key<Sequence> {
         let origin = &self.sequences[origin];
         let request = origin.request;
-        let live = &mut self.requests[request];
-        let mut sequence = origin.fork(sample, live.queue_key(sample));
+        let mut sequence = origin.fork(sample);
         let slots = origin.slot().and_then(|source| Some((source, self.free_slots.pop()?)));
         if let Some((source, slot)) = slots {
             sequence.state = State::Running(slot);
@@ -113,17 +150,19 @@ impl Scheduler {
                 self.cache.share(block);
             }
             self.slot_copies.push((source, slot));
-        } else if live.hold.is_some() {
-            sequence.state = State::Held;
-            self.num_held += 1;
         }
-        let (state, queue_key) = (sequence.state, sequence.queue_key);
+        let is_held = self.requests[request].hold.is_some();
+        let is_running = slots.is_some();
         let key = self.sequences.insert(sequence);
-        live.samples[sample as usize] = Sample::Live(key);
-        match state {
-            State::Running(_) => self.running.push(key),
-            State::Waiting => drop(self.waiting.insert(queue_key, key)),
-            State::Held => {}
+        self.requests[request].samples[sample as usize] = Sample::Live(key);
+        if is_running {
+            self.forget_ended(); // of this commit, which have no place in the order any more
+            self.insert_running(key);
+        } else if is_held {
+            self.sequences[key].state = State::Held;
+            self.num_held += 1;
+        } else {
+            self.enqueue(key, State::Preempted);
         }
         key
     }
@@ -133,15 +172,19 @@ fn check_sampled(rows: &[Row], starts: &[i32], tokens: &[i32]) -> std::result::R
     if starts.len() != rows.len() + 1 {
         return Err(format!("it has {} rows and the plan {}", starts.len().saturating_sub(1), rows.len()));
     }
-    let mut expected = 0;
-    for (index, &start) in starts.iter().enumerate() {
-        if start != expected {
-            return Err(format!("starts[{index}] is {start}, and the plan asks for {expected}"));
-        }
-        expected += rows.get(index).map_or(0, |row| row.num_samples as i32);
+    if starts[0] != 0 {
+        return Err(format!("starts[0] is {}, and the first row starts at 0", starts[0]));
     }
-    if tokens.len() != expected as usize {
-        return Err(format!("it has {} tokens, and the plan asks for {expected}", tokens.len()));
+    for (index, (row, range)) in rows.iter().zip(starts.windows(2)).enumerate() {
+        let (least, most) = (if row.is_verifying { 1 } else { row.num_samples }, row.num_samples);
+        let length = i64::from(range[1]) - i64::from(range[0]);
+        if !(i64::from(least)..=i64::from(most)).contains(&length) {
+            return Err(format!("row {index} has {length} tokens, and the plan asks for {least} to {most}"));
+        }
+    }
+    let expected = starts[rows.len()] as usize;
+    if tokens.len() != expected {
+        return Err(format!("it has {} tokens, and its starts end at {expected}", tokens.len()));
     }
     match tokens.iter().position(|&token| token < 0) {
         Some(index) => Err(format!("token {index} is {}; ids are 0 or more", tokens[index])),

@@ -1,26 +1,51 @@
-//! Planning a step: what runs goes first, each sequence as far as its computed tokens lag behind, under one budget of
-//! tokens. Where blocks run out, the sequence admitted last gives up its own.
+//! Planning a step: every running sequence as far as its computed tokens lag behind, under one budget of tokens. Decodes
+//! go first, so that no prompt makes a stream wait for more than its target; then prompts in chunks, then the queue.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
-use crate::ids::{BlockId, StepId};
-use crate::kv_cache::KvCache;
+use crate::ids::StepId;
 use crate::philox;
 use crate::plan::Plan;
+use crate::record::Input;
 use crate::sequence::Sequence;
+use crate::swaps::Swap;
 
+use super::explain::{Decision, Reason};
+use super::preemption::is_shared;
 use super::{Row, Scheduler, Step};
 
 /// The step being planned.
 pub(super) struct Planning {
     pub(super) step: StepId,
     /// Tokens that may still be planned.
-    pub(super) budget: u32,
+    budget: u32,
+    /// Prefill tokens that the targets of the running streams leave room for.
+    prefill_room: u32,
     /// Positions that may still be sampled. Requests of many samples would else fill a step with a square of
     /// `max_num_seqs`; twice it leaves room for one of them beside all that decodes, so none waits for ever.
     pub(super) samples: u32,
-    preempted: bool,
+    /// The shortest inter-token target of the streams in it, and that of streams without one of their own.
+    inter_token_target: f64,
+    default_target: f64,
+    pub(super) ran_out_of_blocks: bool,
+    pub(super) num_preempted: u32,
+    pub(super) num_swapped: u32,
+    pub(super) num_admitted: u32,
+    num_prefill_tokens: u32,
+    pub(super) knows_growth: bool,
+    /// The first that was not admitted, and why.
+    pub(super) stop: Option<(Key<Sequence>, Reason)>,
     rows: Vec<Row>,
+}
+
+impl Planning {
+    pub(super) fn prefill_budget(&self) -> u32 {
+        self.budget.min(self.prefill_room)
+    }
+
+    pub(super) fn budget_reason(&self) -> Reason {
+        if self.budget == 0 { Reason::Budget } else { Reason::InterTokenTarget }
+    }
 }
 
 impl Scheduler {
@@ -33,35 +58,11 @@ impl Scheduler {
             return Err(Error::Time { now, previous: self.now });
         }
         self.now = now;
-        self.draft.clear();
-        let mut planning = Planning {
-            step: self.next_step,
-            budget: self.config.max_num_batched_tokens,
-            samples: 2 * self.config.max_num_seqs,
-            preempted: false,
-            rows: self.spare_rows.pop().unwrap_or_default(),
-        };
-        planning.rows.clear();
-
-        self.plan_running(&mut planning);
-        if !planning.preempted {
-            self.admit(&mut planning);
+        let plan = self.plan_step();
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record_plan(&Input::Schedule { now }, plan.as_ref());
         }
-        for block in self.copied.drain(..) {
-            self.cache.free(block);
-        }
-        if planning.rows.is_empty() {
-            self.spare_rows.push(planning.rows);
-            return Ok(None);
-        }
-        for (source, destination) in self.slot_copies.drain(..) {
-            self.draft.copy_slot(source, destination);
-        }
-        self.counters.num_steps += 1;
-        self.counters.num_computed_tokens += u64::from(self.config.max_num_batched_tokens - planning.budget);
-        self.next_step = StepId(planning.step.0 + 1);
-        self.steps.push_back(Step { id: planning.step, rows: planning.rows });
-        Ok(Some(self.draft.finish(planning.step)))
+        Ok(plan)
     }
 
     /// The oldest step that is not committed; all before it are.
@@ -69,42 +70,127 @@ impl Scheduler {
         self.steps.front().map_or(self.next_step, |step| step.id)
     }
 
-    fn plan_running(&mut self, planning: &mut Planning) {
+    fn plan_step(&mut self) -> Option<Plan> {
+        self.expire();
+        self.draft.clear();
+        let mut planning = Planning {
+            step: self.next_step,
+            budget: self.config.max_num_batched_tokens,
+            prefill_room: u32::MAX,
+            samples: 2 * self.config.max_num_seqs,
+            inter_token_target: f64::INFINITY,
+            default_target: Some(self.config.inter_token_target).filter(|&target| target > 0.0).unwrap_or(f64::INFINITY),
+            ran_out_of_blocks: false,
+            num_preempted: 0,
+            num_swapped: 0,
+            num_admitted: 0,
+            num_prefill_tokens: 0,
+            knows_growth: false,
+            stop: None,
+            rows: self.spare_rows.pop().unwrap_or_default(),
+        };
+        planning.rows.clear();
+
+        self.order_running();
+        self.make_way(&mut planning);
+        self.plan_decodes(&mut planning);
+        self.bound_prefills(&mut planning);
+        self.plan_prefills(&mut planning);
+        if planning.ran_out_of_blocks {
+            planning.stop = self.queue.first().map(|key| (key, Reason::Preempting));
+        } else {
+            self.admit(&mut planning);
+        }
+        for block in self.copied.drain(..) {
+            self.cache.free(block);
+        }
+        self.finish_plan(planning)
+    }
+
+    fn finish_plan(&mut self, planning: Planning) -> Option<Plan> {
+        self.decisions.push(Decision {
+            step: planning.step,
+            now: self.now,
+            num_rows: planning.rows.len() as u32,
+            num_tokens: self.config.max_num_batched_tokens - planning.budget,
+            num_prefill_tokens: planning.num_prefill_tokens,
+            num_admitted: planning.num_admitted,
+            num_preempted: planning.num_preempted,
+            num_swapped: planning.num_swapped,
+            num_running: self.running.len() as u32,
+            num_waiting: self.queue.len() as u32,
+            num_free_blocks: self.cache.num_free(),
+            stop: planning.stop.map(|(_, reason)| reason),
+        }, planning.stop.map(|(key, _)| key), self.next_serial);
+        // Without rows a plan is still due if blocks move: an asynchronous load may overwrite what it takes out.
+        if planning.rows.is_empty() && !self.cache.has_swaps() {
+            self.cache.end_plan();
+            self.spare_rows.push(planning.rows);
+            return None;
+        }
+        for (source, destination) in self.slot_copies.drain(..) {
+            self.draft.copy_slot(source, destination);
+        }
+        for swap in self.cache.drain_swaps() {
+            match swap {
+                Swap::Out { device, host } => self.draft.swap_out(device, host),
+                Swap::In { host, device } => self.draft.swap_in(host, device),
+            }
+        }
+        self.cache.end_plan();
+        self.counters.num_steps += 1;
+        self.counters.num_computed_tokens += u64::from(self.config.max_num_batched_tokens - planning.budget);
+        self.next_step = StepId(planning.step.0 + 1);
+        let num_prefill_tokens = planning.num_prefill_tokens;
+        self.steps.push_back(Step { id: planning.step, rows: planning.rows, num_prefill_tokens });
+        Some(self.draft.finish(planning.step))
+    }
+
+    /// The rows of one token, and those with drafts. What lags further behind is left for `plan_prefills`.
+    fn plan_decodes(&mut self, planning: &mut Planning) {
+        self.lagging.clear();
         let mut index = 0;
         while index < self.running.len() && planning.budget > 0 {
             let key = self.running[index];
             let sequence = &self.sequences[key];
-            if sequence.is_plannable() && sequence.num_samples <= planning.samples {
-                let num_tokens = (sequence.length() - sequence.num_computed).min(planning.budget);
-                if !self.make_room(key, num_tokens, planning) {
-                    break;
+            if sequence.is_plannable() {
+                let lag = sequence.length() - sequence.num_computed;
+                if lag > 1 || sequence.num_samples > 1 {
+                    self.lagging.push(key);
+                } else if planning.samples > 0 {
+                    let num_drafts = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
+                    if !self.make_room(key, 1 + num_drafts, planning) {
+                        break;
+                    }
+                    self.plan_row(key, 1 + num_drafts, planning);
                 }
-                self.plan_row(key, num_tokens, planning);
             }
             index += 1;
         }
     }
 
-    /// Preempts from the end of `running` until the blocks for the sequence's next tokens are free. False: the sequence
-    /// was the last, and is preempted itself.
-    fn make_room(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) -> bool {
-        while self.num_blocks_to_take(key, num_tokens) > self.cache.num_free() {
-            planning.preempted = true;
-            let victim = self.running.pop().expect("the sequence itself is running");
-            self.preempt(victim);
-            if victim == key {
-                return false;
-            }
+    /// Sizes prefills by what the streams in the step can wait. One block a step is always computed.
+    fn bound_prefills(&self, planning: &mut Planning) {
+        if planning.inter_token_target.is_finite() {
+            let num_tokens = self.times.prefill_tokens_within(planning.inter_token_target);
+            planning.prefill_room = num_tokens.max(self.config.block_size);
         }
-        true
     }
 
-    fn num_blocks_to_take(&self, key: Key<Sequence>, num_tokens: u32) -> u32 {
-        let sequence = &self.sequences[key];
-        let num_blocks = self.config.blocks_for(sequence.num_computed + num_tokens);
-        let writes_shared = sequence.blocks.get((sequence.num_computed / self.config.block_size) as usize);
-        let num_copies = u32::from(writes_shared.is_some_and(|&block| is_shared(&self.cache, &self.copied, block)));
-        num_blocks - sequence.blocks.len() as u32 + num_copies
+    /// The chunks of prompts, whose blocks they have had since their admission.
+    fn plan_prefills(&mut self, planning: &mut Planning) {
+        let lagging = std::mem::take(&mut self.lagging);
+        for &key in &lagging {
+            if planning.prefill_budget() == 0 {
+                break;
+            }
+            let sequence = &self.sequences[key];
+            if sequence.slot().is_some() && sequence.num_samples <= planning.samples {
+                let num_tokens = self.chunk(sequence, planning);
+                self.plan_row(key, num_tokens, planning);
+            }
+        }
+        self.lagging = lagging;
     }
 
     /// Plans the next `num_tokens` tokens of a running sequence. The blocks for them are free.
@@ -136,32 +222,55 @@ impl Scheduler {
         }
 
         let num_known = sequence.num_known();
+        let is_decode = start + 1 >= num_known;
+        let num_drafts = if is_decode && sequence.num_in_flight == 0 { num_tokens - 1 } else { 0 };
         let (head, tail) = sequence.tokens(&live.request.prompt, start.min(num_known), end.min(num_known));
         draft.tokens.extend_from_slice(head);
         draft.tokens.extend_from_slice(tail);
-        if end > num_known {
+        if num_drafts > 0 {
+            draft.tokens.extend_from_slice(&sequence.drafts[..num_drafts as usize]);
+        } else if end > num_known {
             draft.tokens.push(-1);
         }
         draft.positions.extend(start as i32..end as i32);
-        for (index, block) in sequence.blocks.iter().enumerate().skip(first) {
+        for (index, block) in sequence.blocks[..config.blocks_for(end) as usize].iter().enumerate().skip(first) {
             let (base, origin) = (block.0 * block_size, index as u32 * block_size);
             let offsets = start.max(origin) - origin..end.min(origin + block_size) - origin;
             draft.slot_mapping.extend(offsets.map(|offset| (base + offset) as i32));
         }
 
-        let num_samples = if end == sequence.length() { sequence.num_samples } else { 0 };
         let position = sequence.length() - sequence.num_prompt_tokens;
-        for sample in sequence.sample_range(num_samples) {
-            draft.sample(philox::uniform(live.request.seed, position, sample));
-        }
+        let num_samples = if num_drafts > 0 {
+            for draft_index in 0..=num_drafts {
+                let uniform = philox::uniform(live.request.seed, position + draft_index, sequence.sample);
+                draft.sample_at(num_drafts - draft_index, uniform);
+            }
+            num_drafts + 1
+        } else if end == sequence.length() {
+            for sample in sequence.sample_range(sequence.num_samples) {
+                draft.sample_at(0, philox::uniform(live.request.seed, position, sample));
+            }
+            sequence.num_samples
+        } else {
+            0
+        };
         draft.end_row(slot, end);
 
+        if is_decode {
+            let target = live.request.tpot_target.unwrap_or(planning.default_target);
+            planning.inter_token_target = planning.inter_token_target.min(target);
+        } else {
+            planning.num_prefill_tokens += num_tokens;
+            planning.prefill_room = planning.prefill_room.saturating_sub(num_tokens);
+        }
         sequence.num_computed = end;
         sequence.num_in_flight += u32::from(num_samples > 0);
+        sequence.is_verifying = num_drafts > 0;
         sequence.last_step = planning.step;
+        sequence.last_share = num_tokens;
         planning.budget -= num_tokens;
         planning.samples -= num_samples;
-        planning.rows.push(Row { sequence: key, num_samples });
+        planning.rows.push(Row { sequence: key, num_samples, is_verifying: num_drafts > 0 });
         self.store_full_blocks(key);
     }
 
@@ -170,23 +279,19 @@ impl Scheduler {
         let sequence = &mut self.sequences[key];
         let num_readable = sequence.num_known().min(sequence.num_computed) as usize;
         let block_size = self.config.block_size;
-        if !self.config.enable_prefix_caching || num_readable < (sequence.num_stored + 1) * block_size as usize {
+        if !self.config.enable_prefix_caching
+            || num_readable < (sequence.num_stored + 1) * block_size as usize
+            || sequence.load.is_some()
+        {
             return;
         }
         let live = &self.requests[sequence.request];
         let num_full = num_readable / block_size as usize;
         sequence.hash_blocks(live, block_size, num_full, &mut self.message);
-        let blocks = &sequence.blocks[sequence.num_stored..num_full];
-        for (hash, &block) in sequence.hashes(live).skip(sequence.num_stored).zip(blocks) {
-            self.cache.store(hash, block, sequence.last_step);
+        for index in sequence.num_stored..num_full {
+            let content = sequence.content(live, index, block_size);
+            self.cache.store(sequence.blocks[index], content, sequence.last_step);
         }
         sequence.num_stored = num_full;
     }
-}
-
-/// Whether more than one sequence refers to a block. What this step copies keeps one reference more until the plan is
-/// made, so that no copy goes into a block that another copy reads.
-fn is_shared(cache: &KvCache, copied: &[BlockId], block: BlockId) -> bool {
-    let references = cache.references(block);
-    references > 1 && references - u32::from(copied.contains(&block)) > 1
 }

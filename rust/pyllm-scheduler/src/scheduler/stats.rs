@@ -1,29 +1,66 @@
 //! The scheduler in numbers.
 
+use crate::queue::SERVICE_UNIT;
+
 use super::Scheduler;
 
-/// Gauges of this moment, and counters since the start. Sequences, not requests, run, wait and are held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each name says it; the ones that do not are documented")]
-pub struct Stats {
-    pub num_requests: u64,
-    pub num_running: u64,
-    pub num_waiting: u64,
-    pub num_held: u64,
-    pub num_blocks: u64,
+/// Declares `Stats` and its fields by name, so that no list of them is kept elsewhere.
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Gauges of this moment, and counters since the start. Sequences, not requests, run, wait and are held.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[expect(missing_docs, reason = "each name says it; the ones that do not are documented")]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Stats {
+            /// Every figure with its name.
+            pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+        }
+    };
+}
+
+stats! {
+    num_requests,
+    num_running,
+    /// In the queue: waiting, preempted and swapped.
+    num_waiting,
+    num_held,
+    /// Waiting for keys and values from outside.
+    num_loading,
+    num_blocks,
     /// Blocks nothing refers to, those included that the prefix cache still knows.
-    pub num_free_blocks: u64,
-    pub num_used_blocks: u64,
+    num_free_blocks,
+    num_used_blocks,
     /// Blocks that the prefix cache knows, in use or free.
-    pub num_cached_blocks: u64,
-    pub num_preemptions: u64,
-    /// Tokens looked up in the prefix cache at first admission, and those found.
-    pub prefix_queries: u64,
-    pub prefix_hits: u64,
+    num_cached_blocks,
+    /// Blocks that pins keep from eviction.
+    num_pinned_blocks,
+    /// Blocks in host memory, those nothing refers to, and those with contents that the prefix cache knows.
+    num_host_blocks,
+    num_free_host_blocks,
+    num_cached_host_blocks,
+    num_preemptions,
+    /// Of those, the ones whose blocks went to the host.
+    num_swapped,
+    /// Requests that their deadline ended.
+    num_expired,
+    /// Tokens looked up in the prefix cache at first admission, and those found; the last of these on the host.
+    prefix_queries,
+    prefix_hits,
+    host_prefix_hits,
     /// Tokens planned.
-    pub num_computed_tokens: u64,
+    num_computed_tokens,
     /// Steps planned.
-    pub num_steps: u64,
+    num_steps,
+    /// Draft tokens that rows verified, and those of them that became output.
+    num_drafts,
+    num_accepted_drafts,
+    /// Loads from outside that did not bring all they should.
+    num_failed_loads,
 }
 
 impl Scheduler {
@@ -31,20 +68,56 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         let num_blocks = u64::from(self.config.num_blocks);
         let num_free_blocks = u64::from(self.cache.num_free());
+        let counters = &self.counters;
         Stats {
             num_requests: self.requests.len() as u64,
             num_running: self.running.len() as u64,
-            num_waiting: self.waiting.len() as u64,
+            num_waiting: self.queue.len() as u64,
             num_held: self.num_held as u64,
+            num_loading: self.loads.values().filter(|loading| loading.is_awaited()).count() as u64,
             num_blocks,
             num_free_blocks,
             num_used_blocks: num_blocks - num_free_blocks,
             num_cached_blocks: self.cache.num_cached() as u64,
-            num_preemptions: self.counters.num_preemptions,
-            prefix_queries: self.counters.prefix_queries,
-            prefix_hits: self.counters.prefix_hits,
-            num_computed_tokens: self.counters.num_computed_tokens,
-            num_steps: self.counters.num_steps,
+            num_pinned_blocks: u64::from(self.cache.num_pinned()),
+            num_host_blocks: u64::from(self.config.num_host_blocks),
+            num_free_host_blocks: u64::from(self.cache.num_host_free()),
+            num_cached_host_blocks: self.cache.num_host_cached() as u64,
+            num_preemptions: counters.num_preemptions,
+            num_swapped: counters.num_swapped,
+            num_expired: counters.num_expired,
+            prefix_queries: counters.prefix_queries,
+            prefix_hits: counters.prefix_hits,
+            host_prefix_hits: counters.host_prefix_hits,
+            num_computed_tokens: counters.num_computed_tokens,
+            num_steps: counters.num_steps,
+            num_drafts: counters.num_drafts,
+            num_accepted_drafts: counters.num_accepted_drafts,
+            num_failed_loads: counters.num_failed_loads,
         }
+    }
+}
+
+/// What a tenant has had under a policy that shares by tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantService {
+    /// The tenant.
+    pub tenant: String,
+    /// Tokens by their cost (1 for input that was computed, 2 for output), divided by the tenant's weight.
+    pub service: u64,
+    /// Its sequences in the queue.
+    pub num_waiting: u64,
+}
+
+impl Scheduler {
+    /// The tenants that are served or remembered; under a policy that does not share by tenant, one without a name.
+    pub fn tenants(&self) -> Vec<TenantService> {
+        let lanes = self.queue.lanes();
+        let tenants = lanes.map(|(tenant, service, num_waiting)| TenantService {
+            tenant: tenant.to_owned(),
+            service: service / SERVICE_UNIT,
+            num_waiting: num_waiting as u64,
+        });
+        tenants.collect()
     }
 }

@@ -66,6 +66,7 @@ pub fn config() -> impl Strategy<Value = Config> {
         max_model_len,
         vocab_size: VOCABULARY,
         enable_prefix_caching: caching,
+        ..Config::default()
     })
 }
 

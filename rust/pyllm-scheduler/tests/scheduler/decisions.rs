@@ -14,7 +14,7 @@ fn scheduler(num_blocks: u32, max_num_seqs: u32, max_num_batched_tokens: u32) ->
         max_num_batched_tokens,
         max_model_len: 64,
         vocab_size: 100,
-        enable_prefix_caching: true,
+        ..Config::default()
     };
     Scheduler::new(config).expect("the limits are in range")
 }
@@ -31,7 +31,7 @@ fn plan(scheduler: &mut Scheduler) -> Plan {
 fn commit(scheduler: &mut Scheduler, plan: &Plan, token: i32) {
     let sections = Sections::new(plan);
     let tokens = vec![token; sections.uniforms.len()];
-    scheduler.commit(plan.step, sections.ints("sampled_starts"), &tokens).expect("the step is due");
+    scheduler.commit(plan.step, sections.ints("sampled_starts"), &tokens, 0.0).expect("the step is due");
 }
 
 /// Runs alone what waits, one step at a time.
@@ -183,6 +183,7 @@ fn without_prefix_caching_nothing_is_kept_or_looked_up() -> Result<(), Error> {
         max_model_len: 64,
         vocab_size: 100,
         enable_prefix_caching: false,
+        ..Config::default()
     };
     let mut scheduler = Scheduler::new(config)?;
     for id in 1..3 {

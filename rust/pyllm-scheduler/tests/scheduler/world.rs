@@ -243,7 +243,7 @@ impl World {
         let Some(step) = self.in_flight.pop_front() else { return };
         let before = self.scheduler.stats();
         let waiting = before.num_waiting + before.num_held;
-        let clients = self.scheduler.commit(step.step, &step.starts, &step.tokens).expect("the step is due").to_vec();
+        let clients = self.scheduler.commit(step.step, &step.starts, &step.tokens, 0.0).expect("the step is due").to_vec();
         assert_eq!(clients, self.scheduler.pending_clients());
         let after = self.scheduler.stats();
         self.saw("forks without a slot", u64::from(after.num_waiting + after.num_held > waiting));
@@ -331,7 +331,7 @@ impl World {
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_used_blocks, stats.num_cached_blocks, stats.num_running), (0, 0, 0));
         for InFlight { step, starts, tokens } in std::mem::take(&mut self.in_flight) {
-            let late = self.scheduler.commit(step, &starts, &tokens).map(<[ClientId]>::to_vec);
+            let late = self.scheduler.commit(step, &starts, &tokens, 0.0).map(<[ClientId]>::to_vec);
             assert_eq!(late, Err(Error::UnknownStep { step }));
         }
     }

@@ -61,7 +61,7 @@ impl World {
 
     fn commit_unknown(&mut self) -> Refused {
         let step = StepId(1 << 40);
-        let result = self.scheduler.commit(step, &[0], &[]).map(drop);
+        let result = self.scheduler.commit(step, &[0], &[], 0.0).map(drop);
         assert_eq!(result, Err(Error::UnknownStep { step }));
         result
     }
@@ -71,7 +71,7 @@ impl World {
         if oldest.step == newest.step {
             return None;
         }
-        let result = self.scheduler.commit(newest.step, &newest.starts, &newest.tokens).map(drop);
+        let result = self.scheduler.commit(newest.step, &newest.starts, &newest.tokens, 0.0).map(drop);
         assert_eq!(result, Err(Error::OutOfOrder { step: newest.step, oldest: oldest.step }));
         Some(result)
     }
@@ -87,7 +87,7 @@ impl World {
             _ if tokens.is_empty() => return None,
             _ => tokens[0] = -1,
         }
-        let result = self.scheduler.commit(oldest.step, &starts, &tokens).map(drop);
+        let result = self.scheduler.commit(oldest.step, &starts, &tokens, 0.0).map(drop);
         assert!(matches!(result, Err(Error::Sampled { .. })), "{result:?}");
         Some(result)
     }

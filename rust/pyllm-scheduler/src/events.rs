@@ -1,0 +1,262 @@
+//! What comes and goes in the KV cache, told to those who route requests to where their prefix is. A bounded list of
+//! numbered events, and a snapshot for who comes late or was too slow. Knows neither blocks nor reference counts.
+
+use std::collections::VecDeque;
+
+use crate::hash::{BlockHash, HashMapByDigest};
+use crate::kv_cache::Content;
+
+/// Events that are kept for who has not taken them yet.
+const CAPACITY: usize = 100_000;
+
+/// A change of what the KV cache knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KvEvent {
+    /// A block's contents are there.
+    Stored {
+        /// Names the block's tokens and all before them.
+        hash: BlockHash,
+        /// Names the block before, which may be gone by now; none for the first of a chain.
+        parent: Option<BlockHash>,
+        /// The block's tokens.
+        tokens: Vec<i32>,
+        /// Where.
+        tier: Tier,
+    },
+    /// A block's contents are no longer there.
+    Removed {
+        /// What `Stored` named.
+        hash: BlockHash,
+        /// Where.
+        tier: Tier,
+    },
+    /// Nothing is known any more on any tier.
+    Cleared,
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    /// In the KV cache.
+    Device,
+    /// In the host pool.
+    Host,
+}
+
+/// Events in order, numbered from `first` on. If that is more than the number expected, the ones between were dropped:
+/// take a `Snapshot`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Events {
+    /// Of the cache that numbers them. Another incarnation begins with nothing known, at number 0.
+    pub incarnation: u64,
+    /// The number of the first event.
+    pub first: u64,
+    /// The events.
+    pub events: Vec<KvEvent>,
+}
+
+/// What is known now, as events: with those from number `next` on it is the state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// See `Events`.
+    pub incarnation: u64,
+    /// The number of the first event that is not in it.
+    pub next: u64,
+    /// `Stored` alone, a block after the one before it in its chain.
+    pub events: Vec<KvEvent>,
+}
+
+/// Does nothing unless it is enabled.
+pub(crate) struct EventLog {
+    enabled: bool,
+    incarnation: u64,
+    capacity: usize,
+    next: u64,
+    recent: VecDeque<KvEvent>, // those before `next`
+    known: HashMapByDigest<Known>,
+}
+
+struct Known {
+    parent: BlockHash,
+    index: u32,
+    tokens: Vec<i32>,
+    on_device: bool,
+    on_host: bool,
+}
+
+impl EventLog {
+    pub(crate) fn new(enabled: bool, incarnation: u64) -> Self {
+        Self::with_capacity(enabled, incarnation, CAPACITY)
+    }
+
+    fn with_capacity(enabled: bool, incarnation: u64, capacity: usize) -> Self {
+        let known = HashMapByDigest::default();
+        Self { enabled, incarnation, capacity, next: 0, recent: VecDeque::new(), known }
+    }
+
+    /// New contents on the device.
+    pub(crate) fn stored(&mut self, content: &Content<'_>) {
+        if self.enabled {
+            let &Content { hash, parent, index, tokens: (head, tail) } = content;
+            let tokens = [head, tail].concat();
+            self.known.entry(hash).or_insert(Known { parent, index, tokens, on_device: false, on_host: false });
+            self.added(hash, Tier::Device);
+        }
+    }
+
+    /// Contents of the device, on the host as well.
+    pub(crate) fn copied(&mut self, hash: BlockHash) {
+        if self.enabled {
+            self.added(hash, Tier::Host);
+        }
+    }
+
+    pub(crate) fn removed(&mut self, hash: BlockHash, tier: Tier) {
+        if !self.enabled {
+            return;
+        }
+        if let Some(known) = self.known.get_mut(&hash) {
+            *known.place(tier) = false;
+            if !known.on_device && !known.on_host {
+                self.known.remove(&hash);
+            }
+            self.push(KvEvent::Removed { hash, tier });
+        }
+    }
+
+    pub(crate) fn cleared(&mut self) {
+        if self.enabled {
+            self.known.clear();
+            self.push(KvEvent::Cleared);
+        }
+    }
+
+    /// The events since they were last taken, but for those that were too many.
+    pub(crate) fn take(&mut self) -> Events {
+        let first = self.next - self.recent.len() as u64;
+        Events { incarnation: self.incarnation, first, events: self.recent.drain(..).collect() }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut known: Vec<_> = self.known.iter().collect();
+        known.sort_unstable_by_key(|(hash, known)| (known.index, hash.as_bytes()));
+        let events = known.into_iter().flat_map(|(&hash, known)| {
+            let device = known.on_device.then(|| known.stored(hash, Tier::Device));
+            device.into_iter().chain(known.on_host.then(|| known.stored(hash, Tier::Host)))
+        });
+        Snapshot { incarnation: self.incarnation, next: self.next, events: events.collect() }
+    }
+
+    /// See `Scheduler::audit`. `known` is all that both tiers know.
+    pub(crate) fn audit(&self, known: impl Iterator<Item = (BlockHash, Tier)>) -> Result<(), String> {
+        if !self.enabled {
+            return Ok(());
+        }
+        let is_told = |hash, tier| self.known.get(&hash).is_some_and(|known| known.is_on(tier));
+        let (mut num_known, mut num_untold) = (0, 0);
+        for (hash, tier) in known {
+            num_known += 1;
+            num_untold += usize::from(!is_told(hash, tier));
+        }
+        let num_told: usize =
+            self.known.values().map(|known| usize::from(known.on_device) + usize::from(known.on_host)).sum();
+        if (num_told, num_untold) == (num_known, 0) {
+            return Ok(());
+        }
+        Err(format!("events told of {num_told} contents of {num_known}, and not of {num_untold} that are known"))
+    }
+
+    fn added(&mut self, hash: BlockHash, tier: Tier) {
+        if let Some(known) = self.known.get_mut(&hash) {
+            *known.place(tier) = true;
+            let event = known.stored(hash, tier);
+            self.push(event);
+        }
+    }
+
+    fn push(&mut self, event: KvEvent) {
+        if self.recent.len() == self.capacity {
+            self.recent.pop_front();
+        }
+        self.recent.push_back(event);
+        self.next += 1;
+    }
+}
+
+impl Known {
+    fn is_on(&self, tier: Tier) -> bool {
+        match tier {
+            Tier::Device => self.on_device,
+            Tier::Host => self.on_host,
+        }
+    }
+
+    fn place(&mut self, tier: Tier) -> &mut bool {
+        match tier {
+            Tier::Device => &mut self.on_device,
+            Tier::Host => &mut self.on_host,
+        }
+    }
+
+    fn stored(&self, hash: BlockHash, tier: Tier) -> KvEvent {
+        let parent = (self.index > 0).then_some(self.parent);
+        KvEvent::Stored { hash, parent, tokens: self.tokens.clone(), tier }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(log: &mut EventLog, parent: BlockHash, index: u32, tokens: &[i32]) -> BlockHash {
+        let hash = parent.child(tokens.iter(), &mut Vec::new());
+        let (head, tail) = tokens.split_at(1);
+        log.stored(&Content { hash, parent, index, tokens: (head, tail) });
+        hash
+    }
+
+    #[test]
+    fn events_are_numbered_and_name_the_block_before() {
+        let mut log = EventLog::new(true, 7);
+        let root = BlockHash::root(&[]);
+        let one = store(&mut log, root, 0, &[1, 2]);
+        let two = store(&mut log, one, 1, &[3, 4]);
+        log.copied(two);
+        log.removed(two, Tier::Device);
+        let stored =
+            |hash, parent, tokens: &[i32], tier| KvEvent::Stored { hash, parent, tokens: tokens.to_vec(), tier };
+        let events = vec![
+            stored(one, None, &[1, 2], Tier::Device),
+            stored(two, Some(one), &[3, 4], Tier::Device),
+            stored(two, Some(one), &[3, 4], Tier::Host),
+            KvEvent::Removed { hash: two, tier: Tier::Device },
+        ];
+        let now = vec![events[0].clone(), events[2].clone()];
+        assert_eq!(log.take(), Events { incarnation: 7, first: 0, events });
+        assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 4, events: now });
+        log.cleared();
+        assert_eq!(log.take(), Events { incarnation: 7, first: 4, events: vec![KvEvent::Cleared] });
+        assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 5, events: vec![] });
+    }
+
+    #[test]
+    fn the_oldest_events_are_dropped_and_the_first_number_moves() {
+        let mut log = EventLog::with_capacity(true, 0, 2);
+        for tokens in [[1, 1], [2, 2], [3, 3]] {
+            store(&mut log, BlockHash::root(&[]), 0, &tokens);
+        }
+        let events = log.take();
+        assert_eq!((events.first, events.events.len()), (1, 2));
+        assert_eq!((log.snapshot().next, log.snapshot().events.len()), (3, 3));
+    }
+
+    #[test]
+    fn nothing_is_kept_unless_it_is_enabled() {
+        let mut log = EventLog::new(false, 7);
+        let hash = store(&mut log, BlockHash::root(&[]), 0, &[1, 2]);
+        log.copied(hash);
+        log.cleared();
+        assert_eq!(log.take(), Events { incarnation: 7, first: 0, events: vec![] });
+        assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 0, events: vec![] });
+    }
+}

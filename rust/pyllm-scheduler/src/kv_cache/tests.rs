@@ -1,0 +1,512 @@
+//! Sequences on a small cache of two levels, with a memory for each that does what the swaps and the rows say: whatever
+//! happens, a block holds what its name or its sequence says, and who listens to the events knows what the cache knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::TestRunner;
+
+use super::*;
+use crate::events::KvEvent;
+
+const BLOCK_SIZE: usize = 2;
+const NUM_TEXTS: i32 = 4;
+const NUM_ALIKE: i32 = 2; // blocks that all texts begin with
+
+const CORNERS: [&str; 12] = [
+    "blocks that the host had already",
+    "host evictions",
+    "host hits",
+    "pins refused",
+    "private blocks swapped out",
+    "same names twice",
+    "snapshots",
+    "swap-ins",
+    "swap-outs",
+    "swap-outs refused",
+    "things pinned",
+    "write-backs",
+];
+
+#[derive(Clone, Debug)]
+enum Call {
+    Start { text: i32, length: usize, private: bool },
+    Grow { pick: usize },
+    End { pick: usize },
+    SwapOut { pick: usize },
+    SwapIn { pick: usize },
+    DropSwapped { pick: usize },
+    Plan,
+    Commit,
+    Pin { name: u64, text: i32, length: usize },
+    Unpin { name: u64 },
+    Forget,
+    Clear,
+    Listen,
+    Snapshot,
+}
+
+fn calls() -> impl Strategy<Value = Vec<Call>> {
+    let pick = any::<usize>;
+    let text = 0..NUM_TEXTS;
+    let call = prop_oneof![
+        8 => (text.clone(), 0..6_usize, any::<bool>())
+            .prop_map(|(text, length, private)| Call::Start { text, length, private }),
+        4 => pick().prop_map(|pick| Call::Grow { pick }),
+        5 => pick().prop_map(|pick| Call::End { pick }),
+        3 => pick().prop_map(|pick| Call::SwapOut { pick }),
+        3 => pick().prop_map(|pick| Call::SwapIn { pick }),
+        1 => pick().prop_map(|pick| Call::DropSwapped { pick }),
+        8 => Just(Call::Plan),
+        8 => Just(Call::Commit),
+        1 => (0..3_u64, text, 1..6_usize).prop_map(|(name, text, length)| Call::Pin { name, text, length }),
+        1 => (0..3_u64).prop_map(|name| Call::Unpin { name }),
+        1 => Just(Call::Forget),
+        1 => Just(Call::Clear),
+        2 => Just(Call::Listen),
+        2 => Just(Call::Snapshot),
+    ];
+    prop::collection::vec(call, 1..120)
+}
+
+fn limits() -> impl Strategy<Value = CacheLimits> {
+    (4..16_u32, 0..10_u32, 0..5_u32).prop_map(|(num_blocks, num_host_blocks, max_pinned_blocks)| CacheLimits {
+        block_size: BLOCK_SIZE as u32,
+        num_blocks,
+        num_host_blocks,
+        max_pinned_blocks,
+        enable_prefix_caching: true,
+        enable_events: true,
+        incarnation: 7,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn blocks_hold_what_they_are_said_to_and_events_tell_all(limits in limits(), calls in calls()) {
+        World::new(limits).run(&calls);
+    }
+}
+
+/// The property above proves nothing about what its cases do not reach.
+#[test]
+fn the_cases_reach_every_corner() {
+    let mut runner = TestRunner::deterministic();
+    let mut total = BTreeMap::<_, u64>::new();
+    for _ in 0..200 {
+        let (limits, calls) = (limits(), calls()).new_tree(&mut runner).expect("a case").current();
+        let mut world = World::new(limits);
+        world.run(&calls);
+        for (what, times) in world.seen {
+            *total.entry(what).or_default() += times;
+        }
+    }
+    for corner in CORNERS {
+        assert!(total.get(corner).is_some_and(|&times| times > 0), "{corner} is not among {total:?}");
+    }
+}
+
+/// A sequence and what its blocks are to hold. The last of them may be partly full and has no name then.
+struct Chain {
+    text: i32,
+    contents: Vec<BlockHash>,
+    private: bool,
+    /// In the plan in the making it has a row, so it goes on until that is made.
+    planned: StepId,
+}
+
+/// What one listener believes.
+#[derive(Default)]
+struct Listener {
+    known: BTreeSet<([u8; 32], Tier)>,
+    next: u64,
+}
+
+struct World {
+    cache: KvCache,
+    device: Vec<Option<BlockHash>>,
+    host: Vec<Option<BlockHash>>,
+    writes: Vec<(BlockId, BlockHash)>, // of the plan in the making
+    running: Vec<(Chain, Vec<BlockId>)>,
+    swapped: Vec<(Chain, Vec<HostBlockId>)>,
+    pins: BTreeMap<u64, Vec<BlockHash>>,
+    planning: StepId,
+    committed: StepId,
+    num_private: u32,
+    always: Listener,
+    late: Option<Listener>,
+    seen: BTreeMap<&'static str, u64>,
+}
+
+impl World {
+    fn new(limits: CacheLimits) -> Self {
+        Self {
+            device: vec![None; limits.num_blocks as usize],
+            host: vec![None; limits.num_host_blocks as usize],
+            cache: KvCache::new(limits),
+            writes: Vec::new(),
+            running: Vec::new(),
+            swapped: Vec::new(),
+            pins: BTreeMap::new(),
+            planning: StepId(0),
+            committed: StepId(0),
+            num_private: 0,
+            always: Listener::default(),
+            late: None,
+            seen: BTreeMap::new(),
+        }
+    }
+
+    fn run(&mut self, calls: &[Call]) {
+        for call in calls {
+            let pinned = self.pinned_and_there();
+            let kept = !matches!(call, Call::Unpin { .. } | Call::Forget | Call::Clear);
+            self.call(call);
+            self.audit();
+            assert!(!kept || pinned.iter().all(|&hash| self.cache.device.get(hash).is_some()), "a pin was evicted");
+        }
+        self.plan();
+        self.listen();
+    }
+
+    fn call(&mut self, call: &Call) {
+        match *call {
+            Call::Start { text, length, private } => self.start(text, length, private),
+            Call::Grow { pick } => self.grow(pick),
+            Call::End { pick } => {
+                if let Some((_, mut blocks)) = self.take_running(pick) {
+                    self.cache.free_chain(&mut blocks);
+                }
+            }
+            Call::SwapOut { pick } => self.swap_out(pick),
+            Call::SwapIn { pick } => self.swap_in(pick),
+            Call::DropSwapped { pick } => {
+                if let Some(index) = pick.checked_rem(self.swapped.len()) {
+                    self.cache.free_host(&mut self.swapped.remove(index).1);
+                }
+            }
+            Call::Plan => self.plan(),
+            Call::Commit => self.committed = self.planning.min(StepId(self.committed.0 + 1)),
+            Call::Pin { name, text, length } => self.pin(name, text, length),
+            Call::Unpin { name } => {
+                let was_there = self.pins.remove(&name).is_some();
+                assert_eq!(self.cache.unpin(name), was_there);
+            }
+            Call::Forget => {
+                self.cache.forget();
+                assert_eq!((self.cache.num_cached(), self.cache.num_host_cached(), self.cache.num_pinned()), (0, 0, 0));
+            }
+            Call::Clear => self.clear(),
+            Call::Listen => self.listen(),
+            Call::Snapshot => self.snapshot(),
+        }
+    }
+
+    fn start(&mut self, text: i32, length: usize, private: bool) {
+        let mut contents = chain(text, length);
+        let mut found = Vec::new();
+        self.cache.find_chain(contents.iter().copied(), self.planning, self.committed, &mut found);
+        let num_new = contents.len() - found.len() + usize::from(private);
+        let is_taken = |found: &&Found| match found {
+            Found::Device(block) => self.cache.references(*block) == 0,
+            Found::Host(_) => true,
+        };
+        if num_new + found.iter().filter(is_taken).count() > self.cache.num_free() as usize {
+            return;
+        }
+        let mut hosts = Vec::new();
+        for &found in &found {
+            match found {
+                Found::Device(block) => self.cache.share(block),
+                Found::Host(host) => {
+                    self.cache.share_host(host);
+                    hosts.push(host);
+                }
+            }
+        }
+        self.saw("host hits", hosts.len() as u64);
+        let mut blocks = Vec::new();
+        for (index, &found) in found.iter().enumerate() {
+            blocks.push(match found {
+                Found::Device(block) => block,
+                Found::Host(host) => {
+                    let block = self.cache.swap_in(host);
+                    self.store(block, text, index);
+                    block
+                }
+            });
+        }
+        self.cache.free_host(&mut hosts);
+        for (index, &content) in contents.iter().enumerate().skip(found.len()) {
+            let block = self.cache.allocate();
+            self.writes.push((block, content));
+            self.store(block, text, index);
+            blocks.push(block);
+        }
+        if private {
+            let block = self.cache.allocate();
+            self.num_private += 1;
+            contents.push(BlockHash::root(&["private", &self.num_private.to_string()]));
+            self.writes.push((block, contents[length]));
+            blocks.push(block);
+        }
+        self.running.push((Chain { text, contents, private, planned: self.planning }, blocks));
+    }
+
+    /// A partly full block becomes full, or there is one block more.
+    fn grow(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.running.len()) else { return };
+        if self.running[index].0.planned == self.planning || self.cache.num_free() == 0 {
+            return;
+        }
+        let (mut chain, mut blocks) = self.running.remove(index);
+        let length = chain.contents.len() + usize::from(!chain.private);
+        if chain.private {
+            chain.contents.pop();
+        } else {
+            blocks.push(self.cache.allocate());
+        }
+        chain.contents = self::chain(chain.text, length);
+        self.writes.push((blocks[length - 1], chain.contents[length - 1]));
+        self.store(blocks[length - 1], chain.text, length - 1);
+        (chain.private, chain.planned) = (false, self.planning);
+        self.running.push((chain, blocks));
+    }
+
+    fn store(&mut self, block: BlockId, text: i32, index: usize) {
+        let chain = chain(text, index + 1);
+        let parent = if index == 0 { root() } else { chain[index - 1] };
+        let tokens = tokens(text, index as i32);
+        self.saw("same names twice", u64::from(self.cache.device.get(chain[index]).is_some()));
+        let content = Content { hash: chain[index], parent, index: index as u32, tokens: tokens.split_at(1) };
+        self.cache.store(block, content, self.planning);
+    }
+
+    /// A sequence without a row in the plan in the making.
+    fn take_running(&mut self, pick: usize) -> Option<(Chain, Vec<BlockId>)> {
+        let index = pick.checked_rem(self.running.len())?;
+        (self.running[index].0.planned < self.planning).then(|| self.running.remove(index))
+    }
+
+    fn swap_out(&mut self, pick: usize) {
+        let Some((chain, mut blocks)) = self.take_running(pick) else { return };
+        let num_free = self.cache.num_host_free();
+        let num_swaps = self.num_swaps();
+        let Some(hosts) = self.cache.swap_out(&blocks) else {
+            assert_eq!(self.cache.num_host_free(), num_free);
+            assert!(blocks.len() > num_free as usize);
+            self.saw("swap-outs refused", 1);
+            self.running.push((chain, blocks));
+            return;
+        };
+        assert_eq!(hosts.len(), blocks.len());
+        let num_copied = self.num_swaps() - num_swaps;
+        self.saw("swap-outs", 1);
+        self.saw("private blocks swapped out", u64::from(chain.private));
+        self.saw("blocks that the host had already", (hosts.len() - num_copied) as u64);
+        self.cache.free_chain(&mut blocks);
+        self.swapped.push((chain, hosts));
+    }
+
+    /// Due at the end of the plan in the making.
+    fn num_swaps(&self) -> usize {
+        let hosts = (0..self.cache.num_host_blocks()).map(HostBlockId);
+        hosts.map(|host| self.cache.swaps.references(host) as usize).sum()
+    }
+
+    fn swap_in(&mut self, pick: usize) {
+        let Some(index) = pick.checked_rem(self.swapped.len()) else { return };
+        if self.swapped[index].1.len() > self.cache.num_free() as usize {
+            return;
+        }
+        let (mut chain, mut hosts) = self.swapped.remove(index);
+        let blocks: Vec<_> = hosts.iter().map(|&host| self.cache.swap_in(host)).collect();
+        self.cache.free_host(&mut hosts);
+        for (index, &block) in blocks.iter().enumerate().take(blocks.len() - usize::from(chain.private)) {
+            self.store(block, chain.text, index);
+        }
+        chain.planned = self.planning;
+        self.running.push((chain, blocks));
+    }
+
+    /// The worker does what the plan says, and every block is looked at.
+    fn plan(&mut self) {
+        let swaps: Vec<_> = self.cache.drain_swaps().collect();
+        assert!(!self.cache.has_swaps());
+        assert!(swaps.is_sorted_by_key(|swap| matches!(swap, Swap::In { .. })), "outs come before ins");
+        let (mut devices, mut hosts) = (BTreeSet::new(), BTreeSet::new());
+        for swap in swaps {
+            match swap {
+                Swap::Out { device, host } => {
+                    assert!(hosts.insert(host), "host block {host} is written twice");
+                    self.host[host.0 as usize] = self.device[device.0 as usize];
+                }
+                Swap::In { host, device } => {
+                    assert!(devices.insert(device), "block {device} is written twice");
+                    self.device[device.0 as usize] = self.host[host.0 as usize];
+                    self.saw("swap-ins", 1);
+                }
+            }
+        }
+        for (block, content) in self.writes.drain(..) {
+            assert!(devices.insert(block), "block {block} is written twice");
+            self.device[block.0 as usize] = Some(content);
+        }
+        self.cache.end_plan();
+        self.planning = StepId(self.planning.0 + 1);
+        self.look_at_every_block();
+    }
+
+    fn look_at_every_block(&self) {
+        for (chain, blocks) in &self.running {
+            let held: Vec<_> = blocks.iter().map(|block| self.device[block.0 as usize]).collect();
+            assert!(held.into_iter().eq(chain.contents.iter().copied().map(Some)), "a sequence reads something else");
+        }
+        for (chain, hosts) in &self.swapped {
+            let held: Vec<_> = hosts.iter().map(|host| self.host[host.0 as usize]).collect();
+            assert!(held.into_iter().eq(chain.contents.iter().copied().map(Some)), "a copy is of something else");
+        }
+        for (block, name) in self.cache.device.known() {
+            assert_eq!(self.device[block.0 as usize], Some(name.hash), "block {block} holds something else");
+        }
+        for (host, name) in self.cache.host.known() {
+            assert_eq!(self.host[host.0 as usize], Some(name.hash), "host block {host} holds something else");
+        }
+    }
+
+    fn pin(&mut self, name: u64, text: i32, length: usize) {
+        if self.cache.contains_pin(name) {
+            assert!(self.pins.contains_key(&name));
+            return;
+        }
+        let hashes = chain(text, length);
+        let mut all: Vec<_> = self.pins.values().flatten().chain(&hashes).map(|hash| *hash.as_bytes()).collect();
+        all.sort_unstable();
+        all.dedup();
+        let fits = all.len() <= self.cache.limits.max_pinned_blocks as usize;
+        assert_eq!(self.cache.pin(name, hashes.clone()).is_ok(), fits);
+        if fits {
+            self.pins.insert(name, hashes);
+        } else {
+            self.saw("pins refused", 1);
+        }
+    }
+
+    fn pinned_and_there(&self) -> Vec<BlockHash> {
+        let wanted = self.pins.values().flatten().copied();
+        wanted.filter(|&hash| self.cache.device.get(hash).is_some()).collect()
+    }
+
+    fn clear(&mut self) {
+        self.cache.clear();
+        self.device.fill(None);
+        self.host.fill(None);
+        self.writes.clear();
+        self.running.clear();
+        self.swapped.clear();
+        self.committed = self.planning;
+        let limits = &self.cache.limits;
+        assert_eq!((self.cache.num_free(), self.cache.num_host_free()), (limits.num_blocks, limits.num_host_blocks));
+        assert!(!self.cache.has_swaps() && self.cache.num_cached() + self.cache.num_host_cached() == 0);
+    }
+
+    fn listen(&mut self) {
+        let Events { incarnation, first, events } = self.cache.take_events();
+        assert_eq!((incarnation, first), (7, self.always.next));
+        for (number, event) in (first..).zip(&events) {
+            self.saw("write-backs", u64::from(matches!(event, KvEvent::Stored { tier: Tier::Host, .. })));
+            self.saw("host evictions", u64::from(matches!(event, KvEvent::Removed { tier: Tier::Host, .. })));
+            self.always.hear(number, event);
+            if let Some(late) = &mut self.late {
+                late.hear(number, event);
+            }
+        }
+        let known = self.known();
+        assert_eq!(self.always.known, known);
+        assert!(self.late.as_ref().is_none_or(|late| late.known == known && late.next == self.always.next));
+    }
+
+    /// A listener comes late.
+    fn snapshot(&mut self) {
+        let Snapshot { incarnation, next, events } = self.cache.snapshot();
+        assert_eq!(incarnation, 7);
+        let mut late = Listener::default();
+        for event in &events {
+            late.hear(late.next, event);
+        }
+        assert_eq!((late.known.len(), &late.known), (events.len(), &self.known()));
+        let place =
+            |wanted| events.iter().position(|event| matches!(event, KvEvent::Stored { hash, .. } if *hash == wanted));
+        for (index, event) in events.iter().enumerate() {
+            let KvEvent::Stored { parent: Some(parent), .. } = event else { continue };
+            assert!(place(*parent).is_none_or(|place| place < index), "a block comes before the one it follows");
+        }
+        late.next = next;
+        self.late = Some(late);
+        self.saw("snapshots", 1);
+    }
+
+    fn known(&self) -> BTreeSet<([u8; 32], Tier)> {
+        self.cache.known().map(|(hash, tier)| (*hash.as_bytes(), tier)).collect()
+    }
+
+    fn audit(&mut self) {
+        self.cache.audit().unwrap();
+        for block in (0..self.cache.limits.num_blocks).map(BlockId) {
+            let counted = self.running.iter().flat_map(|(_, blocks)| blocks).filter(|&&used| used == block).count();
+            let pinned = self.cache.pinned_references(block);
+            assert_eq!(self.cache.references(block), counted as u32 + pinned);
+        }
+        for host in (0..self.cache.num_host_blocks()).map(HostBlockId) {
+            let counted = self.swapped.iter().flat_map(|(_, hosts)| hosts).filter(|&&used| used == host).count();
+            assert_eq!(self.cache.references_host(host), counted as u32);
+        }
+        let wanted: BTreeSet<_> = self.pinned_and_there().into_iter().map(|hash| *hash.as_bytes()).collect();
+        assert_eq!(self.cache.num_pinned() as usize, wanted.len());
+        self.saw("things pinned", wanted.len() as u64);
+    }
+
+    fn saw(&mut self, what: &'static str, times: u64) {
+        *self.seen.entry(what).or_default() += times;
+    }
+}
+
+impl Listener {
+    /// What comes twice or not at all is a mistake in the events.
+    fn hear(&mut self, number: u64, event: &KvEvent) {
+        if number < self.next {
+            return;
+        }
+        assert_eq!(number, self.next);
+        self.next += 1;
+        match event {
+            KvEvent::Stored { hash, parent, tokens, tier } => {
+                assert_eq!(parent.unwrap_or_else(root).child(tokens.iter(), &mut Vec::new()), *hash);
+                assert!(self.known.insert((*hash.as_bytes(), *tier)));
+            }
+            KvEvent::Removed { hash, tier } => assert!(self.known.remove(&(*hash.as_bytes(), *tier))),
+            KvEvent::Cleared => self.known.clear(),
+        }
+    }
+}
+
+fn root() -> BlockHash {
+    BlockHash::root(&["test"])
+}
+
+fn tokens(text: i32, index: i32) -> [i32; BLOCK_SIZE] {
+    [index, if index < NUM_ALIKE { 0 } else { text }]
+}
+
+/// The names of a text's first blocks.
+fn chain(text: i32, length: usize) -> Vec<BlockHash> {
+    let mut message = Vec::new();
+    let hashes = (0..length as i32).scan(root(), |parent, index| {
+        *parent = parent.child(tokens(text, index).iter(), &mut message);
+        Some(*parent)
+    });
+    hashes.collect()
+}

@@ -1,0 +1,124 @@
+//! The blocks of one level of the KV cache, device or host, with the names of their contents: the pool and the prefix cache, kept in
+//! step. Knows no other level.
+
+use crate::block_pool::BlockPool;
+use crate::hash::BlockHash;
+use crate::ids::{Block, StepId};
+use crate::prefix::{Name, PrefixCache};
+
+pub(crate) struct Level<B> {
+    pool: BlockPool<B>,
+    names: PrefixCache<B>,
+}
+
+/// What an allocated block held until now.
+pub(crate) struct Evicted {
+    pub(crate) name: Name,
+    pub(crate) hits: u8,
+}
+
+impl<B: Block> Level<B> {
+    pub(crate) fn new(num_blocks: u32) -> Self {
+        Self { pool: BlockPool::new(num_blocks), names: PrefixCache::new(num_blocks) }
+    }
+
+    pub(crate) fn num_blocks(&self) -> u32 {
+        self.pool.num_blocks()
+    }
+
+    pub(crate) fn num_free(&self) -> u32 {
+        self.pool.num_free()
+    }
+
+    pub(crate) fn num_cached(&self) -> usize {
+        self.names.len()
+    }
+
+    pub(crate) fn references(&self, block: B) -> u32 {
+        self.pool.references(block)
+    }
+
+    pub(crate) fn hits(&self, block: B) -> u8 {
+        self.pool.hits(block)
+    }
+
+    pub(crate) fn name(&self, block: B) -> Option<Name> {
+        self.names.name(block)
+    }
+
+    pub(crate) fn known(&self) -> impl Iterator<Item = (B, Name)> {
+        self.names.known()
+    }
+
+    pub(crate) fn free_blocks(&self) -> impl Iterator<Item = B> {
+        self.pool.free_blocks()
+    }
+
+    /// See `PrefixCache::get`.
+    pub(crate) fn get(&self, hash: BlockHash) -> Option<B> {
+        self.names.get(hash)
+    }
+
+    /// See `PrefixCache::find`.
+    pub(crate) fn find(&self, hash: BlockHash, planning: StepId, committed: StepId) -> Option<B> {
+        self.names.find(hash, planning, committed)
+    }
+
+    /// A block to write to, with one reference, and what it held.
+    pub(crate) fn allocate(&mut self) -> Option<(B, Option<Evicted>)> {
+        let block = self.pool.allocate()?;
+        let evicted = self.names.evict(block).map(|name| Evicted { name, hits: self.pool.hits(block) });
+        if evicted.is_some() {
+            self.pool.forget(block);
+        }
+        Some((block, evicted))
+    }
+
+    pub(crate) fn share(&mut self, block: B) {
+        self.pool.share(block);
+    }
+
+    pub(crate) fn hold(&mut self, block: B) {
+        self.pool.hold(block);
+    }
+
+    pub(crate) fn free(&mut self, block: B) {
+        self.pool.free(block);
+    }
+
+    /// Names what a block in use holds. False: another block holds the same and stays.
+    pub(crate) fn store(&mut self, block: B, name: Name) -> bool {
+        let is_first = self.names.store(block, name);
+        if is_first {
+            self.pool.keep(block, name.index);
+        }
+        is_first
+    }
+
+    /// What a block in use holds was hit this often on the other level.
+    pub(crate) fn raise_hits(&mut self, block: B, hits: u8) {
+        self.pool.raise_hits(block, hits);
+    }
+
+    /// What a block holds was in use on the other level until now, and was hit there.
+    pub(crate) fn refresh(&mut self, block: B, hits: u8) {
+        self.pool.hold(block);
+        self.pool.raise_hits(block, hits);
+        self.pool.free(block);
+    }
+
+    /// No block holds anything known; blocks in use stay in use.
+    pub(crate) fn forget(&mut self) {
+        for block in (0..self.num_blocks()).map(B::new) {
+            if self.names.evict(block).is_some() {
+                self.pool.forget(block);
+            }
+        }
+    }
+
+    /// See `Scheduler::audit`.
+    pub(crate) fn audit(&self) -> Result<(), String> {
+        self.pool.audit()?;
+        self.names.audit()
+    }
+}

@@ -1,0 +1,155 @@
+//! Contents that stay on the device until they are unpinned, by name of the pin. A pin is a wish for contents; of those
+//! that the device has, it holds the block. Knows neither reference counts nor how contents come and go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::hash::{BlockHash, HashMapByDigest};
+use crate::ids::BlockId;
+
+pub(crate) struct Pins {
+    quota: u32,
+    by_name: BTreeMap<u64, Vec<BlockHash>>,
+    wishes: HashMapByDigest<Wish>,
+    num_held: u32,
+}
+
+struct Wish {
+    num_pins: u32,
+    block: Option<BlockId>,
+}
+
+/// A pin asks for more than is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PinError {
+    /// Blocks that it asks for and no other pin has.
+    pub(crate) asked: u32,
+    /// Blocks that the other pins have.
+    pub(crate) pinned: u32,
+    pub(crate) quota: u32,
+}
+
+impl Pins {
+    pub(crate) fn new(quota: u32) -> Self {
+        Self { quota, by_name: BTreeMap::new(), wishes: HashMapByDigest::default(), num_held: 0 }
+    }
+
+    pub(crate) fn contains(&self, name: u64) -> bool {
+        self.by_name.contains_key(&name)
+    }
+
+    /// Blocks that pins hold.
+    pub(crate) fn num_held(&self) -> u32 {
+        self.num_held
+    }
+
+    /// Whether a pin holds this block, which has these contents.
+    pub(crate) fn holds(&self, block: BlockId, hash: BlockHash) -> bool {
+        self.wishes.get(&hash).is_some_and(|wish| wish.block == Some(block))
+    }
+
+    /// Adds a pin. Gives the contents that no other pin has, for `hold` to be called with those that are there.
+    pub(crate) fn pin(&mut self, name: u64, mut hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>, PinError> {
+        let mut seen = BTreeSet::new();
+        hashes.retain(|hash| seen.insert(*hash.as_bytes()));
+        let mut added = hashes.clone();
+        added.retain(|hash| !self.wishes.contains_key(hash));
+        let (asked, pinned) = (added.len() as u32, self.wishes.len() as u32);
+        if asked > self.quota.saturating_sub(pinned) {
+            return Err(PinError { asked, pinned, quota: self.quota });
+        }
+        for &hash in &hashes {
+            self.wishes.entry(hash).or_insert(Wish { num_pins: 0, block: None }).num_pins += 1;
+        }
+        self.by_name.insert(name, hashes);
+        Ok(added)
+    }
+
+    /// Removes a pin. Gives the blocks to free, the tail first; none: there is no such pin.
+    pub(crate) fn unpin(&mut self, name: u64) -> Option<Vec<BlockId>> {
+        let hashes = self.by_name.remove(&name)?;
+        let mut freed = Vec::new();
+        for hash in hashes.into_iter().rev() {
+            let Some(wish) = self.wishes.get_mut(&hash) else { continue };
+            wish.num_pins -= 1;
+            if wish.num_pins == 0 {
+                freed.extend(self.wishes.remove(&hash).and_then(|wish| wish.block));
+            }
+        }
+        self.num_held -= freed.len() as u32;
+        Some(freed)
+    }
+
+    /// The device has these contents now, and had not before. True: pins want them, and the caller adds a reference.
+    pub(crate) fn hold(&mut self, block: BlockId, hash: BlockHash) -> bool {
+        if self.wishes.is_empty() {
+            return false;
+        }
+        let Some(wish) = self.wishes.get_mut(&hash) else { return false };
+        wish.block = Some(block);
+        self.num_held += 1;
+        true
+    }
+
+    /// The device has nothing any more: wishes stay. Gives the blocks that pins held, every chain's tail first.
+    pub(crate) fn release(&mut self) -> Vec<BlockId> {
+        let mut released = Vec::new();
+        for hash in self.by_name.values().flat_map(|hashes| hashes.iter().rev()) {
+            released.extend(self.wishes.get_mut(hash).and_then(|wish| wish.block.take()));
+        }
+        self.num_held = 0;
+        released
+    }
+
+    /// See `Scheduler::audit`. `find` gives the device's block with these contents.
+    pub(crate) fn audit(&self, find: impl Fn(BlockHash) -> Option<BlockId>) -> Result<(), String> {
+        let num_held = self.wishes.values().filter(|wish| wish.block.is_some()).count();
+        if num_held != self.num_held as usize {
+            return Err(format!("pins hold {num_held} blocks, not {}", self.num_held));
+        }
+        let num_pins: u32 = self.wishes.values().map(|wish| wish.num_pins).sum();
+        let expected = self.by_name.values().map(Vec::len).sum::<usize>();
+        if num_pins as usize != expected || self.wishes.len() > self.quota as usize {
+            return Err(format!("{num_pins} wishes for {} contents, not {expected}", self.wishes.len()));
+        }
+        match self.wishes.iter().find(|(hash, wish)| wish.block != find(**hash)) {
+            Some((_, wish)) => Err(format!("a pin holds {:?}, and its contents are elsewhere", wish.block)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hashes(names: &[&str]) -> Vec<BlockHash> {
+        names.iter().map(|name| BlockHash::root(&[name])).collect()
+    }
+
+    #[test]
+    fn what_two_pins_want_counts_once_and_stays_until_both_are_gone() {
+        let mut pins = Pins::new(3);
+        assert_eq!(pins.pin(1, hashes(&["a", "b", "b"])), Ok(hashes(&["a", "b"])));
+        assert_eq!(pins.pin(2, hashes(&["a", "c"])), Ok(hashes(&["c"])));
+        assert_eq!(pins.pin(3, hashes(&["a", "d"])), Err(PinError { asked: 1, pinned: 3, quota: 3 }));
+        for (block, hash) in hashes(&["a", "b"]).into_iter().enumerate() {
+            assert!(pins.hold(BlockId(block as u32), hash));
+        }
+        assert!(!pins.hold(BlockId(9), hashes(&["d"])[0]));
+        assert_eq!(pins.unpin(1), Some(vec![BlockId(1)]));
+        assert_eq!((pins.num_held(), pins.unpin(1)), (1, None));
+        assert_eq!(pins.unpin(2), Some(vec![BlockId(0)]));
+    }
+
+    #[test]
+    fn released_blocks_come_tail_first_and_are_still_wanted() {
+        let mut pins = Pins::new(4);
+        pins.pin(1, hashes(&["a", "b"])).unwrap();
+        for (block, hash) in hashes(&["a", "b"]).into_iter().enumerate() {
+            pins.hold(BlockId(block as u32), hash);
+        }
+        assert_eq!(pins.release(), [BlockId(1), BlockId(0)]);
+        assert_eq!(pins.num_held(), 0);
+        assert!(pins.hold(BlockId(3), hashes(&["a"])[0]));
+    }
+}

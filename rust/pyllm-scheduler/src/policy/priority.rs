@@ -1,0 +1,30 @@
+//! Classes: the lowest `priority` first, and a lower one takes the place of a higher. Within a class the sequence with
+//! the least slack is next; where no request has targets, that is the one that came first.
+
+use super::{Policy, Rank, Work, ordered};
+
+pub(crate) struct Priority;
+
+impl Policy for Priority {
+    fn rank(&self, work: &Work) -> Rank {
+        // Slack is what is left until `due`; of two, the one due first has less of it at any time.
+        (ordered(f64::from(work.priority)), ordered(work.due))
+    }
+
+    fn preempts(&self, waiting: Rank, running: Rank) -> bool {
+        waiting.0 < running.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_come_before_slack_and_only_classes_preempt() {
+        let rank = |priority, due| Priority.rank(&Work { priority, due, ..Work::default() });
+        assert!(rank(-1, 9.0) < rank(0, 1.0) && rank(0, 1.0) < rank(0, 2.0));
+        assert!(Priority.preempts(rank(-1, 9.0), rank(0, 1.0)));
+        assert!(!Priority.preempts(rank(0, 1.0), rank(0, 2.0)));
+    }
+}

@@ -1,0 +1,35 @@
+//! The least remaining work first, and less work takes the place of more. What comes later counts as larger, so that
+//! nothing waits for ever: a sequence is passed by at most the work that arrives while its own could have aged away.
+
+use super::{Policy, Rank, Work, ordered};
+
+/// Tokens by which a request seems smaller for each second that it came earlier.
+const AGEING: f64 = 128.0;
+
+pub(crate) struct Shortest;
+
+impl Policy for Shortest {
+    fn rank(&self, work: &Work) -> Rank {
+        (ordered(f64::from(work.remaining) + AGEING * work.arrival), 0)
+    }
+
+    fn running_rank(&self, work: &Work) -> Option<Rank> {
+        Some(self.rank(work))
+    }
+
+    fn preempts(&self, waiting: Rank, running: Rank) -> bool {
+        waiting < running
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_counts_until_age_outweighs_it() {
+        let rank = |remaining, arrival| Shortest.rank(&Work { remaining, arrival, ..Work::default() });
+        assert!(rank(10, 0.0) < rank(20, 0.0));
+        assert!(rank(20, 0.0) < rank(10, 1.0));
+    }
+}

@@ -1,0 +1,262 @@
+//! What waits, in lanes: one for each tenant where the policy shares by tenant, else one for all. Each lane is in the
+//! order of its ranks; the lane that has had the least service is next. A lane that comes back starts no lower than those
+//! that waited meanwhile, so that idleness is not saved up.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::arena::{Arena, Key};
+use crate::policy::Rank;
+use crate::sequence::Sequence;
+
+/// The order within a lane: by rank, then by insertion and sample.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct QueueKey {
+    pub(crate) rank: Rank,
+    pub(crate) serial: u64,
+    pub(crate) sample: u32,
+}
+
+pub(crate) struct Queue {
+    lanes: Arena<Lane>,
+    by_tenant: HashMap<String, Key<Lane>>,
+    /// The lanes in which something waits, least service first.
+    waiting: BTreeSet<(u64, u64)>, // (service, lane's number)
+    /// The lanes without requests whose service is still above the floor.
+    idle: BTreeSet<(u64, u64)>,
+    by_number: HashMap<u64, Key<Lane>>,
+    next_number: u64,
+    /// The lane that was served last: where a newcomer starts if nothing waits.
+    last_served: Option<Key<Lane>>,
+    floor: u64, // its service, once it is forgotten
+    num_waiting: usize,
+}
+
+pub(crate) struct Lane {
+    tenant: String,
+    number: u64,
+    weight: u64,
+    service: u64, // of SERVICE_UNIT / weight each
+    /// Service of the requests of this lane that were last taken.
+    request_floor: u64,
+    num_requests: u32,
+    queue: BTreeMap<QueueKey, Key<Sequence>>,
+}
+
+/// Service is counted in fractions of a token, so that weights divide it without loss that matters.
+pub(crate) const SERVICE_UNIT: u64 = 1 << 20;
+
+impl Queue {
+    pub(crate) fn new() -> Self {
+        Self {
+            lanes: Arena::new(),
+            by_tenant: HashMap::new(),
+            waiting: BTreeSet::new(),
+            idle: BTreeSet::new(),
+            by_number: HashMap::new(),
+            next_number: 0,
+            last_served: None,
+            floor: 0,
+            num_waiting: 0,
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.num_waiting
+    }
+
+    /// The tenant's lane, for one more request.
+    pub(crate) fn open(&mut self, tenant: &str, weight: u32) -> Key<Lane> {
+        let key = match self.by_tenant.get(tenant) {
+            Some(&key) => key,
+            None => self.add_lane(tenant, weight),
+        };
+        let lane = &mut self.lanes[key];
+        self.idle.remove(&(lane.service, lane.number));
+        lane.num_requests += 1;
+        key
+    }
+
+    /// One request fewer. A lane is forgotten once a newcomer would start no lower.
+    pub(crate) fn close(&mut self, key: Key<Lane>) {
+        let lane = &mut self.lanes[key];
+        lane.num_requests -= 1;
+        if lane.num_requests == 0 {
+            self.idle.insert((lane.service, lane.number));
+            self.forget_idle();
+        }
+    }
+
+    pub(crate) fn set_weight(&mut self, key: Key<Lane>, weight: u32) {
+        self.lanes[key].weight = u64::from(weight);
+    }
+
+    pub(crate) fn insert(&mut self, key: Key<Lane>, queue_key: QueueKey, sequence: Key<Sequence>) {
+        let lane = &self.lanes[key];
+        if lane.queue.is_empty() {
+            let service = lane.service.max(self.least_service());
+            let lane = &mut self.lanes[key];
+            lane.service = service;
+            self.waiting.insert((service, lane.number));
+        }
+        self.lanes[key].queue.insert(queue_key, sequence);
+        self.num_waiting += 1;
+    }
+
+    pub(crate) fn remove(&mut self, key: Key<Lane>, queue_key: &QueueKey) {
+        let lane = &mut self.lanes[key];
+        if lane.queue.remove(queue_key).is_some() {
+            self.num_waiting -= 1;
+            if lane.queue.is_empty() {
+                self.waiting.remove(&(lane.service, lane.number));
+            }
+        }
+    }
+
+    /// The sequence that is next.
+    pub(crate) fn first(&self) -> Option<Key<Sequence>> {
+        let (_, number) = self.waiting.first()?;
+        self.lanes[self.by_number[number]].queue.first_key_value().map(|(_, &sequence)| sequence)
+    }
+
+    /// Removes the sequence that is next, which is `first`.
+    pub(crate) fn take_first(&mut self, key: Key<Lane>, queue_key: &QueueKey, request_service: u64) {
+        self.last_served = Some(key);
+        self.remove(key, queue_key);
+        let lane = &mut self.lanes[key];
+        lane.request_floor = lane.request_floor.max(request_service);
+        self.forget_idle();
+    }
+
+    /// Service for the lane, in tokens by their cost.
+    pub(crate) fn charge(&mut self, key: Key<Lane>, cost: u64) {
+        let lane = &mut self.lanes[key];
+        let before = (lane.service, lane.number);
+        lane.service += cost * SERVICE_UNIT / lane.weight;
+        if !lane.queue.is_empty() {
+            self.waiting.remove(&before);
+            self.waiting.insert((lane.service, lane.number));
+        }
+    }
+
+    pub(crate) fn service(&self, key: Key<Lane>) -> u64 {
+        self.lanes[key].service
+    }
+
+    /// Where a new request of the lane starts among the lane's others.
+    pub(crate) fn request_floor(&self, key: Key<Lane>) -> u64 {
+        self.lanes[key].request_floor
+    }
+
+    /// Tenants, what each has had in service units, and what of it waits.
+    pub(crate) fn lanes(&self) -> impl Iterator<Item = (&str, u64, usize)> {
+        self.lanes.iter().map(|(_, lane)| (lane.tenant.as_str(), lane.service, lane.queue.len()))
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key<Lane>, &QueueKey, Key<Sequence>)> {
+        self.lanes.iter().flat_map(|(key, lane)| lane.queue.iter().map(move |(queue_key, &one)| (key, queue_key, one)))
+    }
+
+    /// See `Scheduler::audit`.
+    pub(crate) fn audit(&self, num_requests: usize) -> Result<(), String> {
+        let counted: usize = self.lanes.iter().map(|(_, lane)| lane.queue.len()).sum();
+        let requests: usize = self.lanes.iter().map(|(_, lane)| lane.num_requests as usize).sum();
+        let backlogged = self.lanes.iter().filter(|(_, lane)| !lane.queue.is_empty());
+        let waiting: BTreeSet<_> = backlogged.map(|(_, lane)| (lane.service, lane.number)).collect();
+        let without = self.lanes.iter().filter(|(_, lane)| lane.num_requests == 0);
+        let idle: BTreeSet<_> = without.map(|(_, lane)| (lane.service, lane.number)).collect();
+        let holds = counted == self.num_waiting
+            && requests == num_requests
+            && waiting == self.waiting
+            && idle == self.idle
+            && self.by_tenant.len() == self.lanes.len()
+            && self.by_number.len() == self.lanes.len();
+        if holds { Ok(()) } else { Err("the lanes of the queue do not add up".to_owned()) }
+    }
+
+    fn add_lane(&mut self, tenant: &str, weight: u32) -> Key<Lane> {
+        let number = self.next_number;
+        self.next_number += 1;
+        let key = self.lanes.insert(Lane {
+            tenant: tenant.to_owned(),
+            number,
+            weight: u64::from(weight),
+            service: 0,
+            request_floor: 0,
+            num_requests: 0,
+            queue: BTreeMap::new(),
+        });
+        self.by_tenant.insert(tenant.to_owned(), key);
+        self.by_number.insert(number, key);
+        key
+    }
+
+    fn least_service(&self) -> u64 {
+        let last = self.last_served.and_then(|key| self.lanes.get(key));
+        self.waiting.first().map_or(last.map_or(self.floor, |lane| lane.service), |&(service, _)| service)
+    }
+
+    fn forget_idle(&mut self) {
+        let least = self.least_service();
+        while let Some(&(service, number)) = self.idle.first().filter(|(service, _)| *service <= least) {
+            self.idle.remove(&(service, number));
+            if let Some(lane) = self.by_number.remove(&number).and_then(|key| self.lanes.remove(key)) {
+                self.by_tenant.remove(&lane.tenant);
+                self.floor = self.floor.max(lane.service);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn queue_key(serial: u64) -> QueueKey {
+        QueueKey { rank: (0, 0), serial, sample: 0 }
+    }
+
+    fn sequence(arena: &mut Arena<Sequence>) -> Key<Sequence> {
+        arena.insert(Sequence::default())
+    }
+
+    #[test]
+    fn the_lane_with_the_least_service_is_next() {
+        let (mut queue, mut arena) = (Queue::new(), Arena::new());
+        let sequences: Vec<_> = (0..3).map(|_| sequence(&mut arena)).collect();
+        let (one, two) = (queue.open("one", 1), queue.open("two", 2));
+        queue.insert(one, queue_key(0), sequences[0]);
+        queue.insert(two, queue_key(1), sequences[1]);
+        queue.charge(one, 10);
+        queue.charge(two, 18); // of twice the weight
+        assert!(queue.first() == Some(sequences[1]));
+        queue.charge(two, 4);
+        assert!(queue.first() == Some(sequences[0]));
+    }
+
+    #[test]
+    fn a_newcomer_starts_with_those_that_wait() {
+        let (mut queue, mut arena) = (Queue::new(), Arena::new());
+        let sequences: Vec<_> = (0..2).map(|_| sequence(&mut arena)).collect();
+        let old = queue.open("old", 1);
+        queue.insert(old, queue_key(0), sequences[0]);
+        queue.charge(old, 100);
+        let new = queue.open("new", 1);
+        queue.insert(new, queue_key(1), sequences[1]);
+        assert_eq!(queue.service(new), queue.service(old));
+    }
+
+    #[test]
+    fn idle_lanes_are_forgotten_when_they_would_be_lifted() {
+        let (mut queue, mut arena) = (Queue::new(), Arena::new());
+        let (ahead, other) = (queue.open("ahead", 1), queue.open("other", 1));
+        queue.charge(ahead, 5);
+        queue.close(ahead);
+        assert_eq!(queue.lanes().count(), 2);
+        let waits = sequence(&mut arena);
+        queue.charge(other, 9);
+        queue.insert(other, queue_key(0), waits);
+        queue.take_first(other, &queue_key(0), 0);
+        assert_eq!(queue.lanes().map(|lane| lane.0).collect::<Vec<_>>(), ["other"]);
+        assert_eq!(queue.audit(1), Ok(()));
+    }
+}

@@ -1,0 +1,198 @@
+//! Why: the reason for which each sequence waits, the share that each running one got, and the last decisions. Reasons
+//! are derived when asked, from what the last step recorded, so that a long queue costs nothing.
+
+use std::collections::VecDeque;
+
+use crate::arena::Key;
+use crate::error::Result;
+use crate::ids::{ClientId, RequestId, StepId};
+use crate::sequence::{LiveRequest, Sample, Sequence, State};
+
+use super::Scheduler;
+
+/// Steps that are remembered.
+const MAX_DECISIONS: usize = 1024;
+
+/// Why a sequence got no tokens in the last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It came after the last step was planned.
+    New,
+    /// The caller holds it.
+    Held,
+    /// Its keys and values are being loaded from outside.
+    Loading,
+    /// Its prompt is being computed by another sample of its request.
+    Forking,
+    /// A step in flight decides how it goes on.
+    InFlight,
+    /// The step's tokens were used up: `max_num_batched_tokens`.
+    Budget,
+    /// More prefill would make running streams wait beyond their target.
+    InterTokenTarget,
+    /// The positions that a step may sample were used up.
+    Samples,
+    /// All slots are taken: `max_num_seqs`.
+    Slots,
+    /// There are not enough free blocks for its tokens.
+    Blocks,
+    /// There are, but not with the watermark above them.
+    Watermark,
+    /// There are, but what runs is expected to need them.
+    Growth,
+    /// The step preempted to let the rest go on; it admits nothing.
+    Preempting,
+    /// Another one comes before it in the policy's order, and that one was not admitted.
+    Policy,
+}
+
+impl Reason {
+    /// Its name in messages and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::New => "new",
+            Self::Held => "held",
+            Self::Loading => "loading",
+            Self::Forking => "forking",
+            Self::InFlight => "in_flight",
+            Self::Budget => "budget",
+            Self::InterTokenTarget => "inter_token_target",
+            Self::Samples => "samples",
+            Self::Slots => "slots",
+            Self::Blocks => "blocks",
+            Self::Watermark => "watermark",
+            Self::Growth => "growth",
+            Self::Preempting => "preempting",
+            Self::Policy => "policy",
+        }
+    }
+}
+
+/// Where one sample of a request stands after the last step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The sample.
+    pub sample: u32,
+    /// `waiting`, `preempted`, `swapped`, `held`, `loading`, `running` or `finished`.
+    pub state: &'static str,
+    /// Why it got no tokens in the last step; none if it got some or has finished.
+    pub reason: Option<Reason>,
+    /// The caller's reason, if it is held.
+    pub hold: Option<String>,
+    /// Tokens that the last step computed of it: its share.
+    pub num_tokens: u32,
+    /// Tokens whose keys and values it has, and those it knows.
+    pub num_computed: u32,
+    /// See `num_computed`.
+    pub num_known: u32,
+}
+
+/// What one step decided. `stop` is why the first in the queue was not admitted; none if the queue was empty.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Decision {
+    pub step: StepId,
+    pub now: f64,
+    pub num_rows: u32,
+    pub num_tokens: u32,
+    pub num_prefill_tokens: u32,
+    pub num_admitted: u32,
+    pub num_preempted: u32,
+    /// Of those preempted, the ones that went to the host.
+    pub num_swapped: u32,
+    pub num_running: u32,
+    pub num_waiting: u32,
+    pub num_free_blocks: u32,
+    pub stop: Option<Reason>,
+}
+
+/// The last decisions, oldest first.
+#[derive(Default)]
+pub(super) struct Decisions {
+    ring: VecDeque<Decision>,
+    stopped: Option<Key<Sequence>>,
+    next_serial: u64,
+}
+
+impl Decisions {
+    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, next_serial: u64) {
+        if self.ring.len() == MAX_DECISIONS {
+            self.ring.pop_front();
+        }
+        self.ring.push_back(decision);
+        self.stopped = stopped;
+        self.next_serial = next_serial;
+    }
+}
+
+impl Scheduler {
+    /// The last decisions, oldest first, at most 1,024.
+    pub fn decisions(&self) -> impl ExactSizeIterator<Item = &Decision> {
+        self.decisions.ring.iter()
+    }
+
+    /// Where each sample of a request stands, and why.
+    ///
+    /// Errors: `UnknownRequest`.
+    pub fn explain(&self, client: ClientId, request: RequestId) -> Result<Vec<Explanation>> {
+        let live = &self.requests[self.find(client, request)?];
+        let samples = live.samples.iter().enumerate();
+        Ok(samples.map(|(index, sample)| self.explain_sample(live, index as u32, *sample)).collect())
+    }
+
+    fn explain_sample(&self, live: &LiveRequest, sample: u32, place: Sample) -> Explanation {
+        let finished = Explanation {
+            sample,
+            state: "finished",
+            reason: None,
+            hold: None,
+            num_tokens: 0,
+            num_computed: 0,
+            num_known: live.request.prompt.len() as u32,
+        };
+        let key = match place {
+            Sample::Finished => return finished,
+            Sample::Unforked => return Explanation { state: "waiting", reason: Some(Reason::Forking), ..finished },
+            Sample::Live(key) => key,
+        };
+        let sequence = &self.sequences[key];
+        let had_share = sequence.slot().is_some()
+            && sequence.last_share > 0
+            && self.next_step.0 == sequence.last_step.0 + 1;
+        Explanation {
+            state: match sequence.state {
+                State::Waiting => "waiting",
+                State::Preempted => "preempted",
+                State::Swapped => "swapped",
+                State::Held => "held",
+                State::Loading => "loading",
+                State::Running(_) => "running",
+            },
+            reason: (!had_share).then(|| self.reason(live, key)),
+            hold: live.hold.clone(),
+            num_tokens: if had_share { sequence.last_share } else { 0 },
+            num_computed: sequence.num_computed,
+            num_known: sequence.num_known(),
+            ..finished
+        }
+    }
+
+    fn reason(&self, live: &LiveRequest, key: Key<Sequence>) -> Reason {
+        let sequence = &self.sequences[key];
+        let last = self.decisions.ring.back();
+        match sequence.state {
+            State::Held => Reason::Held,
+            State::Loading => Reason::Loading,
+            _ if live.serial >= self.decisions.next_serial => Reason::New,
+            State::Running(_) if !sequence.is_plannable() => Reason::InFlight,
+            // It runs and had no row: the step's tokens went to those before it.
+            State::Running(_) => match last.and_then(|decision| decision.stop) {
+                Some(reason @ (Reason::InterTokenTarget | Reason::Samples)) => reason,
+                _ => Reason::Budget,
+            },
+            _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
+            _ if sequence.num_in_flight > 0 => Reason::InFlight,
+            _ => Reason::Policy,
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Keys and values from outside. Nothing calls back: an offer, and how a load ended, are inputs. What an asynchronous
+//! load brings goes into the prefix cache, where the request finds it; a synchronous one is done before the step that
+//! builds on it, and if it fails that step's row comes to nothing. What could not be loaded is computed.
+
+use crate::arena::Key;
+use crate::error::{Error, Result};
+use crate::ids::{BlockId, ClientId, LoadId, RequestId, StepId};
+use crate::record::Input;
+use crate::sequence::{Offer, Sequence, State};
+
+use super::Scheduler;
+
+/// What is to be loaded, and where to. Whole blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Its name in `Scheduler::finish_load`.
+    pub id: LoadId,
+    /// Whose prompt.
+    pub client: ClientId,
+    /// The client's name for it.
+    pub request: RequestId,
+    /// Index of the first token to load.
+    pub first_token: u32,
+    /// How many.
+    pub num_tokens: u32,
+    /// Their blocks, in order.
+    pub blocks: Vec<BlockId>,
+    /// The step that reads them; none where the request waits for the load.
+    pub step: Option<StepId>,
+}
+
+/// A load under way. It refers to its blocks, so that they are not given away while they are written.
+pub(super) struct Loading {
+    pub(super) sequence: Key<Sequence>,
+    pub(super) blocks: Vec<BlockId>,
+    first_block: usize,
+    step: Option<StepId>,
+    /// Whether what it brings was computed with other weights.
+    pub(super) is_stale: bool,
+}
+
+impl Loading {
+    /// Whether its sequence waits for it.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.step.is_none()
+    }
+}
+
+impl Scheduler {
+    /// The keys and values of a request's first `num_tokens` tokens can be loaded from outside: by the step that needs
+    /// them, or asynchronously, in which case the request waits. It is used if it is more than the prefix cache has.
+    ///
+    /// Errors: `Disabled` without prefix caching, `UnknownRequest`, `TooLate`.
+    pub fn offer_load(
+        &mut self,
+        client: ClientId,
+        request: RequestId,
+        num_tokens: u32,
+        asynchronous: bool,
+    ) -> Result<()> {
+        if !self.config.enable_prefix_caching {
+            return Err(Error::Disabled { call: "offer_load", setting: "enable_prefix_caching" });
+        }
+        let key = self.find(client, request)?;
+        let mut live = super::live_sequences(&self.requests[key]).into_iter().map(|key| &self.sequences[key]);
+        if live.any(|sequence| sequence.cached_tokens.is_some() || sequence.state == State::Loading) {
+            return Err(Error::TooLate { request });
+        }
+        self.requests[key].offer = Some(Offer { num_tokens, asynchronous });
+        self.record(|| Input::OfferLoad { client, request, num_tokens, asynchronous });
+        Ok(())
+    }
+
+    /// The loads that plans have called for since the last call.
+    pub fn take_loads(&mut self) -> Vec<Load> {
+        std::mem::take(&mut self.new_loads)
+    }
+
+    /// A load has ended, with so many of its tokens in place, from the first on; fewer than all is a failure. One that a
+    /// step reads need not be reported if it succeeds: the step's commit says so.
+    ///
+    /// Errors: `UnknownLoad`.
+    pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {
+        let Some(Loading { sequence: key, mut blocks, first_block, step, is_stale }) = self.loads.remove(&load) else {
+            return Err(Error::UnknownLoad { load });
+        };
+        self.record(|| Input::FinishLoad { load, num_tokens });
+        let num_loaded = ((num_tokens / self.config.block_size) as usize).min(blocks.len());
+        let failed = num_loaded < blocks.len();
+        self.counters.num_failed_loads += u64::from(failed);
+        let num_kept = if is_stale { 0 } else { num_loaded };
+        if let Some(sequence) = self.sequences.get_mut(key) {
+            let is_read = step.is_some() && sequence.load == Some(load);
+            if is_read && !failed {
+                sequence.load = None;
+            }
+            if is_read && failed {
+                sequence.valid_from = self.next_step;
+                if sequence.slot().is_some() {
+                    self.running.retain(|&running| running != key);
+                    self.preempt(key);
+                }
+                self.sequences[key].load = None;
+            }
+            // They are complete, as if a step had filled them that is committed.
+            let filled = StepId(self.oldest_step().0.saturating_sub(1));
+            let sequence = &self.sequences[key];
+            let live = &self.requests[sequence.request];
+            for (index, &block) in blocks[..num_kept].iter().enumerate() {
+                self.cache.store(block, sequence.content(live, first_block + index, self.config.block_size), filled);
+            }
+        }
+        self.cache.free_chain(&mut blocks);
+        if self.sequences.get(key).is_some_and(|sequence| sequence.state == State::Loading) {
+            self.enqueue(key, State::Waiting);
+        }
+        Ok(())
+    }
+
+    /// The first in the queue, taken out of it: true if it now waits for an asynchronous load.
+    pub(super) fn begin_load(&mut self, key: Key<Sequence>) -> bool {
+        let num_cached = self.found.len();
+        let Some(num_offered) = self.offered_blocks(key, true) else { return false };
+        self.requests[self.sequences[key].request].offer = None;
+        if num_offered <= num_cached {
+            return false;
+        }
+        let blocks: Vec<_> = (num_cached..num_offered).map(|_| self.cache.allocate()).collect();
+        self.sequences[key].state = State::Loading;
+        self.load(key, num_cached, blocks, None);
+        true
+    }
+
+    /// Has the step that is being planned load what is offered beyond what the sequence has.
+    pub(super) fn take_loaded(&mut self, key: Key<Sequence>, step: StepId) {
+        let Some(num_offered) = self.offered_blocks(key, false) else { return };
+        let sequence = &mut self.sequences[key];
+        self.requests[sequence.request].offer = None;
+        let first = (sequence.num_computed / self.config.block_size) as usize;
+        if num_offered <= first {
+            return;
+        }
+        sequence.num_computed = num_offered as u32 * self.config.block_size;
+        let blocks = sequence.blocks[first..num_offered].to_vec();
+        for &block in &blocks {
+            self.cache.share(block);
+        }
+        let load = self.load(key, first, blocks, Some(step));
+        self.sequences[key].load = Some(load);
+    }
+
+    /// The loads that a committed step read have succeeded.
+    pub(super) fn finish_loads_of(&mut self, step: StepId) {
+        while let Some((&load, _)) = self.loads.iter().find(|(_, loading)| loading.step == Some(step)) {
+            if let Some(mut loading) = self.loads.remove(&load) {
+                self.cache.free_chain(&mut loading.blocks);
+                if let Some(sequence) = self.sequences.get_mut(loading.sequence) {
+                    sequence.load = sequence.load.filter(|&of| of != load);
+                }
+            }
+        }
+    }
+
+    fn load(&mut self, key: Key<Sequence>, first_block: usize, blocks: Vec<BlockId>, step: Option<StepId>) -> LoadId {
+        let id = self.next_load;
+        self.next_load = LoadId(id.0 + 1);
+        let request = &self.requests[self.sequences[key].request].request;
+        self.new_loads.push(Load {
+            id,
+            client: request.client,
+            request: request.id,
+            first_token: first_block as u32 * self.config.block_size,
+            num_tokens: blocks.len() as u32 * self.config.block_size,
+            blocks: blocks.clone(),
+            step,
+        });
+        self.loads.insert(id, Loading { sequence: key, blocks, first_block, step, is_stale: false });
+        id
+    }
+
+    /// Whole blocks of what is offered, without the last known token, which is computed in any case.
+    fn offered_blocks(&self, key: Key<Sequence>, asynchronous: bool) -> Option<usize> {
+        let sequence = &self.sequences[key];
+        let offer = self.requests[sequence.request].offer.filter(|offer| offer.asynchronous == asynchronous)?;
+        Some((offer.num_tokens.min(sequence.num_known() - 1) / self.config.block_size) as usize)
+    }
+}

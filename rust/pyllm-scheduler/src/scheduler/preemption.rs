@@ -1,0 +1,107 @@
+//! Taking back what runs: where blocks run out, and where something of a higher class waits. What is taken back is
+//! swapped to the host or computed anew later, whichever is expected to cost less.
+
+use crate::arena::Key;
+use crate::ids::{BlockId, HostBlockId};
+use crate::kv_cache::KvCache;
+use crate::sequence::{Sequence, State};
+
+use super::Scheduler;
+use super::planning::Planning;
+
+impl Scheduler {
+    /// Preempts from the end of `running` until the blocks for the sequence's next tokens are free. False: they are not,
+    /// and if the sequence was the last it is preempted itself. What is preempted has no row in the plan: rows are made from the front.
+    pub(super) fn make_room(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) -> bool {
+        while self.num_blocks_to_take(key, num_tokens) > self.cache.num_free() {
+            planning.ran_out_of_blocks = true;
+            let victim = *self.running.last().expect("the sequence itself is running");
+            // What was admitted by this plan may have blocks coming in by it, and keeps them until the next.
+            if self.sequences[victim].admitted == planning.step {
+                return false;
+            }
+            self.running.pop();
+            self.preempt_for(victim, planning);
+            if victim == key {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Lets what waits and may take the place of something running do so, before anything is planned.
+    pub(super) fn make_way(&mut self, planning: &mut Planning) {
+        while let Some(waiting) = self.queue.first() {
+            let Some(&victim) = self.running.last() else { break };
+            let (first, last) = (&self.sequences[waiting], &self.sequences[victim]);
+            if first.num_in_flight > 0 || !self.policy.preempts(first.queue_key.rank, last.queue_key.rank) {
+                break;
+            }
+            if self.free_slots.is_empty() || self.find_place(waiting, planning).is_err() {
+                self.running.pop();
+                self.preempt_for(victim, planning);
+            } else {
+                self.admit_first(waiting, planning);
+            }
+        }
+    }
+
+    fn preempt_for(&mut self, victim: Key<Sequence>, planning: &mut Planning) {
+        let swapped = self.counters.num_swapped;
+        self.preempt(victim);
+        planning.num_preempted += 1;
+        planning.num_swapped += (self.counters.num_swapped - swapped) as u32;
+    }
+
+    /// Takes blocks and slot from a running sequence, which the caller has removed from `running`, and queues it.
+    pub(super) fn preempt(&mut self, key: Key<Sequence>) {
+        self.counters.num_preemptions += 1;
+        let host_blocks = if self.should_swap(key) { self.swap_out(key) } else { None };
+        let num_computed = self.sequences[key].num_computed;
+        self.vacate(key);
+        let sequence = &mut self.sequences[key];
+        let state = match host_blocks {
+            Some(host_blocks) => {
+                sequence.host_blocks = host_blocks;
+                sequence.num_computed = num_computed;
+                self.counters.num_swapped += 1;
+                State::Swapped
+            }
+            None => State::Preempted,
+        };
+        self.enqueue(key, state);
+    }
+
+    fn swap_out(&mut self, key: Key<Sequence>) -> Option<Vec<HostBlockId>> {
+        let sequence = &self.sequences[key];
+        let num_blocks = self.config.blocks_for(sequence.num_computed) as usize;
+        self.cache.swap_out(&sequence.blocks[..num_blocks])
+    }
+
+    /// Whether moving the blocks to the host and back costs less than computing the tokens anew.
+    fn should_swap(&self, key: Key<Sequence>) -> bool {
+        let sequence = &self.sequences[key];
+        let num_blocks = self.config.blocks_for(sequence.num_computed);
+        if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() {
+            return false;
+        }
+        let swap = self.config.swap_block_seconds * f64::from(num_blocks);
+        // Before any prefill was measured, moving is taken to be the cheaper.
+        !self.times.is_measured() || swap <= self.times.prefill_seconds(sequence.num_computed)
+    }
+
+    fn num_blocks_to_take(&self, key: Key<Sequence>, num_tokens: u32) -> u32 {
+        let sequence = &self.sequences[key];
+        let num_blocks = self.config.blocks_for(sequence.num_computed + num_tokens);
+        let writes_shared = sequence.blocks.get((sequence.num_computed / self.config.block_size) as usize);
+        let num_copies = u32::from(writes_shared.is_some_and(|&block| is_shared(&self.cache, &self.copied, block)));
+        num_blocks.saturating_sub(sequence.blocks.len() as u32) + num_copies
+    }
+}
+
+/// Whether more than one sequence refers to a block. What this step copies keeps one reference more until the plan is
+/// made, so that no copy goes into a block that another copy reads.
+pub(super) fn is_shared(cache: &KvCache, copied: &[BlockId], block: BlockId) -> bool {
+    let references = cache.references(block);
+    references > 1 && references - u32::from(copied.contains(&block)) > 1
+}

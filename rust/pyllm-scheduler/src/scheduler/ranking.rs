@@ -1,0 +1,114 @@
+//! Who comes first: what the policy is told of each sequence, and the order of what runs.
+
+use crate::arena::Key;
+use crate::policy::Work;
+use crate::queue::{Lane, QueueKey};
+use crate::sequence::{LiveRequest, Sequence};
+
+use super::Scheduler;
+
+pub(super) use crate::policy::ordered;
+
+/// Seconds to the first token that a request without a target is taken to want, beside those that have one.
+const DEFAULT_TTFT: f64 = 10.0;
+const DEFAULT_WEIGHT: u32 = 1;
+
+impl Scheduler {
+    /// The place in the queue that a sequence would take now.
+    pub(super) fn queue_key(&self, key: Key<Sequence>) -> QueueKey {
+        let sequence = &self.sequences[key];
+        let live = &self.requests[sequence.request];
+        let rank = self.policy.rank(&self.work(sequence, live));
+        QueueKey { rank, serial: live.serial, sample: sequence.sample }
+    }
+
+    /// Tokens that a sequence is expected to compute until it ends.
+    pub(super) fn remaining(&self, sequence: &Sequence, live: &LiveRequest) -> u32 {
+        let uncomputed = sequence.num_known().saturating_sub(sequence.num_computed);
+        uncomputed + self.expected_output(sequence, live)
+    }
+
+    /// Output tokens that it is expected to get still: at least one, however long it has become.
+    pub(super) fn expected_output(&self, sequence: &Sequence, live: &LiveRequest) -> u32 {
+        live.expected_output.saturating_sub(sequence.output.len() as u32).max(1)
+    }
+
+    /// The lane for a request of this tenant.
+    pub(super) fn open_lane(&mut self, tenant: &str) -> Key<Lane> {
+        let lane = if self.policy.shares_by_tenant() { tenant } else { "" };
+        self.queue.open(lane, self.weight(lane))
+    }
+
+    pub(super) fn weight(&self, tenant: &str) -> u32 {
+        self.config.tenant_weights.get(tenant).copied().unwrap_or(DEFAULT_WEIGHT)
+    }
+
+    /// Service to a sequence, and to its tenant where the policy counts it.
+    pub(super) fn charge(&mut self, key: Key<Sequence>, cost: u64) {
+        let sequence = &mut self.sequences[key];
+        sequence.service += cost;
+        if self.policy.shares_by_tenant() {
+            self.queue.charge(self.requests[sequence.request].lane, cost);
+        }
+    }
+
+    /// Where a sequence stands among those that run.
+    pub(super) fn insert_running(&mut self, key: Key<Sequence>) {
+        let queue_key = self.sequences[key].queue_key;
+        let place = self.running.partition_point(|&running| self.sequences[running].queue_key < queue_key);
+        self.running.insert(place, key);
+    }
+
+    /// Brings what runs into the policy's order, where that changes as sequences run.
+    pub(super) fn order_running(&mut self) {
+        if !self.running_order_is_stale() {
+            return;
+        }
+        let mut reordered = std::mem::take(&mut self.reordered);
+        reordered.clear();
+        for &key in &self.running {
+            let queue_key = self.running_key(key).expect("the policy ranks what runs");
+            self.sequences[key].queue_key = queue_key;
+            reordered.push((queue_key, key));
+        }
+        reordered.sort_unstable_by_key(|&(queue_key, _)| queue_key);
+        self.running.clear();
+        self.running.extend(reordered.iter().map(|&(_, key)| key));
+        self.reordered = reordered;
+    }
+
+    /// Whether the order of what runs is only right after `order_running`.
+    pub(super) fn running_order_is_stale(&self) -> bool {
+        self.running.first().is_some_and(|&first| self.running_key(first).is_some())
+    }
+
+    fn running_key(&self, key: Key<Sequence>) -> Option<QueueKey> {
+        let sequence = &self.sequences[key];
+        let live = &self.requests[sequence.request];
+        let rank = self.policy.running_rank(&self.work(sequence, live))?;
+        Some(QueueKey { rank, ..sequence.queue_key })
+    }
+
+    fn work(&self, sequence: &Sequence, live: &LiveRequest) -> Work {
+        Work {
+            arrival: live.request.arrival,
+            priority: live.request.priority,
+            policy_key: live.request.policy_key,
+            remaining: self.remaining(sequence, live),
+            due: self.due(sequence, live),
+            service: sequence.service,
+            tenant_service: self.queue.service(live.lane),
+        }
+    }
+
+    fn due(&self, sequence: &Sequence, live: &LiveRequest) -> f64 {
+        let request = &live.request;
+        let uncomputed = sequence.num_known().saturating_sub(sequence.num_computed);
+        let before = self.times.prefill_seconds(uncomputed);
+        match (request.ttft_target, request.tpot_target) {
+            (_, Some(target)) if !sequence.output.is_empty() => sequence.last_token_at + target - before,
+            (Some(target), _) => request.arrival + target - before,
+            _ => request.arrival + DEFAULT_TTFT,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! What changes while requests run: settings, weights, and what the prefix cache must keep or forget.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::events::{Events, Snapshot};
+use crate::hash::BlockHash;
+use crate::pins::PinError;
+use crate::policy::policy;
+use crate::record::Input;
+use crate::request::{Request, tokens_are_ids};
+use crate::sequence::{LiveRequest, State};
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// The settings as they are.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Changes live settings, from the next step on. With another policy all that waits is ordered anew. With another
+    /// version of the weights all that runs is computed anew, and the prefix cache is forgotten.
+    ///
+    /// Errors: `Config` for a value out of its range, `Fixed` for a setting that is not live.
+    pub fn reconfigure(&mut self, config: Config) -> Result<()> {
+        config.validate()?;
+        if let Some(setting) = self.config.fixed_difference(&config) {
+            return Err(Error::Fixed { setting });
+        }
+        self.record(|| Input::Reconfigure(Box::new(config.clone())));
+        let before = std::mem::replace(&mut self.config, config);
+        if before.weights_version != self.config.weights_version {
+            self.change_weights();
+        }
+        if before.policy != self.config.policy {
+            self.change_policy();
+        } else if before.tenant_weights != self.config.tenant_weights {
+            self.change_tenant_weights();
+        }
+        Ok(())
+    }
+
+    /// Forgets all contents that the prefix cache knows. What runs keeps its blocks.
+    pub fn reset_prefix_cache(&mut self) {
+        self.record(|| Input::ResetPrefixCache);
+        self.forget_contents();
+    }
+
+    /// Keeps the full blocks of a prefix from eviction: those that are cached now, and the others once they are computed.
+    /// The prefix is that of requests with this tenant, cache salt and adapter. Gives the number of its full blocks.
+    ///
+    /// Errors: `Disabled` without prefix caching, `DuplicatePin`, `PinQuota`, `Request` for what is no token id.
+    pub fn pin(&mut self, name: u64, of: &Request) -> Result<u32> {
+        if !self.config.enable_prefix_caching {
+            return Err(Error::Disabled { call: "pin", setting: "enable_prefix_caching" });
+        }
+        tokens_are_ids("prompt", &of.prompt, self.config.vocab_size)?;
+        if self.cache.contains_pin(name) {
+            return Err(Error::DuplicatePin { name });
+        }
+        let hashes = self.hash_prompt(LiveRequest::root(of, &self.config), &of.prompt);
+        let num_blocks = hashes.len() as u32;
+        match self.cache.pin(name, hashes) {
+            Ok(()) => {
+                self.record(|| Input::Pin { name, of: Box::new(of.clone()) });
+                Ok(num_blocks)
+            }
+            Err(PinError { asked, pinned, quota }) => Err(Error::PinQuota { asked, pinned, quota }),
+        }
+    }
+
+    /// What the prefix cache has got and lost since the last call. Empty unless `enable_kv_cache_events`.
+    pub fn take_events(&mut self) -> Events {
+        self.cache.take_events()
+    }
+
+    /// What the prefix cache knows now, for a subscriber that has not heard all events.
+    pub fn snapshot(&self) -> Snapshot {
+        self.cache.snapshot()
+    }
+
+    /// Lets a pinned prefix be evicted. False: there is no such pin.
+    pub fn unpin(&mut self, name: u64) -> bool {
+        self.record(|| Input::Unpin { name });
+        self.cache.unpin(name)
+    }
+
+    fn forget_contents(&mut self) {
+        self.cache.forget();
+        // What runs tells of its blocks again, lest their children's names have no beginning.
+        for sequence in self.sequences.values_mut() {
+            sequence.num_stored = 0;
+        }
+    }
+
+    fn change_policy(&mut self) {
+        self.policy = policy(self.config.policy);
+        let waiting: Vec<_> = self.queue.iter().map(|(_, _, key)| key).collect();
+        for &key in &waiting {
+            self.dequeue(key);
+        }
+        let requests: Vec<_> = self.requests.iter().map(|(key, live)| (live.serial, key)).collect();
+        for &(_, key) in &requests {
+            self.queue.close(self.requests[key].lane);
+        }
+        for &(_, key) in &requests {
+            let tenant = std::mem::take(&mut self.requests[key].request.tenant);
+            self.requests[key].lane = self.open_lane(&tenant);
+            self.requests[key].request.tenant = tenant;
+        }
+        for key in waiting {
+            let state = self.sequences[key].state;
+            self.enqueue(key, state);
+        }
+        let mut running = std::mem::take(&mut self.running);
+        for &key in &running {
+            self.sequences[key].queue_key = self.queue_key(key);
+        }
+        running.sort_unstable_by_key(|&key| self.sequences[key].queue_key);
+        self.running = running;
+    }
+
+    fn change_tenant_weights(&mut self) {
+        let lanes: Vec<_> = self.requests.iter().map(|(_, live)| (live.lane, self.weight(&live.request.tenant))).collect();
+        if self.policy.shares_by_tenant() {
+            for (lane, weight) in lanes {
+                self.queue.set_weight(lane, weight);
+            }
+        }
+    }
+
+    /// What was computed with other weights is of no use to anyone.
+    fn change_weights(&mut self) {
+        for key in std::mem::take(&mut self.running) {
+            self.vacate(key);
+            self.enqueue(key, State::Preempted);
+        }
+        let keys: Vec<_> = self.sequences.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let sequence = &mut self.sequences[key];
+            self.cache.free_host(&mut sequence.host_blocks);
+            sequence.num_computed = 0;
+            sequence.output_hashes.clear();
+            if sequence.state == State::Swapped {
+                sequence.state = State::Preempted;
+            }
+        }
+        for loading in self.loads.values_mut() {
+            loading.is_stale = true;
+        }
+        self.forget_contents();
+        let keys: Vec<_> = self.requests.iter().map(|(key, _)| key).collect();
+        for key in keys {
+            let live = &self.requests[key];
+            let root = LiveRequest::root(&live.request, &self.config);
+            let num_hashes = live.prompt_hashes.len();
+            let prompt = std::mem::take(&mut self.requests[key].request.prompt);
+            let hashes: Vec<BlockHash> = if num_hashes > 0 { self.hash_prompt(root, &prompt) } else { Vec::new() };
+            let live = &mut self.requests[key];
+            live.request.prompt = prompt;
+            live.root = root;
+            live.prompt_hashes = hashes;
+            live.offer = None;
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Copies between the device and the host that the next plan asks for. The worker does the outs, then the ins, then
+//! everything else, so an out reads what earlier steps wrote and an in may read what an out of its plan wrote. Knows no
+//! contents.
+
+use crate::ids::{BlockId, HostBlockId};
+
+/// One copy of a whole block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Swap {
+    Out { device: BlockId, host: HostBlockId },
+    In { host: HostBlockId, device: BlockId },
+}
+
+#[derive(Default)]
+pub(crate) struct Swaps {
+    outs: Vec<(BlockId, HostBlockId)>,
+    ins: Vec<(HostBlockId, BlockId)>,
+    held: Vec<HostBlockId>, // once for each swap of the plan, drained or not
+}
+
+impl Swaps {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.outs.is_empty() && self.ins.is_empty()
+    }
+
+    /// The caller gives up one reference to the host block until `release`.
+    pub(crate) fn push_out(&mut self, device: BlockId, host: HostBlockId) {
+        self.outs.push((device, host));
+        self.held.push(host);
+    }
+
+    /// The caller gives up one reference to the host block until `release`.
+    pub(crate) fn push_in(&mut self, host: HostBlockId, device: BlockId) {
+        self.ins.push((host, device));
+        self.held.push(host);
+    }
+
+    /// Where a device block's contents are to come from.
+    pub(crate) fn source(&self, device: BlockId) -> Option<HostBlockId> {
+        self.ins.iter().find(|swap| swap.1 == device).map(|swap| swap.0)
+    }
+
+    /// The outs, then the ins.
+    pub(crate) fn drain(&mut self) -> impl Iterator<Item = Swap> {
+        let outs = self.outs.drain(..).map(|(device, host)| Swap::Out { device, host });
+        outs.chain(self.ins.drain(..).map(|(host, device)| Swap::In { host, device }))
+    }
+
+    /// References to a host block that the plan has.
+    pub(crate) fn references(&self, host: HostBlockId) -> u32 {
+        self.held.iter().filter(|&&held| held == host).count() as u32
+    }
+
+    /// The plan is made: gives back its references to host blocks.
+    pub(crate) fn release(&mut self) -> impl Iterator<Item = HostBlockId> {
+        self.held.drain(..)
+    }
+}
