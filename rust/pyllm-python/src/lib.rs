@@ -2,10 +2,12 @@
 //! `pyllm/_rust.pyi` is its documentation.
 
 mod buffers;
+mod reports;
+mod settings;
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::{ClientId, Config, Error, Output, Request, RequestId, StepId};
+use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId};
 use pyo3::create_exception;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -13,6 +15,7 @@ use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use buffers::{Plan, bytes, ids_from_buffer, ids_from_bytes};
+use settings::changed;
 
 create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
 create_exception!(pyllm._rust, NeverFitsError, SchedulerError, "A request too large to ever run.");
@@ -25,38 +28,29 @@ struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
 #[pymethods]
 impl Scheduler {
     #[new]
-    #[pyo3(signature = (
-        *, block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, vocab_size,
-        enable_prefix_caching
-    ))]
-    fn new(
-        block_size: Integer<u32>,
-        num_blocks: Integer<u32>,
-        max_num_seqs: Integer<u32>,
-        max_num_batched_tokens: Integer<u32>,
-        max_model_len: Integer<u32>,
-        vocab_size: Integer<u32>,
-        enable_prefix_caching: bool,
-    ) -> PyResult<Self> {
-        let config = Config {
-            block_size: block_size.named("block_size")?,
-            num_blocks: num_blocks.named("num_blocks")?,
-            max_num_seqs: max_num_seqs.named("max_num_seqs")?,
-            max_num_batched_tokens: max_num_batched_tokens.named("max_num_batched_tokens")?,
-            max_model_len: max_model_len.named("max_model_len")?,
-            vocab_size: vocab_size.named("vocab_size")?,
-            enable_prefix_caching,
-        };
+    #[pyo3(signature = (**settings))]
+    fn new(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let config = changed(Config::default(), settings)?;
         let scheduler = pyllm_scheduler::Scheduler::new(config).map_err(|error| python_error(&error))?;
         Ok(Self(Mutex::new(scheduler)))
     }
 
+    #[pyo3(signature = (**settings))]
+    fn reconfigure(&self, py: Python<'_>, settings: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+        let config = self.call(py, |scheduler| Ok(scheduler.config().clone()))?;
+        let config = changed(config, settings)?;
+        self.call(py, |scheduler| scheduler.reconfigure(config))
+    }
+
     #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
     #[pyo3(signature = (
-        client, request, prompt, *, seed, max_tokens, n = Integer(Ok(1)), stop_token_ids = b"".as_slice(),
-        sampling = b"".as_slice(), outputs = vec![], arrival = 0.0, priority = Integer(Ok(0)), tenant = "", cache_salt = "", adapter = ""
-    ), text_signature = "(self, client, request, prompt, *, seed, max_tokens, n=1, stop_token_ids=b'', sampling=b'', \
-        outputs=(), arrival=0.0, priority=0, tenant='', cache_salt='', adapter='')")]
+        client, request, prompt, *, seed, max_tokens, min_tokens = Integer(Ok(0)), n = Integer(Ok(1)),
+        stop_token_ids = b"".as_slice(), sampling = b"".as_slice(), outputs = vec![], arrival = 0.0, deadline = None,
+        ttft_target = None, tpot_target = None, priority = Integer(Ok(0)), policy_key = 0.0, tenant = "",
+        cache_salt = "", adapter = ""
+    ), text_signature = "(self, client, request, prompt, *, seed, max_tokens, min_tokens=0, n=1, stop_token_ids=b'', \
+        sampling=b'', outputs=(), arrival=0.0, deadline=None, ttft_target=None, tpot_target=None, priority=0, \
+        policy_key=0.0, tenant='', cache_salt='', adapter='')")]
     fn add(
         &self,
         py: Python<'_>,
@@ -65,12 +59,17 @@ impl Scheduler {
         prompt: &[u8],
         seed: Integer<u64>,
         max_tokens: Integer<u32>,
+        min_tokens: Integer<u32>,
         n: Integer<u32>,
         stop_token_ids: &[u8],
         sampling: &[u8],
         outputs: Vec<(PyBackedBytes, bool)>,
         arrival: f64,
+        deadline: Option<f64>,
+        ttft_target: Option<f64>,
+        tpot_target: Option<f64>,
         priority: Integer<i32>,
+        policy_key: f64,
         tenant: &str,
         cache_salt: &str,
         adapter: &str,
@@ -86,11 +85,16 @@ impl Scheduler {
             n: n.named("n")?,
             seed: seed.named("seed")?,
             max_tokens: max_tokens.named("max_tokens")?,
+            min_tokens: min_tokens.named("min_tokens")?,
             stop_token_ids: ids_from_bytes("stop_token_ids", stop_token_ids)?,
             sampling: sampling.to_vec(),
             outputs: outputs.collect::<PyResult<_>>()?,
             arrival,
+            deadline,
+            ttft_target,
+            tpot_target,
             priority: priority.named("priority")?,
+            policy_key,
             tenant: tenant.to_owned(),
             cache_salt: cache_salt.to_owned(),
             adapter: adapter.to_owned(),
@@ -141,18 +145,20 @@ impl Scheduler {
         Ok(self.call(py, |scheduler| scheduler.schedule(now))?.map(Plan))
     }
 
+    #[pyo3(signature = (step, starts, tokens, seconds = 0.0))]
     fn commit(
         &self,
         py: Python<'_>,
         step: Integer<u64>,
         starts: &Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
+        seconds: f64,
     ) -> PyResult<Vec<u32>> {
         let step = StepId(step.named("step")?);
         let starts = ids_from_buffer("starts", starts)?;
         let tokens = ids_from_buffer("tokens", tokens)?;
         self.call(py, |scheduler| {
-            let clients = scheduler.commit(step, &starts, &tokens)?;
+            let clients = scheduler.commit(step, &starts, &tokens, seconds)?;
             Ok(clients.iter().map(|client| client.0).collect())
         })
     }
@@ -183,24 +189,137 @@ impl Scheduler {
         })
     }
 
+    fn propose(
+        &self,
+        py: Python<'_>,
+        client: Integer<u32>,
+        request: Integer<u64>,
+        sample: Integer<u32>,
+        drafts: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (client, request) = name(client, request)?;
+        let sample = sample.named("sample")?;
+        let drafts = ids_from_buffer("drafts", drafts)?;
+        self.call(py, |scheduler| scheduler.propose(client, request, sample, &drafts))
+    }
+
+    fn fork(
+        &self,
+        py: Python<'_>,
+        client: Integer<u32>,
+        request: Integer<u64>,
+        sample: Integer<u32>,
+        last_token: Integer<i32>,
+    ) -> PyResult<u32> {
+        let (client, request) = name(client, request)?;
+        let (sample, last_token) = (sample.named("sample")?, last_token.named("last_token")?);
+        self.call(py, |scheduler| scheduler.fork(client, request, sample, last_token))
+    }
+
+    #[pyo3(signature = (client, request, num_tokens, *, asynchronous))]
+    fn offer_load(
+        &self,
+        py: Python<'_>,
+        client: Integer<u32>,
+        request: Integer<u64>,
+        num_tokens: Integer<u32>,
+        asynchronous: bool,
+    ) -> PyResult<()> {
+        let (client, request) = name(client, request)?;
+        let num_tokens = num_tokens.named("num_tokens")?;
+        self.call(py, |scheduler| scheduler.offer_load(client, request, num_tokens, asynchronous))
+    }
+
+    fn take_loads<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let loads = self.call(py, |scheduler| Ok(scheduler.take_loads()))?;
+        loads.iter().map(|load| reports::load(py, load)).collect()
+    }
+
+    fn finish_load(&self, py: Python<'_>, load: Integer<u64>, num_tokens: Integer<u32>) -> PyResult<()> {
+        let (load, num_tokens) = (LoadId(load.named("load")?), num_tokens.named("num_tokens")?);
+        self.call(py, |scheduler| scheduler.finish_load(load, num_tokens))
+    }
+
+    #[pyo3(signature = (name, prompt, *, tenant = "", cache_salt = "", adapter = ""))]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        name: Integer<u64>,
+        prompt: &[u8],
+        tenant: &str,
+        cache_salt: &str,
+        adapter: &str,
+    ) -> PyResult<u32> {
+        let name = name.named("name")?;
+        let of = Request {
+            prompt: ids_from_bytes("prompt", prompt)?,
+            tenant: tenant.to_owned(),
+            cache_salt: cache_salt.to_owned(),
+            adapter: adapter.to_owned(),
+            ..Request::default()
+        };
+        self.call(py, |scheduler| scheduler.pin(name, &of))
+    }
+
+    fn unpin(&self, py: Python<'_>, name: Integer<u64>) -> PyResult<bool> {
+        let name = name.named("name")?;
+        self.call(py, |scheduler| Ok(scheduler.unpin(name)))
+    }
+
+    fn reset_prefix_cache(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, |scheduler| {
+            scheduler.reset_prefix_cache();
+            Ok(())
+        })
+    }
+
+    fn take_events<'py>(&self, py: Python<'py>) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
+        let taken = self.call(py, |scheduler| Ok(scheduler.take_events()))?;
+        Ok((taken.incarnation, taken.first, reports::events(py, &taken.events)?))
+    }
+
+    fn snapshot<'py>(&self, py: Python<'py>) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
+        let taken = self.call(py, |scheduler| Ok(scheduler.snapshot()))?;
+        Ok((taken.incarnation, taken.next, reports::events(py, &taken.events)?))
+    }
+
+    fn explain<'py>(
+        &self,
+        py: Python<'py>,
+        client: Integer<u32>,
+        request: Integer<u64>,
+    ) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let (client, request) = name(client, request)?;
+        let explanations = self.call(py, |scheduler| scheduler.explain(client, request))?;
+        explanations.iter().map(|explanation| reports::explanation(py, explanation)).collect()
+    }
+
+    fn decisions<'py>(&self, py: Python<'py>, limit: Integer<usize>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+        let limit = limit.named("limit")?;
+        let decisions = self.call(py, |scheduler| {
+            let decisions = scheduler.decisions();
+            let skipped = decisions.len().saturating_sub(limit);
+            Ok(decisions.skip(skipped).copied().collect::<Vec<_>>())
+        })?;
+        decisions.iter().map(|decision| reports::decision(py, decision)).collect()
+    }
+
+    fn tenants(&self, py: Python<'_>) -> PyResult<Vec<(String, u64, u64)>> {
+        let tenants = self.call(py, |scheduler| Ok(scheduler.tenants()))?;
+        Ok(tenants.into_iter().map(|tenant| (tenant.tenant, tenant.service, tenant.num_waiting)).collect())
+    }
+
+    fn start_recording(&self, py: Python<'_>) -> PyResult<()> {
+        self.call(py, pyllm_scheduler::Scheduler::start_recording)
+    }
+
+    fn take_recording<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let recording = self.call(py, |scheduler| Ok(scheduler.take_recording()))?;
+        Ok(PyBytes::new(py, &recording))
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let stats = self.call(py, |scheduler| Ok(scheduler.stats()))?;
-        let named = [
-            ("num_requests", stats.num_requests),
-            ("num_running", stats.num_running),
-            ("num_waiting", stats.num_waiting),
-            ("num_held", stats.num_held),
-            ("num_blocks", stats.num_blocks),
-            ("num_free_blocks", stats.num_free_blocks),
-            ("num_used_blocks", stats.num_used_blocks),
-            ("num_cached_blocks", stats.num_cached_blocks),
-            ("num_preemptions", stats.num_preemptions),
-            ("prefix_queries", stats.prefix_queries),
-            ("prefix_hits", stats.prefix_hits),
-            ("num_computed_tokens", stats.num_computed_tokens),
-            ("num_steps", stats.num_steps),
-        ];
-        named.into_py_dict(py)
+        self.call(py, |scheduler| Ok(scheduler.stats()))?.named().into_py_dict(py)
     }
 }
 
@@ -253,10 +372,16 @@ impl<T> Integer<T> {
     }
 }
 
+#[pyfunction]
+fn replay<'py>(py: Python<'py>, recording: &[u8]) -> PyResult<Bound<'py, PyDict>> {
+    let replay = py.detach(|| pyllm_scheduler::replay(recording)).map_err(|error| python_error(&error))?;
+    reports::replay(py, &replay)
+}
+
 #[pymodule]
 mod _rust {
     #[pymodule_export]
-    use super::{NeverFitsError, Plan, Scheduler, SchedulerError};
+    use super::{NeverFitsError, Plan, Scheduler, SchedulerError, replay};
     use pyo3::prelude::*;
 
     #[pymodule_export]

@@ -1,0 +1,86 @@
+//! What the scheduler tells of itself, as Python's own types. Knows no scheduling.
+
+use pyllm_scheduler::{Decision, Explanation, KvEvent, Load, Reason, Replay, Tier};
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyBytes, PyDict};
+
+use crate::buffers::bytes;
+
+/// Kind, hash, parent, tokens and tier; those that the kind has not are empty.
+pub(crate) type Event<'py> = (&'static str, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, &'static str);
+
+pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent]) -> PyResult<Vec<Event<'py>>> {
+    let hash = |hash: &pyllm_scheduler::BlockHash| PyBytes::new(py, hash.as_bytes());
+    let nothing = || PyBytes::new(py, b"");
+    let converted = events.iter().map(|event| {
+        Ok(match event {
+            KvEvent::Stored { hash: name, parent, tokens, tier } => {
+                ("stored", hash(name), parent.as_ref().map(hash), bytes(py, tokens, i32::to_le_bytes)?, tier_name(*tier))
+            }
+            KvEvent::Removed { hash: name, tier } => ("removed", hash(name), None, nothing(), tier_name(*tier)),
+            KvEvent::Cleared => ("cleared", nothing(), None, nothing(), ""),
+        })
+    });
+    converted.collect()
+}
+
+pub(crate) fn load<'py>(py: Python<'py>, load: &Load) -> PyResult<Bound<'py, PyDict>> {
+    let blocks: Vec<i32> = load.blocks.iter().map(|block| block.0 as i32).collect();
+    let report = PyDict::new(py);
+    report.set_item("id", load.id.0)?;
+    report.set_item("client", load.client.0)?;
+    report.set_item("request", load.request.0)?;
+    report.set_item("first_token", load.first_token)?;
+    report.set_item("num_tokens", load.num_tokens)?;
+    report.set_item("blocks", bytes(py, &blocks, i32::to_le_bytes)?)?;
+    report.set_item("step", load.step.map(|step| step.0))?;
+    Ok(report)
+}
+
+pub(crate) fn explanation<'py>(py: Python<'py>, explanation: &Explanation) -> PyResult<Bound<'py, PyDict>> {
+    let report = PyDict::new(py);
+    report.set_item("sample", explanation.sample)?;
+    report.set_item("state", explanation.state)?;
+    report.set_item("reason", explanation.reason.map(Reason::name))?;
+    report.set_item("hold", &explanation.hold)?;
+    report.set_item("num_tokens", explanation.num_tokens)?;
+    report.set_item("num_computed", explanation.num_computed)?;
+    report.set_item("num_known", explanation.num_known)?;
+    Ok(report)
+}
+
+pub(crate) fn decision<'py>(py: Python<'py>, decision: &Decision) -> PyResult<Bound<'py, PyDict>> {
+    let numbers = [
+        ("num_rows", decision.num_rows),
+        ("num_tokens", decision.num_tokens),
+        ("num_prefill_tokens", decision.num_prefill_tokens),
+        ("num_admitted", decision.num_admitted),
+        ("num_preempted", decision.num_preempted),
+        ("num_swapped", decision.num_swapped),
+        ("num_running", decision.num_running),
+        ("num_waiting", decision.num_waiting),
+        ("num_free_blocks", decision.num_free_blocks),
+    ];
+    let report = numbers.into_py_dict(py)?;
+    report.set_item("step", decision.step.0)?;
+    report.set_item("now", decision.now)?;
+    report.set_item("stop", decision.stop.map(Reason::name))?;
+    Ok(report)
+}
+
+pub(crate) fn replay<'py>(py: Python<'py>, replay: &Replay) -> PyResult<Bound<'py, PyDict>> {
+    let report = PyDict::new(py);
+    report.set_item("num_entries", replay.num_entries)?;
+    report.set_item("num_steps", replay.num_steps)?;
+    report.set_item("hash", format!("{:016x}", replay.hash))?;
+    report.set_item("is_truncated", replay.is_truncated)?;
+    report.set_item("stats", replay.stats.named().into_py_dict(py)?)?;
+    Ok(report)
+}
+
+fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::Host => "host",
+    }
+}
