@@ -64,8 +64,13 @@ class Planner:
         self._changes["slot_copies"] += [source, destination]
         self.tables[destination], self.lengths[destination] = list(self.tables[source]), self.lengths[source]
         if self.lengths[source] % self.block_size:
-            self._place(destination, len(self.tables[destination]) - 1)
-            self._changes["block_copies"] += [self.tables[source][-1], self.tables[destination][-1]]
+            self.unshare(destination)
+
+    def unshare(self, slot: int) -> None:
+        """Give a slot a copy of its last block with the next step, as if others held the old one, too."""
+        shared = self.tables[slot][-1]
+        self._place(slot, len(self.tables[slot]) - 1)
+        self._changes["block_copies"] += [shared, self.tables[slot][-1]]
 
     def swap_out(self, slot: int) -> tuple[list[int], int]:
         """Take a slot's blocks to the host with the next step, and give them and the slot up.

@@ -211,6 +211,19 @@ def test_a_swapped_sequence_samples_as_before(model: str, expected: list[list[in
     assert tokens == expected[0]
 
 
+def test_blocks_are_copied_once_they_are_back(model: str, expected: list[list[int]]) -> None:
+    runner = loaded_runner(model, num_blocks=4, num_host_blocks=2)
+    planner = Planner(4, num_host_blocks=2)
+    tokens = greedy(runner, planner, 0, PROMPTS[0], 3)
+    swapped = planner.swap_out(0)
+    assert greedy(runner, planner, 0, PROMPTS[2], 1) == expected[2][:1]
+    planner.start(0)
+    planner.start(3)
+    planner.swap_in(3, *swapped)
+    planner.unshare(3)
+    assert run(runner, planner.step(Row(3, tokens[-1:]))) == [expected[0][3]]
+
+
 def test_kv_caches_are_as_large_as_they_are_told(model: str) -> None:
     runner = ModelRunner(worker_config(model), RankGroup())
     assert runner.num_blocks() == DEFAULT_CPU_KV_CACHE_BYTES // BLOCK_BYTES
