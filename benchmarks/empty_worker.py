@@ -45,7 +45,14 @@ def main(config: WorkerConfig, connection: Connection) -> None:
 
 
 # num_blocks: enough for 256 rows of 2,048 tokens in blocks of 16.
-METHODS: dict[str, Any] = {"num_blocks": 32_768, "allocate": None, "statistics": {}, "instruction_set": "none"}
+METHODS: dict[str, Any] = {
+    "num_blocks": 32_768,
+    "num_host_blocks": 0,
+    "allocate": None,
+    "swap_seconds": 0.0,
+    "statistics": {},
+    "instruction_set": "none",
+}
 
 
 def sample(step: int, counts: tuple[int, ...], frame: bytes) -> Sampled:

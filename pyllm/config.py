@@ -5,6 +5,7 @@ has the thing. Does not read models or devices.
 """
 
 import difflib
+import math
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -48,6 +49,9 @@ class CacheConfig(_Config, frozen=True):
         float, Meta(description="share of a GPU's memory that weights and KV cache may take", gt=0, le=1)
     ] = 0.9
     enable_prefix_caching: Annotated[bool, Meta(description="reuse KV blocks of equal prefixes")] = True
+    kv_offloading_size: Annotated[
+        int, Meta(description="host memory for swapped KV blocks, all ranks together: 512MiB, or GiB", ge=0)
+    ] = 0  # Bytes here, whatever the unit was.
 
 
 class SchedulerConfig(_Config, frozen=True):
@@ -150,8 +154,8 @@ class ApiConfig(_Config, frozen=True):
 
 Part = TypeVar("Part", bound=_Config)
 
-# Options whose texts are sizes, such as 64MiB.
-SIZES = frozenset({"kv_cache_memory_bytes"})
+# Options that are sizes, such as 64MiB, and the bytes that 1 without a unit stands for: as in vLLM.
+SIZES = {"kv_cache_memory_bytes": 1, "kv_offloading_size": 1 << 30}
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
@@ -172,10 +176,7 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
 
 def config_part(kind: type[Part], options: dict[str, Any]) -> Part:
     """Build one part from its keywords, sizes such as `64MiB` included; raises ConfigError as `engine_config` does."""
-    values = {
-        name: parse_size(value) if name in SIZES and isinstance(value, str) else value
-        for name, value in options.items()
-    }
+    values = {name: _in_bytes(value, SIZES[name]) if name in SIZES else value for name, value in options.items()}
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -195,8 +196,19 @@ def _unknown_option(name: str) -> str:
     return f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def parse_size(text: str) -> int:
+def _in_bytes(value: Any, unit: int) -> Any:
+    """A size given as a text or as a number of units; what is neither is left for the struct's own check to refuse."""
+    if isinstance(value, str):
+        return parse_size(value, unit)
+    if unit > 1 and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return int(value * unit)
+    return value
+
+
+def parse_size(text: str, unit: int = 1) -> int:
     """Bytes from `64MiB`, `64Mi`, `64M` (all 2**20), `64m` (10**6) or a plain number, as vLLM's flags read them.
+
+    A plain number counts `unit` bytes.
 
     Raises:
         ConfigError: anything else.
@@ -204,8 +216,8 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]|[KMGT](?:iB?)?)?", text.strip())
     if match is None:
         raise ConfigError(f"cannot read {text!r} as a size; write for example 64MiB, 2GiB or 1073741824")
-    number, unit = match.groups()
-    if not unit:
-        return int(float(number))
-    power = "kmgt".index(unit[0].lower()) + 1
-    return int(float(number) * (1000**power if unit.islower() else 1024**power))
+    number, suffix = match.groups()
+    if not suffix:
+        return int(float(number) * unit)
+    power = "kmgt".index(suffix[0].lower()) + 1
+    return int(float(number) * (1000**power if suffix.islower() else 1024**power))

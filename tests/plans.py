@@ -37,12 +37,14 @@ class Row:
 
 
 class Planner:
-    """Gives each slot the blocks it needs, in shuffled order; knows neither budget nor preemption."""
+    """Gives each slot the blocks it needs, in shuffled order; knows neither budget nor when to preempt."""
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 16) -> None:
+    def __init__(self, num_blocks: int = 64, block_size: int = 16, num_host_blocks: int = 0) -> None:
         self.block_size = block_size
         self.free = list(range(num_blocks))
+        self.free_on_host = list(range(num_host_blocks))
         random.Random(0).shuffle(self.free)
+        random.Random(1).shuffle(self.free_on_host)
         self.tables: dict[int, list[int]] = {}
         self.lengths: dict[int, int] = {}
         self._steps = 0
@@ -62,8 +64,32 @@ class Planner:
         self._changes["slot_copies"] += [source, destination]
         self.tables[destination], self.lengths[destination] = list(self.tables[source]), self.lengths[source]
         if self.lengths[source] % self.block_size:
-            self._place(destination, len(self.tables[destination]) - 1)
-            self._changes["block_copies"] += [self.tables[source][-1], self.tables[destination][-1]]
+            self.unshare(destination)
+
+    def unshare(self, slot: int) -> None:
+        """Give a slot a copy of its last block with the next step, as if others held the old one, too."""
+        shared = self.tables[slot][-1]
+        self._place(slot, len(self.tables[slot]) - 1)
+        self._changes["block_copies"] += [shared, self.tables[slot][-1]]
+
+    def swap_out(self, slot: int) -> tuple[list[int], int]:
+        """Take a slot's blocks to the host with the next step, and give them and the slot up.
+
+        What comes back is for `swap_in`: the host blocks, and how many tokens they hold.
+        """
+        on_host = [self.free_on_host.pop() for _ in self.tables[slot]]
+        for device, host in zip(self.tables[slot], on_host, strict=True):
+            self._changes["swaps"] += [0, device, host]
+        self.free += self.tables.pop(slot)
+        return on_host, self.lengths.pop(slot)
+
+    def swap_in(self, slot: int, on_host: list[int], length: int) -> None:
+        """Bring what was swapped out back with the next step, after every swap out, to a slot that `start` began."""
+        self.tables[slot], self.lengths[slot] = [-1] * len(on_host), length
+        for index, host in enumerate(on_host):
+            self._place(slot, index)
+            self._changes["swaps"] += [1, self.tables[slot][index], host]
+        self.free_on_host += on_host
 
     def step(self, *rows: Row) -> tuple[Step, bytes]:
         """The plan that computes these rows, as the two frames of a step."""
@@ -109,6 +135,6 @@ class Planner:
         self._changes["table_blocks"].append(self.tables[slot][index])
 
     def _forget_changes(self) -> None:
-        names = ("table_slots", "table_indices", "table_blocks", "block_copies", "slot_copies", "slot_inits")
-        self._changes = {name: [] for name in names}
+        tables = ("table_slots", "table_indices", "table_blocks")
+        self._changes = {name: [] for name in (*tables, "block_copies", "swaps", "slot_copies", "slot_inits")}
         self._sampling = []

@@ -13,7 +13,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_version_and_help() -> None:
     assert run("--version").stdout.strip() == "0.1.0"
     text = run("serve", "--help").stdout
-    for flag in ("--tensor-parallel-size", "--no-enable-prefix-caching", "--kv-cache-memory-bytes", "--port"):
+    for flag in (
+        "--tensor-parallel-size",
+        "--no-enable-prefix-caching",
+        "--kv-offloading-size",
+        "--kv-cache-memory-bytes",
+        "--port",
+    ):
         assert flag in text
 
 

@@ -26,6 +26,22 @@ def test_flat_options_find_their_part() -> None:
     assert config.parallel == EngineConfig().parallel
 
 
+@pytest.mark.parametrize(
+    ("size", "num_bytes"),
+    [
+        ("512MiB", 512 << 20),
+        ("2", 2 << 30),
+        ("0.5", 1 << 29),
+        (2, 2 << 30),
+        (1.5, 3 << 29),
+        (0, 0),
+        ("64m", 64_000_000),
+    ],
+)
+def test_a_host_pool_without_a_unit_is_in_gib(size: object, num_bytes: int) -> None:
+    assert engine_config({"kv_offloading_size": size}).cache.kv_offloading_size == num_bytes
+
+
 def test_misspelt_option_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
         engine_config({"max_num_seq": 4})
@@ -40,6 +56,10 @@ def test_misspelt_option_names_the_nearest() -> None:
         {"enable_prefix_caching": "perhaps"},
         {"max_model_len": 1},
         {"tensor_parallel_size": -1},
+        {"kv_offloading_size": -1},
+        {"kv_offloading_size": True},
+        {"kv_offloading_size": float("inf")},
+        {"kv_offloading_size": None},
     ],
 )
 def test_values_out_of_range_name_the_option(options: dict[str, object]) -> None:

@@ -14,6 +14,7 @@ from pyllm_kernels.dispatch import (
     rope_and_kv_write,
     select,
     silu_and_mul,
+    swap_blocks,
 )
 from pyllm_kernels.metadata import AttentionMetadata
 
@@ -28,4 +29,5 @@ __all__ = [
     "rope_and_kv_write",
     "select",
     "silu_and_mul",
+    "swap_blocks",
 ]

@@ -29,6 +29,7 @@ class Kernels:
     silu_and_mul: Callable[[Tensor], Tensor]
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
 
 
 @functools.cache
@@ -116,6 +117,20 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     select("auto", key_cache.device).copy_blocks(key_cache, value_cache, copies)
 
 
+def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
+    """Copy whole blocks, all layers of each, between the cache and host memory.
+
+    - cache [layers, 2, num_blocks, *block], the keys and the values of each layer.
+    - host_blocks [num_host_blocks, layers, 2, *block], of cache's dtype: what moves together lies together.
+    - swaps int32 [n, 3] in host memory, of (direction, device block, host block). First every swap of direction 0
+      copies device to host, then every one of direction 1 host to device, each in the order given.
+
+    With host_blocks pinned, a CUDA device does this in the order of its stream and the caller does not wait: only ops
+    on the same stream may touch either side then.
+    """
+    select("auto", cache.device).swap_blocks(cache, host_blocks, swaps)
+
+
 def _reference() -> Kernels:
     return Kernels(
         backend="reference",
@@ -125,6 +140,7 @@ def _reference() -> Kernels:
         silu_and_mul=reference.silu_and_mul,
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
+        swap_blocks=reference.swap_blocks,
     )
 
 
@@ -148,4 +164,5 @@ def _triton(device_type: str) -> Kernels:
         silu_and_mul=activation.silu_and_mul,
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,
+        swap_blocks=reference.swap_blocks,  # Triton has nothing to add to a copy over PCIe.
     )

@@ -67,6 +67,16 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
         value_cache[destination] = value_cache[source]
 
 
+def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
+    moves = swaps.tolist()
+    for direction, device, host in moves:
+        if direction == 0:
+            host_blocks[host].copy_(cache[:, :, device], non_blocking=True)
+    for direction, device, host in moves:
+        if direction == 1:
+            cache[:, :, device].copy_(host_blocks[host], non_blocking=True)
+
+
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     first, second = heads.float().chunk(2, dim=-1)
     heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))

@@ -45,6 +45,8 @@ def run(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[
 async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Ready]:
     """Start the ranks, size the KV cache by the rank with the least memory, and make the scheduler for it.
 
+    The host pool is as large on every rank, and swapping is as slow as on the slowest.
+
     Raises:
         StartError: a rank did not become ready.
         ConfigError: not even one block fits.
@@ -63,7 +65,8 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
             num_blocks * block_size,
             max_model_len,
         )
-    await executor.collective("allocate", num_blocks)
+    num_host_blocks = min(await executor.collective("num_host_blocks"))
+    await executor.collective("allocate", num_blocks, num_host_blocks)
     for rank, held in enumerate(await executor.collective("statistics")):
         megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
@@ -75,6 +78,8 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
         max_model_len=max_model_len,
         vocab_size=architecture.vocab_size,
         enable_prefix_caching=engine.cache.enable_prefix_caching,
+        num_host_blocks=num_host_blocks,
+        swap_block_seconds=max(await executor.collective("swap_seconds")),
     )
     model = ModelInfo(
         name=engine.model.served_model_name,

@@ -1,17 +1,27 @@
-"""The paged KV cache of one rank: its size and its memory. Knows no sequence; block tables are in `slots.py`."""
+"""The paged KV cache of one rank and its swap space on the host: sizes, memory, moves.
+
+Knows no sequence (block tables are in `slots.py`), nor why a block moves.
+"""
 
 import math
+import time
+import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import torch
+from pyllm_kernels import Kernels
 from torch import Tensor
 
 from pyllm.checkpoint import Architecture
+from pyllm.errors import ConfigError, ProtocolError
+from pyllm.workers.batch import IntArray
 from pyllm.workers.placement import Placement
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector of a CPU
+_TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +47,96 @@ class KVCacheShape:
 class KVCache:
     """Keys and values of `num_blocks` blocks; `layers[i]` is a pair [num_blocks, block_size, kv_heads, head_dim].
 
+    `memory` is all of them as one tensor, [layers, 2, num_blocks, block_size, kv_heads, head_dim].
+
     All of it starts as zeros: what a padded read of a block that was never written finds must be finite.
     """
 
     def __init__(self, shape: KVCacheShape, num_blocks: int, placement: Placement) -> None:
         self.num_blocks = num_blocks
-        block = (num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.layers: list[tuple[Tensor, Tensor]] = [
-            (keys, values) for keys, values in _zeros((shape.num_layers, 2, *block), placement)
-        ]
+        block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), placement)
+        self.layers: list[tuple[Tensor, Tensor]] = [(keys, values) for keys, values in self.memory]
+
+
+class HostPool:
+    """Room for `num_blocks` blocks of a cache in host memory, and the moves between the two.
+
+    `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim]: other than in the cache, all layers of a block
+    lie together, so that a block crosses PCIe in one copy. It is pinned where the cache is on a GPU; on a CPU its pages
+    are taken when they are first written.
+    """
+
+    def __init__(self, cache: KVCache, num_blocks: int, kernels: Kernels) -> None:
+        self.num_blocks = num_blocks
+        self._cache = cache
+        self._kernels = kernels
+        num_layers, keys_and_values, _, *block = cache.memory.shape
+        self.memory = torch.empty((num_blocks, num_layers, keys_and_values, *block), dtype=cache.memory.dtype)
+        if cache.memory.device.type == "cuda":
+            self._pin()
+
+    def swap(self, swaps: IntArray) -> None:
+        """Do what a plan's section `swaps` says, int32 [swaps, 3]: what goes out first, then what comes in.
+
+        Raises:
+            ProtocolError: a direction or a block that does not exist.
+        """
+        limits = (2, self._cache.num_blocks, self.num_blocks)
+        wrong = ((swaps < 0) | (swaps >= limits)).any(axis=1)
+        if wrong.any():
+            raise ProtocolError(
+                f"the plan has the swap {swaps[wrong][0].tolist()} (direction, device block, host block), but there "
+                f"are {limits[1]} device blocks, {limits[2]} host blocks, and the directions 0 and 1"
+            )
+        self._kernels.swap_blocks(self._cache.memory, self.memory, torch.from_numpy(swaps))
+
+    def time_swaps(self) -> float:
+        """Seconds for one block to go out and come in again. Only for a pool that holds nothing yet."""
+        num_swaps = min(_TIMED_SWAPS, self._cache.num_blocks, self.num_blocks)
+        swaps = np.array([(way, block, block) for way in (0, 1) for block in range(num_swaps)], np.int32)
+        seconds = []
+        for _ in range(_TIMED_ROUNDS):
+            started = time.perf_counter()
+            self.swap(swaps)
+            if self._cache.memory.device.type == "cuda":
+                torch.cuda.synchronize(self._cache.memory.device)
+            seconds.append(time.perf_counter() - started)
+        return min(seconds) / num_swaps
+
+    def _pin(self) -> None:
+        # Not by torch's `pin_memory`, which rounds up to a power of two: a pool of 20 GiB would take 32.
+        with torch.cuda.device(self._cache.memory.device):
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch gives its runtime no types.
+            torch.cuda.check_error(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
+        weakref.finalize(self, runtime.cudaHostUnregister, self.memory.data_ptr())
+
+
+def host_blocks_of_rank(size: int, ranks: int, block_bytes: int) -> int:
+    """How many blocks each of `ranks` keeps in `size` bytes of host memory, which is for all of them together.
+
+    Raises:
+        ConfigError: there is room for none, or the machine has less memory left.
+    """
+    num_blocks = size // ranks // block_bytes
+    if size and not num_blocks:
+        raise ConfigError(
+            f"kv_offloading_size of {size:,} bytes has no room for a block of {block_bytes:,} bytes on each of {ranks} "
+            f"rank(s): give at least {ranks * block_bytes:,} bytes, or 0 for no swap space"
+        )
+    available = _available_host_bytes() if size else 0
+    if size > available:
+        raise ConfigError(
+            f"kv_offloading_size of {size:,} bytes is more than the {available:,} bytes of memory that this machine "
+            "has left: give less"
+        )
+    return num_blocks
+
+
+def _available_host_bytes() -> int:
+    """Memory that is free, or that Linux would take back from its caches."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _zeros(shape: tuple[int, ...], placement: Placement) -> Tensor:

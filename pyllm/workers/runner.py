@@ -17,7 +17,7 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampled, Step
 from pyllm.workers.batch import Batch, IntArray, PlanBuffer
 from pyllm.workers.context import ForwardContext
-from pyllm.workers.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders import TensorTable, weight_reader
 from pyllm.workers.models.registry import build_model
@@ -32,7 +32,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 class ModelRunner:
-    """Call `load`, then `call("allocate", (num_blocks,))`, then `run` for each step."""
+    """Call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step."""
 
     def __init__(self, config: WorkerConfig, group: RankGroup) -> None:
         engine = config.engine
@@ -49,22 +49,27 @@ class ModelRunner:
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size
         self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size)
+        self._block_bytes = self._cache_shape.block_bytes(self._placement.dtype)
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
         self._plans = PlanBuffer(device)
         self._kv_cache: KVCache | None = None
+        self._host_pool: HostPool | None = None
+        self._swap_seconds = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
             "num_blocks": self.num_blocks,
+            "num_host_blocks": self.num_host_blocks,
             "allocate": self.allocate,
+            "swap_seconds": self.swap_seconds,
             "statistics": self.statistics,
             "instruction_set": self.instruction_set,
         }
 
     @torch.inference_mode()
     def load(self) -> None:
-        """Read this rank's share of the weights.
+        """Read this rank's share of the weights, and see whether there is room for the swap space beside them.
 
         Raises:
-            ConfigError: the files do not hold what the architecture needs.
+            ConfigError: the files do not hold what the architecture needs, or the host has too little memory.
         """
         table = TensorTable(self._checkpoint)
         self.model = build_model(self._architecture, self._placement)
@@ -72,6 +77,9 @@ class ModelRunner:
         table.check_all_read()
         self._cos_sin = rope_table(
             self._architecture.head_dim, self._architecture.rope_theta, self._max_model_len, self._placement.device
+        )
+        self._num_host_blocks = host_blocks_of_rank(
+            self._engine.cache.kv_offloading_size, self._placement.group.size, self._block_bytes
         )
 
     def run(self, step: Step, frame: bytes | memoryview) -> Sampled:
@@ -88,14 +96,16 @@ class ModelRunner:
     def execute(self, batch: Batch) -> IntArray:
         """One step; gives the sampled tokens, int32 [sampled positions].
 
-        The order is part of the plan's meaning: slot copies, slot initialisations, block-table changes, block copies,
-        then the forward pass.
+        The order is part of the plan's meaning: slot copies, slot initialisations, block-table changes, swaps to the
+        host, swaps from it, block copies, then the forward pass.
         """
         if self._kv_cache is None:
             raise ProtocolError("a step came before the KV cache was allocated")
-        if len(batch.host.swaps):
-            raise ProtocolError("the plan swaps blocks to the host, which this worker cannot do")
         self._slots.apply(batch)
+        if len(batch.host.swaps):
+            if self._host_pool is None:
+                raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
+            self._host_pool.swap(batch.host.swaps.reshape(-1, 3))
         if len(batch.host.block_copies):
             copies = batch.device.block_copies.view(-1, 2)
             for keys, values in self._kv_cache.layers:
@@ -120,7 +130,7 @@ class ModelRunner:
         return sampled.cpu().numpy()
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
-        """Answer a `Control` by one of the methods below: num_blocks, allocate, statistics, instruction_set.
+        """Answer a `Control` by one of the public methods below, up to `instruction_set`.
 
         Raises:
             ProtocolError: there is no such method.
@@ -135,22 +145,35 @@ class ModelRunner:
         room = self._engine.cache.kv_cache_memory_bytes
         if room is None:
             room = self._free_device_bytes() if self._placement.device.type == "cuda" else DEFAULT_CPU_KV_CACHE_BYTES
-        return max(0, room) // self._cache_shape.block_bytes(self._placement.dtype)
+        return max(0, room) // self._block_bytes
+
+    def num_host_blocks(self) -> int:
+        """How many KV blocks this rank may keep in host memory: its share of `kv_offloading_size`."""
+        return self._num_host_blocks
 
     @torch.inference_mode()
-    def allocate(self, num_blocks: int) -> None:
-        """Make the KV cache, the same number of blocks on every rank."""
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the KV cache and the host pool, the same number of blocks on every rank, and time a few swaps."""
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement)
+        if num_host_blocks:
+            self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels)
+            self._swap_seconds = self._host_pool.time_swaps()
+
+    def swap_seconds(self) -> float:
+        """Seconds to move one block to the host and back, as measured when the pool was made; 0 without a pool."""
+        return self._swap_seconds
 
     def statistics(self) -> dict[str, int]:
-        """Bytes that this rank holds: of its linear layers, of its embedding's rows, and of the KV cache."""
+        """Bytes that this rank holds: of its linear layers, its embedding's rows, the KV cache and the host pool."""
         num_blocks = 0 if self._kv_cache is None else self._kv_cache.num_blocks
+        num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
         return {
             "linear_bytes": sum(linear.weight.nbytes for linear in self.model.linears()),
             "embedding_bytes": self.model.embedding.weight.nbytes,
-            "kv_cache_bytes": num_blocks * self._cache_shape.block_bytes(self._placement.dtype),
+            "kv_cache_bytes": num_blocks * self._block_bytes,
+            "host_kv_cache_bytes": num_host_blocks * self._block_bytes,
         }
 
     def instruction_set(self) -> str:

@@ -35,7 +35,8 @@ class CountingExecutor:
         return future
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
-        return [{"num_blocks": self.num_blocks, "allocate": None, "statistics": {}, "instruction_set": "none"}[method]]
+        answers = {"num_blocks": self.num_blocks, "num_host_blocks": 0, "allocate": None, "swap_seconds": 0.0}
+        return [(answers | {"statistics": {}, "instruction_set": "none"})[method]]
 
     async def close(self) -> None:
         self.closed = True

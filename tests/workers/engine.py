@@ -28,10 +28,10 @@ def worker_config(
     )
 
 
-def loaded_runner(model: str, num_blocks: int = 64, **options: object) -> ModelRunner:
+def loaded_runner(model: str, num_blocks: int = 64, num_host_blocks: int = 0, **options: object) -> ModelRunner:
     runner = ModelRunner(worker_config(model, **options), RankGroup())
     runner.load()
-    runner.call("allocate", (num_blocks,))
+    runner.call("allocate", (num_blocks, num_host_blocks))
     return runner
 
 

@@ -40,7 +40,7 @@ def run_ranks(
 def _run_rank(config: WorkerConfig, steps: Steps, num_blocks: int, edited: bool, connection: Connection) -> None:
     stages: list[str] = []
     runner = load(config, stages.append)
-    runner.call("allocate", (num_blocks,))
+    runner.call("allocate", (num_blocks, 0))
     answer = {"stages": stages, "statistics": runner.call("statistics")}
     answer["tokens"] = [run(runner, step) for step in steps]
     if edited:

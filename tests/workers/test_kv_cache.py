@@ -1,11 +1,16 @@
-"""The KV cache's size and memory, and the share of it, as of everything, that a rank gets."""
+"""The KV cache's size and memory, its swap space, and the share of it, as of everything, that a rank gets."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pyllm_kernels import select
 
-from pyllm.workers.kv_cache import KVCache, KVCacheShape
+from pyllm.errors import ConfigError, ProtocolError
+from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
 
@@ -25,6 +30,55 @@ def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) ->
         assert not tensor.any()
         tensor.fill_(number + 1)
     assert [int(tensor.unique()) for tensor in tensors] == [1, 2, 3, 4, 5, 6]
+
+
+def host_pool(num_blocks: int, num_host_blocks: int) -> tuple[KVCache, HostPool]:
+    shape = KVCacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8)
+    cache = KVCache(shape, num_blocks, Placement(RankGroup(), torch.bfloat16, CPU))
+    cache.memory.copy_(torch.randn(cache.memory.shape))
+    return cache, HostPool(cache, num_host_blocks, select("reference", CPU))
+
+
+def test_a_host_pool_keeps_blocks_while_the_cache_is_used_for_others() -> None:
+    cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
+    assert pool.memory.nbytes * 5 == cache.memory.nbytes * 2
+    kept = [(keys[3].clone(), values[3].clone()) for keys, values in cache.layers]
+    pool.swap(np.array([[0, 3, 1]], np.int32))
+    cache.memory.zero_()
+    pool.swap(np.array([[0, 4, 0], [1, 2, 1]], np.int32))
+    for (keys, values), (kept_keys, kept_values) in zip(cache.layers, kept, strict=True):
+        assert torch.equal(keys[2], kept_keys)
+        assert torch.equal(values[2], kept_values)
+        assert not keys[[0, 1, 3, 4]].any()
+
+
+@pytest.mark.parametrize("swap", [[2, 0, 0], [-1, 0, 0], [0, 5, 0], [1, -1, 0], [0, 0, 2], [1, 4, -1]])
+def test_a_swap_of_a_block_that_does_not_exist_is_refused_and_nothing_moves(swap: list[int]) -> None:
+    cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
+    before = cache.memory.clone()
+    with pytest.raises(ProtocolError, match=rf"{re.escape(str(swap))} .* 5 device blocks, 2 host blocks"):
+        pool.swap(np.array([[1, 4, 1], swap], np.int32))
+    assert torch.equal(cache.memory, before)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_host_blocks"), [(100, 1), (1, 100), (100, 100)])
+def test_swaps_are_timed_and_leave_the_cache_as_it_was(num_blocks: int, num_host_blocks: int) -> None:
+    cache, pool = host_pool(num_blocks, num_host_blocks)
+    before = cache.memory.clone()
+    assert pool.time_swaps() > 0
+    assert torch.equal(cache.memory, before)
+
+
+def test_all_ranks_share_the_size_of_the_host_pool() -> None:
+    assert host_blocks_of_rank(0, 4, 1 << 40) == 0
+    assert [host_blocks_of_rank(1000, ranks, 100) for ranks in (1, 2, 3, 10)] == [10, 5, 3, 1]
+
+
+def test_a_host_pool_that_cannot_be_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"of 1,000 bytes has no room for a block of 100 bytes on each of 11 rank"):
+        host_blocks_of_rank(1000, 11, 100)
+    with pytest.raises(ConfigError, match=r"of 1,125,899,906,842,624 bytes is more than the [\d,]+ bytes of memory"):
+        host_blocks_of_rank(1 << 50, 1, 100)
 
 
 @given(st.integers(0, 1000), st.integers(1, 9))

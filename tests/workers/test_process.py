@@ -232,7 +232,7 @@ def test_a_worker_process_from_start_to_end(tmp_path: Path, start: Callable[[Wor
 
         os.kill(worker.process.pid or 0, signal.SIGINT)  # Ctrl-C is for the parent.
         encode_message = msgspec.msgpack.encode
-        socket.send(encode_message(Control(0, "allocate", (64,))))
+        socket.send(encode_message(Control(0, "allocate", (64, 8))))
         assert msgspec.msgpack.decode(socket.recv(), type=WorkerOutput) == Reply(0, True, None)
         planner = Planner()
         planner.start(0)

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampling, Step
+from pyllm.workers.context import ForwardContext
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner
 from tests.plans import Planner, Row, encode
@@ -24,6 +25,7 @@ PROMPTS = [
     [(7 * position * position + 3) % 256 for position in range(45)],
 ]
 NUM_TOKENS = 12
+BLOCK_BYTES = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
 FLAT = Sampling(temperature=1e9)  # Every token is equally likely: the uniform number alone decides.
 
 
@@ -51,6 +53,27 @@ def expected(model: str) -> list[list[int]]:
                 tokens.append(int(best.indices[0]))
         continuations.append(tokens[len(prompt) :])
     return continuations
+
+
+class WatchedRunner:
+    """A runner that gives the logits it samples from: it stands where its model does, and lets them pass."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._model = runner.model
+        self._logits = torch.empty(0)
+        runner.model = self
+
+    def run(self, step: tuple[Step, bytes]) -> torch.Tensor:
+        run(self._runner, step)
+        return self._logits
+
+    def __call__(self, tokens: torch.Tensor, context: ForwardContext) -> torch.Tensor:
+        return self._model(tokens, context)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        self._logits = self._model.logits(x)
+        return self._logits
 
 
 def test_the_embedded_model_knows_the_capital_of_france() -> None:
@@ -139,24 +162,115 @@ def test_slots_are_copied_before_they_are_initialised(runner: ModelRunner, expec
     assert run(runner, planner.step(Row(0, PROMPTS[1], (0.9999,)), Row(1, [-1]))) == [289, expected[0][1]]
 
 
+def test_what_was_swapped_out_goes_on_as_if_it_had_stayed(model: str, expected: list[list[int]]) -> None:
+    prompt, tokens = PROMPTS[2], expected[2]
+    stays = WatchedRunner(loaded_runner(model, num_blocks=5))
+    planner = Planner(5)
+    planner.start(0)
+    stays.run(planner.step(Row(0, prompt)))
+    undisturbed = [stays.run(planner.step(Row(0, [token]))) for token in tokens[:3]]
+
+    # Of five blocks the first sequence needs three, and the second four: it overwrites what the first has left behind.
+    moves = WatchedRunner(loaded_runner(model, num_blocks=5, num_host_blocks=7))
+    planner = Planner(5, num_host_blocks=7)
+    planner.start(0)
+    moves.run(planner.step(Row(0, prompt)))
+    blocks = set(planner.tables[0])
+    first = planner.swap_out(0)
+    planner.start(0)
+    moves.run(planner.step(Row(0, prompt[::-1] + prompt[:10])))
+    assert blocks < set(planner.tables[0])
+    # The two change places within one step, and a step later once more.
+    second = planner.swap_out(0)
+    planner.start(5)
+    planner.swap_in(5, *first)
+    assert set(planner.tables[5]) != blocks
+    assert torch.equal(moves.run(planner.step(Row(5, tokens[:1]))), undisturbed[0])
+    first = planner.swap_out(5)
+    planner.start(1)
+    planner.swap_in(1, *second)
+    moves.run(planner.step(Row(1, [9])))
+    planner.start(1)
+    planner.start(2)
+    planner.swap_in(2, *first)
+    for token, logits in zip(tokens[1:3], undisturbed[1:], strict=True):
+        assert torch.equal(moves.run(planner.step(Row(2, [token]))), logits)
+
+
+def test_a_swapped_sequence_samples_as_before(model: str, expected: list[list[int]]) -> None:
+    runner = loaded_runner(model, num_host_blocks=4)
+    planner = Planner(num_host_blocks=4)
+    tokens = greedy(runner, planner, 0, PROMPTS[0], 3)
+    swapped = planner.swap_out(0)
+    assert greedy(runner, planner, 0, PROMPTS[2], NUM_TOKENS) == expected[2]
+    planner.start(3)
+    planner.swap_in(3, *swapped)
+    tokens += run(runner, planner.step(Row(3, tokens[-1:])))
+    while len(tokens) < NUM_TOKENS:
+        tokens += run(runner, planner.step(Row(3, [-1])))
+    assert tokens == expected[0]
+
+
+def test_blocks_are_copied_once_they_are_back(model: str, expected: list[list[int]]) -> None:
+    runner = loaded_runner(model, num_blocks=4, num_host_blocks=2)
+    planner = Planner(4, num_host_blocks=2)
+    tokens = greedy(runner, planner, 0, PROMPTS[0], 3)
+    swapped = planner.swap_out(0)
+    assert greedy(runner, planner, 0, PROMPTS[2], 1) == expected[2][:1]
+    planner.start(0)
+    planner.start(3)
+    planner.swap_in(3, *swapped)
+    planner.unshare(3)
+    assert run(runner, planner.step(Row(3, tokens[-1:]))) == [expected[0][3]]
+
+
 def test_kv_caches_are_as_large_as_they_are_told(model: str) -> None:
     runner = ModelRunner(worker_config(model), RankGroup())
-    block_bytes = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
-    assert runner.num_blocks() == DEFAULT_CPU_KV_CACHE_BYTES // block_bytes
+    assert runner.num_blocks() == DEFAULT_CPU_KV_CACHE_BYTES // BLOCK_BYTES
     runner = ModelRunner(worker_config(model, kv_cache_memory_bytes="1MiB", dtype="bfloat16"), RankGroup())
-    assert runner.num_blocks() == (1 << 20) // (block_bytes // 2)
+    assert runner.num_blocks() == (1 << 20) // (BLOCK_BYTES // 2)
+
+
+def test_host_pools_are_as_large_as_they_are_told(model: str) -> None:
+    runner = ModelRunner(worker_config(model, kv_offloading_size="1MiB"), RankGroup())
+    runner.load()
+    assert runner.call("num_host_blocks") == (1 << 20) // BLOCK_BYTES
+    runner.call("allocate", (64, 5))
+    assert runner.call("statistics")["host_kv_cache_bytes"] == 5 * BLOCK_BYTES
+    assert runner.call("swap_seconds") > 0
+
+
+def test_without_a_host_pool_nothing_is_swapped(runner: ModelRunner) -> None:
+    assert runner.call("num_host_blocks") == 0
+    assert runner.call("swap_seconds") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        ("1k", f"no room for a block of {BLOCK_BYTES:,} bytes on each of 1 rank"),
+        ("999TiB", "more than the .* has left"),
+    ],
+)
+def test_a_host_pool_that_cannot_be_is_a_configuration_error(model: str, size: str, message: str) -> None:
+    runner = ModelRunner(worker_config(model, kv_offloading_size=size), RankGroup())
+    with pytest.raises(ConfigError, match=message):
+        runner.load()
 
 
 def test_statistics_count_bytes(runner: ModelRunner) -> None:
     linear = 2 * 4 * (48 * (6 + 3 + 3) * 16 + 6 * 16 * 48 + 3 * 48 * 96)
-    kv_cache = 64 * 2 * 2 * 16 * 3 * 16 * 4
-    expected = {"linear_bytes": linear, "embedding_bytes": 290 * 48 * 4, "kv_cache_bytes": kv_cache}
-    assert runner.call("statistics") == expected
+    assert runner.call("statistics") == {
+        "linear_bytes": linear,
+        "embedding_bytes": 290 * 48 * 4,
+        "kv_cache_bytes": 64 * BLOCK_BYTES,
+        "host_kv_cache_bytes": 0,
+    }
 
 
 def test_calls_are_those_it_knows(runner: ModelRunner) -> None:
     assert isinstance(runner.call("instruction_set"), str)
-    with pytest.raises(ProtocolError, match="no method 'load', only allocate, instruction_set, num_blocks, statistics"):
+    with pytest.raises(ProtocolError, match="no method 'load', only allocate, instruction_set, num_blocks, num_host_"):
         runner.call("load")
     with pytest.raises(ProtocolError, match="64 blocks is allocated already"):
         runner.call("allocate", (64,))
@@ -181,7 +295,7 @@ def test_a_step_before_the_kv_cache_is_refused(model: str) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"swaps": [0, 1, 2]}, "swaps blocks"),
+        ({"swaps": [0, 1, 2]}, "no host pool: kv_offloading_size is 0"),
         ({"slot_inits": [0], "sampling_starts": [0, 2], "sampling": [0xC1, 0xFF]}, "slot 0 do not decode"),
     ],
 )
