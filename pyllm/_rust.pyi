@@ -4,12 +4,12 @@ Integers are little-endian. Token ids are packed int32. A method may be called f
 released while it works. A refused call raises `SchedulerError` and changes nothing.
 """
 
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 from typing_extensions import Buffer
 
-__all__ = ["SECTIONS", "NeverFitsError", "Plan", "Scheduler", "SchedulerError", "__version__"]
+__all__ = ["SECTIONS", "NeverFitsError", "Plan", "Scheduler", "SchedulerError", "__version__", "replay"]
 
 __version__: str
 
@@ -26,19 +26,20 @@ class NeverFitsError(SchedulerError):
 class Plan(Buffer):
     """What one step computes: a read-only buffer of `SECTIONS`, each starting at the next multiple of 64 bytes.
 
-    With T tokens, R rows (sequences), S sampled positions, K table changes, F slot copies, C block copies and I slot
-    initialisations, the sections hold:
+    With T tokens, R rows (sequences), S sampled positions, K table changes, F slot copies, C block copies, W swaps and
+    I slot initialisations, the sections hold:
 
     - `tokens` [T], -1 where it is the token that the slot sampled last; `positions` [T]
     - `slot_mapping` [T], block * block_size + offset: where keys and values go
     - `query_starts` [R + 1]; `sequence_lengths` [R], the context with this step's tokens; `slots` [R]
     - `logits_rows` [S], indices into `tokens`; `sampled_starts` [R + 1]; `uniforms` [S], float32 in (0, 1)
     - `table_slots`, `table_indices`, `table_blocks` [K]: block_tables[slot][index] = block
-    - `block_copies` [2 * C], (source, destination) pairs; `swaps` [0]
+    - `block_copies` [2 * C], (source, destination) pairs
+    - `swaps` [3 * W], (direction, block, host block) triples: 0 copies to the host, 1 from it; all of 0 come first
     - `slot_copies` [2 * F], (source, destination) pairs
     - `slot_inits` [I], slots; `sampling_starts` [I + 1]; `sampling`, the bytes given to `add`, end to end
 
-    A worker applies slot copies, slot initialisations, table changes and block copies, in that order, then computes. An
+    A worker applies slot copies, slot initialisations, table changes, swaps and block copies, in that order, then computes. An
     initialisation comes with the slot's whole block-table row. A slot copy takes over the row and the sampling state.
     Slot copies read every source before any destination is written; block copies may run at once.
     """
@@ -69,11 +70,52 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         vocab_size: int,
-        enable_prefix_caching: bool,
+        num_host_blocks: int = 0,
+        enable_prefix_caching: bool = True,
+        max_pinned_blocks: int = 0,
+        enable_kv_cache_events: bool = False,
+        incarnation: int = 0,
+        swap_block_seconds: float = 0.0,
+        long_prefill_token_threshold: int = 0,
+        inter_token_target: float = 0.0,
+        policy: str = "fcfs",
+        tenant_weights: Mapping[str, int] = ...,
+        weights_version: str = "",
+        watermark: float = 0.0,
+        expected_growth: float = 0.0,
     ) -> Scheduler:
         """Sizes are counts: tokens per block, blocks, slots, tokens per step, tokens per sequence, token ids.
 
-        Raises `SchedulerError` for a size out of its range.
+        `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
+        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its events.
+        The others are explained at `reconfigure`.
+
+        Raises `SchedulerError` for a value out of its range, `TypeError` for a setting that is not there.
+        """
+    def reconfigure(
+        self,
+        *,
+        max_num_batched_tokens: int = ...,
+        long_prefill_token_threshold: int = ...,
+        inter_token_target: float = ...,
+        policy: str = ...,
+        tenant_weights: Mapping[str, int] = ...,
+        weights_version: str = ...,
+        watermark: float = ...,
+        expected_growth: float = ...,
+    ) -> None:
+        """Change settings from the next step on; those not named stay.
+
+        - `max_num_batched_tokens`: tokens one step may compute; `long_prefill_token_threshold`: of one prompt (0: no cap)
+        - `inter_token_target`: seconds between two tokens of a stream that prefills may not exceed (0: no bound), by the
+          step times given to `commit`; a request's `tpot_target` comes before it
+        - `policy`: "fcfs"; "priority": lowest first, least slack within, preempts; "shortest": least remaining work,
+          preempts; "fair": by tenant, with `tenant_weights` (1 for those not named); "custom": lowest `policy_key`
+        - `weights_version`: of the model; another one has all that runs computed anew and the prefix cache forgotten
+        - `watermark`: share of the blocks that admission leaves free while anything runs; `expected_growth`: share of the
+          expected growth of what runs that it leaves room for
+
+        Raises `SchedulerError` for a value out of its range or a setting that cannot change, which then all stay.
         """
     def add(
         self,
@@ -83,12 +125,17 @@ class Scheduler:
         *,
         seed: int,
         max_tokens: int,
+        min_tokens: int = 0,
         n: int = 1,
         stop_token_ids: bytes = b"",
         sampling: bytes = b"",
         outputs: Sequence[tuple[bytes, bool]] = (),
         arrival: float = 0.0,
+        deadline: float | None = None,
+        ttft_target: float | None = None,
+        tpot_target: float | None = None,
         priority: int = 0,
+        policy_key: float = 0.0,
         tenant: str = "",
         cache_salt: str = "",
         adapter: str = "",
@@ -98,9 +145,10 @@ class Scheduler:
         Token ids are below `vocab_size`; those in `stop_token_ids` may be others too. `seed` is a uint64. `n` is at
         most `max_num_seqs`. `max_tokens` counts the tokens in `outputs`, which resumes a request: what each of the `n`
         samples has, and whether it has finished. A stop token ends a sample and is part of its output. `sampling` goes
-        to the worker as it is. `arrival` is in the seconds of `schedule`'s clock and decides the order of the queue.
-        Requests share cached blocks where `tenant`, `cache_salt` and `adapter` are all equal. `priority` is for a
-        policy that looks at it; first come, first served does not.
+        to the worker as it is. `arrival` and `deadline`, at which it ends unfinished, are in the seconds of `schedule`'s
+        clock. Before `min_tokens` no stop token ends a sample. Targets are seconds to the first token and from token to
+        token; `priority`, `policy_key` and targets are for the policies that look at them, see `reconfigure`. Requests
+        share cached blocks where `tenant`, `cache_salt` and `adapter` are all equal.
 
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """
@@ -126,10 +174,12 @@ class Scheduler:
 
         May be called again before the step is committed. Raises `SchedulerError` if `now` (seconds) goes back.
         """
-    def commit(self, step: int, starts: Buffer, tokens: Buffer) -> list[int]:
+    def commit(self, step: int, starts: Buffer, tokens: Buffer, seconds: float = 0.0) -> list[int]:
         """Take the tokens of the oldest step in flight: row i sampled `tokens[starts[i]:starts[i + 1]]` (int32 both).
 
-        Tokens of a sequence that has ended meanwhile are dropped. Gives the clients that have deltas to take. Raises
+        A row with drafts may have sampled fewer positions than planned; its drafts count as far as they equal what was
+        sampled. Tokens of a sequence that has ended meanwhile are dropped. `seconds`: what the step took, 0 if that was
+        not measured. Gives the clients that have deltas to take. Raises
         `SchedulerError` if the step is not in flight or not the oldest, or the shape is not what the plan asked for.
         """
     def pending_clients(self) -> list[int]:
@@ -139,13 +189,71 @@ class Scheduler:
 
         Columns: request ids (uint64), samples (int32), offsets of the first new token in the sample's output (int32),
         token starts (int32, one more than rows), tokens (int32), finish codes (uint8: 0 goes on, 1 stop, 2 length,
-        3 abort), prompt tokens found in the prefix cache at first admission (int32).
+        3 abort, 5 deadline), prompt tokens found in the prefix cache at first admission (int32).
         """
     def lose_device(self) -> None:
         """The device and all it held are gone: what ran returns to its place in the queue, to be computed anew.
 
         The steps in flight can no longer be committed.
         """
+    def propose(self, client: int, request: int, sample: int, drafts: Buffer) -> None:
+        """Propose the tokens (int32) after a sample's last known one; its next row verifies them.
+
+        Drafts change no answer, only how many tokens a step gives. Raises `SchedulerError` if the sample has a step in
+        flight or no output yet.
+        """
+    def fork(self, client: int, request: int, sample: int, last_token: int) -> int:
+        """Add a sample that shares what another has computed and differs from it in its last token; gives its index.
+
+        Its first delta holds all its tokens. Raises `SchedulerError` if the sample has a step in flight or no output yet.
+        """
+    def offer_load(self, client: int, request: int, num_tokens: int, *, asynchronous: bool) -> None:
+        """Keys and values of a request's first tokens can be loaded from outside; if asynchronously, it waits for them.
+
+        Raises `SchedulerError` without prefix caching, and once the request has begun to run.
+        """
+    def take_loads(self) -> list[dict[str, Any]]:
+        """The loads that plans have called for: id, client, request, first_token, num_tokens, blocks (int32 bytes), step.
+
+        With a step, the load is done before that step is computed; without, the request waits for `finish_load`.
+        """
+    def finish_load(self, load: int, num_tokens: int) -> None:
+        """A load has ended with so many tokens in place; what is missing is computed.
+
+        Raises `SchedulerError` if it is not under way.
+        """
+    def pin(self, name: int, prompt: bytes, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
+        """Keep the full blocks of a prefix (packed int32) from eviction, now and once computed; gives their number.
+
+        Raises `SchedulerError` beyond `max_pinned_blocks`, for a name in use, and without prefix caching.
+        """
+    def unpin(self, name: int) -> bool:
+        """Let a pinned prefix be evicted. False: there is no such pin."""
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached contents, on the device and the host. What runs keeps its blocks."""
+    def take_events(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
+        """Incarnation, number of the first event, and the prefix cache's events since the last call.
+
+        An event is its kind ("stored", "removed", "cleared"), hash, parent's hash (None: the first block), tokens (int32)
+        and tier ("device", "host"). Empty unless `enable_kv_cache_events`. A first number above the one expected means
+        that events were dropped: take a `snapshot`.
+        """
+    def snapshot(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
+        """Incarnation, number of the next event, and what the prefix cache knows now, as "stored" events."""
+    def explain(self, client: int, request: int) -> list[dict[str, Any]]:
+        """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.
+
+        `num_tokens` is its share of the last step; if that is 0, `reason` says why. Raises `SchedulerError` if there is no
+        such request.
+        """
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        """What the last steps decided, oldest first; `stop` is why the first in the queue was not admitted."""
+    def tenants(self) -> list[tuple[str, int, int]]:
+        """Tenant, service in tokens by cost and weight, and sequences in the queue; by tenant under "fair" only."""
+    def start_recording(self) -> None:
+        """Keep every input from now on. Raises `SchedulerError` unless the scheduler is new."""
+    def take_recording(self) -> bytes:
+        """What was recorded since the last call; the parts together are what `replay` reads."""
     def stats(self) -> dict[str, int]:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
@@ -153,3 +261,9 @@ class Scheduler:
         that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`. Counters: `num_preemptions`,
         `prefix_queries` and `prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`.
         """
+
+def replay(recording: bytes) -> dict[str, Any]:
+    """Repeat all calls of a recording on a new scheduler: num_entries, num_steps, hash, is_truncated, stats.
+
+    Raises `SchedulerError` with the first entry that does not read or decides something else.
+    """

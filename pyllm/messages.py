@@ -24,6 +24,7 @@ class FinishCode(IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    DEADLINE = 5
 
 
 class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
@@ -68,7 +69,11 @@ class Hello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Start or resume a request. `max_tokens` counts the tokens in `outputs`; `age`, `timeout`: relative seconds."""
+    """Start or resume a request. `max_tokens` and `min_tokens` count the tokens in `outputs`.
+
+    Seconds: `age` since it came, `timeout` from now until it ends unfinished, `ttft_target` from its coming to its first
+    token and `tpot_target` from token to token, which a policy may look at.
+    """
 
     epoch: int
     request: int
@@ -85,6 +90,9 @@ class Submit(Message, frozen=True):
     timeout: float | None = None
     cache_salt: str = ""
     adapter: str = ""
+    min_tokens: int = 0
+    ttft_target: float | None = None
+    tpot_target: float | None = None
 
 
 class Abort(Message, frozen=True):
@@ -219,7 +227,7 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("query_starts", "i"),  # rows + 1
     ("sequence_lengths", "i"),  # context, this step's tokens included
     ("slots", "i"),
-    ("logits_rows", "i"),  # index into tokens; a forking row names one several times
+    ("logits_rows", "i"),  # index into tokens; a forking row names one several times, one with drafts several
     ("sampled_starts", "i"),  # rows + 1
     ("uniforms", "f"),
     ("table_slots", "i"),  # block_tables[slot][index] = block

@@ -7,16 +7,21 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 use crate::buffers::bytes;
 
 /// Kind, hash, parent, tokens and tier; those that the kind has not are empty.
-pub(crate) type Event<'py> = (&'static str, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, &'static str);
+pub(crate) type Event<'py> =
+    (&'static str, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, &'static str);
 
 pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent]) -> PyResult<Vec<Event<'py>>> {
     let hash = |hash: &pyllm_scheduler::BlockHash| PyBytes::new(py, hash.as_bytes());
     let nothing = || PyBytes::new(py, b"");
     let converted = events.iter().map(|event| {
         Ok(match event {
-            KvEvent::Stored { hash: name, parent, tokens, tier } => {
-                ("stored", hash(name), parent.as_ref().map(hash), bytes(py, tokens, i32::to_le_bytes)?, tier_name(*tier))
-            }
+            KvEvent::Stored { hash: name, parent, tokens, tier } => (
+                "stored",
+                hash(name),
+                parent.as_ref().map(hash),
+                bytes(py, tokens, i32::to_le_bytes)?,
+                tier_name(*tier),
+            ),
             KvEvent::Removed { hash: name, tier } => ("removed", hash(name), None, nothing(), tier_name(*tier)),
             KvEvent::Cleared => ("cleared", nothing(), None, nothing(), ""),
         })

@@ -17,7 +17,7 @@ const MAGIC: &[u8] = b"pyllm scheduler recording 1\n";
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "each is the method of its name, with its arguments")]
 pub enum Input {
-    Add(Request),
+    Add(Box<Request>),
     Abort { client: ClientId, request: RequestId, sample: Option<u32> },
     Hold { client: ClientId, request: RequestId, reason: String },
     Release { client: ClientId, request: RequestId },
@@ -112,7 +112,7 @@ impl Scheduler {
 
     fn apply(&mut self, input: Input) -> Result<()> {
         match input {
-            Input::Add(request) => self.add(request)?,
+            Input::Add(request) => self.add(*request)?,
             Input::Abort { client, request, sample } => drop(self.abort(client, request, sample)),
             Input::Hold { client, request, reason } => self.hold(client, request, &reason)?,
             Input::Release { client, request } => self.release(client, request)?,
@@ -142,7 +142,8 @@ impl Scheduler {
 /// Errors: `Replay` with the first entry that does not read, is refused, or decides something else.
 pub fn replay(recording: &[u8]) -> Result<Replay> {
     let fault = |entry, problem: String| Error::Replay { entry, problem };
-    let rest = recording.strip_prefix(MAGIC).ok_or_else(|| fault(0, "this is no recording of this version".to_owned()))?;
+    let rest =
+        recording.strip_prefix(MAGIC).ok_or_else(|| fault(0, "this is no recording of this version".to_owned()))?;
     let (config, mut rest) = read::<Config>(rest).ok_or_else(|| fault(0, "its settings do not read".to_owned()))?;
     let mut scheduler = Scheduler::new(config)?;
     scheduler.start_recording()?;
@@ -157,7 +158,10 @@ pub fn replay(recording: &[u8]) -> Result<Replay> {
         }
         let decided = scheduler.decisions_hash().unwrap_or_default();
         if decided != hash {
-            return Err(fault(num_entries, format!("the decisions differ: hash {decided:016x} instead of {hash:016x}")));
+            return Err(fault(
+                num_entries,
+                format!("the decisions differ: hash {decided:016x} instead of {hash:016x}"),
+            ));
         }
         num_entries += 1;
     }

@@ -160,7 +160,7 @@ impl Scheduler {
             return Err(Error::DuplicateRequest { client: name.0, request: name.1 });
         }
         request.validate(&self.config)?;
-        self.record(|| Input::Add(request.clone()));
+        self.record(|| Input::Add(Box::new(request.clone())));
         request.stop_token_ids.sort_unstable();
         request.stop_token_ids.dedup();
         let outputs = std::mem::take(&mut request.outputs);

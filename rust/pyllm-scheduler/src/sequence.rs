@@ -7,8 +7,8 @@ use crate::arena::Key;
 use crate::config::Config;
 use crate::deltas::Client;
 use crate::hash::BlockHash;
-use crate::kv_cache::Content;
 use crate::ids::{BlockId, HostBlockId, LoadId, Slot, StepId};
+use crate::kv_cache::Content;
 use crate::queue::{Lane, QueueKey};
 use crate::request::Request;
 
@@ -119,6 +119,21 @@ impl Sequence {
         self.num_known() + self.num_in_flight
     }
 
+    /// Known tokens that are still to be computed.
+    pub(crate) fn num_uncomputed(&self) -> u32 {
+        self.num_known().saturating_sub(self.num_computed)
+    }
+
+    /// Output tokens that it is expected to get still: at least one, however long it has become.
+    pub(crate) fn expected_output(&self, live: &LiveRequest) -> u32 {
+        live.expected_output.saturating_sub(self.output.len() as u32).max(1)
+    }
+
+    /// Tokens to compute until it is expected to end.
+    pub(crate) fn remaining(&self, live: &LiveRequest) -> u32 {
+        self.num_uncomputed() + self.expected_output(live)
+    }
+
     /// Whether one more row makes sense before the next commit.
     pub(crate) fn is_plannable(&self) -> bool {
         self.length() < self.max_length && !(self.num_in_flight > 0 && (self.num_samples > 1 || self.is_verifying))
@@ -176,15 +191,14 @@ impl Sequence {
     }
 
     /// What the prefix cache is told of a full block whose hash is known.
-    pub(crate) fn content<'a>(
-        &'a self,
-        live: &'a LiveRequest,
-        index: usize,
-        block_size: u32,
-    ) -> Content<'a> {
+    pub(crate) fn content<'a>(&'a self, live: &'a LiveRequest, index: usize, block_size: u32) -> Content<'a> {
         let hash = |index: usize| {
             let num_prompt_blocks = live.prompt_hashes.len();
-            if index < num_prompt_blocks { live.prompt_hashes[index] } else { self.output_hashes[index - num_prompt_blocks] }
+            if index < num_prompt_blocks {
+                live.prompt_hashes[index]
+            } else {
+                self.output_hashes[index - num_prompt_blocks]
+            }
         };
         let start = index as u32 * block_size;
         Content {

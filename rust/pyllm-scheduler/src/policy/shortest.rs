@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn work_counts_until_age_outweighs_it() {
-        let rank = |remaining, arrival| Shortest.rank(&Work { remaining, arrival, ..Work::default() });
+        let rank = |remaining, arrival| Shortest.rank(&Work { arrival, remaining, ..Work::default() });
         assert!(rank(10, 0.0) < rank(20, 0.0));
         assert!(rank(20, 0.0) < rank(10, 1.0));
     }

@@ -97,7 +97,7 @@ impl Scheduler {
 
     fn expected(&self, sequence: &Sequence, num_blocks: u32) -> Expected {
         let live = &self.requests[sequence.request];
-        let output = f64::from(self.expected_output(sequence, live)) * self.config.expected_growth;
+        let output = f64::from(sequence.expected_output(live)) * self.config.expected_growth;
         let num_tokens = sequence.num_known().saturating_add(output as u32).min(sequence.max_length);
         let last = self.config.blocks_for(num_tokens);
         let held = self.config.blocks_for(sequence.num_known());

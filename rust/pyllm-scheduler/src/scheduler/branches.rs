@@ -20,7 +20,8 @@ impl Scheduler {
         tokens_are_ids("drafts", drafts, self.config.vocab_size)?;
         let sequence = &self.sequences[key];
         if sequence.num_in_flight > 0 || sequence.num_samples > 1 || sequence.output.is_empty() {
-            let problem = "has no known last token to propose after; propose after a commit, with no step of it in flight";
+            let problem =
+                "has no known last token to propose after; propose after a commit, with no step of it in flight";
             return Err(Error::Sample { request, sample, problem });
         }
         self.record(|| Input::Propose { client, request, sample, drafts: drafts.to_vec() });

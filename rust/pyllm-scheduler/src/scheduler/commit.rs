@@ -94,7 +94,7 @@ impl Scheduler {
         if finish == Finish::None {
             self.store_full_blocks(key);
         } else {
-            self.output_length += NEWEST * (length as f64 - self.output_length);
+            self.output_length += NEWEST * (f64::from(length as u32) - self.output_length);
             self.end_sample(request, sample);
         }
         finish != Finish::None

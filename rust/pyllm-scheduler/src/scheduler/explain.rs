@@ -156,9 +156,8 @@ impl Scheduler {
             Sample::Live(key) => key,
         };
         let sequence = &self.sequences[key];
-        let had_share = sequence.slot().is_some()
-            && sequence.last_share > 0
-            && self.next_step.0 == sequence.last_step.0 + 1;
+        let had_share =
+            sequence.slot().is_some() && sequence.last_share > 0 && self.next_step.0 == sequence.last_step.0 + 1;
         Explanation {
             state: match sequence.state {
                 State::Waiting => "waiting",

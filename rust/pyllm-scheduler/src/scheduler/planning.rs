@@ -79,7 +79,9 @@ impl Scheduler {
             prefill_room: u32::MAX,
             samples: 2 * self.config.max_num_seqs,
             inter_token_target: f64::INFINITY,
-            default_target: Some(self.config.inter_token_target).filter(|&target| target > 0.0).unwrap_or(f64::INFINITY),
+            default_target: Some(self.config.inter_token_target)
+                .filter(|&target| target > 0.0)
+                .unwrap_or(f64::INFINITY),
             ran_out_of_blocks: false,
             num_preempted: 0,
             num_swapped: 0,
@@ -108,20 +110,24 @@ impl Scheduler {
     }
 
     fn finish_plan(&mut self, planning: Planning) -> Option<Plan> {
-        self.decisions.push(Decision {
-            step: planning.step,
-            now: self.now,
-            num_rows: planning.rows.len() as u32,
-            num_tokens: self.config.max_num_batched_tokens - planning.budget,
-            num_prefill_tokens: planning.num_prefill_tokens,
-            num_admitted: planning.num_admitted,
-            num_preempted: planning.num_preempted,
-            num_swapped: planning.num_swapped,
-            num_running: self.running.len() as u32,
-            num_waiting: self.queue.len() as u32,
-            num_free_blocks: self.cache.num_free(),
-            stop: planning.stop.map(|(_, reason)| reason),
-        }, planning.stop.map(|(key, _)| key), self.next_serial);
+        self.decisions.push(
+            Decision {
+                step: planning.step,
+                now: self.now,
+                num_rows: planning.rows.len() as u32,
+                num_tokens: self.config.max_num_batched_tokens - planning.budget,
+                num_prefill_tokens: planning.num_prefill_tokens,
+                num_admitted: planning.num_admitted,
+                num_preempted: planning.num_preempted,
+                num_swapped: planning.num_swapped,
+                num_running: self.running.len() as u32,
+                num_waiting: self.queue.len() as u32,
+                num_free_blocks: self.cache.num_free(),
+                stop: planning.stop.map(|(_, reason)| reason),
+            },
+            planning.stop.map(|(key, _)| key),
+            self.next_serial,
+        );
         // Without rows a plan is still due if blocks move: an asynchronous load may overwrite what it takes out.
         if planning.rows.is_empty() && !self.cache.has_swaps() {
             self.cache.end_plan();

@@ -22,17 +22,6 @@ impl Scheduler {
         QueueKey { rank, serial: live.serial, sample: sequence.sample }
     }
 
-    /// Tokens that a sequence is expected to compute until it ends.
-    pub(super) fn remaining(&self, sequence: &Sequence, live: &LiveRequest) -> u32 {
-        let uncomputed = sequence.num_known().saturating_sub(sequence.num_computed);
-        uncomputed + self.expected_output(sequence, live)
-    }
-
-    /// Output tokens that it is expected to get still: at least one, however long it has become.
-    pub(super) fn expected_output(&self, sequence: &Sequence, live: &LiveRequest) -> u32 {
-        live.expected_output.saturating_sub(sequence.output.len() as u32).max(1)
-    }
-
     /// The lane for a request of this tenant.
     pub(super) fn open_lane(&mut self, tenant: &str) -> Key<Lane> {
         let lane = if self.policy.shares_by_tenant() { tenant } else { "" };
@@ -94,7 +83,7 @@ impl Scheduler {
             arrival: live.request.arrival,
             priority: live.request.priority,
             policy_key: live.request.policy_key,
-            remaining: self.remaining(sequence, live),
+            remaining: sequence.remaining(live),
             due: self.due(sequence, live),
             service: sequence.service,
             tenant_service: self.queue.service(live.lane),
@@ -103,8 +92,7 @@ impl Scheduler {
 
     fn due(&self, sequence: &Sequence, live: &LiveRequest) -> f64 {
         let request = &live.request;
-        let uncomputed = sequence.num_known().saturating_sub(sequence.num_computed);
-        let before = self.times.prefill_seconds(uncomputed);
+        let before = self.times.prefill_seconds(sequence.num_uncomputed());
         match (request.ttft_target, request.tpot_target) {
             (_, Some(target)) if !sequence.output.is_empty() => sequence.last_token_at + target - before,
             (Some(target), _) => request.arrival + target - before,

@@ -121,7 +121,8 @@ impl Scheduler {
     }
 
     fn change_tenant_weights(&mut self) {
-        let lanes: Vec<_> = self.requests.iter().map(|(_, live)| (live.lane, self.weight(&live.request.tenant))).collect();
+        let lanes: Vec<_> =
+            self.requests.iter().map(|(_, live)| (live.lane, self.weight(&live.request.tenant))).collect();
         if self.policy.shares_by_tenant() {
             for (lane, weight) in lanes {
                 self.queue.set_weight(lane, weight);

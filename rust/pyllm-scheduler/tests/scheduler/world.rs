@@ -243,7 +243,8 @@ impl World {
         let Some(step) = self.in_flight.pop_front() else { return };
         let before = self.scheduler.stats();
         let waiting = before.num_waiting + before.num_held;
-        let clients = self.scheduler.commit(step.step, &step.starts, &step.tokens, 0.0).expect("the step is due").to_vec();
+        let clients =
+            self.scheduler.commit(step.step, &step.starts, &step.tokens, 0.0).expect("the step is due").to_vec();
         assert_eq!(clients, self.scheduler.pending_clients());
         let after = self.scheduler.stats();
         self.saw("forks without a slot", u64::from(after.num_waiting + after.num_held > waiting));
