@@ -4,12 +4,13 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import scheduler, startup, step
+from benchmarks import memory, scheduler, startup, step
 from benchmarks.record import Record
 
 # What each part's figures are called, and what measures them.
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
-    "scheduler": scheduler.run,
+    **scheduler.FIGURES,
+    **memory.FIGURES,
     "step": step.run,
     "startup": startup.run,
 }

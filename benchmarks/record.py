@@ -6,19 +6,31 @@ from typing import TypedDict
 
 
 class Record(TypedDict, total=False):
-    """A figure; `rows` and `tokens` say for which case, `p99` what the slowest steps cost."""
+    """A figure. What is not `value`, `unit` or `p99` (what the slowest steps cost) says for which case."""
 
     name: str
     value: float
     unit: str
+    p99: float
     rows: int
     tokens: int
-    p99: float
+    waiting: int
+    policy: str
+    requests: int
+    block_size: int
+    n: int
+    beams: int
+    expected_growth: float
+    # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends.
+    reserved: float
+    static: float
+    tokens_per_step: float
+    recomputed: float  # tokens, as a share of those that had to be computed once
 
 
-def percentiles(name: str, seconds: Sequence[float], **case: int) -> Record:
+def percentiles(name: str, seconds: Sequence[float], **case: int | str) -> Record:
     """Median and 99th percentile of durations, in microseconds."""
     cuts = statistics.quantiles(seconds, n=100)
     record: Record = {"name": name, "value": round(cuts[49] * 1e6, 1), "unit": "us", "p99": round(cuts[98] * 1e6, 1)}
-    record.update(case)  # type: ignore[typeddict-item] - `rows` and `tokens` only
+    record.update(case)  # type: ignore[typeddict-item]  # `rows`, `tokens` and their like
     return record

@@ -1,55 +1,116 @@
-"""The scheduler alone, through its Python entry point: schedule and commit of decoding rows, and admission."""
+"""The scheduler alone, through its Python entry point: steps of decoding rows, admission, and what a queue costs."""
 
+import re
+import statistics
+import subprocess
+import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+from benchmarks import rust_example
 from benchmarks.record import Record, percentiles
 from pyllm._rust import Plan, Scheduler
-from pyllm.messages import PLAN_SECTIONS, plan_offsets
+from pyllm.core.executors.simulated import section
 
 BLOCK_SIZE = 16
 CONTEXT = 1024
 STEPS = 300
 # The first rows decode already while the last are prefilled; none may end before the last step is timed.
 MAX_TOKENS = STEPS + 256
+QUEUES = (100, 100_000)
+POLICIES = ("fcfs", "priority", "shortest", "fair")
 
 
-def run() -> Iterator[Record]:
+def step() -> Iterator[Record]:
     for rows in (64, 256, 1024):
         yield percentiles("scheduler.step_us", decode(rows), rows=rows)
-    yield percentiles("scheduler.add_us", add(8000), tokens=8000)
 
 
-def decode(rows: int) -> list[float]:
-    """Seconds of each step with `rows` requests decoding, each with 1,024 tokens of context, the prefix cache on."""
-    scheduler = make(rows, num_blocks=rows * (CONTEXT + MAX_TOKENS + BLOCK_SIZE) // BLOCK_SIZE)
+def step_waiting() -> Iterator[Record]:
+    for policy in POLICIES:
+        for waiting in QUEUES:
+            seconds = decode(256, waiting, policy)
+            yield percentiles("scheduler.step_waiting_us", seconds, rows=256, waiting=waiting, policy=policy)
+
+
+def step_preempting() -> Iterator[Record]:
+    for waiting in QUEUES:
+        seconds, rows = preempt(256, waiting)
+        yield percentiles("scheduler.step_preempting_us", seconds, rows=round(rows), waiting=waiting)
+
+
+def add() -> Iterator[Record]:
+    yield percentiles("scheduler.add_us", add_prompts(8000), tokens=8000)
+
+
+def admit_cached() -> Iterator[Record]:
+    yield percentiles("scheduler.admit_cached_us", admit_cached_prompts(8000), tokens=8000)
+
+
+def step_instructions() -> Iterator[Record]:
+    for rows in (64, 256, 1024):
+        value = instructions(rows)
+        if value is None:
+            return
+        yield {"name": "scheduler.step_instructions", "value": value, "unit": "instructions", "rows": rows}
+
+
+FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
+    "scheduler.step_us": step,
+    "scheduler.step_waiting_us": step_waiting,
+    "scheduler.step_preempting_us": step_preempting,
+    "scheduler.step_instructions": step_instructions,
+    "scheduler.add_us": add,
+    "scheduler.admit_cached_us": admit_cached,
+}
+
+
+def decode(rows: int, waiting: int = 0, policy: str = "fcfs") -> list[float]:
+    """Seconds of each step with `rows` requests decoding, each with 1,024 tokens of context, the prefix cache on.
+
+    `waiting` more are behind them in the queue.
+    """
+    num_blocks = rows * (CONTEXT + MAX_TOKENS + BLOCK_SIZE) // BLOCK_SIZE
+    scheduler = make(rows, num_blocks, policy=policy)
     for request in range(rows):
         prompt = array("i", [request + 1, *range(CONTEXT - 1)]).tobytes()
         scheduler.add(0, request, prompt, seed=request, max_tokens=MAX_TOKENS)
-    tokens = array("i", [7] * rows).tobytes()
     while True:  # prefill, until every row decodes
-        plan = scheduler.schedule(0.0)
-        assert plan is not None
-        starts = sampled_starts(plan)
-        scheduler.commit(plan.step, starts, tokens[: 4 * array("i", starts)[-1]])
+        _, plan = timed_step(scheduler)
         if plan.num_rows == rows == plan.num_tokens:
             break
-    scheduler.take_deltas(0)
-    starts = array("i", range(rows + 1)).tobytes()
-    seconds = []
-    for _ in range(STEPS):
-        begin = time.perf_counter()
-        plan = scheduler.schedule(0.0)
-        assert plan is not None
-        memoryview(plan)
-        scheduler.commit(plan.step, starts, tokens)
-        scheduler.take_deltas(0)
-        seconds.append(time.perf_counter() - begin)
-    return seconds
+    # Longer than what runs, so that no policy puts them in its place.
+    add_queue(scheduler, rows, waiting, least_outputs=MAX_TOKENS)
+    return [seconds for seconds, _ in (timed_step(scheduler) for _ in range(STEPS))]
 
 
-def add(tokens: int) -> list[float]:
+def preempt(slots: int, waiting: int) -> tuple[list[float], float]:
+    """Seconds of each step that preempts, and how many rows such steps have.
+
+    The KV cache holds less than the slots need, and admission asks for room for the tokens of now alone. Whoever ends
+    makes room for the next in the queue, which is kept at its length. Who was preempted is computed anew, so these
+    steps prefill, too.
+    """
+    scheduler = make(slots, slots * 128 // BLOCK_SIZE, expected_growth=0.0)
+    seconds: list[float] = []
+    rows: list[int] = []
+    added = steps = 0
+    while len(seconds) < STEPS:
+        missing = slots + waiting - scheduler.stats()["num_requests"]
+        add_queue(scheduler, added, missing, least_outputs=64)
+        added += missing
+        steps += 1
+        before = scheduler.stats()["num_preemptions"]
+        took, plan = timed_step(scheduler)
+        if steps > STEPS and scheduler.stats()["num_preemptions"] > before:
+            seconds.append(took)
+            rows.append(plan.num_rows)
+    return seconds, statistics.mean(rows)
+
+
+def add_prompts(tokens: int) -> list[float]:
     """Seconds to take in one prompt of `tokens` tokens, hashing included."""
     scheduler = make(256, num_blocks=1 << 20)
     seconds = []
@@ -61,7 +122,46 @@ def add(tokens: int) -> list[float]:
     return seconds
 
 
-def make(rows: int, num_blocks: int) -> Scheduler:
+def admit_cached_prompts(tokens: int) -> list[float]:
+    """Seconds of the `schedule` that admits a prompt with all its blocks cached, but for the last token's."""
+    scheduler = make(256, num_blocks=1 << 16)
+    prompt = array("i", range(tokens)).tobytes()
+    seconds = []
+    for request in range(201):
+        scheduler.add(0, request, prompt, seed=0, max_tokens=1)
+        begin = time.perf_counter()
+        plan = scheduler.schedule(0.0)
+        seconds.append(time.perf_counter() - begin)
+        assert plan is not None
+        # The first fills the cache.
+        assert plan.num_tokens == (tokens if request == 0 else tokens - (tokens - 1) // BLOCK_SIZE * BLOCK_SIZE)
+        scheduler.commit(plan.step, *answer(plan))
+    return seconds[1:]
+
+
+def instructions(rows: int) -> int | None:
+    """Instructions of a step in which `rows` requests decode, as callgrind counts them in Rust; None without it.
+
+    It is the mean of 64 steps, in which each row completes four blocks.
+    """
+    program = rust_example.build("decode")
+    if program is None:
+        return None
+    counts = []
+    for steps in (0, 64):
+        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program, str(rows), str(steps)]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, check=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"no figures of instructions: valgrind does not run ({error})", file=sys.stderr)
+            return None
+        collected = re.search(r"Collected : (\d+)", result.stderr)
+        assert collected is not None, result.stderr
+        counts.append(int(collected[1]))
+    return round((counts[1] - counts[0]) / 64)
+
+
+def make(rows: int, num_blocks: int, **settings: Any) -> Scheduler:
     return Scheduler(
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
@@ -70,12 +170,41 @@ def make(rows: int, num_blocks: int) -> Scheduler:
         max_model_len=16384,
         vocab_size=1 << 20,
         enable_prefix_caching=True,
+        **settings,
     )
 
 
-def sampled_starts(plan: Plan) -> bytes:
-    """The plan's own section, as the worker would send it back."""
-    counts = tuple(plan.counts)
-    index = [name for name, _ in PLAN_SECTIONS].index("sampled_starts")
-    begin = plan_offsets(counts)[index]
-    return bytes(memoryview(plan)[begin : begin + 4 * counts[index]])
+def add_queue(scheduler: Scheduler, first: int, number: int, least_outputs: int) -> None:
+    """Requests that come after all before them, of all priorities but the highest, tenants and lengths."""
+    tokens = array("i", range(CONTEXT)).tobytes()
+    for request in range(first, first + number):
+        scheduler.add(
+            0,
+            request,
+            array("i", [request]).tobytes() + tokens[: 4 * (16 + request % 100)],
+            seed=request,
+            max_tokens=least_outputs + request * 7 % 256,
+            arrival=1.0 + request,
+            priority=1 + request % 3,
+            tenant=f"tenant {request % 16}",
+        )
+
+
+def timed_step(scheduler: Scheduler) -> tuple[float, Plan]:
+    """Plan, commit and take what is new. What a worker would do between is not counted."""
+    begin = time.perf_counter()
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    memoryview(plan)
+    planned = time.perf_counter()
+    starts, tokens = answer(plan)
+    answered = time.perf_counter()
+    scheduler.commit(plan.step, starts, tokens)
+    scheduler.take_deltas(0)
+    return time.perf_counter() - answered + planned - begin, plan
+
+
+def answer(plan: Plan) -> tuple[bytes, bytes]:
+    """Starts and tokens, as a worker would send them: each position samples the same token."""
+    starts = section(plan, "sampled_starts")
+    return starts.tobytes(), array("i", [7]).tobytes() * int(starts[-1])

@@ -1,0 +1,46 @@
+//! Rows that decode, step after step, each from 1,024 tokens of context; the prefix cache is on. Reads no clock.
+
+use pyllm_scheduler::{ClientId, Config, Request, RequestId, Scheduler};
+
+const BLOCK_SIZE: u32 = 16;
+const CONTEXT: u32 = 1024;
+
+pub struct Decoding {
+    scheduler: Scheduler,
+    starts: Vec<i32>,
+    tokens: Vec<i32>,
+}
+
+impl Decoding {
+    /// `steps` may be taken.
+    pub fn new(rows: u32, steps: u32) -> Self {
+        let max_tokens = steps + 2; // the prefill samples one, and the last step must not end a request
+        let mut scheduler = Scheduler::new(Config {
+            block_size: BLOCK_SIZE,
+            num_blocks: rows * (CONTEXT + max_tokens).div_ceil(BLOCK_SIZE),
+            max_num_seqs: rows,
+            max_num_batched_tokens: rows * CONTEXT,
+            max_model_len: CONTEXT + max_tokens,
+            vocab_size: 1 << 20,
+            enable_prefix_caching: true,
+            ..Config::default()
+        })
+        .expect("the limits are in range");
+        for row in 0..rows {
+            let prompt = std::iter::once(row + 1).chain(0..CONTEXT - 1).map(|token| token as i32).collect();
+            let id = RequestId(u64::from(row));
+            let request = Request { client: ClientId(0), id, prompt, n: 1, max_tokens, ..Request::default() };
+            scheduler.add(request).expect("the request fits");
+        }
+        let mut decoding = Self { scheduler, starts: (0..=rows as i32).collect(), tokens: vec![7; rows as usize] };
+        decoding.step(); // computes the prompts, all at once
+        decoding
+    }
+
+    /// Plans a step of all rows, commits a token for each, and takes the news.
+    pub fn step(&mut self) {
+        let plan = self.scheduler.schedule(0.0).expect("time stands still").expect("rows decode");
+        self.scheduler.commit(plan.step, &self.starts, &self.tokens, 0.0).expect("every row samples one token");
+        self.scheduler.take_deltas(ClientId(0)).expect("there is news");
+    }
+}
