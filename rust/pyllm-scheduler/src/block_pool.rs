@@ -1,16 +1,16 @@
 //! Blocks by reference count, and the order in which the free ones are used again. Every operation is O(1), hashes
-//! nothing and allocates nothing. Knows neither what a block holds nor who refers to it: only whether it holds anything,
-//! how deep in a chain, and how often it was shared.
+//! nothing and allocates nothing. Knows neither what a block holds nor who refers to it: only whether it holds
+//! anything, how deep in a chain, and how often it was shared.
 //!
 //! Free blocks that hold nothing go first. The others are in one list a class, in the order they were freed; a class is
 //! a number of hits and a depth. The next to go is, of the lists' first blocks, the one whose tick of freeing plus the
 //! bonus of its class is the lowest. A bonus is a share of the pool, so a block that was hit often outlives as many
 //! later ones as that share has blocks, and nothing stays for ever.
 //!
-//! A chain's tail always goes before its head. Whoever refers to a block refers to all blocks before it in the chain, takes
-//! them together and frees the tail first. So the head is freed later, is shared at least as often and is no deeper: its
-//! tick is higher and its bonus no lower than the tail's. While the tail is free, then, the first of the tail's list is
-//! at most the tail and goes before the head.
+//! A chain's tail always goes before its head. Whoever refers to a block refers to all blocks before it in the chain,
+//! takes them together and frees the tail first. So the head is freed later, is shared at least as often (a share is a
+//! hit whether or not the block was free) and is no deeper: its tick is higher and its bonus no lower than the tail's.
+//! While the tail is free, then, the first of the tail's list scores no more than the tail, and goes before the head.
 
 use std::marker::PhantomData;
 

@@ -6,9 +6,12 @@ use crate::events::{EventLog, Events, Snapshot, Tier};
 use crate::hash::BlockHash;
 use crate::ids::{BlockId, HostBlockId, StepId};
 use crate::level::{Evicted, Level};
-use crate::pins::{PinError, Pins};
+use crate::pins::Pins;
 use crate::prefix::Name;
-use crate::swaps::{Swap, Swaps};
+use crate::swaps::Swaps;
+
+pub(crate) use crate::pins::PinError;
+pub(crate) use crate::swaps::Swap;
 
 #[derive(Clone, Debug)]
 pub(crate) struct CacheLimits {
@@ -44,9 +47,6 @@ pub(crate) struct KvCache {
     pins: Pins,
     swaps: Swaps,
     log: EventLog,
-    /// What steps up to this one fill is written before the next plan's swaps; what later ones fill may not be.
-    written: Option<StepId>,
-    newest: Option<StepId>, // of all that contents were stored for
 }
 
 impl KvCache {
@@ -57,8 +57,6 @@ impl KvCache {
             pins: Pins::new(limits.max_pinned_blocks),
             swaps: Swaps::default(),
             log: EventLog::new(limits.enable_events, limits.incarnation),
-            written: None,
-            newest: None,
             limits,
         }
     }
@@ -86,7 +84,9 @@ impl KvCache {
     pub(crate) fn allocate(&mut self) -> BlockId {
         let (block, evicted) = self.device.allocate().expect("the caller has looked at num_free");
         if let Some(evicted) = evicted {
-            self.write_back(block, &evicted);
+            if self.limits.num_host_blocks > 0 {
+                self.write_back(block, &evicted);
+            }
             self.log.removed(evicted.name.hash, Tier::Device);
         }
         block
@@ -97,7 +97,8 @@ impl KvCache {
         self.device.share(block);
     }
 
-    /// Drops a reference. Not to a block that the plan in the making swaps in.
+    /// Drops a reference. What the plan in the making writes keeps one until `end_plan`: swaps come before all else
+    /// that a plan does, so a copy of it would be too early.
     pub(crate) fn free(&mut self, block: BlockId) {
         self.device.free(block);
     }
@@ -125,14 +126,14 @@ impl KvCache {
         found.extend(hashes.map_while(find));
     }
 
-    /// Names a block in use by its contents, which step `filled` writes. Of two blocks with equal contents the first stays.
+    /// Names a block in use by its contents, which step `filled` writes. Of two blocks with equal contents the first
+    /// stays.
     pub(crate) fn store(&mut self, block: BlockId, content: Content<'_>, filled: StepId) {
         let Content { hash, index, tokens: (head, tail), .. } = content;
         debug_assert_eq!(head.len() + tail.len(), self.limits.block_size as usize, "full blocks alone have names");
         if !self.limits.enable_prefix_caching || !self.device.store(block, Name { hash, index, filled }) {
             return;
         }
-        self.newest = self.newest.max(Some(filled));
         self.log.stored(&content);
         self.hold_if_pinned(block, hash);
     }
@@ -168,8 +169,8 @@ impl KvCache {
         }
     }
 
-    /// A host block for each device block, with a reference to each; none if the host has not room for all. What the host
-    /// has already is not copied. The device blocks are not freed, and none of them is written by the plan in the making.
+    /// A host block for each device block, with a reference to each; none if the host has not room for all. What the
+    /// host has already is not copied. The device blocks are not freed; the plan in the making writes none of them.
     pub(crate) fn swap_out(&mut self, blocks: &[BlockId]) -> Option<Vec<HostBlockId>> {
         let known: Vec<_> = blocks.iter().map(|&block| self.host_copy(block)).collect();
         let is_in_use = |host: &&HostBlockId| self.host.references(**host) > 0;
@@ -183,12 +184,12 @@ impl KvCache {
         blocks.iter().zip(known).map(|(&block, host)| host.or_else(|| self.copy_out(block))).collect()
     }
 
-    /// A device block that the next plan fills with what a host block holds, by name unknown until `store`. The caller has looked at
-    /// `num_free` and refers to the host block, which the plan holds until `end_plan`: no copy may overwrite it.
+    /// A device block for what a host block holds, without a name until `store`. The caller has looked at `num_free`.
+    /// The plan refers to the host block until `end_plan`, so that no copy overwrites it before it is read.
     pub(crate) fn swap_in(&mut self, host: HostBlockId) -> BlockId {
+        self.host.hold(host);
         let block = self.allocate();
         self.device.raise_hits(block, self.host.hits(host));
-        self.host.hold(host);
         self.swaps.push_in(host, block);
         block
     }
@@ -197,17 +198,16 @@ impl KvCache {
         !self.swaps.is_empty()
     }
 
-    /// All outs before all ins. No block is written twice, and no out's source is an in's or a later write's result.
+    /// All outs before all ins; none writes where another does.
     pub(crate) fn drain_swaps(&mut self) -> impl Iterator<Item = Swap> {
         self.swaps.drain()
     }
 
-    /// The plan is made, and `drain_swaps` emptied: the host blocks that its swaps read and write are let go.
+    /// The plan is made and its swaps are drained: it lets go of their host blocks.
     pub(crate) fn end_plan(&mut self) {
         for host in self.swaps.release() {
             self.host.free(host);
         }
-        self.written = self.newest;
     }
 
     /// These contents are not evicted from the device: those here now, and the others from when they are stored.
@@ -244,7 +244,8 @@ impl KvCache {
         u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.hash)))
     }
 
-    /// Nothing is known any more on either level. Blocks in use stay in use; pins hold nothing until it is stored again.
+    /// Nothing is known any more on either level. Blocks in use stay in use; pins hold nothing until it is stored
+    /// again.
     pub(crate) fn forget(&mut self) {
         self.device.forget();
         self.host.forget();
@@ -254,7 +255,8 @@ impl KvCache {
         self.log.cleared();
     }
 
-    /// The device is lost: every block of both levels is free, nothing is known, and no swap is due. Pins stay as wishes.
+    /// The device is lost: every block of both levels is free, nothing is known, and no swap is due. Pins stay as
+    /// wishes.
     pub(crate) fn clear(&mut self) {
         self.device = Level::new(self.limits.num_blocks);
         self.host = Level::new(self.limits.num_host_blocks);
@@ -300,12 +302,7 @@ impl KvCache {
         let &Evicted { name, hits } = evicted;
         if let Some(host) = self.host.get(name.hash) {
             self.host.refresh(host, hits);
-            return;
-        }
-        if Some(name.filled) > self.written {
-            return;
-        }
-        if let Some(host) = self.allocate_host() {
+        } else if let Some(host) = self.allocate_host() {
             self.swaps.push_out(block, host);
             self.store_host(host, name, hits);
         }

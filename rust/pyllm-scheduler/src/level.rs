@@ -1,5 +1,5 @@
-//! The blocks of one level of the KV cache, device or host, with the names of their contents: the pool and the prefix cache, kept in
-//! step. Knows no other level.
+//! The blocks of one level of the KV cache, device or host, with the names of their contents: the pool and the prefix
+//! cache, kept in step. Knows no other level.
 
 use crate::block_pool::BlockPool;
 use crate::hash::BlockHash;

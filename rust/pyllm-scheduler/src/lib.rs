@@ -55,6 +55,7 @@ mod arena;
 mod sequence;
 mod queue;
 mod growth;
+mod output_lengths;
 mod step_times;
 mod kv_cache;
 mod block_pool;

@@ -173,11 +173,11 @@ impl Draft {
             Section::Ints(&self.sampling_starts),
             Section::Bytes(&self.sampling),
         ];
-        let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
+        let size = sections.iter().fold(0, |end, section| aligned(end) + section.bytes().len());
         let mut buffer = Vec::with_capacity(size);
         for section in &sections {
             buffer.resize(aligned(buffer.len()), 0);
-            section.write(&mut buffer);
+            buffer.extend_from_slice(section.bytes());
         }
         Plan { step, counts: sections.map(|section| section.len() as u32), buffer }
     }
@@ -198,29 +198,17 @@ impl Section<'_> {
         }
     }
 
-    fn num_bytes(&self) -> usize {
+    /// As they are in memory, which is little endian.
+    fn bytes(&self) -> &[u8] {
         match self {
-            Self::Ints(_) | Self::Floats(_) => self.len() * 4,
-            Self::Bytes(_) => self.len(),
-        }
-    }
-
-    fn write(&self, buffer: &mut Vec<u8>) {
-        match self {
-            Self::Ints(values) => write_words(buffer, values, i32::to_le_bytes),
-            Self::Floats(values) => write_words(buffer, values, f32::to_le_bytes),
-            Self::Bytes(values) => buffer.extend_from_slice(values),
+            Self::Ints(values) => bytemuck::cast_slice(values),
+            Self::Floats(values) => bytemuck::cast_slice(values),
+            Self::Bytes(values) => values,
         }
     }
 }
 
-fn write_words<T: Copy>(buffer: &mut Vec<u8>, values: &[T], to_le_bytes: impl Fn(T) -> [u8; 4]) {
-    let start = buffer.len();
-    buffer.resize(start + values.len() * 4, 0);
-    for (place, &value) in buffer[start..].chunks_exact_mut(4).zip(values) {
-        place.copy_from_slice(&to_le_bytes(value));
-    }
-}
+const _: () = assert!(cfg!(target_endian = "little"), "plans are little endian, and sections are copied as they are");
 
 fn aligned(offset: usize) -> usize {
     offset.next_multiple_of(ALIGNMENT)

@@ -24,6 +24,7 @@ use crate::growth::Growth;
 use crate::hash::BlockHash;
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, Slot, StepId};
 use crate::kv_cache::{CacheLimits, Found, KvCache};
+use crate::output_lengths::OutputLengths;
 use crate::plan::Draft;
 use crate::policy::{Policy, policy};
 use crate::queue::{Queue, QueueKey};
@@ -59,7 +60,7 @@ pub struct Scheduler {
     next_serial: u64,
     now: f64,
     times: StepTimes,
-    output_length: f64, // moving average of the samples that ended by themselves
+    output_lengths: OutputLengths,
     counters: Counters,
     decisions: explain::Decisions,
     recorder: Option<Recorder>,
@@ -74,9 +75,6 @@ pub struct Scheduler {
     copied: Vec<BlockId>, // by the plan being made, each with one reference of its own
     forked: Vec<(Key<Sequence>, i32)>,
 }
-
-/// Output tokens that are expected of a request before any has ended.
-const FIRST_OUTPUT_LENGTH: f64 = 128.0;
 
 /// A planned step.
 struct Step {
@@ -134,7 +132,7 @@ impl Scheduler {
             next_serial: 0,
             now: f64::NEG_INFINITY,
             times: StepTimes::default(),
-            output_length: FIRST_OUTPUT_LENGTH,
+            output_lengths: OutputLengths::new(),
             counters: Counters::default(),
             decisions: explain::Decisions::default(),
             recorder: None,
@@ -177,7 +175,7 @@ impl Scheduler {
             [] => (vec![Sample::Unforked; request.n as usize], request.n),
             _ => (vec![Sample::Finished; request.n as usize], num_unfinished),
         };
-        let expected_output = request.max_tokens.min(self.output_length.ceil() as u32);
+        let expected_output = request.max_tokens.min(self.output_lengths.mean().ceil() as u32);
         let deadline = request.deadline;
         let live = LiveRequest {
             request,

@@ -160,6 +160,24 @@ impl Sequence {
         }
     }
 
+    /// Known tokens whose keys and values are in its blocks, or will be by the steps in flight.
+    pub(crate) fn num_readable(&self) -> u32 {
+        self.num_known().min(self.num_computed)
+    }
+
+    /// Whether a block has become full that the prefix cache has not seen.
+    pub(crate) fn has_block_to_store(&self, block_size: u32) -> bool {
+        self.num_readable() >= (self.num_stored as u32 + 1) * block_size
+    }
+
+    /// The known token at a position.
+    pub(crate) fn token(&self, prompt: &[i32], position: u32) -> Option<i32> {
+        let position = position as usize;
+        let token =
+            if position < prompt.len() { prompt.get(position) } else { self.output.get(position - prompt.len()) };
+        token.copied()
+    }
+
     /// Known tokens from `start` to before `end`, as the part in the prompt and the part in the output.
     pub(crate) fn tokens<'a>(&'a self, prompt: &'a [i32], start: u32, end: u32) -> (&'a [i32], &'a [i32]) {
         let split = prompt.len();

@@ -109,6 +109,79 @@ fn the_cases_reach_every_corner() {
     }
 }
 
+/// One sequence of two full blocks fills all of a small device; with it the names of its blocks.
+fn full_device(num_host_blocks: u32) -> (KvCache, Vec<BlockId>, Vec<BlockHash>) {
+    let mut cache = KvCache::new(CacheLimits {
+        block_size: BLOCK_SIZE as u32,
+        num_blocks: 2,
+        num_host_blocks,
+        max_pinned_blocks: 1,
+        enable_prefix_caching: true,
+        enable_events: false,
+        incarnation: 0,
+    });
+    let blocks = vec![cache.allocate(), cache.allocate()];
+    let hashes = chain(0, 2);
+    for (index, parent) in [root(), hashes[0]].into_iter().enumerate() {
+        let tokens = (&tokens(0, index as i32)[..], &[][..]);
+        let content = Content { hash: hashes[index], parent, index: index as u32, tokens };
+        cache.store(blocks[index], content, StepId(0));
+    }
+    (cache, blocks, hashes)
+}
+
+fn found(cache: &KvCache, hashes: &[BlockHash]) -> Vec<Found> {
+    let mut found = Vec::new();
+    cache.find_chain(hashes.iter().copied(), StepId(1), StepId(1), &mut found);
+    found
+}
+
+#[test]
+fn what_the_device_evicts_is_found_on_the_host_and_comes_back() {
+    let (mut cache, mut blocks, hashes) = full_device(1);
+    let tail = blocks[1];
+    cache.free_chain(&mut blocks);
+    assert_eq!(cache.allocate(), tail);
+    let host = HostBlockId(0);
+    assert_eq!(found(&cache, &hashes), [Found::Device(BlockId(0)), Found::Host(host)]);
+    assert_eq!(cache.drain_swaps().collect::<Vec<_>>(), [Swap::Out { device: tail, host }]);
+    cache.end_plan();
+    cache.free(tail);
+    assert_eq!(cache.swap_in(host), tail);
+    assert_eq!(cache.drain_swaps().collect::<Vec<_>>(), [Swap::In { host, device: tail }]);
+}
+
+#[test]
+fn a_swap_takes_room_for_all_blocks_or_none_and_copies_each_once() {
+    let (mut cache, mut blocks, hashes) = full_device(1);
+    assert_eq!(cache.swap_out(&blocks), None);
+    assert!(!cache.has_swaps() && cache.num_host_free() == 1);
+    let (mut cache, _, _) = full_device(2);
+    let mut hosts = cache.swap_out(&blocks).unwrap();
+    assert_eq!(cache.drain_swaps().count(), 2);
+    cache.end_plan();
+    cache.free_host(&mut hosts.clone());
+    assert_eq!(cache.swap_out(&blocks), Some(hosts.clone()));
+    assert!(!cache.has_swaps());
+    cache.free_chain(&mut blocks);
+    let _ = (cache.allocate(), cache.allocate());
+    assert!(!cache.has_swaps(), "the host has what is evicted");
+    assert_eq!(found(&cache, &hashes), [Found::Host(hosts[0]), Found::Host(hosts[1])]);
+    cache.free_host(&mut hosts);
+}
+
+#[test]
+fn a_pinned_block_is_not_free_until_it_is_unpinned() {
+    let (mut cache, mut blocks, hashes) = full_device(0);
+    assert_eq!(cache.pin(5, hashes.clone()), Err(PinError { asked: 2, pinned: 0, quota: 1 }));
+    assert_eq!(cache.pin(5, hashes[..1].to_vec()), Ok(()));
+    let head = blocks[0];
+    cache.free_chain(&mut blocks);
+    assert_eq!((cache.num_free(), cache.num_pinned(), cache.pinned_references(head)), (1, 1, 1));
+    assert!(cache.unpin(5) && !cache.unpin(5));
+    assert_eq!((cache.num_free(), cache.num_pinned(), cache.pinned_references(head)), (2, 0, 0));
+}
+
 /// A sequence and what its blocks are to hold. The last of them may be partly full and has no name then.
 struct Chain {
     text: i32,

@@ -82,22 +82,21 @@ impl Scheduler {
         if !planning.knows_growth {
             planning.knows_growth = true;
             self.growth.clear();
-            for &running in &self.running {
-                let sequence = &self.sequences[running];
-                let num_blocks = sequence.blocks.len() as u32;
-                let one = self.expected(sequence, num_blocks);
+            for index in 0..self.running.len() {
+                let running = self.running[index];
+                let one = self.expected(running, self.sequences[running].blocks.len() as u32);
                 self.growth.add(one);
             }
         }
-        let one = self.expected(&self.sequences[key], num_taken);
+        let one = self.expected(key, num_taken);
         let capacity = self.config.num_blocks - self.config.watermark_blocks();
         let num_used = self.config.num_blocks - self.cache.num_free();
         self.growth.fits(one, num_used, capacity)
     }
 
-    fn expected(&self, sequence: &Sequence, num_blocks: u32) -> Expected {
-        let live = &self.requests[sequence.request];
-        let output = f64::from(sequence.expected_output(live)) * self.config.expected_growth;
+    fn expected(&mut self, key: Key<Sequence>, num_blocks: u32) -> Expected {
+        let sequence = &self.sequences[key];
+        let output = self.output_lengths.remaining(sequence.output.len() as u32) * self.config.expected_growth;
         let num_tokens = sequence.num_known().saturating_add(output as u32).min(sequence.max_length);
         let last = self.config.blocks_for(num_tokens);
         let held = self.config.blocks_for(sequence.num_known());
@@ -145,11 +144,13 @@ impl Scheduler {
                 self.counters.host_prefix_hits += u64::from(num_on_host * self.config.block_size);
             }
             let input = u64::from(sequence.num_known() - num_cached_tokens);
-            self.charge(key, input * INPUT_COST);
+            sequence.service += input * INPUT_COST;
+            if self.policy.shares_by_tenant() {
+                self.queue.charge(lane, input * INPUT_COST);
+            }
         }
         if planning.knows_growth {
-            let sequence = &self.sequences[key];
-            let one = self.expected(sequence, sequence.blocks.len() as u32);
+            let one = self.expected(key, self.sequences[key].blocks.len() as u32);
             self.growth.add(one);
         }
         self.insert_running(key);

@@ -12,9 +12,6 @@ use crate::sequence::{Sample, Sequence, State};
 
 use super::{Row, Scheduler};
 
-/// Weight of the newest sample in the average length of outputs.
-const NEWEST: f64 = 1.0 / 16.0;
-
 impl Scheduler {
     /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A row
     /// with drafts may have sampled fewer positions than planned, at least one; its drafts count as far as they equal
@@ -88,13 +85,19 @@ impl Scheduler {
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
         };
         self.outbox.push(live.client, &delta);
-        let num_tokens = sequence.output.len() - offset;
         let (request, sample, length) = (sequence.request, sequence.sample, sequence.output.len());
-        self.charge(key, num_tokens as u64 * OUTPUT_COST);
+        let cost = (length - offset) as u64 * OUTPUT_COST;
+        sequence.service += cost;
+        let has_block_to_store = sequence.has_block_to_store(self.config.block_size);
+        if self.policy.shares_by_tenant() {
+            self.queue.charge(live.lane, cost);
+        }
         if finish == Finish::None {
-            self.store_full_blocks(key);
+            if has_block_to_store {
+                self.store_full_blocks(key);
+            }
         } else {
-            self.output_length += NEWEST * (f64::from(length as u32) - self.output_length);
+            self.output_lengths.add(length as u32);
             self.end_sample(request, sample);
         }
         finish != Finish::None
@@ -145,8 +148,10 @@ impl Scheduler {
             sequence.state = State::Running(slot);
             sequence.num_computed = origin.num_computed;
             sequence.num_stored = origin.num_stored;
-            sequence.blocks.extend_from_slice(&origin.blocks);
-            for &block in &origin.blocks {
+            // What the origin has beyond its computed tokens is for those that it computes itself.
+            let num_shared = self.config.blocks_for(origin.num_computed) as usize;
+            sequence.blocks.extend_from_slice(&origin.blocks[..num_shared]);
+            for &block in &sequence.blocks {
                 self.cache.share(block);
             }
             self.slot_copies.push((source, slot));

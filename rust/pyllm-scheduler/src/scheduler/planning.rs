@@ -230,19 +230,21 @@ impl Scheduler {
         let num_known = sequence.num_known();
         let is_decode = start + 1 >= num_known;
         let num_drafts = if is_decode && sequence.num_in_flight == 0 { num_tokens - 1 } else { 0 };
-        let (head, tail) = sequence.tokens(&live.request.prompt, start.min(num_known), end.min(num_known));
-        draft.tokens.extend_from_slice(head);
-        draft.tokens.extend_from_slice(tail);
-        if num_drafts > 0 {
+        if num_tokens == 1 {
+            draft.tokens.push(sequence.token(&live.request.prompt, start).unwrap_or(-1));
+            draft.positions.push(start as i32);
+            draft.slot_mapping.push((sequence.blocks[first].0 * block_size + start % block_size) as i32);
+        } else {
+            let (head, tail) = sequence.tokens(&live.request.prompt, start, end.min(num_known));
+            draft.tokens.extend_from_slice(head);
+            draft.tokens.extend_from_slice(tail);
             draft.tokens.extend_from_slice(&sequence.drafts[..num_drafts as usize]);
-        } else if end > num_known {
-            draft.tokens.push(-1);
-        }
-        draft.positions.extend(start as i32..end as i32);
-        for (index, block) in sequence.blocks[..config.blocks_for(end) as usize].iter().enumerate().skip(first) {
-            let (base, origin) = (block.0 * block_size, index as u32 * block_size);
-            let offsets = start.max(origin) - origin..end.min(origin + block_size) - origin;
-            draft.slot_mapping.extend(offsets.map(|offset| (base + offset) as i32));
+            draft.positions.extend(start as i32..end as i32);
+            for (index, block) in sequence.blocks[..config.blocks_for(end) as usize].iter().enumerate().skip(first) {
+                let (base, origin) = (block.0 * block_size, index as u32 * block_size);
+                let offsets = start.max(origin) - origin..end.min(origin + block_size) - origin;
+                draft.slot_mapping.extend(offsets.map(|offset| (base + offset) as i32));
+            }
         }
 
         let position = sequence.length() - sequence.num_prompt_tokens;
@@ -277,22 +279,20 @@ impl Scheduler {
         planning.budget -= num_tokens;
         planning.samples -= num_samples;
         planning.rows.push(Row { sequence: key, num_samples, is_verifying: num_drafts > 0 });
-        self.store_full_blocks(key);
+        if sequence.has_block_to_store(block_size) {
+            self.store_full_blocks(key);
+        }
     }
 
     /// Tells the prefix cache of the blocks that have become full of known tokens.
     pub(super) fn store_full_blocks(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
-        let num_readable = sequence.num_known().min(sequence.num_computed) as usize;
-        let block_size = self.config.block_size;
-        if !self.config.enable_prefix_caching
-            || num_readable < (sequence.num_stored + 1) * block_size as usize
-            || sequence.load.is_some()
-        {
+        if !self.config.enable_prefix_caching || sequence.load.is_some() {
             return;
         }
         let live = &self.requests[sequence.request];
-        let num_full = num_readable / block_size as usize;
+        let block_size = self.config.block_size;
+        let num_full = (sequence.num_readable() / block_size) as usize;
         sequence.hash_blocks(live, block_size, num_full, &mut self.message);
         for index in sequence.num_stored..num_full {
             let content = sequence.content(live, index, block_size);

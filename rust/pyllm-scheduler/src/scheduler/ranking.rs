@@ -32,15 +32,6 @@ impl Scheduler {
         self.config.tenant_weights.get(tenant).copied().unwrap_or(DEFAULT_WEIGHT)
     }
 
-    /// Service to a sequence, and to its tenant where the policy counts it.
-    pub(super) fn charge(&mut self, key: Key<Sequence>, cost: u64) {
-        let sequence = &mut self.sequences[key];
-        sequence.service += cost;
-        if self.policy.shares_by_tenant() {
-            self.queue.charge(self.requests[sequence.request].lane, cost);
-        }
-    }
-
     /// Where a sequence stands among those that run.
     pub(super) fn insert_running(&mut self, key: Key<Sequence>) {
         let queue_key = self.sequences[key].queue_key;

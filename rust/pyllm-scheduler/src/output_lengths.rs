@@ -1,0 +1,97 @@
+//! How long outputs become, learnt from those that ended by themselves. Older ones count less and less; a recording
+//! gives the same figures. Knows nothing of who asked.
+
+/// Buckets a doubling of the length.
+const STEPS: u32 = 4;
+const NUM_BUCKETS: usize = (32 * STEPS) as usize;
+/// What is left of a sample's weight when the next one ends.
+const KEPT: f64 = 1.0 - 1.0 / 256.0;
+/// Output tokens that are expected before any sample has ended.
+const FIRST_LENGTH: f64 = 128.0;
+
+pub(crate) struct OutputLengths {
+    weights: Box<[f64; NUM_BUCKETS]>, // of the lengths in each bucket
+    sums: Box<[f64; NUM_BUCKETS]>,    // of those lengths by their weights
+    longer: Box<[f64; NUM_BUCKETS]>,  // expected length of what is longer than each bucket; 0 where nothing was
+    mean: f64,
+    is_stale: bool,
+}
+
+impl OutputLengths {
+    pub(crate) fn new() -> Self {
+        let nothing = || Box::new([0.0; NUM_BUCKETS]);
+        Self { weights: nothing(), sums: nothing(), longer: nothing(), mean: FIRST_LENGTH, is_stale: false }
+    }
+
+    /// A sample ended with so many output tokens.
+    pub(crate) fn add(&mut self, length: u32) {
+        for value in self.weights.iter_mut().chain(self.sums.iter_mut()) {
+            *value *= KEPT;
+        }
+        let bucket = bucket(length);
+        self.weights[bucket] += 1.0;
+        self.sums[bucket] += f64::from(length);
+        self.is_stale = true;
+    }
+
+    /// Output tokens that are expected of a new sample.
+    pub(crate) fn mean(&mut self) -> f64 {
+        self.refresh();
+        self.mean
+    }
+
+    /// Output tokens that are expected after the first `length`: the mean of what those that became longer had more. A
+    /// sample longer than all before is expected to become as long again.
+    pub(crate) fn remaining(&mut self, length: u32) -> f64 {
+        if length == 0 {
+            return self.mean();
+        }
+        self.refresh();
+        let longer = self.longer[bucket(length)];
+        if longer > 0.0 { (longer - f64::from(length)).max(1.0) } else { f64::from(length) }
+    }
+
+    fn refresh(&mut self) {
+        if !self.is_stale {
+            return;
+        }
+        self.is_stale = false;
+        let (mut weight, mut sum) = (0.0, 0.0);
+        for bucket in (0..NUM_BUCKETS).rev() {
+            self.longer[bucket] = if weight > 1e-3 { sum / weight } else { 0.0 };
+            weight += self.weights[bucket];
+            sum += self.sums[bucket];
+        }
+        self.mean = sum / weight;
+    }
+}
+
+/// The bucket of a length: its power of two, and the two bits after the first.
+fn bucket(length: u32) -> usize {
+    let power = length.max(1).ilog2();
+    let fraction = ((u64::from(length.max(1)) << 2) >> power) as u32 - STEPS;
+    (power * STEPS + fraction) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_passed_the_mean_is_expected_to_go_on() {
+        let mut lengths = OutputLengths::new();
+        assert!((lengths.mean() - 128.0).abs() < 1e-9 && (lengths.remaining(300) - 300.0).abs() < 1e-9);
+        for length in [10, 10, 10, 1000].repeat(100) {
+            lengths.add(length);
+        }
+        assert!((200.0..320.0).contains(&lengths.mean()), "{}", lengths.mean());
+        assert!((890.0..910.0).contains(&lengths.remaining(100)), "{}", lengths.remaining(100));
+        assert!((lengths.remaining(2000) - 2000.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn lengths_fall_into_buckets_in_their_order() {
+        assert!((1..100_000).is_sorted_by_key(bucket));
+        assert!(bucket(u32::MAX) < NUM_BUCKETS && bucket(0) == bucket(1));
+    }
+}
