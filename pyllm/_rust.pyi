@@ -257,9 +257,12 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
-        Gauges: `num_requests`, `num_running`, `num_waiting`, `num_held`, `num_blocks`, `num_free_blocks` (with those
-        that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`. Counters: `num_preemptions`,
-        `prefix_queries` and `prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`.
+        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`, `num_loading`;
+        `num_blocks`, `num_free_blocks` (with those that the prefix cache still knows), `num_used_blocks`,
+        `num_cached_blocks`, `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`.
+        Counters: `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`,
+        `prefix_hits` and of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`,
+        `num_drafts`, `num_accepted_drafts`, `num_failed_loads`.
         """
 
 def replay(recording: bytes) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def test_every_module_is_in_the_code_map() -> None:
     assert left_out == []
 
 
-@pytest.mark.parametrize(("document", "most"), [("ARCHITECTURE.md", 150), ("CONTRIBUTING.md", 80)])
+@pytest.mark.parametrize(("document", "most"), [("ARCHITECTURE.md", 200), ("CONTRIBUTING.md", 80)])
 def test_documents_are_short(document: str, most: int) -> None:
     assert 0 < len((ROOT / document).read_text().splitlines()) <= most
 

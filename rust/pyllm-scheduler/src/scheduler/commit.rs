@@ -184,7 +184,8 @@ fn check_sampled(rows: &[Row], starts: &[i32], tokens: &[i32]) -> std::result::R
         let (least, most) = (if row.is_verifying { 1 } else { row.num_samples }, row.num_samples);
         let length = i64::from(range[1]) - i64::from(range[0]);
         if !(i64::from(least)..=i64::from(most)).contains(&length) {
-            return Err(format!("row {index} has {length} tokens, and the plan asks for {least} to {most}"));
+            let range = if least == most { most.to_string() } else { format!("{least} to {most}") };
+            return Err(format!("row {index} has {length} tokens, and the plan asks for {range}"));
         }
     }
     let expected = starts[rows.len()] as usize;
