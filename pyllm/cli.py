@@ -1,10 +1,11 @@
-"""The command line: `pyllm serve`, `pyllm core`, `pyllm keygen`. Flags come from the definitions in `config.py`."""
+"""The command line: `pyllm serve`, `core`, `keygen`, `replay`. Flags come from the definitions in `config.py`."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -52,6 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     keygen = commands.add_parser("keygen", allow_abbrev=False, help="make CURVE keys for tcp://")
     keygen.add_argument("folder", type=Path)
     keygen.set_defaults(run=_keygen)
+
+    replay = commands.add_parser("replay", allow_abbrev=False, help="repeat a recording of --scheduler-recording")
+    replay.add_argument("recording", type=Path, metavar="FILE")
+    replay.set_defaults(run=_replay)
     return parser
 
 
@@ -74,6 +79,13 @@ def _keygen(options: argparse.Namespace) -> int:
 
     curve.generate(options.folder)
     print(f"{options.folder}: keep server.key_secret with the core; give clients server.key and client.key_secret")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from pyllm.core.replay import replay_file
+
+    print(json.dumps(replay_file(options.recording), indent=2))
     return 0
 
 
@@ -107,15 +119,14 @@ def _add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> N
             hint, *metadata = get_args(hint)
             help_text = next((meta.description for meta in metadata if meta.description), help_text)
         flag = "--" + field.name.replace("_", "-")
-        default = "" if field.default in (None, "") else f" (default: {field.default})"
+        default = field.default if field.default_factory is msgspec.NODEFAULT else None
+        help_text += "" if default in (None, "") else f" (default: {default})"
         if hint is bool or bool in get_args(hint):
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text + default)
+            group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
+        elif get_origin(hint) is Literal:
+            group.add_argument(flag, choices=get_args(hint), help=help_text)
+        elif hint is str or get_origin(hint) is dict:
+            group.add_argument(flag, metavar="TEXT", help=help_text)
         else:
-            choices = get_args(hint) if all(isinstance(choice, str) for choice in get_args(hint)) else ()
-            group.add_argument(
-                flag,
-                type=str if hint is str or choices else float if hint is float else str if field.name in SIZES else int,
-                choices=choices or None,
-                metavar=None if choices else ("TEXT" if hint is str else "N"),
-                help=help_text + default,
-            )
+            number = str if field.name in SIZES else float if hint is float else int
+            group.add_argument(flag, type=number, metavar="N", help=help_text)

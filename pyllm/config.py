@@ -52,13 +52,40 @@ class CacheConfig(_Config, frozen=True):
     kv_offloading_size: Annotated[
         int, Meta(description="host memory for swapped KV blocks, all ranks together: 512MiB, or GiB", ge=0)
     ] = 0  # Bytes here, whatever the unit was.
+    max_pinned_blocks: Annotated[
+        int, Meta(description="KV blocks that pinned prefixes may keep from eviction", ge=0, le=(1 << 31) - 1)
+    ] = 0
+    enable_kv_cache_events: Annotated[bool, Meta(description="let clients follow what the prefix cache holds")] = False
 
 
 class SchedulerConfig(_Config, frozen=True):
-    """What one step may hold."""
+    """What one step may hold, and whom it serves first."""
 
     max_num_batched_tokens: Annotated[int, Meta(description="tokens computed in one step", ge=1, le=1 << 20)] = 2048
     max_num_seqs: Annotated[int, Meta(description="sequences that run at once", ge=1, le=1 << 16)] = 128
+    long_prefill_token_threshold: Annotated[
+        int, Meta(description="tokens of one prompt computed in one step; 0: no cap", ge=0, le=(1 << 31) - 1)
+    ] = 0
+    inter_token_target: Annotated[
+        float,
+        Meta(description="seconds between a stream's tokens that prefills may not exceed; 0: no bound", ge=0, le=1e6),
+    ] = 0.0
+    scheduling_policy: Annotated[
+        str, Meta(description="fcfs, priority, shortest, fair, or an entry point of the group pyllm.policies")
+    ] = "fcfs"
+    tenant_weights: Annotated[
+        dict[str, Annotated[int, Meta(ge=1, le=1_000_000)]],
+        Meta(description="shares under the policy fair, as team-a=3,team-b=1; 1 for tenants not named"),
+    ] = {}
+    watermark: Annotated[
+        float, Meta(description="share of the KV blocks that admission leaves free while anything runs", ge=0, le=0.99)
+    ] = 0.01
+    expected_growth: Annotated[
+        float, Meta(description="share of the expected growth of what runs that admission leaves room for", ge=0, le=16)
+    ] = 1.0
+    scheduler_recording: Annotated[
+        str, Meta(description="new file for all that the scheduler is told, prompts included; see pyllm replay")
+    ] = ""
     async_scheduling: Annotated[
         bool | None, Meta(description="plan a step while the one before is computed; default: on a GPU only")
     ] = None
@@ -175,10 +202,9 @@ def engine_config(options: dict[str, Any]) -> EngineConfig:
 
 
 def config_part(kind: type[Part], options: dict[str, Any]) -> Part:
-    """Build one part from its keywords, sizes such as `64MiB` included; raises ConfigError as `engine_config` does."""
-    values = {name: _in_bytes(value, SIZES[name]) if name in SIZES else value for name, value in options.items()}
+    """Build one part from its keywords, texts such as `64MiB` included; raises ConfigError as `engine_config` does."""
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert({name: _read(name, value) for name, value in options.items()}, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(str(error).replace("`$.", "`")) from None
 
@@ -194,6 +220,14 @@ def option_names(kind: type[_Config] = EngineConfig) -> list[str]:
 def _unknown_option(name: str) -> str:
     near = difflib.get_close_matches(name, option_names(), n=1)
     return f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _read(name: str, value: Any) -> Any:
+    if name in SIZES:
+        return _in_bytes(value, SIZES[name])
+    if name == "tenant_weights" and isinstance(value, str):
+        return parse_weights(value)
+    return value
 
 
 def _in_bytes(value: Any, unit: int) -> Any:
@@ -221,3 +255,20 @@ def parse_size(text: str, unit: int = 1) -> int:
         return int(float(number) * unit)
     power = "kmgt".index(suffix[0].lower()) + 1
     return int(float(number) * (1000**power if suffix.islower() else 1024**power))
+
+
+def parse_weights(text: str) -> dict[str, int]:
+    """Weights by name from `team-a=3,team-b=1`; no text, no weights.
+
+    Raises:
+        ConfigError: anything else, and a name that comes twice.
+    """
+    weights: dict[str, int] = {}
+    for part in text.split(",") if text.strip() else ():
+        name, _, weight = (piece.strip() for piece in part.rpartition("="))
+        if not name or not weight.isdecimal() or name in weights:
+            raise ConfigError(
+                f"cannot read {part!r} as a tenant's weight; write each tenant once, as in team-a=3,team-b=1"
+            )
+        weights[name] = int(weight)
+    return weights

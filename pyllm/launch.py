@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +20,9 @@ from setproctitle import setproctitle
 from pyllm import log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import attach
-from pyllm.config import ApiConfig, CoreConfig, EngineConfig, HeadlessConfig, ServerConfig, WorkerConfig
+from pyllm.config import ApiConfig, CacheConfig, CoreConfig, EngineConfig, HeadlessConfig, ServerConfig, WorkerConfig
+from pyllm.core.policies import find_policy
+from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
 from pyllm.sockets import SocketFolder, bind_listener
 
@@ -49,10 +52,12 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     check_tensor_parallel(architecture, ranks)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
-    block_size = config.cache.block_size
-    if block_size & (block_size - 1):
-        raise ConfigError(f"block_size must be a power of two, got {block_size}")
     longest = architecture.max_position_embeddings
+    _check_cache(config.cache)
+    find_policy(config.scheduler.scheduling_policy)
+    recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
+    if recording:
+        check_new(Path(recording))
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
@@ -70,11 +75,21 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
                 async_scheduling=device == "cuda"
                 if config.scheduler.async_scheduling is None
                 else config.scheduler.async_scheduling,
+                scheduler_recording=recording,
             ),
             device=msgspec.structs.replace(config.device, device=device),
         ),
         checkpoint,
     )
+
+
+def _check_cache(cache: CacheConfig) -> None:
+    if cache.block_size & (cache.block_size - 1):
+        raise ConfigError(f"block_size must be a power of two, got {cache.block_size}")
+    if not cache.enable_prefix_caching and (cache.max_pinned_blocks or cache.enable_kv_cache_events):
+        raise ConfigError(
+            "max_pinned_blocks and enable_kv_cache_events are about the prefix cache: enable_prefix_caching"
+        )
 
 
 def _cuda_device_count() -> int:

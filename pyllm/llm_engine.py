@@ -4,7 +4,7 @@ The same core, client and detokenizer as everywhere, over an in-memory endpoint;
 """
 
 import asyncio
-import time
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +12,6 @@ from pyllm import launch
 from pyllm.config import CoreConfig, ParallelConfig, engine_config
 from pyllm.core import process
 from pyllm.core.executors.inline import InlineExecutor
-from pyllm.core.loop import EngineCore
 from pyllm.engine import Prompt, check_prompt
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.client import EngineClient
@@ -48,6 +47,7 @@ class LLMEngine:
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
         self._changed: set[str] = set()
         self._loop = asyncio.new_event_loop()
+        self._at_close = contextlib.ExitStack()
         try:
             self._loop.run_until_complete(self._start(core_config))
         except BaseException:
@@ -109,6 +109,7 @@ class LLMEngine:
     def close(self) -> None:
         """Free the model; may be called twice."""
         if not self._loop.is_closed():
+            self._at_close.close()
             self._loop.run_until_complete(self._executor.close())
             self._loop.close()
 
@@ -120,8 +121,8 @@ class LLMEngine:
         scheduler, ready = await process.start(config, self._executor)
         to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
-        depth = process.steps_in_flight(config)
-        self._core = EngineCore(scheduler, self._executor, to_client, ready, clock=time.monotonic, depth=depth)
+        self._core = process.make_core(config, scheduler, ready, self._executor, to_client)
+        self._at_close.callback(self._core.close)
 
         def connect(
             on_message: MessageHandler[CoreMessage], *handlers: object

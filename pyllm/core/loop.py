@@ -11,9 +11,13 @@ from typing import Any
 
 import msgspec
 
-from pyllm._rust import NeverFitsError, Plan, Scheduler, SchedulerError
+from pyllm._rust import NeverFitsError, Plan, Scheduler
+from pyllm.config import EngineConfig
+from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.base import Executor
+from pyllm.core.policies import Policy, PolicyRequest, policy_key
+from pyllm.core.recording import Recording
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.ipc import Sender
 from pyllm.messages import (
@@ -42,7 +46,9 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """One mailbox, one scheduler, one executor.
 
-    `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known.
+    `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known. `config` has
+    the settings that the scheduler was made with, `policy` gives requests their keys where it is of another package,
+    and `recording` keeps what the scheduler is told.
     """
 
     def __init__(
@@ -52,8 +58,11 @@ class EngineCore:
         sender: Sender[CoreMessage],
         ready: Ready,
         *,
+        config: EngineConfig,
         clock: Callable[[], float],
         depth: int = 1,
+        policy: Policy | None = None,
+        recording: Recording | None = None,
     ) -> None:
         self.last_step = -1
         self.malformed_frames = 0
@@ -63,12 +72,14 @@ class EngineCore:
         self._clock = clock
         self._depth = depth
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
-        self._in_flight: deque[tuple[int, Awaitable[Sampled]]] = deque()
+        self._calls = Calls(scheduler, config, policy, self.stats)
+        self._recording = recording
+        self._in_flight: deque[tuple[int, float, Awaitable[Sampled]]] = deque()  # step, when it was submitted, answer
+        self._last_commit = 0.0  # when, by the clock
         self._wake = asyncio.Event()
         self._draining = False
         self._death: EngineDeadError | None = None
         self._encoder = msgspec.msgpack.Encoder()
-        self._methods: dict[str, Callable[..., Any]] = {"stats": self.stats}
 
     def receive(self, identity: bytes, message: ClientMessage) -> None:
         """Take one message in; it acts at once on the scheduler, so that nothing queues up in Python."""
@@ -88,9 +99,10 @@ class EngineCore:
                 self._scheduler.abort(client, request, sample)
                 self._clients.deliver(self._scheduler.pending_clients())
             case Call(epoch, number, method, args) if epoch == self._ready.epoch:
-                self._clients.post(client, self._call(number, method, args))
+                self._clients.post(client, self._call(client, number, method, args))
             case _:
                 pass  # A heartbeat, whose arrival was noted above, or a message of an epoch that is over.
+        self._gather()
         self._wake.set()
 
     def malformed(self, identity: bytes, text: str) -> None:
@@ -104,7 +116,11 @@ class EngineCore:
         self._clients.expire(self._clock(), CLIENT_SILENCE)
         self._clients.deliver(self._scheduler.pending_clients())
         self._clients.post_all(Heartbeat("ready", self.last_step))
-        if self._draining:
+        if self._recording is not None:
+            self._recording.gather()
+            self._recording.flush()
+        # Deadlines pass without a message, and end what is held or waits as well.
+        if self._draining or self._scheduler.stats()["num_requests"]:
             self._wake.set()
 
     def stats(self) -> dict[str, int]:
@@ -140,16 +156,22 @@ class EngineCore:
         if self._death is not None:
             raise self._death
         while len(self._in_flight) < self._depth and (plan := self._plan()) is not None:
-            self._in_flight.append((plan.step, self._executor.submit(plan)))
+            self._in_flight.append((plan.step, self._clock(), self._executor.submit(plan)))
         if not self._in_flight:
+            self._clients.deliver(self._scheduler.pending_clients())  # Deadlines may have passed.
+            self._gather()
             return False
-        step, answer = self._in_flight.popleft()
+        step, submitted, answer = self._in_flight.popleft()
         try:
             sampled = await answer
         except EngineDeadError as death:
             self._death = death
             raise
-        self._clients.deliver(self._scheduler.commit(step, sampled.starts, sampled.tokens))
+        answered = self._clock()
+        seconds = answered - max(submitted, self._last_commit)
+        self._last_commit = answered
+        self._clients.deliver(self._scheduler.commit(step, sampled.starts, sampled.tokens, seconds))
+        self._gather()
         self.last_step = step
         return True
 
@@ -161,6 +183,11 @@ class EngineCore:
     def abandon(self, reason: str) -> None:
         """Tell every client that its requests end here."""
         self._clients.post_all(Rejected(None, "engine_dead", reason))
+
+    def close(self) -> None:
+        """Finish the recording; may be called twice."""
+        if self._recording is not None:
+            self._recording.close()
 
     def _plan(self) -> Plan | None:
         return self._scheduler.schedule(self._clock())
@@ -179,6 +206,7 @@ class EngineCore:
         if self._draining:
             self._clients.post(client, Rejected(submit.request, "draining", "the engine is shutting down"))
             return
+        policy = self._calls.policy
         try:
             check(submit)
             self._scheduler.add(
@@ -188,27 +216,34 @@ class EngineCore:
                 seed=submit.seed,
                 max_tokens=submit.max_tokens,
                 n=submit.n,
+                min_tokens=submit.min_tokens,
                 stop_token_ids=submit.stop_token_ids,
                 sampling=self._encoder.encode(submit.sampling),
                 outputs=[(output.tokens, output.finished) for output in submit.outputs],
                 arrival=now - submit.age,
+                deadline=None if submit.timeout is None else now + submit.timeout,
+                ttft_target=submit.ttft_target,
+                tpot_target=submit.tpot_target,
                 priority=submit.priority,
+                policy_key=0.0 if policy is None else policy_key(policy, facts(submit, now)),
                 tenant=submit.tenant,
                 cache_salt=submit.cache_salt,
                 adapter=submit.adapter,
             )
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
-        except (SchedulerError, RequestError, OverflowError) as error:
+        except (ValueError, OverflowError) as error:
             self._clients.post(client, Rejected(submit.request, "invalid", str(error)))
 
-    def _call(self, number: int, method: str, args: tuple[Any, ...]) -> Reply:
-        if method not in self._methods:
-            return Reply(number, False, f"unknown method {method!r}; known: {', '.join(sorted(self._methods))}")
+    def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> Reply:
         try:
-            return Reply(number, True, self._methods[method](*args))
-        except TypeError as error:
+            return Reply(number, True, self._calls.answer(client, method, args))
+        except RequestError as error:
             return Reply(number, False, str(error))
+
+    def _gather(self) -> None:
+        if self._recording is not None:
+            self._recording.gather()
 
     def _take_deltas(self, client: int) -> Deltas | None:
         columns = self._scheduler.take_deltas(client)
@@ -227,7 +262,22 @@ def check(submit: Submit) -> None:
         raise RequestError(f"age must be from 0 to {MAX_AGE:g} seconds, got {submit.age:g}", "age")
     if submit.adapter:
         raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
-    if submit.timeout is not None:
-        raise RequestError("timeout: request deadlines are not supported", "timeout")
-    if submit.priority != 0:
-        raise RequestError("priority: this core schedules first come, first served", "priority")
+
+
+def facts(submit: Submit, now: float) -> PolicyRequest:
+    """What a policy of another package may look at."""
+    return PolicyRequest(
+        arrival=now - submit.age,
+        age=submit.age,
+        num_prompt_tokens=len(submit.prompt) // 4,
+        num_output_tokens=sum(len(output.tokens) // 4 for output in submit.outputs),
+        max_tokens=submit.max_tokens,
+        min_tokens=submit.min_tokens,
+        n=submit.n,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        adapter=submit.adapter,
+        timeout=submit.timeout,
+        ttft_target=submit.ttft_target,
+        tpot_target=submit.tpot_target,
+    )

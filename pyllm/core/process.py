@@ -20,12 +20,16 @@ import uvloop
 import zmq
 
 from pyllm import curve, ipc
-from pyllm._rust import Scheduler
+from pyllm._rust import Scheduler, SchedulerError
 from pyllm.child import HEARTBEAT_INTERVAL, Child
 from pyllm.config import CoreConfig
+from pyllm.core.calls import live_settings
 from pyllm.core.executors.base import Executor
 from pyllm.core.loop import EngineCore
+from pyllm.core.policies import load_policy
+from pyllm.core.recording import Recording
 from pyllm.errors import ConfigError
+from pyllm.ipc import Sender
 from pyllm.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
 
 # What a client that reads gets after the last word of a core.
@@ -49,10 +53,11 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
 
     Raises:
         StartError: a rank did not become ready.
-        ConfigError: not even one block fits.
+        ConfigError: not even one block fits, or fewer than may be pinned, or the policy cannot be imported.
     """
-    await executor.start()
     engine, architecture = config.engine, config.checkpoint.architecture
+    load_policy(engine.scheduler.scheduling_policy)  # If it cannot be, better told before than after a model is loaded.
+    await executor.start()
     num_blocks = min(await executor.collective("num_blocks"))
     block_size = engine.cache.block_size
     max_model_len = engine.model.max_model_len
@@ -70,17 +75,25 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
     for rank, held in enumerate(await executor.collective("statistics")):
         megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
-    scheduler = Scheduler(
-        block_size=block_size,
-        num_blocks=num_blocks,
-        max_num_seqs=engine.scheduler.max_num_seqs,
-        max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        vocab_size=architecture.vocab_size,
-        enable_prefix_caching=engine.cache.enable_prefix_caching,
-        num_host_blocks=num_host_blocks,
-        swap_block_seconds=max(await executor.collective("swap_seconds")),
-    )
+    epoch = secrets.randbits(63)
+    swap_block_seconds = max(await executor.collective("swap_seconds"))
+    try:
+        scheduler = Scheduler(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=engine.scheduler.max_num_seqs,
+            max_model_len=max_model_len,
+            vocab_size=architecture.vocab_size,
+            num_host_blocks=num_host_blocks,
+            swap_block_seconds=swap_block_seconds,
+            enable_prefix_caching=engine.cache.enable_prefix_caching,
+            max_pinned_blocks=engine.cache.max_pinned_blocks,
+            enable_kv_cache_events=engine.cache.enable_kv_cache_events,
+            incarnation=epoch,
+            **live_settings(engine.scheduler),
+        )
+    except SchedulerError as error:
+        raise ConfigError(str(error)) from error
     model = ModelInfo(
         name=engine.model.served_model_name,
         max_model_len=max_model_len,
@@ -97,12 +110,34 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     numerics = (config.checkpoint.fingerprint, model.dtype, model.tensor_parallel_size, instruction_sets)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
-    return scheduler, Ready(PROTOCOL_VERSION, secrets.randbits(63), model, fingerprint)
+    return scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint)
 
 
-def steps_in_flight(config: CoreConfig) -> int:
-    """Two with overlap, so that the worker never waits for the scheduler; else one."""
-    return 2 if config.engine.scheduler.async_scheduling else 1
+def make_core(
+    config: CoreConfig, scheduler: Scheduler, ready: Ready, executor: Executor, sender: Sender[CoreMessage]
+) -> EngineCore:
+    """The core over what `start` gave, with the policy and the recording that the configuration names.
+
+    Raises:
+        ConfigError: the policy cannot be imported, or the recording's file cannot be made.
+    """
+    settings = config.engine.scheduler
+    policy = load_policy(settings.scheduling_policy)
+    recording = None
+    if settings.scheduler_recording:
+        recording = Recording(Path(settings.scheduler_recording), scheduler.take_recording)
+        scheduler.start_recording()
+    return EngineCore(
+        scheduler,
+        executor,
+        sender,
+        ready,
+        config=config.engine,
+        clock=time.monotonic,
+        depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
+        policy=policy,
+        recording=recording,
+    )
 
 
 async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
@@ -131,11 +166,10 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
             lambda *received: core.receive(*received),  # noqa: PLW0108 - the core is made below, with this endpoint
             lambda *received: core.malformed(*received),  # noqa: PLW0108
         )
-        depth = steps_in_flight(config)
-        core = EngineCore(scheduler, executor, endpoint, ready, clock=time.monotonic, depth=depth)
-        gc.freeze()
-        child.started(address)
         try:
+            core = make_core(config, scheduler, ready, executor, endpoint)
+            gc.freeze()
+            child.started(address)
             await _run(core, stop, child, config.shutdown_timeout)
         finally:
             endpoint.close(CLOSE_LINGER)
@@ -168,6 +202,7 @@ async def _run(core: EngineCore, stop: asyncio.Event, child: Child, shutdown_tim
     finally:
         running.cancel()
         beating.cancel()
+        core.close()
 
 
 async def _first(

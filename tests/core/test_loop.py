@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pyllm._rust import Scheduler, SchedulerError
+from pyllm.config import EngineConfig
 from pyllm.core.loop import EngineCore
 from pyllm.errors import EngineDeadError
 from pyllm.messages import (
@@ -61,7 +62,15 @@ class Engine:
         self.sent: list[tuple[bytes, CoreMessage]] = []
         self.slow = False  # whether the client's queue is full
         ready = Ready(PROTOCOL_VERSION, EPOCH, MODEL, "fingerprint")
-        self.core = EngineCore(self.scheduler, self.executor, self, ready, clock=lambda: self.now, depth=depth)
+        self.core = EngineCore(
+            self.scheduler,
+            self.executor,
+            self,
+            ready,
+            config=EngineConfig(),
+            clock=lambda: self.now,
+            depth=depth,
+        )
         self.receive(Hello(PROTOCOL_VERSION))
 
     def send(self, message: CoreMessage, *frames: object, identity: bytes = b"") -> bool:
@@ -180,8 +189,11 @@ async def test_another_epoch_is_dropped() -> None:
     ("change", "text"),
     [
         ({"adapter": "a"}, "adapter"),
-        ({"priority": 3}, "priority"),
-        ({"timeout": 1.0}, "timeout"),
+        ({"priority": 2**31}, "priority"),
+        ({"timeout": float("inf")}, "deadline"),
+        ({"min_tokens": 5}, "min_tokens 5 is above max_tokens 4"),
+        ({"ttft_target": 0.0}, "ttft_target"),
+        ({"tpot_target": -1.0}, "tpot_target"),
         ({"age": -1.0}, "age"),
         ({"age": 1e308}, "age"),
         ({"max_tokens": 0}, "max_tokens"),

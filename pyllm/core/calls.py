@@ -1,0 +1,174 @@
+"""What clients may ask of a core outside the stream of tokens: the methods of `Call`, by name.
+
+Checks arguments, which came over the wire; the scheduler does the rest. Knows no messages.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pyllm._rust import Scheduler
+from pyllm.config import EngineConfig, SchedulerConfig, config_part
+from pyllm.core.policies import BUILT_IN, Policy, load_policy
+from pyllm.errors import RequestError
+from pyllm.ipc import MAX_MESSAGE_BYTES
+
+# The settings that `reconfigure` changes, and the scheduler's names for them.
+LIVE = {
+    "max_num_batched_tokens": "max_num_batched_tokens",
+    "long_prefill_token_threshold": "long_prefill_token_threshold",
+    "inter_token_target": "inter_token_target",
+    "scheduling_policy": "policy",
+    "tenant_weights": "tenant_weights",
+    "watermark": "watermark",
+    "expected_growth": "expected_growth",
+}
+MAX_EVENTS = 10_000  # in one reply
+EVENT_BYTES = 128  # more than an event takes besides its tokens
+
+Event = tuple[str, bytes, bytes | None, bytes, str]
+
+logger = logging.getLogger(__name__)
+
+
+def live_settings(settings: SchedulerConfig) -> dict[str, Any]:
+    """The live settings as the scheduler names them; it knows a policy from elsewhere as "custom"."""
+    values = {theirs: getattr(settings, ours) for ours, theirs in LIVE.items()}
+    return values | {"policy": settings.scheduling_policy if settings.scheduling_policy in BUILT_IN else "custom"}
+
+
+class Calls:
+    """Answers calls; `policy` is the one of another package that `reconfigure` may exchange."""
+
+    def __init__(
+        self, scheduler: Scheduler, config: EngineConfig, policy: Policy | None, stats: Callable[[], dict[str, int]]
+    ) -> None:
+        self.policy = policy
+        self._scheduler = scheduler
+        self._config = config
+        self._settings = config.scheduler
+        self._stats = stats
+        self._events: list[Event] = []  # taken from the scheduler, and given to nobody yet
+        self._next_event = (0, 0)  # its incarnation and number
+        self._methods: dict[str, Callable[..., Any]] = {
+            "stats": self._get_stats,
+            "explain": self._explain,
+            "decisions": self._decisions,
+            "tenants": self._tenants,
+            "reconfigure": self._reconfigure,
+            "reset_prefix_cache": self._reset_prefix_cache,
+            "pin": self._pin,
+            "unpin": self._unpin,
+            "kv_events": self._kv_events,
+            "kv_snapshot": self._kv_snapshot,
+        }
+
+    def answer(self, client: int, method: str, args: tuple[Any, ...]) -> Any:
+        """The value of a client's call.
+
+        Raises:
+            RequestError: there is no such method, or it refused; the text says why.
+        """
+        call = self._methods.get(method)
+        if call is None:
+            raise RequestError(f"unknown method {method!r}; known: {', '.join(sorted(self._methods))}")
+        try:
+            inspect.signature(call).bind(client, *args)
+            return call(client, *args)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise RequestError(f"{method}: {error}") from error
+
+    def _get_stats(self, client: int) -> dict[str, int]:
+        """The scheduler's gauges and counters, and the core's."""
+        del client
+        return self._stats()
+
+    def _explain(self, client: int, request: int) -> list[dict[str, Any]]:
+        """Where each sample of a request of this client's stands, and why; see `Scheduler.explain`."""
+        return self._scheduler.explain(client, request)
+
+    def _decisions(self, client: int, limit: int = 100) -> list[dict[str, Any]]:
+        """What the last steps decided, oldest first: at most `limit`, and 1,024."""
+        del client
+        return self._scheduler.decisions(limit)
+
+    def _tenants(self, client: int) -> list[tuple[str, int, int]]:
+        """Tenant, service in tokens by cost and weight, waiting sequences; by tenant under "fair" only."""
+        del client
+        return self._scheduler.tenants()
+
+    def _reconfigure(self, client: int, changes: dict[str, Any]) -> dict[str, Any]:
+        """Change live settings from the next step on, by the names of their flags; gives all of them as they are then.
+
+        Requests keep the key that a policy of another package gave them when they came, 0 where none was asked.
+        """
+        if not isinstance(changes, dict):
+            raise TypeError(f"give the changes as a map of settings, not {type(changes).__name__}")
+        for name in changes:
+            if name not in LIVE:
+                raise RequestError(f"{name!r} cannot change while the engine runs; these can: {', '.join(LIVE)}")
+        settings = config_part(SchedulerConfig, msgspec.structs.asdict(self._settings) | changes)
+        most = self._config.scheduler.max_num_batched_tokens
+        if settings.max_num_batched_tokens > most:
+            text = f"the workers keep memory for steps of {most} tokens, not {settings.max_num_batched_tokens}"
+            raise RequestError(f"{text}: start the engine with a larger max_num_batched_tokens")
+        policy = self.policy
+        if settings.scheduling_policy != self._settings.scheduling_policy:
+            policy = load_policy(settings.scheduling_policy)
+        self._scheduler.reconfigure(**live_settings(settings))
+        self._settings, self.policy = settings, policy
+        logger.info("client %d changed settings: %s", client, changes)
+        return {name: getattr(settings, name) for name in LIVE}
+
+    def _reset_prefix_cache(self, client: int) -> None:
+        """Forget all that the prefix cache knows; what runs keeps its blocks."""
+        del client
+        self._scheduler.reset_prefix_cache()
+
+    def _pin(
+        self, client: int, name: int, prompt: bytes, tenant: str = "", cache_salt: str = "", adapter: str = ""
+    ) -> int:
+        """Keep the full blocks of a prefix (packed int32) from eviction until `unpin`; gives their number.
+
+        The name is the core's, not the client's, and the pin stays when the client goes.
+        """
+        del client
+        return self._scheduler.pin(name, prompt, tenant=tenant, cache_salt=cache_salt, adapter=adapter)
+
+    def _unpin(self, client: int, name: int) -> bool:
+        """Let a pinned prefix be evicted. False: there is no such pin."""
+        del client
+        return self._scheduler.unpin(name)
+
+    def _kv_events(self, client: int) -> tuple[int, int, list[Event]]:
+        """Incarnation, number of the first event, and the prefix cache's oldest events that no call has given yet.
+
+        At most 10,000. One subscriber takes them: others see gaps, for which there is `kv_snapshot`.
+        """
+        del client
+        self._check_events()
+        if not self._events:
+            incarnation, first, self._events = self._scheduler.take_events()
+            self._next_event = incarnation, first
+        incarnation, first = self._next_event
+        events, self._events = self._events[:MAX_EVENTS], self._events[MAX_EVENTS:]
+        self._next_event = incarnation, first + len(events)
+        return incarnation, first, events
+
+    def _kv_snapshot(self, client: int) -> tuple[int, int, list[Event]]:
+        """Incarnation, number of the next event, and all that the prefix cache knows now, as "stored" events."""
+        del client
+        self._check_events()
+        incarnation, following, events = self._scheduler.snapshot()
+        num_bytes = len(events) * (4 * self._config.cache.block_size + EVENT_BYTES)
+        if num_bytes > MAX_MESSAGE_BYTES:
+            text = f"{len(events)} blocks take up to {num_bytes} bytes, and a message {MAX_MESSAGE_BYTES}"
+            raise RequestError(f"{text}: reset_prefix_cache, or start the engine with a larger block_size")
+        return incarnation, following, events
+
+    def _check_events(self) -> None:
+        if not self._config.cache.enable_kv_cache_events:
+            raise RequestError("the engine keeps no events: start it with enable_kv_cache_events")

@@ -1,0 +1,99 @@
+"""Policies of other packages: found by name in the entry-point group `pyllm.policies`, asked once for each request.
+
+Knows neither queues nor blocks: a policy gives a number, and the scheduler serves the lowest first.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from numbers import Real
+
+from pyllm.errors import ConfigError, RequestError
+
+GROUP = "pyllm.policies"
+BUILT_IN = ("fcfs", "priority", "shortest", "fair")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRequest:
+    """What a policy may know of a request when it comes. Times are seconds; `arrival` is by the core's own clock."""
+
+    arrival: float
+    age: float  # how long ago it came to its client; more than 0 where a client sends it again
+    num_prompt_tokens: int
+    num_output_tokens: int  # what its samples have already, where it is resumed
+    max_tokens: int
+    min_tokens: int
+    n: int
+    priority: int
+    tenant: str
+    adapter: str
+    timeout: float | None
+    ttft_target: float | None
+    tpot_target: float | None
+
+
+Policy = Callable[[PolicyRequest], float]
+"""Gives a request's key: finite, the lowest is served first, equal ones by arrival."""
+
+
+def installed() -> list[EntryPoint]:
+    """The policies that installed packages offer."""
+    return list(entry_points(group=GROUP))
+
+
+def find_policy(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
+    """The entry point behind a policy's name, or None for one of the scheduler's own. Imports nothing of it.
+
+    Raises:
+        ConfigError: there is none, or several that differ.
+    """
+    if name in BUILT_IN:
+        return None
+    entries = installed() if offered is None else list(offered)
+    found = {entry.value: entry for entry in entries if entry.name == name}
+    if not found:
+        known = ", ".join([*BUILT_IN, *sorted({entry.name for entry in entries})])
+        raise ConfigError(f"there is no policy {name!r}; there are {known}; others are entry points of group {GROUP}")
+    if len(found) > 1:
+        several = " and ".join(sorted(found))
+        raise ConfigError(f"policy {name!r} is offered as {several}: uninstall all packages but one of these")
+    return next(iter(found.values()))
+
+
+def load_policy(name: str, offered: Iterable[EntryPoint] | None = None) -> Policy | None:
+    """The callable behind a policy's name, or None for one of the scheduler's own.
+
+    Raises:
+        ConfigError: as `find_policy`, or it cannot be imported, or called.
+    """
+    entry = find_policy(name, offered)
+    if entry is None:
+        return None
+    try:
+        policy = entry.load()
+    except Exception as error:
+        raise ConfigError(f"policy {name!r} ({entry.value}) cannot be imported: {error}") from error
+    if not callable(policy):
+        raise ConfigError(f"policy {name!r} ({entry.value}) is not callable, but {policy!r:.80}")
+    checked: Policy = policy
+    return checked
+
+
+def policy_key(policy: Policy, request: PolicyRequest) -> float:
+    """A request's key.
+
+    Raises:
+        RequestError: the policy failed on this request, or gave no finite number.
+    """
+    try:
+        key = policy(request)
+    except Exception as error:
+        raise RequestError(f"the scheduling policy failed: {type(error).__name__}: {error}") from error
+    try:
+        if isinstance(key, Real) and math.isfinite(key):
+            return float(key)
+    except OverflowError:
+        pass  # An integer beyond all floats.
+    raise RequestError(f"the scheduling policy gave {key!r:.80}; its keys must be finite numbers")

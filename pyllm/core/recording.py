@@ -1,0 +1,96 @@
+"""The file in which everything that a scheduler is told is kept. `replay.py` reads it; knows nothing of its contents.
+
+A thread writes, so that a slow disk does not stop the step loop until `MAX_WAITING` parts wait for it.
+"""
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from pyllm.errors import ConfigError
+
+PART_BYTES = 1 << 20  # gathered before it is written without being asked
+MAX_WAITING = 16
+
+logger = logging.getLogger(__name__)
+
+
+class Recording:
+    """`take` gives what is new since it was last called; `path` is made, and never overwritten.
+
+    What cannot be written is dropped with all after it, and an error logged: a full disk does not end the engine.
+
+    Raises:
+        ConfigError: the file is there, or cannot be made.
+    """
+
+    def __init__(self, path: Path, take: Callable[[], bytes]) -> None:
+        check_new(path)
+        try:
+            # Prompts are in it: it is for its owner alone.
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigError(f"scheduler_recording: cannot make {path}: {error.strerror}") from error
+        self._path = path
+        self._take = take
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._write, name="recording", daemon=True)
+        self._thread.start()
+
+    def gather(self) -> None:
+        """Take what is new; call it after every input, so that what waits in memory stays small."""
+        part = self._take()
+        if part:
+            self._parts.append(part)
+            self._size += len(part)
+            if self._size >= PART_BYTES:
+                self.flush()
+
+    def flush(self) -> None:
+        """Have all that was gathered written."""
+        if self._parts:
+            self._waiting.put(b"".join(self._parts))
+            self._parts.clear()
+            self._size = 0
+
+    def close(self) -> None:
+        """Write what is left, and wait for that; may be called twice."""
+        if self._thread.is_alive():
+            self.gather()
+            self.flush()
+            self._waiting.put(None)
+            self._thread.join()
+
+    def _write(self) -> None:
+        failed = False
+        while (part := self._waiting.get()) is not None:
+            try:
+                if not failed:
+                    _write_all(self._file, part)
+            except OSError as error:
+                failed = True
+                logger.error("the recording %s ends here: %s", self._path, error.strerror)
+        os.close(self._file)
+
+
+def check_new(path: Path) -> None:
+    """Refuse a recording where a file is already, or where none can be.
+
+    Raises:
+        ConfigError: the text says which.
+    """
+    if os.path.lexists(path):
+        raise ConfigError(f"scheduler_recording: {path} exists and is not overwritten; name a new file, or remove it")
+    if not path.parent.is_dir():
+        raise ConfigError(f"scheduler_recording: there is no folder {path.parent}; make it, or name another file")
+
+
+def _write_all(file: int, part: bytes) -> None:
+    rest = memoryview(part)
+    while rest:
+        rest = rest[os.write(file, rest) :]
