@@ -18,6 +18,10 @@ def test_version_and_help() -> None:
         "--no-enable-prefix-caching",
         "--kv-offloading-size",
         "--kv-cache-memory-bytes",
+        "--scheduling-policy",
+        "--tenant-weights",
+        "--scheduler-recording",
+        "--enable-kv-cache-events",
         "--port",
     ):
         assert flag in text
@@ -36,6 +40,11 @@ def test_unknown_flag_is_a_usage_error() -> None:
         (["serve", "--tensor-parallel-size", "2"], "9"),
         (["serve", "--max-model-len", "9000"], "8192"),
         (["serve", "--block-size", "17"], "power of two"),
+        (["serve", "--scheduling-policy", "lifo"], "fcfs, priority, shortest, fair"),
+        (["serve", "--tenant-weights", "team-a"], "team-a=3,team-b=1"),
+        (["serve", "--watermark", "1"], "watermark"),
+        (["serve", "--scheduler-recording", "/nowhere/recording"], "/nowhere"),
+        (["replay", "/nowhere/recording"], "/nowhere/recording"),
         (["serve", "--distributed-executor-backend", "uni", "--tensor-parallel-size", "3"], "uni"),
         (["core", "--bind", "tcp://127.0.0.1:0"], "--curve-keys"),
         (["--model", "/nowhere"], "/nowhere"),

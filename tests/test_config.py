@@ -42,6 +42,27 @@ def test_a_host_pool_without_a_unit_is_in_gib(size: object, num_bytes: int) -> N
     assert engine_config({"kv_offloading_size": size}).cache.kv_offloading_size == num_bytes
 
 
+@pytest.mark.parametrize(
+    ("weights", "read"),
+    [
+        ("team-a=3,team-b=1", {"team-a": 3, "team-b": 1}),
+        (" team-a = 3 ", {"team-a": 3}),
+        ("a=b=2", {"a=b": 2}),
+        ("", {}),
+        ({"team-a": 3}, {"team-a": 3}),
+        ({"": 5}, {"": 5}),
+    ],
+)
+def test_weights_of_tenants_are_a_text_or_a_dict(weights: object, read: dict[str, int]) -> None:
+    assert engine_config({"tenant_weights": weights}).scheduler.tenant_weights == read
+
+
+@pytest.mark.parametrize("text", ["team-a", "team-a=", "=3", "team-a=x", "team-a=-1", "a=1,,b=2", "a=1,a=2", "a=1.5"])
+def test_weights_that_do_not_read_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ConfigError, match="team-a=3,team-b=1"):
+        engine_config({"tenant_weights": text})
+
+
 def test_misspelt_option_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_num_seqs'"):
         engine_config({"max_num_seq": 4})
@@ -60,6 +81,20 @@ def test_misspelt_option_names_the_nearest() -> None:
         {"kv_offloading_size": True},
         {"kv_offloading_size": float("inf")},
         {"kv_offloading_size": None},
+        {"max_pinned_blocks": -1},
+        {"enable_kv_cache_events": 2},
+        {"long_prefill_token_threshold": -1},
+        {"inter_token_target": -0.1},
+        {"inter_token_target": float("inf")},
+        {"scheduling_policy": 1},
+        {"tenant_weights": {"acme": 0}},
+        {"tenant_weights": {"acme": 1_000_001}},
+        {"tenant_weights": {"acme": "much"}},
+        {"tenant_weights": ["acme"]},
+        {"watermark": 1.0},
+        {"watermark": float("nan")},
+        {"expected_growth": 17},
+        {"expected_growth": float("nan")},
     ],
 )
 def test_values_out_of_range_name_the_option(options: dict[str, object]) -> None:

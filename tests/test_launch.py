@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from pyllm import launch
@@ -36,8 +38,23 @@ def test_what_was_asked_for_stays(model: str) -> None:
         ({"block_size": 12}, "power of two"),
         ({"tensor_parallel_size": 2}, "1, 3"),
         ({"tensor_parallel_size": 3, "distributed_executor_backend": "uni"}, "mp"),
+        ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"enable_kv_cache_events": True, "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"scheduling_policy": "lifo"}, "there are fcfs, priority, shortest, fair"),
+        ({"scheduler_recording": "/nowhere/recording"}, "there is no folder /nowhere"),
+        ({"scheduler_recording": __file__}, "exists and is not overwritten"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(model: str, options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         launch.resolve(engine_config({"model": model, "device": "cpu", **options}))
+
+
+def test_a_recording_has_an_absolute_path_and_is_not_made_yet(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"model": model, "device": "cpu", "scheduler_recording": "recording"}
+    config, _ = launch.resolve(engine_config(options))
+    assert config.scheduler.scheduler_recording == str(tmp_path / "recording")
+    assert not (tmp_path / "recording").exists()

@@ -6,7 +6,7 @@ Checks arguments, which came over the wire; the scheduler does the rest. Knows n
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -76,8 +76,7 @@ class Calls:
         if call is None:
             raise RequestError(f"unknown method {method!r}; known: {', '.join(sorted(self._methods))}")
         try:
-            inspect.signature(call).bind(client, *args)
-            return call(client, *args)
+            return call(*_checked(call, client, *args))
         except (TypeError, ValueError, OverflowError) as error:
             raise RequestError(f"{method}: {error}") from error
 
@@ -91,7 +90,7 @@ class Calls:
         return self._scheduler.explain(client, request)
 
     def _decisions(self, client: int, limit: int = 100) -> list[dict[str, Any]]:
-        """What the last steps decided, oldest first: at most `limit`, and 1,024."""
+        """What the last steps decided, those with nothing to do included, oldest first: at most `limit`, and 1,024."""
         del client
         return self._scheduler.decisions(limit)
 
@@ -105,8 +104,6 @@ class Calls:
 
         Requests keep the key that a policy of another package gave them when they came, 0 where none was asked.
         """
-        if not isinstance(changes, dict):
-            raise TypeError(f"give the changes as a map of settings, not {type(changes).__name__}")
         for name in changes:
             if name not in LIVE:
                 raise RequestError(f"{name!r} cannot change while the engine runs; these can: {', '.join(LIVE)}")
@@ -128,7 +125,7 @@ class Calls:
         del client
         self._scheduler.reset_prefix_cache()
 
-    def _pin(
+    def _pin(  # noqa: PLR0917 - the wire gives a call's arguments by position
         self, client: int, name: int, prompt: bytes, tenant: str = "", cache_salt: str = "", adapter: str = ""
     ) -> int:
         """Keep the full blocks of a prefix (packed int32) from eviction until `unpin`; gives their number.
@@ -172,3 +169,19 @@ class Calls:
     def _check_events(self) -> None:
         if not self._config.cache.enable_kv_cache_events:
             raise RequestError("the engine keeps no events: start it with enable_kv_cache_events")
+
+
+def _checked(call: Callable[..., Any], *args: Any) -> tuple[Any, ...]:
+    """The arguments as the method's signature wants them.
+
+    Raises:
+        TypeError: they are too few or too many, or one is of another type.
+    """
+    bound = inspect.signature(call).bind(*args)
+    kinds = get_type_hints(call)
+    for name, value in bound.arguments.items():
+        try:
+            bound.arguments[name] = msgspec.convert(value, kinds[name])
+        except msgspec.ValidationError as error:
+            raise TypeError(f"{name}: {error}") from None
+    return bound.args

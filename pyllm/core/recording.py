@@ -36,8 +36,8 @@ class Recording:
             raise ConfigError(f"scheduler_recording: cannot make {path}: {error.strerror}") from error
         self._path = path
         self._take = take
+        self.num_gathered = 0  # bytes that are not on their way to the file yet
         self._parts: list[bytes] = []
-        self._size = 0
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._write, name="recording", daemon=True)
         self._thread.start()
@@ -47,8 +47,8 @@ class Recording:
         part = self._take()
         if part:
             self._parts.append(part)
-            self._size += len(part)
-            if self._size >= PART_BYTES:
+            self.num_gathered += len(part)
+            if self.num_gathered >= PART_BYTES:
                 self.flush()
 
     def flush(self) -> None:
@@ -56,7 +56,7 @@ class Recording:
         if self._parts:
             self._waiting.put(b"".join(self._parts))
             self._parts.clear()
-            self._size = 0
+            self.num_gathered = 0
 
     def close(self) -> None:
         """Write what is left, and wait for that; may be called twice."""

@@ -5,110 +5,25 @@ from typing import Any
 
 import pytest
 
-from pyllm._rust import Scheduler, SchedulerError
-from pyllm.config import EngineConfig
-from pyllm.core.loop import EngineCore
+from pyllm._rust import Plan, Scheduler, SchedulerError
+from pyllm.core.policies import PolicyRequest
 from pyllm.errors import EngineDeadError
 from pyllm.messages import (
-    PROTOCOL_VERSION,
     Abort,
     Call,
-    ClientMessage,
-    CoreMessage,
     Deltas,
     FinishCode,
     Heartbeat,
     Hello,
-    ModelInfo,
-    Ready,
+    Output,
     Rejected,
     Reply,
+    Sampled,
     Sampling,
     Submit,
 )
 from tests.core.counting_executor import CountingExecutor
-
-EPOCH = 7
-MODEL = ModelInfo(
-    name="counting",
-    max_model_len=128,
-    vocab_size=1000,
-    eos_token_ids=(),
-    dtype="float32",
-    block_size=4,
-    num_blocks=64,
-    kv_cache_tokens=256,
-    max_num_seqs=8,
-    max_num_batched_tokens=16,
-    tensor_parallel_size=1,
-)
-
-
-class Engine:
-    """A core over the counting model, and one raw client that keeps what it is sent."""
-
-    def __init__(self, executor: CountingExecutor | None = None, depth: int = 1) -> None:
-        self.executor = executor or CountingExecutor()
-        self.scheduler = Scheduler(
-            block_size=4,
-            num_blocks=self.executor.num_blocks,
-            max_num_seqs=8,
-            max_num_batched_tokens=16,
-            max_model_len=128,
-            vocab_size=1000,
-            enable_prefix_caching=True,
-        )
-        self.now = 0.0
-        self.sent: list[tuple[bytes, CoreMessage]] = []
-        self.slow = False  # whether the client's queue is full
-        ready = Ready(PROTOCOL_VERSION, EPOCH, MODEL, "fingerprint")
-        self.core = EngineCore(
-            self.scheduler,
-            self.executor,
-            self,
-            ready,
-            config=EngineConfig(),
-            clock=lambda: self.now,
-            depth=depth,
-        )
-        self.receive(Hello(PROTOCOL_VERSION))
-
-    def send(self, message: CoreMessage, *frames: object, identity: bytes = b"") -> bool:
-        """Take what the core sends."""
-        if not self.slow:
-            self.sent.append((identity, message))
-        return not self.slow
-
-    def close(self, linger: float = 0.0) -> None:
-        """Nothing is open."""
-
-    def receive(self, message: ClientMessage, identity: bytes = b"client") -> None:
-        self.core.receive(identity, message)
-
-    def submit(self, request: int, prompt: list[int], max_tokens: int = 4, **fields: Any) -> None:
-        packed = array("i", prompt).tobytes()
-        self.receive(Submit(fields.pop("epoch", EPOCH), request, packed, 0, max_tokens, Sampling(), **fields))
-
-    def outputs(self, identity: bytes = b"client") -> dict[int, tuple[list[int], FinishCode]]:
-        """Tokens and finish of each request, put together from the deltas sent so far."""
-        result: dict[int, tuple[list[int], FinishCode]] = {}
-        for receiver, message in self.sent:
-            if receiver != identity or not isinstance(message, Deltas):
-                continue
-            starts, tokens = array("i", message.token_starts), array("i", message.tokens)
-            for row, request in enumerate(array("Q", message.requests)):
-                before, _ = result.get(request, ([], FinishCode.NONE))
-                assert array("i", message.offsets)[row] == len(before)
-                new = list(tokens[starts[row] : starts[row + 1]])
-                result[request] = (before + new, FinishCode(message.finishes[row]))
-        return result
-
-    def messages(self, kind: type[Any]) -> list[Any]:
-        return [message for _, message in self.sent if isinstance(message, kind)]
-
-    async def run_dry(self) -> None:
-        while await self.core.step():
-            pass
+from tests.core.raw_engine import EPOCH, Engine
 
 
 def counted(prompt: list[int], number: int) -> list[int]:
@@ -333,6 +248,167 @@ async def test_idle_core_wakes_for_a_request() -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_deadlines_end_what_runs_and_what_waits() -> None:
+    engine = Engine(max_num_seqs=1)
+    engine.submit(1, [1, 2], max_tokens=50, timeout=2.0)
+    engine.submit(2, [5], max_tokens=50, timeout=1.0)
+    engine.submit(3, [8], max_tokens=2)
+    await engine.core.step()
+    engine.now = 1.0
+    await engine.core.step()
+    engine.now = 2.0
+    await engine.run_dry()
+    assert engine.outputs() == {
+        1: ([3, 4], FinishCode.DEADLINE),
+        2: ([], FinishCode.DEADLINE),
+        3: ([9, 10], FinishCode.LENGTH),
+    }
+
+
+async def test_a_beat_ends_what_is_held_beyond_its_deadline() -> None:
+    engine = Engine()
+    engine.submit(1, [1, 2], timeout=3.0)
+    engine.scheduler.hold(0, 1, "compiling a grammar")
+    running = asyncio.ensure_future(engine.core.run())
+    await asyncio.sleep(0)
+    engine.core.drain()
+    engine.now = 3.0
+    engine.core.beat()
+    await running
+    assert engine.outputs() == {1: ([], FinishCode.DEADLINE)}
+
+
+async def test_a_stop_token_before_min_tokens_ends_nothing() -> None:
+    engine = Engine()
+    stops = array("i", [6, 8]).tobytes()
+    engine.submit(1, [5], max_tokens=9, stop_token_ids=stops, min_tokens=2)
+    await engine.run_dry()
+    assert engine.outputs() == {1: ([6, 7, 8], FinishCode.STOP)}
+
+
+async def test_the_lowest_priority_is_served_first_under_the_policy_of_that_name() -> None:
+    engine = Engine(scheduling_policy="priority", max_num_seqs=1)
+    for request, priority in ((1, 5), (2, -3), (3, 0)):
+        engine.submit(request, [request], max_tokens=1, priority=priority)
+    await engine.run_dry()
+    assert [int(plan["tokens"][0]) for plan in engine.executor.plans] == [2, 3, 1]
+
+
+async def test_a_policy_of_another_package_gives_each_request_its_key_once() -> None:
+    asked: list[PolicyRequest] = []
+
+    def longest_first(request: PolicyRequest) -> float:
+        asked.append(request)
+        return -request.num_prompt_tokens
+
+    engine = Engine(policy=longest_first, max_num_seqs=1)
+    engine.call("reconfigure", {"scheduling_policy": "fcfs"})  # The name is as it was: the policy stays.
+    engine.scheduler.reconfigure(policy="custom")
+    engine.now = 10.0
+    engine.submit(1, [1], max_tokens=1, tenant="acme", age=4.0)
+    engine.submit(2, [2, 2, 2], max_tokens=1, outputs=(Output(b"", False),))
+    await engine.run_dry()
+    assert [int(plan["tokens"][0]) for plan in engine.executor.plans] == [2, 1]
+    assert [(request.arrival, request.age, request.tenant) for request in asked] == [
+        (6.0, 4.0, "acme"),
+        (10.0, 0.0, ""),
+    ]
+
+
+@pytest.mark.parametrize("key", [float("nan"), float("inf"), 10**400, "soon", None, 1j])
+async def test_a_key_that_is_no_finite_number_refuses_that_request_alone(key: Any) -> None:
+    engine = Engine(policy=lambda request: key if request.tenant == "odd" else 0.0)
+    engine.submit(1, [1], tenant="odd")
+    engine.submit(2, [5])
+    await engine.run_dry()
+    (rejected,) = engine.messages(Rejected)
+    assert (rejected.request, rejected.code) == (1, "invalid")
+    assert "finite" in rejected.message
+    assert engine.outputs() == {2: ([6, 7, 8, 9], FinishCode.LENGTH)}
+
+
+async def test_a_policy_that_fails_refuses_that_request_alone() -> None:
+    engine = Engine(policy=lambda request: 1 / request.priority)
+    engine.submit(1, [1])
+    engine.submit(2, [5], priority=1)
+    await engine.run_dry()
+    (rejected,) = engine.messages(Rejected)
+    assert (rejected.request, rejected.code) == (1, "invalid")
+    assert "ZeroDivisionError: division by zero" in rejected.message
+    assert engine.outputs() == {2: ([6, 7, 8, 9], FinishCode.LENGTH)}
+
+
+class TimedExecutor(CountingExecutor):
+    """Answers step i when the clock is at `answers[i]`."""
+
+    def __init__(self, answers: list[float]) -> None:
+        super().__init__()
+        self.answers = answers
+        self.engine: Engine
+
+    def submit(self, plan: Plan) -> Any:
+        async def answer() -> Sampled:
+            self.engine.now = self.answers[plan.step]
+            return sampled
+
+        sampled = self._sample(plan)
+        return answer()
+
+
+class Commits:
+    """A scheduler that notes the seconds of its commits."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scheduler, name)
+
+    def commit(self, step: int, starts: bytes, tokens: bytes, seconds: float) -> list[int]:
+        self.seconds.append(seconds)
+        return self._scheduler.commit(step, starts, tokens, seconds)
+
+
+@pytest.mark.parametrize(
+    ("depth", "seconds"),
+    [
+        (1, [1.0, 0.5, 2.0]),
+        (2, [1.0, 0.5, 2.0]),  # from the commit before: until then the workers had another step
+    ],
+)
+async def test_a_step_takes_from_its_submission_or_the_commit_before_to_its_answer(
+    depth: int, seconds: list[float]
+) -> None:
+    executor = TimedExecutor([1.0, 1.5, 3.5])
+    spies: list[Commits] = []
+
+    def spy(scheduler: Scheduler) -> Commits:
+        spies.append(Commits(scheduler))
+        return spies[-1]
+
+    executor.engine = engine = Engine(executor, depth=depth, spy=spy)
+    engine.submit(1, [1, 2], max_tokens=3)
+    await engine.run_dry()
+    assert spies[0].seconds == seconds
+
+
+async def test_time_without_a_step_counts_for_none() -> None:
+    executor = TimedExecutor([1.0, 10.5])
+    spies: list[Commits] = []
+
+    def spy(scheduler: Scheduler) -> Commits:
+        spies.append(Commits(scheduler))
+        return spies[-1]
+
+    executor.engine = engine = Engine(executor, spy=spy)
+    for request, now in ((1, 0.0), (2, 10.0)):
+        engine.now = now
+        engine.submit(request, [1, 2], max_tokens=1)
+        await engine.run_dry()
+    assert spies[0].seconds == [1.0, 0.5]
 
 
 async def until(holds: Callable[[], bool]) -> None:

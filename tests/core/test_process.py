@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.step import core_config
-from pyllm.core.process import start
+from pyllm._rust import SchedulerError
+from pyllm.config import CoreConfig, config_part
+from pyllm.core.process import make_core, start
+from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError
 from tests.core.counting_executor import CountingExecutor
 
@@ -43,3 +47,77 @@ async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_p
     with pytest.raises(ConfigError, match="no room for one block of 16 tokens: raise kv_cache_memory_bytes"):
         await start(core_config(str(tmp_path), ranks=2), ranks)
     assert [call for call in ranks.calls if call[0] == "allocate"] == []
+
+
+async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, Any, Any]:
+    """A configuration with some options of the cache and the scheduler changed, and what it starts with."""
+    config = core_config(str(folder))
+    engine = config.engine
+    parts = {}
+    for name in ("cache", "scheduler"):
+        part = getattr(engine, name)
+        values = msgspec.structs.asdict(part)
+        parts[name] = config_part(type(part), values | {key: options[key] for key in options.keys() & values.keys()})
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, **parts))
+    return config, *await start(config, executor)
+
+
+async def test_more_pins_than_blocks_are_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_pinned_blocks must be from 0 to 63, not 64"):
+        await started(tmp_path, CountingExecutor(), max_pinned_blocks=64)
+
+
+async def test_an_unknown_policy_is_told_of_before_the_ranks_start(tmp_path: Path) -> None:
+    class Unstartable(CountingExecutor):
+        async def start(self) -> None:
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match="there is no policy 'lifo'"):
+        await started(tmp_path, Unstartable(), scheduling_policy="lifo")
+
+
+async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
+    executor = CountingExecutor()
+    _, scheduler, ready = await started(
+        tmp_path,
+        executor,
+        max_pinned_blocks=3,
+        enable_kv_cache_events=True,
+        scheduling_policy="fair",
+        tenant_weights={"acme": 2},
+        watermark=0.5,
+    )
+    with pytest.raises(SchedulerError, match="max_pinned_blocks 3"):
+        scheduler.pin(1, bytes(4 * 16 * 4))
+    scheduler.reset_prefix_cache()
+    incarnation, first, events = scheduler.take_events()
+    assert (incarnation, first, len(events)) == (ready.epoch, 0, 1)
+    for tenant in ("acme", "other"):
+        scheduler.add(0, len(tenant), bytes(4 * 10), seed=0, max_tokens=9, tenant=tenant)
+    plan = scheduler.schedule(0.0)
+    assert {tenant: service for tenant, service, _ in scheduler.tenants()} == {"acme": 5, "other": 10}
+    assert plan.num_rows == 2
+
+
+async def test_a_recording_is_begun_before_anything_happens(tmp_path: Path) -> None:
+    executor, path = CountingExecutor(), tmp_path / "recording"
+    config, scheduler, ready = await started(tmp_path, executor, scheduler_recording=str(path))
+    core = make_core(config, scheduler, ready, executor, Nobody())
+    scheduler.add(0, 1, bytes(4), seed=0, max_tokens=2)
+    while await core.step():
+        pass
+    core.close()
+    assert replay_file(path)["stats"] == scheduler.stats()
+    with pytest.raises(ConfigError, match="exists and is not overwritten"):
+        make_core(config, scheduler, ready, executor, Nobody())
+
+
+class Nobody:
+    """A sender without a peer."""
+
+    def send(self, message: object, *frames: object, identity: bytes = b"") -> bool:
+        del message, frames, identity
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        """Nothing is open."""

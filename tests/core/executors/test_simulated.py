@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from pyllm._rust import Plan, Scheduler
+from pyllm.config import EngineConfig
 from pyllm.core.executors.simulated import SimulatedExecutor, StepCost, section
 from pyllm.core.loop import EngineCore
 from pyllm.errors import ConfigError, EngineDeadError
@@ -59,7 +60,15 @@ class Simulation:
             tensor_parallel_size=1,
         )
         ready = Ready(PROTOCOL_VERSION, 0, model, "fingerprint")
-        self.core = EngineCore(self.scheduler, self.executor, self, ready, clock=self.executor.clock, depth=depth)
+        self.core = EngineCore(
+            self.scheduler,
+            self.executor,
+            self,
+            ready,
+            config=EngineConfig(),
+            clock=self.executor.clock,
+            depth=depth,
+        )
         self.core.receive(b"client", Hello(PROTOCOL_VERSION))
 
     def send(self, message: CoreMessage, *frames: object, identity: bytes = b"") -> bool:

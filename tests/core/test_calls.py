@@ -1,0 +1,205 @@
+"""What a client gets to a `Call`, through the wire's encoding."""
+
+import logging
+from array import array
+from typing import Any
+
+import pytest
+
+from pyllm.core.calls import MAX_EVENTS
+from pyllm.messages import PROTOCOL_VERSION as VERSION
+from pyllm.messages import FinishCode, Hello
+from tests.core.fake_distribution import install
+from tests.core.raw_engine import EPOCH, Engine
+
+
+def int32(*tokens: int) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+async def test_explain_tells_of_the_callers_own_request() -> None:
+    engine = Engine(max_num_seqs=1)
+    engine.receive(Hello(VERSION), b"other")
+    for request in (1, 2):
+        engine.submit(request, [request, 5], max_tokens=9)
+    await engine.core.step()
+    (running,) = engine.call("explain", 1).value
+    assert (running["state"], running["num_tokens"], running["reason"]) == ("running", 2, None)
+    (waiting,) = engine.call("explain", 2).value
+    assert (waiting["state"], waiting["reason"]) == ("waiting", "slots")
+    foreign = engine.call("explain", 1, identity=b"other")
+    assert (foreign.ok, foreign.value) == (
+        False,
+        "explain: client 1 has no live request 1; it has finished or was never added",
+    )
+
+
+async def test_decisions_are_those_of_the_last_steps() -> None:
+    engine = Engine()
+    engine.submit(1, [1, 2], max_tokens=5)
+    await engine.run_dry()
+    last, nothing = engine.call("decisions", 2).value
+    assert (last["step"], last["num_rows"], last["stop"]) == (4, 1, None)
+    assert (nothing["step"], nothing["num_rows"]) == (5, 0)
+    assert [decision["step"] for decision in engine.call("decisions").value] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_tenants_have_their_service() -> None:
+    engine = Engine(scheduling_policy="fair")
+    engine.submit(1, [1, 2], max_tokens=2, tenant="acme")
+    await engine.core.step()
+    assert engine.call("tenants").value == [["acme", 4, 0]]
+
+
+async def test_reconfigure_changes_what_it_names_and_gives_what_is() -> None:
+    engine = Engine(max_num_seqs=1, tenant_weights="acme=2")
+    changed = engine.call("reconfigure", {"scheduling_policy": "priority", "max_num_batched_tokens": 8})
+    assert changed.ok
+    assert (
+        changed.value
+        == engine.call("reconfigure", {}).value
+        == {
+            "max_num_batched_tokens": 8,
+            "long_prefill_token_threshold": 0,
+            "inter_token_target": 0.0,
+            "scheduling_policy": "priority",
+            "tenant_weights": {"acme": 2},
+            "watermark": 0.0,
+            "expected_growth": 0.0,
+        }
+    )
+    engine.submit(1, list(range(20)), max_tokens=1, priority=2)
+    engine.submit(2, [5], max_tokens=1, priority=1)
+    await engine.run_dry()
+    assert [list(plan["tokens"]) for plan in engine.executor.plans][:2] == [[5], list(range(8))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"max_num_seqs": 4}, "'max_num_seqs' cannot change while the engine runs; these can: max_num_batched_tokens"),
+        ({"weights_version": "2"}, "cannot change"),
+        ({3: 4}, "changes: Expected `str`, got `int`"),
+        ({"watermark": 2}, "watermark"),
+        ({"watermark": float("nan")}, "watermark"),
+        ({"expected_growth": "much"}, "expected_growth"),
+        ({"tenant_weights": {"acme": 0}}, "tenant_weights"),
+        ({"tenant_weights": "acme"}, "team-a=3"),
+        ({"max_num_batched_tokens": 17}, "steps of 16 tokens, not 17"),
+        ({"scheduling_policy": "fsfc"}, "there are fcfs, priority, shortest, fair"),
+        ({"scheduling_policy": 3}, "scheduling_policy"),
+        ([("watermark", 0.1)], "changes: Expected `object`, got `array`"),
+        (None, "changes: Expected `object`, got `null`"),
+    ],
+)
+async def test_a_setting_that_cannot_be_changes_nothing(changes: Any, text: str) -> None:
+    engine = Engine()
+    before = engine.call("reconfigure", {}).value
+    reply = engine.call("reconfigure", changes)
+    assert not reply.ok
+    assert text in reply.value
+    assert engine.call("reconfigure", {}).value == before
+
+
+async def test_a_policy_of_another_package_can_be_taken_while_the_engine_runs(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, {"longest": "longest_policy:key"}, longest_policy="def key(request): return -request.max_tokens")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    engine = Engine(max_num_seqs=1)
+    assert engine.call("reconfigure", {"scheduling_policy": "longest"}).ok
+    engine.submit(1, [1], max_tokens=1)
+    engine.submit(2, [2], max_tokens=2)
+    await engine.run_dry()
+    assert [int(plan["tokens"][0]) for plan in engine.executor.plans] == [2, 3, 1]
+
+
+async def test_a_forgotten_prefix_is_computed_again() -> None:
+    engine = Engine()
+    engine.submit(1, list(range(9)), max_tokens=1)
+    await engine.run_dry()
+    assert engine.call("reset_prefix_cache").ok
+    assert engine.core.stats()["num_cached_blocks"] == 0
+
+
+async def test_pins_come_and_go() -> None:
+    engine = Engine(max_pinned_blocks=2)
+    assert engine.call("pin", 7, int32(*range(9)), "acme").value == 2
+    engine.submit(1, list(range(9)), max_tokens=1, tenant="acme")
+    await engine.run_dry()
+    assert engine.core.stats()["num_pinned_blocks"] == 2
+    assert "max_pinned_blocks 2" in engine.call("pin", 8, int32(*range(9))).value
+    assert "pin 7 exists" in engine.call("pin", 7, int32(*range(4))).value
+    assert engine.call("unpin", 7).value is True
+    assert engine.call("unpin", 7).value is False
+    assert engine.core.stats()["num_pinned_blocks"] == 0
+
+
+async def test_events_tell_what_came_and_went() -> None:
+    engine = Engine(enable_kv_cache_events=True)
+    engine.submit(1, list(range(9)), max_tokens=1)
+    await engine.run_dry()
+    incarnation, first, events = engine.call("kv_events").value
+    assert (incarnation, first) == (EPOCH, 0)
+    assert [(kind, tokens, tier) for kind, _, _, tokens, tier in events] == [
+        ("stored", int32(0, 1, 2, 3), "device"),
+        ("stored", int32(4, 5, 6, 7), "device"),
+    ]
+    assert events[1][2] == events[0][1]
+    assert engine.call("kv_events").value == [EPOCH, 2, []]
+    assert engine.call("kv_snapshot").value == [EPOCH, 2, events]
+    engine.call("reset_prefix_cache")
+    assert engine.call("kv_events").value == [EPOCH, 2, [["cleared", b"", None, b"", ""]]]
+
+
+async def test_many_events_come_in_parts_without_a_gap() -> None:
+    engine = Engine(enable_kv_cache_events=True)
+    for _ in range(MAX_EVENTS + 3):
+        engine.scheduler.reset_prefix_cache()
+    assert len(engine.call("kv_events").value[2]) == MAX_EVENTS
+    engine.scheduler.reset_prefix_cache()
+    numbers = [(first, len(events)) for _, first, events in (engine.call("kv_events").value for _ in range(3))]
+    assert numbers == [(MAX_EVENTS, 3), (MAX_EVENTS + 3, 1), (MAX_EVENTS + 4, 0)]
+
+
+@pytest.mark.parametrize("method", ["kv_events", "kv_snapshot"])
+async def test_events_that_are_not_kept_are_an_error(method: str) -> None:
+    reply = Engine().call(method)
+    assert (reply.ok, "enable_kv_cache_events" in reply.value) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "text"),
+    [
+        ("explain", (), "missing a required argument: 'request'"),
+        ("explain", (1, 2), "too many positional arguments"),
+        ("explain", ("one",), "request"),
+        ("explain", (-1,), "request is -1"),
+        ("explain", (None,), "request"),
+        ("decisions", (-1,), "limit is -1"),
+        ("decisions", ("all",), "limit"),
+        ("tenants", (1,), "too many positional arguments"),
+        ("reconfigure", (), "missing a required argument: 'changes'"),
+        ("pin", (1,), "missing a required argument: 'prompt'"),
+        ("pin", (1, [1, 2]), "prompt"),
+        ("pin", (1, b"123"), "prompt has 3 bytes"),
+        ("pin", (1, int32(-1)), "prompt has token -1"),
+        ("pin", (2**63, b"", 3), "tenant"),
+        ("pin", (-1, b""), "name is -1"),
+        ("unpin", (1.5,), "name"),
+        ("stats", ({"a": [1]},), "too many positional arguments"),
+        ("__init__", (), "unknown method"),
+    ],
+)
+async def test_wrong_arguments_are_answered_and_the_core_goes_on(
+    method: str, args: tuple[Any, ...], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    with caplog.at_level(logging.WARNING):
+        reply = engine.call(method, *args)
+    assert not reply.ok
+    assert text in reply.value
+    assert caplog.records == []
+    engine.submit(1, [5])
+    await engine.run_dry()
+    assert engine.outputs() == {1: ([6, 7, 8, 9], FinishCode.LENGTH)}
