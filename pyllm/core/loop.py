@@ -101,7 +101,7 @@ class EngineCore:
             case Call(epoch, number, method, args) if epoch == self._ready.epoch:
                 self._clients.post(client, self._call(client, number, method, args))
             case _:
-                pass  # A heartbeat, whose arrival was noted above, or a message of an epoch that is over.
+                return  # A heartbeat, whose arrival was noted above, or a message of an epoch that is over.
         self._gather()
         self._wake.set()
 

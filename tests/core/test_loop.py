@@ -280,6 +280,19 @@ async def test_a_beat_ends_what_is_held_beyond_its_deadline() -> None:
     assert engine.outputs() == {1: ([], FinishCode.DEADLINE)}
 
 
+async def test_heartbeats_make_no_steps() -> None:
+    engine = Engine()
+    running = asyncio.ensure_future(engine.core.run())
+    await asyncio.sleep(0)
+    before = engine.scheduler.decisions(9)
+    for _ in range(3):
+        engine.receive(Heartbeat())
+        engine.core.beat()
+        await asyncio.sleep(0)
+    assert engine.scheduler.decisions(9) == before
+    running.cancel()
+
+
 async def test_a_stop_token_before_min_tokens_ends_nothing() -> None:
     engine = Engine()
     stops = array("i", [6, 8]).tobytes()
