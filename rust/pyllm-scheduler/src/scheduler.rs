@@ -333,7 +333,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[key];
         sequence.state = state;
         sequence.queue_key = queue_key;
-        self.queue.insert(self.requests[sequence.request].lane, queue_key, key);
+        self.queue.insert(self.requests[sequence.request].lane, queue_key, key, sequence.service);
     }
 
     /// Takes a queued sequence out of the queue; its state is the caller's to change.

@@ -109,8 +109,8 @@ impl Scheduler {
     pub(super) fn admit_first(&mut self, key: Key<Sequence>, planning: &mut Planning) -> bool {
         let sequence = &self.sequences[key];
         let lane = self.requests[sequence.request].lane;
-        let (queue_key, service) = (sequence.queue_key, sequence.service);
-        self.queue.take_first(lane, &queue_key, service);
+        let queue_key = sequence.queue_key;
+        self.queue.take_first(lane, &queue_key);
         if self.begin_load(key) {
             return false;
         }
