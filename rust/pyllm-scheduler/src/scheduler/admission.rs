@@ -98,10 +98,9 @@ impl Scheduler {
     fn expected(&self, sequence: &Sequence, num_blocks: u32) -> Expected {
         let live = &self.requests[sequence.request];
         let output = f64::from(sequence.expected_output(live)) * self.config.expected_growth;
-        let num_tokens = sequence.num_known().saturating_add(output as u32).min(sequence.max_length);
-        let last = self.config.blocks_for(num_tokens);
-        let held = self.config.blocks_for(sequence.num_known());
-        Expected { num_blocks, num_growing: (last - held) * sequence.num_samples }
+        let num_tokens = (output as u32).min(sequence.max_length - sequence.num_known());
+        // Rounded up for each, so that two whose blocks fill at different times are not taken to fit when they do not.
+        Expected { num_blocks, num_growing: self.config.blocks_for(num_tokens) * sequence.num_samples }
     }
 
     /// Gives the first in the queue, whose place `find_place` has found, its slot and blocks. False: it loads from
