@@ -36,7 +36,8 @@ pub(crate) struct Lane {
     number: u64,
     weight: u64,
     service: u64, // of SERVICE_UNIT / weight each
-    /// Service of the requests of this lane that were last taken.
+    /// The most service that a request of this lane had had when it was queued: where a new one starts, so that none that
+    /// was preempted is overtaken for ever.
     request_floor: u64,
     num_requests: u32,
     queue: BTreeMap<QueueKey, Key<Sequence>>,
@@ -90,7 +91,14 @@ impl Queue {
         self.lanes[key].weight = u64::from(weight);
     }
 
-    pub(crate) fn insert(&mut self, key: Key<Lane>, queue_key: QueueKey, sequence: Key<Sequence>) {
+    /// Queues a sequence that has had `request_service`.
+    pub(crate) fn insert(
+        &mut self,
+        key: Key<Lane>,
+        queue_key: QueueKey,
+        sequence: Key<Sequence>,
+        request_service: u64,
+    ) {
         let lane = &self.lanes[key];
         if lane.queue.is_empty() {
             let service = lane.service.max(self.least_service());
@@ -98,7 +106,9 @@ impl Queue {
             lane.service = service;
             self.waiting.insert((service, lane.number));
         }
-        self.lanes[key].queue.insert(queue_key, sequence);
+        let lane = &mut self.lanes[key];
+        lane.request_floor = lane.request_floor.max(request_service);
+        lane.queue.insert(queue_key, sequence);
         self.num_waiting += 1;
     }
 
@@ -119,11 +129,9 @@ impl Queue {
     }
 
     /// Removes the sequence that is next, which is `first`.
-    pub(crate) fn take_first(&mut self, key: Key<Lane>, queue_key: &QueueKey, request_service: u64) {
+    pub(crate) fn take_first(&mut self, key: Key<Lane>, queue_key: &QueueKey) {
         self.last_served = Some(key);
         self.remove(key, queue_key);
-        let lane = &mut self.lanes[key];
-        lane.request_floor = lane.request_floor.max(request_service);
         self.forget_idle();
     }
 
@@ -224,8 +232,8 @@ mod tests {
         let (mut queue, mut arena) = (Queue::new(), Arena::new());
         let sequences: Vec<_> = (0..3).map(|_| sequence(&mut arena)).collect();
         let (one, two) = (queue.open("one", 1), queue.open("two", 2));
-        queue.insert(one, queue_key(0), sequences[0]);
-        queue.insert(two, queue_key(1), sequences[1]);
+        queue.insert(one, queue_key(0), sequences[0], 0);
+        queue.insert(two, queue_key(1), sequences[1], 0);
         queue.charge(one, 10);
         queue.charge(two, 18); // of twice the weight
         assert!(queue.first() == Some(sequences[1]));
@@ -238,11 +246,20 @@ mod tests {
         let (mut queue, mut arena) = (Queue::new(), Arena::new());
         let sequences: Vec<_> = (0..2).map(|_| sequence(&mut arena)).collect();
         let old = queue.open("old", 1);
-        queue.insert(old, queue_key(0), sequences[0]);
+        queue.insert(old, queue_key(0), sequences[0], 0);
         queue.charge(old, 100);
         let new = queue.open("new", 1);
-        queue.insert(new, queue_key(1), sequences[1]);
+        queue.insert(new, queue_key(1), sequences[1], 0);
         assert_eq!(queue.service(new), queue.service(old));
+    }
+
+    #[test]
+    fn a_request_starts_no_lower_than_what_its_lane_has_queued() {
+        let (mut queue, mut arena) = (Queue::new(), Arena::new());
+        let lane = queue.open("", 1);
+        queue.insert(lane, queue_key(0), sequence(&mut arena), 70);
+        queue.insert(lane, queue_key(1), sequence(&mut arena), 20);
+        assert_eq!(queue.request_floor(lane), 70);
     }
 
     #[test]
@@ -254,8 +271,8 @@ mod tests {
         assert_eq!(queue.lanes().count(), 2);
         let waits = sequence(&mut arena);
         queue.charge(other, 9);
-        queue.insert(other, queue_key(0), waits);
-        queue.take_first(other, &queue_key(0), 0);
+        queue.insert(other, queue_key(0), waits, 0);
+        queue.take_first(other, &queue_key(0));
         assert_eq!(queue.lanes().map(|lane| lane.0).collect::<Vec<_>>(), ["other"]);
         assert_eq!(queue.audit(1), Ok(()));
     }

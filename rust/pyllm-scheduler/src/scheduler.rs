@@ -327,11 +327,18 @@ impl Scheduler {
 
     /// Puts a sequence that is nowhere into the queue.
     fn enqueue(&mut self, key: Key<Sequence>, state: State) {
-        let queue_key = self.queue_key(key);
         let sequence = &mut self.sequences[key];
         sequence.state = state;
+        sequence.since = self.decisions.num_made();
+        self.take_place(key);
+    }
+
+    /// Gives a queued sequence its place in the queue.
+    fn take_place(&mut self, key: Key<Sequence>) {
+        let queue_key = self.queue_key(key);
+        let sequence = &mut self.sequences[key];
         sequence.queue_key = queue_key;
-        self.queue.insert(self.requests[sequence.request].lane, queue_key, key);
+        self.queue.insert(self.requests[sequence.request].lane, queue_key, key, sequence.service);
     }
 
     /// Takes a queued sequence out of the queue; its state is the caller's to change.

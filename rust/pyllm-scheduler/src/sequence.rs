@@ -68,6 +68,8 @@ pub(crate) struct Sequence {
     pub(crate) num_in_flight: u32,
     /// Prompt tokens found in the prefix cache at first admission; none before.
     pub(crate) cached_tokens: Option<u32>,
+    /// Decisions that had been made when it came to wait, or by a fork to run.
+    pub(crate) since: u64,
     /// The step that admitted it last.
     pub(crate) admitted: StepId,
     /// The last step that has a row of it, and that row's tokens.

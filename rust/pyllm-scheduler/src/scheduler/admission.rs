@@ -97,10 +97,9 @@ impl Scheduler {
     fn expected(&mut self, key: Key<Sequence>, num_blocks: u32) -> Expected {
         let sequence = &self.sequences[key];
         let output = self.output_lengths.remaining(sequence.output.len() as u32) * self.config.expected_growth;
-        let num_tokens = sequence.num_known().saturating_add(output as u32).min(sequence.max_length);
-        let last = self.config.blocks_for(num_tokens);
-        let held = self.config.blocks_for(sequence.num_known());
-        Expected { num_blocks, num_growing: (last - held) * sequence.num_samples }
+        let num_tokens = (output as u32).min(sequence.max_length - sequence.num_known());
+        // Rounded up for each, so that two whose blocks fill at different times are not taken to fit when they do not.
+        Expected { num_blocks, num_growing: self.config.blocks_for(num_tokens) * sequence.num_samples }
     }
 
     /// Gives the first in the queue, whose place `find_place` has found, its slot and blocks. False: it loads from
@@ -108,8 +107,8 @@ impl Scheduler {
     pub(super) fn admit_first(&mut self, key: Key<Sequence>, planning: &mut Planning) -> bool {
         let sequence = &self.sequences[key];
         let lane = self.requests[sequence.request].lane;
-        let (queue_key, service) = (sequence.queue_key, sequence.service);
-        self.queue.take_first(lane, &queue_key, service);
+        let queue_key = sequence.queue_key;
+        self.queue.take_first(lane, &queue_key);
         if self.begin_load(key) {
             return false;
         }

@@ -143,6 +143,7 @@ impl Scheduler {
         let origin = &self.sequences[origin];
         let request = origin.request;
         let mut sequence = origin.fork(sample);
+        sequence.since = self.decisions.num_made();
         let slots = origin.slot().and_then(|source| Some((source, self.free_slots.pop()?)));
         if let Some((source, slot)) = slots {
             sequence.state = State::Running(slot);

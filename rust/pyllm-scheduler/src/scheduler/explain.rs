@@ -16,7 +16,7 @@ const MAX_DECISIONS: usize = 1024;
 /// Why a sequence got no tokens in the last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It came after the last step was planned.
+    /// It came, or came back, after the last step was planned.
     New,
     /// The caller holds it.
     Held,
@@ -111,17 +111,25 @@ pub struct Decision {
 pub(super) struct Decisions {
     ring: VecDeque<Decision>,
     stopped: Option<Key<Sequence>>,
-    next_serial: u64,
+    cut: Option<Reason>,
+    num_made: u64,
 }
 
 impl Decisions {
-    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, next_serial: u64) {
+    /// `stopped` was the first not to be admitted; `cut` is why something that runs got no row, if anything did.
+    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, cut: Option<Reason>) {
         if self.ring.len() == MAX_DECISIONS {
             self.ring.pop_front();
         }
         self.ring.push_back(decision);
         self.stopped = stopped;
-        self.next_serial = next_serial;
+        self.cut = cut;
+        self.num_made += 1;
+    }
+
+    /// Decisions since the start, also those that planned nothing.
+    pub(super) fn num_made(&self) -> u64 {
+        self.num_made
     }
 }
 
@@ -167,7 +175,7 @@ impl Scheduler {
                 State::Loading => "loading",
                 State::Running(_) => "running",
             },
-            reason: (!had_share).then(|| self.reason(live, key)),
+            reason: (!had_share).then(|| self.reason(key)),
             hold: live.hold.clone(),
             num_tokens: if had_share { sequence.last_share } else { 0 },
             num_computed: sequence.num_computed,
@@ -176,19 +184,16 @@ impl Scheduler {
         }
     }
 
-    fn reason(&self, live: &LiveRequest, key: Key<Sequence>) -> Reason {
+    fn reason(&self, key: Key<Sequence>) -> Reason {
         let sequence = &self.sequences[key];
         let last = self.decisions.ring.back();
         match sequence.state {
             State::Held => Reason::Held,
             State::Loading => Reason::Loading,
-            _ if live.serial >= self.decisions.next_serial => Reason::New,
+            _ if sequence.since >= self.decisions.num_made => Reason::New,
             State::Running(_) if !sequence.is_plannable() => Reason::InFlight,
-            // It runs and had no row: the step's tokens went to those before it.
-            State::Running(_) => match last.and_then(|decision| decision.stop) {
-                Some(reason @ (Reason::InterTokenTarget | Reason::Samples)) => reason,
-                _ => Reason::Budget,
-            },
+            // Where nothing was cut, it was a step in flight that had to be committed first, and has been since.
+            State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),
             _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
             _ if sequence.num_in_flight > 0 => Reason::InFlight,
             _ => Reason::Policy,

@@ -35,6 +35,8 @@ pub(super) struct Planning {
     pub(super) knows_growth: bool,
     /// The first that was not admitted, and why.
     pub(super) stop: Option<(Key<Sequence>, Reason)>,
+    /// Why the first that runs and might have had a row got none.
+    cut: Option<Reason>,
     rows: Vec<Row>,
 }
 
@@ -45,6 +47,10 @@ impl Planning {
 
     pub(super) fn budget_reason(&self) -> Reason {
         if self.budget == 0 { Reason::Budget } else { Reason::InterTokenTarget }
+    }
+
+    fn cut(&mut self, reason: Reason) {
+        self.cut.get_or_insert(reason);
     }
 }
 
@@ -89,6 +95,7 @@ impl Scheduler {
             num_prefill_tokens: 0,
             knows_growth: false,
             stop: None,
+            cut: None,
             rows: self.spare_rows.pop().unwrap_or_default(),
         };
         planning.rows.clear();
@@ -126,7 +133,7 @@ impl Scheduler {
                 stop: planning.stop.map(|(_, reason)| reason),
             },
             planning.stop.map(|(key, _)| key),
-            self.next_serial,
+            planning.cut,
         );
         // Without rows a plan is still due if blocks move: an asynchronous load may overwrite what it takes out.
         if planning.rows.is_empty() && !self.cache.has_swaps() {
@@ -156,9 +163,13 @@ impl Scheduler {
     fn plan_decodes(&mut self, planning: &mut Planning) {
         self.lagging.clear();
         let mut index = 0;
-        while index < self.running.len() && planning.budget > 0 {
+        while index < self.running.len() {
             let key = self.running[index];
             let sequence = &self.sequences[key];
+            if planning.budget == 0 {
+                planning.cut(Reason::Budget);
+                break;
+            }
             if sequence.is_plannable() {
                 let lag = sequence.length() - sequence.num_computed;
                 if lag > 1 || sequence.num_samples > 1 {
@@ -166,9 +177,12 @@ impl Scheduler {
                 } else if planning.samples > 0 {
                     let num_drafts = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
                     if !self.make_room(key, 1 + num_drafts, planning) {
+                        planning.cut(Reason::Preempting);
                         break;
                     }
                     self.plan_row(key, 1 + num_drafts, planning);
+                } else {
+                    planning.cut(Reason::Samples);
                 }
             }
             index += 1;
@@ -188,13 +202,19 @@ impl Scheduler {
         let lagging = std::mem::take(&mut self.lagging);
         for &key in &lagging {
             if planning.prefill_budget() == 0 {
+                planning.cut(planning.budget_reason());
                 break;
             }
             let sequence = &self.sequences[key];
-            if sequence.slot().is_some() && sequence.num_samples <= planning.samples {
-                let num_tokens = self.chunk(sequence, planning);
-                self.plan_row(key, num_tokens, planning);
+            if sequence.slot().is_none() {
+                continue; // it was preempted for a decode
             }
+            if sequence.num_samples > planning.samples {
+                planning.cut(Reason::Samples);
+                continue;
+            }
+            let num_tokens = self.chunk(sequence, planning);
+            self.plan_row(key, num_tokens, planning);
         }
         self.lagging = lagging;
     }

@@ -49,6 +49,7 @@ impl Scheduler {
     fn preempt_for(&mut self, victim: Key<Sequence>, planning: &mut Planning) {
         let swapped = self.counters.num_swapped;
         self.preempt(victim);
+        planning.knows_growth = false; // the victim was a part of it
         planning.num_preempted += 1;
         planning.num_swapped += (self.counters.num_swapped - swapped) as u32;
     }

@@ -109,8 +109,7 @@ impl Scheduler {
             self.requests[key].request.tenant = tenant;
         }
         for key in waiting {
-            let state = self.sequences[key].state;
-            self.enqueue(key, state);
+            self.take_place(key);
         }
         let mut running = std::mem::take(&mut self.running);
         for &key in &running {

@@ -1,0 +1,14 @@
+//! What each policy and setting promises, shown from outside: invariants under random loads, decisions by small cases.
+
+mod fair;
+mod starvation;
+mod priority;
+mod shortest;
+mod prefills;
+mod admission;
+mod preemption;
+mod endings;
+mod switching;
+mod reasons;
+
+mod engine;

@@ -1,0 +1,156 @@
+//! Priority: a lower class takes the place of a higher at once, in a class the least slack is first, and nothing is
+//! preempted for what would be preempted in turn.
+
+use proptest::prelude::*;
+
+use pyllm_scheduler::{Config, PolicyName, Request};
+
+use crate::engine::{Engine, config, request};
+
+fn class(priority: i32, request: Request) -> Request {
+    Request { priority, ..request }
+}
+
+#[test]
+fn a_lower_class_takes_a_slot_at_once() {
+    let mut engine = Engine::new(config(PolicyName::Priority, 64, 2));
+    engine.add_now(class(1, request(1, 4, 20)));
+    engine.add_now(class(2, request(2, 4, 20)));
+    engine.steps(3);
+    engine.add_now(class(0, request(3, 4, 20)));
+    let rows = engine.step();
+    assert_eq!(rows.iter().map(|row| row.request).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!((engine.state(2), engine.num_tokens(3)), ("preempted", 1));
+}
+
+#[test]
+fn a_lower_class_takes_blocks_at_once() {
+    let mut engine = Engine::new(config(PolicyName::Priority, 8, 4));
+    engine.add_now(class(1, request(1, 12, 8)));
+    engine.add_now(class(1, Request { arrival: 0.1, ..request(2, 12, 8) }));
+    engine.step();
+    engine.add_now(class(0, request(3, 14, 4)));
+    engine.step();
+    assert_eq!((engine.state(1), engine.state(2), engine.state(3)), ("running", "preempted", "running"));
+}
+
+#[test]
+fn no_more_is_preempted_than_makes_room() {
+    let settings = Config { expected_growth: 1.0, ..config(PolicyName::Priority, 15, 8) };
+    let mut engine = Engine::new(settings);
+    // Room is kept for five blocks of each.
+    for id in 0..3 {
+        engine.add_now(class(1, request(id, 5, 11)));
+    }
+    engine.step();
+    assert_eq!(engine.scheduler.stats().num_running, 3);
+    engine.add_now(class(0, request(9, 5, 11)));
+    engine.step();
+    assert_eq!(engine.scheduler.stats().num_preemptions, 1);
+    assert_eq!((engine.num_tokens(9), engine.state(2)), (1, "preempted"));
+}
+
+#[test]
+fn equal_classes_do_not_preempt() {
+    let mut engine = Engine::new(config(PolicyName::Priority, 64, 1));
+    engine.add_now(Request { ttft_target: Some(9.0), ..request(1, 4, 8) });
+    engine.steps(2);
+    engine.add_now(Request { ttft_target: Some(0.1), ..request(2, 4, 8) });
+    engine.finish();
+    assert_eq!((engine.order_of_ends(), engine.scheduler.stats().num_preemptions), (vec![1, 2], 0));
+}
+
+#[test]
+fn a_class_goes_by_arrival_without_targets() {
+    let mut engine = Engine::new(config(PolicyName::Priority, 64, 1));
+    for (id, arrival) in [(1, -1.0), (2, -3.0), (3, -2.0)] {
+        engine.add(Request { arrival, ..request(id, 4, 2) });
+    }
+    engine.add(class(-1, request(4, 4, 2)));
+    engine.finish();
+    assert_eq!(engine.order_of_ends(), [4, 2, 3, 1]);
+}
+
+#[test]
+fn a_class_goes_by_slack_with_targets() {
+    let mut engine = Engine::new(config(PolicyName::Priority, 64, 1));
+    // The one without a target stands as if it wanted its first token after ten seconds.
+    for (id, ttft_target) in [(1, None), (2, Some(20.0)), (3, Some(3.0)), (4, Some(5.0))] {
+        engine.add(Request { ttft_target, ..request(id, 4, 2) });
+    }
+    engine.finish();
+    assert_eq!(engine.order_of_ends(), [3, 4, 1, 2]);
+}
+
+#[test]
+fn slack_counts_the_prefill_before_the_first_token() {
+    let mut engine = Engine::new(config(PolicyName::Priority, 64, 1));
+    (engine.tells_seconds, engine.token_seconds) = (true, 1.0);
+    engine.add_now(request(1, 16, 4));
+    engine.finish();
+    // A second a token: the long prompt takes twenty seconds more than the short one.
+    engine.add_now(Request { ttft_target: Some(40.0), ..request(2, 4, 1) });
+    engine.add_now(Request { ttft_target: Some(50.0), ..request(3, 24, 1) });
+    engine.finish();
+    assert_eq!(engine.order_of_ends(), [1, 3, 2]);
+}
+
+#[test]
+fn what_was_preempted_goes_by_when_its_next_token_is_due() {
+    let mut engine = Engine::new(config(PolicyName::Priority, 64, 2));
+    for (id, tpot_target) in [(1, 5.0), (2, 1.0)] {
+        engine.add_now(Request { tpot_target: Some(tpot_target), ..class(1, request(id, 4, 8)) });
+    }
+    engine.steps(2);
+    for id in [3, 4] {
+        engine.add_now(request(id, 4, 4 + id as u32)); // the first ends a step before the other
+    }
+    engine.step();
+    assert_eq!((engine.state(1), engine.state(2)), ("preempted", "preempted"));
+    engine.finish();
+    assert_eq!(engine.order_of_ends(), [3, 4, 2, 1]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+
+    /// Where slots alone are short, a request's arrival displaces one of each higher class at most.
+    #[test]
+    fn nothing_is_preempted_back_and_forth(
+        max_num_seqs in 1..4_u32, arrivals in prop::collection::vec((0..3_i32, 1..12_i32, 1..12_u32, 0..4_u32), 1..40),
+    ) {
+        let mut engine = Engine::new(config(PolicyName::Priority, 256, max_num_seqs));
+        for (id, &(priority, prompt_length, max_tokens, steps)) in arrivals.iter().enumerate() {
+            engine.add_now(class(priority, request(id as u64, prompt_length, max_tokens)));
+            let running = engine.scheduler.stats().num_preemptions;
+            engine.step();
+            assert!(engine.scheduler.stats().num_preemptions - running <= u64::from(max_num_seqs));
+            engine.steps(steps);
+        }
+        engine.finish();
+        let preemptions = engine.scheduler.stats().num_preemptions;
+        assert!(preemptions <= 2 * arrivals.len() as u64, "{preemptions} preemptions by {}", arrivals.len());
+        // No step both took back and gave: a sequence that was preempted by a step has no row in it.
+        assert!(engine.scheduler.decisions().all(|decision| decision.num_running <= max_num_seqs));
+    }
+
+    /// At every step, nothing of a higher class runs while one of a lower class waits.
+    #[test]
+    fn what_runs_is_of_the_lowest_classes(
+        num_blocks in 8..24_u32, arrivals in prop::collection::vec((0..3_i32, 1..12_i32, 1..12_u32, 0..4_u32), 1..40),
+    ) {
+        let mut engine = Engine::new(config(PolicyName::Priority, num_blocks, 3));
+        for (id, &(priority, prompt_length, max_tokens, steps)) in arrivals.iter().enumerate() {
+            engine.add_now(class(priority, request(id as u64, prompt_length, max_tokens)));
+            for _ in 0..=steps {
+                engine.step();
+                let places = || arrivals[..=id].iter().enumerate().map(|(id, arrival)| (engine.state(id as u64), arrival.0));
+                let running = places().filter(|place| place.0 == "running").map(|place| place.1).max();
+                let waiting = places().filter(|place| ["waiting", "preempted"].contains(&place.0)).map(|place| place.1).min();
+                let holds = running.zip(waiting).is_none_or(|(running, waiting)| running <= waiting);
+                prop_assert!(holds, "class {running:?} runs and {waiting:?} waits");
+            }
+        }
+        engine.finish();
+    }
+}
