@@ -149,7 +149,9 @@ impl Scheduler {
             for &block in &origin.blocks {
                 self.cache.share(block);
             }
-            self.slot_copies.push((source, slot));
+            // A slot that is itself still to be copied has nothing to give.
+            let earlier = self.slot_copies.iter().find(|copy| copy.1 == source);
+            self.slot_copies.push((earlier.map_or(source, |copy| copy.0), slot));
         }
         let is_held = self.requests[request].hold.is_some();
         let is_running = slots.is_some();
