@@ -280,7 +280,7 @@ impl Scheduler {
         self.store_full_blocks(key);
     }
 
-    /// Tells the prefix cache of the blocks that have become full of known tokens.
+    /// Tells the prefix cache of a running sequence's blocks that have become full of known tokens.
     pub(super) fn store_full_blocks(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
         let num_readable = sequence.num_known().min(sequence.num_computed) as usize;
@@ -288,6 +288,7 @@ impl Scheduler {
         if !self.config.enable_prefix_caching
             || num_readable < (sequence.num_stored + 1) * block_size as usize
             || sequence.load.is_some()
+            || sequence.slot().is_none()
         {
             return;
         }
