@@ -135,18 +135,23 @@ impl Scheduler {
         any_ended
     }
 
-    /// With a free slot, the new sequence runs on the blocks of its origin; without, it waits to be computed.
+    /// With a free slot, the new sequence runs on the blocks of an origin that has computed all but its last token; else it
+    /// waits to be computed.
     pub(super) fn fork_sample(&mut self, origin: Key<Sequence>, sample: u32) -> Key<Sequence> {
         let origin = &self.sequences[origin];
         let request = origin.request;
         let mut sequence = origin.fork(sample);
-        let slots = origin.slot().and_then(|source| Some((source, self.free_slots.pop()?)));
+        // What is still to be computed has its blocks already, and they are for one sequence to write.
+        let is_computed = origin.num_uncomputed() <= 1 && origin.load.is_none();
+        let slots = origin.slot().filter(|_| is_computed).and_then(|source| Some((source, self.free_slots.pop()?)));
         if let Some((source, slot)) = slots {
             sequence.state = State::Running(slot);
             sequence.num_computed = origin.num_computed;
             sequence.num_stored = origin.num_stored;
-            sequence.blocks.extend_from_slice(&origin.blocks);
-            for &block in &origin.blocks {
+            // Blocks after these were taken for drafts.
+            let num_blocks = self.config.blocks_for(origin.num_known()) as usize;
+            sequence.blocks.extend(origin.blocks.iter().take(num_blocks));
+            for &block in &sequence.blocks {
                 self.cache.share(block);
             }
             // A slot that is itself still to be copied has nothing to give.
