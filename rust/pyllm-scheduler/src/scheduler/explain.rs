@@ -110,18 +110,29 @@ pub struct Decision {
 #[derive(Default)]
 pub(super) struct Decisions {
     ring: VecDeque<Decision>,
-    stopped: Option<Key<Sequence>>,
-    next_serial: u64,
+    last: Last,
+}
+
+/// What is known of the last decision alone.
+#[derive(Default)]
+pub(super) struct Last {
+    /// The first in the queue, if it was not admitted.
+    pub(super) stopped: Option<Key<Sequence>>,
+    /// Requests from this one on came later.
+    pub(super) next_serial: u64,
+    /// What the plan left: of its tokens, of those that prefills may have, and of the positions to sample.
+    pub(super) budget: u32,
+    pub(super) prefill_room: u32,
+    pub(super) samples: u32,
 }
 
 impl Decisions {
-    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, next_serial: u64) {
+    pub(super) fn push(&mut self, decision: Decision, last: Last) {
         if self.ring.len() == MAX_DECISIONS {
             self.ring.pop_front();
         }
         self.ring.push_back(decision);
-        self.stopped = stopped;
-        self.next_serial = next_serial;
+        self.last = last;
     }
 }
 
@@ -181,18 +192,19 @@ impl Scheduler {
 
     fn reason(&self, live: &LiveRequest, key: Key<Sequence>) -> Reason {
         let sequence = &self.sequences[key];
-        let last = self.decisions.ring.back();
+        let last = &self.decisions.last;
+        let stop = self.decisions.ring.back().and_then(|decision| decision.stop);
         match sequence.state {
             State::Held => Reason::Held,
             State::Loading => Reason::Loading,
-            _ if live.serial >= self.decisions.next_serial => Reason::New,
+            _ if live.serial >= last.next_serial => Reason::New,
             State::Running(_) if !sequence.is_plannable() => Reason::InFlight,
-            // It runs and had no row: the step's tokens went to those before it.
-            State::Running(_) => match last.and_then(|decision| decision.stop) {
-                Some(reason @ (Reason::InterTokenTarget | Reason::Samples)) => reason,
-                _ => Reason::Budget,
-            },
-            _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
+            // It runs and had no row: what it needs went to those before it.
+            State::Running(_) if last.budget == 0 => Reason::Budget,
+            State::Running(_) if sequence.num_samples > last.samples => Reason::Samples,
+            State::Running(_) if last.prefill_room == 0 => Reason::InterTokenTarget,
+            State::Running(_) => Reason::Blocks,
+            _ if last.stopped == Some(key) => stop.unwrap_or(Reason::New),
             _ if sequence.num_in_flight > 0 => Reason::InFlight,
             _ => Reason::Policy,
         }

@@ -10,7 +10,7 @@ use crate::record::Input;
 use crate::sequence::Sequence;
 use crate::swaps::Swap;
 
-use super::explain::{Decision, Reason};
+use super::explain::{self, Decision, Reason};
 use super::preemption::is_shared;
 use super::{Row, Scheduler, Step};
 
@@ -125,8 +125,13 @@ impl Scheduler {
                 num_free_blocks: self.cache.num_free(),
                 stop: planning.stop.map(|(_, reason)| reason),
             },
-            planning.stop.map(|(key, _)| key),
-            self.next_serial,
+            explain::Last {
+                stopped: planning.stop.map(|(key, _)| key),
+                next_serial: self.next_serial,
+                budget: planning.budget,
+                prefill_room: planning.prefill_room,
+                samples: planning.samples,
+            },
         );
         // Without rows a plan is still due if blocks move: an asynchronous load may overwrite what it takes out.
         if planning.rows.is_empty() && !self.cache.has_swaps() {
@@ -164,11 +169,13 @@ impl Scheduler {
                 if lag > 1 || sequence.num_samples > 1 {
                     self.lagging.push(key);
                 } else if planning.samples > 0 {
-                    let num_drafts = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
-                    if !self.make_room(key, 1 + num_drafts, planning) {
-                        break;
+                    let most = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
+                    // Nothing is preempted for drafts.
+                    let num_drafts = if self.has_room(key, 1 + most) { most } else { 0 };
+                    // Without room the rest goes on: what this plan has admitted must have its row.
+                    if self.make_room(key, 1 + num_drafts, planning) {
+                        self.plan_row(key, 1 + num_drafts, planning);
                     }
-                    self.plan_row(key, 1 + num_drafts, planning);
                 }
             }
             index += 1;
