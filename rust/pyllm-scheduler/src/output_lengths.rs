@@ -41,14 +41,14 @@ impl OutputLengths {
     }
 
     /// Output tokens that are expected after the first `length`: the mean of what those that became longer had more. A
-    /// sample longer than all before is expected to become as long again.
+    /// sample longer than all before is expected to reach the mean, or to become as long again.
     pub(crate) fn remaining(&mut self, length: u32) -> f64 {
         if length == 0 {
             return self.mean();
         }
         self.refresh();
-        let longer = self.longer[bucket(length)];
-        if longer > 0.0 { (longer - f64::from(length)).max(1.0) } else { f64::from(length) }
+        let (length, longer) = (f64::from(length), self.longer[bucket(length)]);
+        if longer > 0.0 { (longer - length).max(1.0) } else { (self.mean - length).max(length) }
     }
 
     fn refresh(&mut self) {

@@ -138,13 +138,16 @@ impl Scheduler {
         any_ended
     }
 
-    /// With a free slot, the new sequence runs on the blocks of its origin; without, it waits to be computed.
+    /// With a free slot, the new sequence runs on the blocks of an origin that has computed all but its last token; else it
+    /// waits to be computed.
     pub(super) fn fork_sample(&mut self, origin: Key<Sequence>, sample: u32) -> Key<Sequence> {
         let origin = &self.sequences[origin];
         let request = origin.request;
         let mut sequence = origin.fork(sample);
         sequence.since = self.decisions.num_made();
-        let slots = origin.slot().and_then(|source| Some((source, self.free_slots.pop()?)));
+        // What is still to be computed has its blocks already, and they are for one sequence to write.
+        let is_computed = origin.num_uncomputed() <= 1 && origin.load.is_none();
+        let slots = origin.slot().filter(|_| is_computed).and_then(|source| Some((source, self.free_slots.pop()?)));
         if let Some((source, slot)) = slots {
             sequence.state = State::Running(slot);
             sequence.num_computed = origin.num_computed;
@@ -155,7 +158,9 @@ impl Scheduler {
             for &block in &sequence.blocks {
                 self.cache.share(block);
             }
-            self.slot_copies.push((source, slot));
+            // A slot that is itself still to be copied has nothing to give.
+            let earlier = self.slot_copies.iter().find(|copy| copy.1 == source);
+            self.slot_copies.push((earlier.map_or(source, |copy| copy.0), slot));
         }
         let is_held = self.requests[request].hold.is_some();
         let is_running = slots.is_some();

@@ -160,7 +160,10 @@ impl Scheduler {
         };
         let key = match place {
             Sample::Finished => return finished,
-            Sample::Unforked => return Explanation { state: "waiting", reason: Some(Reason::Forking), ..finished },
+            Sample::Unforked => {
+                let hold = live.hold.clone();
+                return Explanation { state: "waiting", reason: Some(Reason::Forking), hold, ..finished };
+            }
             Sample::Live(key) => key,
         };
         let sequence = &self.sequences[key];

@@ -175,12 +175,15 @@ impl Scheduler {
                 if lag > 1 || sequence.num_samples > 1 {
                     self.lagging.push(key);
                 } else if planning.samples > 0 {
-                    let num_drafts = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
-                    if !self.make_room(key, 1 + num_drafts, planning) {
-                        planning.cut(Reason::Preempting);
-                        break;
+                    let most = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
+                    // Nothing is preempted for drafts.
+                    let num_drafts = if most > 0 && self.has_room(key, 1 + most) { most } else { 0 };
+                    // Without room the rest goes on: what this plan has admitted must have its row.
+                    if self.make_room(key, 1 + num_drafts, planning) {
+                        self.plan_row(key, 1 + num_drafts, planning);
+                    } else {
+                        planning.cut(Reason::Blocks);
                     }
-                    self.plan_row(key, 1 + num_drafts, planning);
                 } else {
                     planning.cut(Reason::Samples);
                 }
@@ -304,10 +307,10 @@ impl Scheduler {
         }
     }
 
-    /// Tells the prefix cache of the blocks that have become full of known tokens.
+    /// Tells the prefix cache of a running sequence's blocks that have become full of known tokens.
     pub(super) fn store_full_blocks(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
-        if !self.config.enable_prefix_caching || sequence.load.is_some() {
+        if !self.config.enable_prefix_caching || sequence.load.is_some() || sequence.slot().is_none() {
             return;
         }
         let live = &self.requests[sequence.request];

@@ -11,9 +11,10 @@ use super::planning::Planning;
 
 impl Scheduler {
     /// Preempts from the end of `running` until the blocks for the sequence's next tokens are free. False: they are not,
-    /// and if the sequence was the last it is preempted itself. What is preempted has no row in the plan: rows are made from the front.
+    /// and if the sequence was the last it is preempted itself. What is preempted has no row in the plan: rows are made
+    /// from the front.
     pub(super) fn make_room(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) -> bool {
-        while self.num_blocks_to_take(key, num_tokens) > self.cache.num_free() {
+        while !self.has_room(key, num_tokens) {
             planning.ran_out_of_blocks = true;
             let victim = *self.running.last().expect("the sequence itself is running");
             // What was admitted by this plan may have blocks coming in by it, and keeps them until the next.
@@ -89,6 +90,11 @@ impl Scheduler {
         let swap = self.config.swap_block_seconds * f64::from(num_blocks);
         // Before any prefill was measured, moving is taken to be the cheaper.
         !self.times.is_measured() || swap <= self.times.prefill_seconds(sequence.num_computed)
+    }
+
+    /// Whether the blocks for the sequence's next tokens are free.
+    pub(super) fn has_room(&self, key: Key<Sequence>, num_tokens: u32) -> bool {
+        self.num_blocks_to_take(key, num_tokens) <= self.cache.num_free()
     }
 
     fn num_blocks_to_take(&self, key: Key<Sequence>, num_tokens: u32) -> u32 {

@@ -1,122 +1,244 @@
 //! Random limits, and random calls in any order, senseless ones among them.
 
+mod change;
+mod wrong;
+
+use proptest::bool::weighted;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use proptest::sample::select;
 use pyllm_scheduler::Config;
 
 use crate::oracle::VOCABULARY;
+
+pub use change::Change;
+pub use wrong::Wrong;
+
+/// All that one world is made of.
+#[derive(Clone, Debug)]
+pub struct Case {
+    pub config: Config,
+    /// Steps that may be in flight.
+    pub depth: usize,
+    pub calls: Vec<Call>,
+    pub is_recorded: bool,
+    /// Which byte of the recording is changed for another replay, and how.
+    pub damage: (usize, u8),
+}
 
 /// One call, or one round of calls. A `pick` chooses among the requests there have been.
 #[derive(Clone, Debug)]
 pub enum Call {
     Add(Add),
-    Schedule,
-    Commit,
-    Take { client: u32 },
-    Abort { pick: usize, sample: Option<u32> },
-    Hold { pick: usize },
-    Release { pick: usize },
-    DropClient { client: u32 },
+    Schedule {
+        after: f64,
+    },
+    Commit {
+        seconds: f64,
+        positions: Positions,
+    },
+    Take {
+        client: u32,
+    },
+    Abort {
+        pick: usize,
+        sample: Option<u32>,
+    },
+    Hold {
+        pick: usize,
+    },
+    Release {
+        pick: usize,
+    },
+    DropClient {
+        client: u32,
+    },
     LoseDevice,
+    Reconfigure(Change),
+    Fork {
+        pick: usize,
+        sample: usize,
+        token: i32,
+    },
+    Propose {
+        pick: usize,
+        sample: usize,
+        drafts: Drafts,
+    },
+    /// `quarters` of what is loaded will be right.
+    OfferLoad {
+        pick: usize,
+        num_tokens: u32,
+        asynchronous: bool,
+        quarters: usize,
+    },
+    FinishLoad {
+        pick: usize,
+    },
+    Pin {
+        name: u64,
+        prompt: Prompt,
+    },
+    Unpin {
+        name: u64,
+    },
+    ResetPrefixCache,
     Wrong(Wrong),
 }
 
 #[derive(Clone, Debug)]
 pub struct Add {
     pub client: u32,
-    /// Prompts of one text start alike.
-    pub text: i32,
-    pub prompt_length: usize,
+    pub prompt: Prompt,
     /// At most; as many as may run at once.
     pub n: u32,
     pub seed: u64,
     pub max_tokens: u32,
+    /// At most.
+    pub min_tokens: u32,
     /// A share of the vocabulary: a token is a stop token if it is a multiple.
     pub stop_every: Option<usize>,
     pub arrival: i32,
-    pub tenant: bool,
-    pub salt: bool,
-    pub adapter: bool,
+    pub deadline: Option<i32>,
+    pub ttft_target: Option<f64>,
+    pub tpot_target: Option<f64>,
+    pub priority: i32,
+    pub policy_key: f64,
     /// For every sample, whether it has finished, and the tokens it has if not.
     pub resume: Option<Vec<(bool, usize)>>,
 }
 
-/// Calls that must be refused.
+/// Prompts of one text start alike.
 #[derive(Clone, Copy, Debug)]
-pub enum Wrong {
-    AddTwice { pick: usize },
-    AddInvalid { kind: usize },
-    CommitUnknown,
-    CommitOutOfOrder,
-    CommitShape { kind: usize },
-    TimeGoesBack,
-    HoldTwice { pick: usize },
-    ReleaseNotHeld { pick: usize },
-    UnknownRequest,
+pub struct Prompt {
+    pub text: i32,
+    pub length: usize,
+    pub tenant: &'static str,
+    pub salt: bool,
+    pub adapter: bool,
 }
 
-pub fn config() -> impl Strategy<Value = Config> {
-    let sizes = (1..=8_u32, 4..=24_u32, 1..=6_u32, 1..=32_u32, 8..=64_u32, any::<bool>());
-    sizes.prop_map(|(block_size, num_blocks, max_num_seqs, max_num_batched_tokens, max_model_len, caching)| Config {
-        block_size,
-        num_blocks,
-        max_num_seqs,
-        max_num_batched_tokens,
-        max_model_len,
-        vocab_size: VOCABULARY,
-        enable_prefix_caching: caching,
-        ..Config::default()
+/// What a worker gives back of a row with drafts.
+#[derive(Clone, Copy, Debug)]
+pub enum Positions {
+    All,
+    /// Up to the first draft that was wrong.
+    Accepted,
+    First,
+}
+
+/// What will come, up to `num_right` tokens of it, and then something else.
+#[derive(Clone, Copy, Debug)]
+pub struct Drafts {
+    pub num_right: usize,
+    pub num_wrong: usize,
+}
+
+pub fn case() -> impl Strategy<Value = Case> {
+    let rest = (1..=3_usize, any::<bool>(), (any::<usize>(), 1..=255_u8));
+    (config(), vec(call(), 1..150), rest).prop_map(|(config, calls, (depth, is_recorded, damage))| Case {
+        config,
+        depth,
+        calls,
+        is_recorded,
+        damage,
     })
 }
 
-pub fn calls() -> impl Strategy<Value = Vec<Call>> {
-    vec(call(), 1..150)
+fn config() -> impl Strategy<Value = Config> {
+    let sizes = (1..=8_u32, 4..=24_u32, 0..=16_u32, 1..=6_u32, 8..=64_u32, 0..12_u32);
+    let features = (any::<bool>(), any::<bool>(), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]));
+    (sizes, features, vec(change::change(), 12)).prop_map(|(sizes, features, changes)| {
+        let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, max_pinned_blocks) = sizes;
+        let (enable_prefix_caching, enable_kv_cache_events, incarnation, swap_block_seconds) = features;
+        let mut config = Config {
+            block_size,
+            num_blocks,
+            num_host_blocks,
+            max_num_seqs,
+            max_model_len,
+            vocab_size: VOCABULARY,
+            enable_prefix_caching,
+            max_pinned_blocks: max_pinned_blocks.min(num_blocks / 2),
+            enable_kv_cache_events,
+            incarnation,
+            swap_block_seconds,
+            max_num_batched_tokens: 32,
+            ..Config::default()
+        };
+        for change in &changes {
+            change.apply(&mut config);
+        }
+        config
+    })
 }
 
 fn call() -> impl Strategy<Value = Call> {
-    let pick = any::<usize>();
+    let pick = any::<usize>;
+    let offer = (pick(), 0..48_u32, any::<bool>(), prop_oneof![2 => Just(4_usize), 1 => 0..4_usize]);
+    let drafts = (0..5_usize, 0..3_usize).prop_map(|(num_right, num_wrong)| Drafts { num_right, num_wrong });
     prop_oneof![
-        8 => add().prop_map(Call::Add),
-        20 => Just(Call::Schedule),
-        16 => Just(Call::Commit),
-        3 => (0..3_u32).prop_map(|client| Call::Take { client }),
-        2 => (pick, option::of(0..5_u32)).prop_map(|(pick, sample)| Call::Abort { pick, sample }),
-        2 => pick.prop_map(|pick| Call::Hold { pick }),
-        2 => pick.prop_map(|pick| Call::Release { pick }),
+        16 => add().prop_map(Call::Add),
+        40 => select(&[0.5, 0.5, 0.0, 3.0][..]).prop_map(|after| Call::Schedule { after }),
+        32 => (seconds(), positions()).prop_map(|(seconds, positions)| Call::Commit { seconds, positions }),
+        6 => (0..3_u32).prop_map(|client| Call::Take { client }),
+        4 => (pick(), option::of(0..5_u32)).prop_map(|(pick, sample)| Call::Abort { pick, sample }),
+        4 => pick().prop_map(|pick| Call::Hold { pick }),
+        4 => pick().prop_map(|pick| Call::Release { pick }),
         1 => (0..3_u32).prop_map(|client| Call::DropClient { client }),
         1 => Just(Call::LoseDevice),
-        2 => wrong().prop_map(Call::Wrong),
+        5 => change::change().prop_map(Call::Reconfigure),
+        6 => (pick(), pick(), 0..VOCABULARY as i32).prop_map(|(pick, sample, token)| Call::Fork { pick, sample, token }),
+        8 => (pick(), pick(), drafts).prop_map(|(pick, sample, drafts)| Call::Propose { pick, sample, drafts }),
+        6 => offer.prop_map(|(pick, num_tokens, asynchronous, quarters)| {
+            Call::OfferLoad { pick, num_tokens, asynchronous, quarters }
+        }),
+        5 => pick().prop_map(|pick| Call::FinishLoad { pick }),
+        3 => (0..4_u64, prompt()).prop_map(|(name, prompt)| Call::Pin { name, prompt }),
+        2 => (0..4_u64).prop_map(|name| Call::Unpin { name }),
+        1 => Just(Call::ResetPrefixCache),
+        6 => wrong::wrong().prop_map(Call::Wrong),
     ]
 }
 
 fn add() -> impl Strategy<Value = Add> {
-    let shape = (0..3_u32, 0..2_i32, 1..40_usize, 1..=4_u32, any::<u64>(), 1..16_u32);
-    let rest = (
-        option::of(2..30_usize),
-        -3..10_i32,
-        proptest::bool::weighted(0.1),
-        proptest::bool::weighted(0.3),
-        proptest::bool::weighted(0.1),
-        option::weighted(0.2, vec((proptest::bool::weighted(0.3), 0..12_usize), 4)),
-    );
-    (shape, rest).prop_map(|(shape, (stop_every, arrival, tenant, salt, adapter, resume))| {
-        let (client, text, prompt_length, n, seed, max_tokens) = shape;
-        Add { client, text, prompt_length, n, seed, max_tokens, stop_every, arrival, tenant, salt, adapter, resume }
+    let shape = (0..3_u32, prompt(), 1..=4_u32, any::<u64>(), 1..16_u32, 0..8_u32);
+    let order = (-3..10_i32, option::weighted(0.1, 0..60_i32), -2..3_i32, -1.0..1.0_f64);
+    let targets = (option::weighted(0.2, 0.01..9.0_f64), option::weighted(0.2, 1e-6..2.0_f64));
+    let ends = (option::of(2..30_usize), option::weighted(0.2, vec((weighted(0.3), 0..12_usize), 4)));
+    (shape, order, targets, ends).prop_map(|(shape, order, (ttft_target, tpot_target), (stop_every, resume))| {
+        let (client, prompt, n, seed, max_tokens, min_tokens) = shape;
+        let (arrival, deadline, priority, policy_key) = order;
+        Add {
+            client,
+            prompt,
+            n,
+            seed,
+            max_tokens,
+            min_tokens,
+            stop_every,
+            arrival,
+            deadline,
+            ttft_target,
+            tpot_target,
+            priority,
+            policy_key,
+            resume,
+        }
     })
 }
 
-fn wrong() -> impl Strategy<Value = Wrong> {
-    let pick = any::<usize>();
-    prop_oneof![
-        pick.prop_map(|pick| Wrong::AddTwice { pick }),
-        (0..10_usize).prop_map(|kind| Wrong::AddInvalid { kind }),
-        Just(Wrong::CommitUnknown),
-        Just(Wrong::CommitOutOfOrder),
-        (0..5_usize).prop_map(|kind| Wrong::CommitShape { kind }),
-        Just(Wrong::TimeGoesBack),
-        pick.prop_map(|pick| Wrong::HoldTwice { pick }),
-        pick.prop_map(|pick| Wrong::ReleaseNotHeld { pick }),
-        Just(Wrong::UnknownRequest),
-    ]
+fn prompt() -> impl Strategy<Value = Prompt> {
+    let tenants = select(&["", "", "", "", "one", "two"][..]);
+    (0..2_i32, 1..40_usize, tenants, weighted(0.2), weighted(0.1))
+        .prop_map(|(text, length, tenant, salt, adapter)| Prompt { text, length, tenant, salt, adapter })
+}
+
+fn seconds() -> impl Strategy<Value = f64> {
+    select(&[0.0, 1e-6, 1e-3, 0.25, 1e3, -1.0, f64::NAN][..])
+}
+
+fn positions() -> impl Strategy<Value = Positions> {
+    select(&[Positions::All, Positions::All, Positions::Accepted, Positions::First][..])
 }

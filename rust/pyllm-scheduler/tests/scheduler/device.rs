@@ -3,6 +3,8 @@
 
 use std::collections::BTreeSet;
 
+use pyllm_scheduler::{Config, LoadId};
+
 use crate::oracle::Prefix;
 use crate::sections::Sections;
 
@@ -12,19 +14,23 @@ struct Content {
     position: usize,
     token: i32,
     prefix: Prefix, // up to this token, itself included
+    /// The load that did not bring it, or did not bring something it was computed from.
+    spoilt: Option<LoadId>,
 }
+
+type Block = Vec<Option<Content>>;
 
 #[derive(Clone, Default)]
 struct Slot {
-    request: Vec<u8>, // the sampling bytes it was initialised with
-    root: Option<Prefix>,
+    request: Option<Vec<u8>>, // the sampling bytes it was initialised with
     table: Vec<Option<usize>>,
     last_sampled: Option<i32>,
 }
 
 pub struct Device {
     block_size: usize,
-    blocks: Vec<Vec<Option<Content>>>,
+    blocks: Vec<Block>,
+    host: Vec<Block>,
     slots: Vec<Slot>,
 }
 
@@ -32,30 +38,75 @@ pub struct Device {
 pub struct Row {
     pub request: Vec<u8>,
     pub context: Vec<i32>, // read through the block table, this step's tokens included
+    pub blocks: BTreeSet<usize>,
+    pub num_tokens: usize,
+    /// Tokens after the first that was sampled at.
+    pub num_drafts: usize,
     pub uniforms: Vec<f32>,
     pub sampled: Vec<i32>,
+    pub spoilt: Option<LoadId>,
+}
+
+/// Keys and values from outside: those of `tokens` from `first_token` on.
+#[derive(Clone)]
+pub struct Loaded {
+    pub id: LoadId,
+    pub blocks: Vec<usize>,
+    pub first_token: usize,
+    pub tokens: Vec<i32>, // from the first of the prompt on
+    pub root: Prefix,
+    /// How many come as they should.
+    pub num_right: usize,
 }
 
 impl Device {
-    pub fn new(block_size: usize, num_blocks: usize, num_slots: usize) -> Self {
-        Self { block_size, blocks: vec![vec![None; block_size]; num_blocks], slots: vec![Slot::default(); num_slots] }
+    pub fn new(config: &Config) -> Self {
+        let block_size = config.block_size as usize;
+        let blocks = |number: u32| vec![vec![None; block_size]; number as usize];
+        Self {
+            block_size,
+            blocks: blocks(config.num_blocks),
+            host: blocks(config.num_host_blocks),
+            slots: vec![Slot::default(); config.max_num_seqs as usize],
+        }
     }
 
-    /// `root` gives the prefix that a request starts from, by its sampling bytes.
-    pub fn execute(&mut self, plan: &Sections, root: impl Fn(&[u8]) -> Prefix) -> Vec<Row> {
-        self.apply_changes(plan, root);
-        self.write(plan);
-        let rows = self.attend_and_sample(plan);
+    /// `root` gives the prefix that a request starts from, by its sampling bytes, with the weights of this step.
+    pub fn execute(&mut self, plan: &Sections, loads: &[Loaded], root: impl Fn(&[u8]) -> Prefix) -> Vec<Row> {
+        self.apply_changes(plan);
+        self.swap(plan);
+        self.copy_blocks(plan);
+        for load in loads {
+            self.load(load);
+        }
+        self.write(plan, &root);
+        let rows = self.attend_and_sample(plan, &root);
         for (&slot, row) in plan.ints("slots").iter().zip(&rows) {
-            // After a fork every sample knows its token, so nobody may ask for it.
-            if let [token] = row.sampled[..] {
-                self.slots[slot as usize].last_sampled = Some(token);
-            }
+            // After several every sample knows its token, so nobody may ask for it.
+            self.slots[slot as usize].last_sampled = match row.sampled[..] {
+                [] => self.slots[slot as usize].last_sampled,
+                [token] => Some(token),
+                _ => None,
+            };
         }
         rows
     }
 
-    fn apply_changes(&mut self, plan: &Sections, root: impl Fn(&[u8]) -> Prefix) {
+    pub fn load(&mut self, load: &Loaded) {
+        let mut prefix = load.root;
+        for (position, &token) in load.tokens.iter().enumerate() {
+            prefix = prefix.then(token);
+            let Some(index) = position.checked_sub(load.first_token) else { continue };
+            let content = if index < load.num_right {
+                Content { position, token, prefix, spoilt: None }
+            } else {
+                Content { position, token: 0, prefix, spoilt: Some(load.id) }
+            };
+            self.blocks[load.blocks[index / self.block_size]][index % self.block_size] = Some(content);
+        }
+    }
+
+    fn apply_changes(&mut self, plan: &Sections) {
         let copies = plan.pairs("slot_copies");
         assert_distinct("slot copies' destinations", copies.iter().map(|copy| copy.1));
         let sources: Vec<Slot> = copies.iter().map(|&(source, _)| self.slots[source].clone()).collect();
@@ -64,8 +115,7 @@ impl Device {
         }
         assert_distinct("initialised slots", plan.slot_inits().iter().map(|init| init.0));
         for (slot, request) in plan.slot_inits() {
-            let root = Some(root(request));
-            self.slots[slot] = Slot { request: request.to_vec(), root, ..Slot::default() };
+            self.slots[slot] = Slot { request: Some(request.to_vec()), ..Slot::default() };
         }
         let changes = plan.ints("table_slots").iter().zip(plan.ints("table_indices")).zip(plan.ints("table_blocks"));
         for ((&slot, &index), &block) in changes {
@@ -73,6 +123,24 @@ impl Device {
             table.resize(table.len().max(index + 1), None);
             table[index] = Some(block as usize);
         }
+    }
+
+    fn swap(&mut self, plan: &Sections) {
+        let swaps = plan.swaps();
+        assert!(swaps.is_sorted_by_key(|swap| swap.from_host), "what goes out goes before what comes in");
+        let written = |from_host| swaps.iter().filter(move |swap| swap.from_host == from_host);
+        assert_distinct("host blocks written", written(false).map(|swap| swap.host));
+        assert_distinct("blocks swapped in", written(true).map(|swap| swap.block));
+        for swap in &swaps {
+            if swap.from_host {
+                self.blocks[swap.block].clone_from(&self.host[swap.host]);
+            } else {
+                self.host[swap.host].clone_from(&self.blocks[swap.block]);
+            }
+        }
+    }
+
+    fn copy_blocks(&mut self, plan: &Sections) {
         let copies = plan.pairs("block_copies");
         assert_distinct("block copies' destinations", copies.iter().map(|copy| copy.1));
         for &(source, destination) in &copies {
@@ -83,7 +151,7 @@ impl Device {
     }
 
     /// Every row writes before any row reads, as each layer of a model does.
-    fn write(&mut self, plan: &Sections) {
+    fn write(&mut self, plan: &Sections, root: &impl Fn(&[u8]) -> Prefix) {
         assert_distinct("written places", plan.ints("slot_mapping").iter().map(|&place| place as usize));
         assert_distinct("slots", plan.ints("slots").iter().map(|&slot| slot as usize));
         let rows = plan.ints("slots").iter().zip(plan.ranges("query_starts"));
@@ -93,8 +161,9 @@ impl Device {
             let (start, end) = (length as usize - range.len(), length as usize);
             let mut prefix = match start.checked_sub(1) {
                 Some(before) => self.read(&slot, before).prefix,
-                None => slot.root.expect("the slot was initialised"),
+                None => root(slot.request()),
             };
+            let spoilt = (0..start).find_map(|position| self.read(&slot, position).spoilt);
             for (position, index) in (start..end).zip(range) {
                 let token = match plan.ints("tokens")[index] {
                     -1 => slot.last_sampled.expect("the slot has sampled a token that no one knows yet"),
@@ -105,31 +174,48 @@ impl Device {
                 let block = slot.table[position / self.block_size].expect("the place is in the block table");
                 let offset = position % self.block_size;
                 assert_eq!(plan.ints("slot_mapping")[index] as usize, block * self.block_size + offset);
-                self.blocks[block][offset] = Some(Content { position, token, prefix });
+                self.blocks[block][offset] = Some(Content { position, token, prefix, spoilt });
             }
         }
     }
 
-    fn attend_and_sample(&self, plan: &Sections) -> Vec<Row> {
+    fn attend_and_sample(&self, plan: &Sections, root: &impl Fn(&[u8]) -> Prefix) -> Vec<Row> {
         let queries = plan.ranges("query_starts").into_iter().zip(plan.ranges("sampled_starts"));
         let rows = plan.ints("slots").iter().zip(plan.ints("sequence_lengths")).zip(queries);
         let rows = rows.map(|((&slot, &length), (query, sampled))| {
-            let slot = &self.slots[slot as usize];
-            let mut prefix = slot.root.expect("the slot was initialised");
-            let context: Vec<i32> = (0..length as usize)
-                .map(|position| {
-                    let content = self.read(slot, position);
-                    prefix = prefix.then(content.token);
-                    assert_eq!(content.prefix, prefix, "position {position} holds another sequence's content");
-                    content.token
-                })
-                .collect();
-            for &row in &plan.ints("logits_rows")[sampled.clone()] {
-                assert_eq!(row as usize, query.end - 1, "logits are wanted of a row's last token");
+            let (slot, length) = (&self.slots[slot as usize], length as usize);
+            let mut prefix = root(slot.request());
+            let mut prefixes = Vec::with_capacity(length);
+            let mut spoilt = None;
+            let mut context = Vec::with_capacity(length);
+            for position in 0..length {
+                let content = self.read(slot, position);
+                spoilt = spoilt.or(content.spoilt);
+                prefix = prefix.then(content.token);
+                let is_own = content.prefix == prefix || spoilt.is_some();
+                assert!(is_own, "position {position} holds another sequence's content, or that of other weights");
+                context.push(content.token);
+                prefixes.push(prefix);
             }
+            let logits_rows: Vec<_> =
+                plan.ints("logits_rows")[sampled.clone()].iter().map(|&row| row as usize).collect();
+            let num_drafts = logits_rows.first().map_or(0, |first| query.end - 1 - first);
+            let is_of_last = logits_rows.iter().all(|&row| row == query.end - 1);
+            let is_of_drafts = logits_rows.iter().copied().eq(query.end - 1 - num_drafts..query.end);
+            assert!(is_of_last || is_of_drafts, "logits are wanted of a row's last token, or of each draft as well");
             let uniforms = plan.uniforms[sampled].to_vec();
-            let sampled = uniforms.iter().map(|&uniform| prefix.next_token(uniform)).collect();
-            Row { request: slot.request.clone(), context, uniforms, sampled }
+            let positions = logits_rows.iter().map(|row| length + row - query.end);
+            let sampled = positions.zip(&uniforms).map(|(position, &uniform)| prefixes[position].next_token(uniform));
+            Row {
+                request: slot.request().to_vec(),
+                blocks: slot.table[..length.div_ceil(self.block_size)].iter().copied().flatten().collect(),
+                num_tokens: query.len(),
+                num_drafts,
+                sampled: sampled.collect(),
+                context,
+                uniforms,
+                spoilt,
+            }
         });
         rows.collect()
     }
@@ -139,6 +225,12 @@ impl Device {
         let content = self.blocks[block][position % self.block_size].expect("the place was written");
         assert_eq!(content.position, position);
         content
+    }
+}
+
+impl Slot {
+    fn request(&self) -> &[u8] {
+        self.request.as_deref().expect("the slot was initialised")
     }
 }
 

@@ -7,5 +7,6 @@ mod properties;
 mod world;
 mod calls;
 mod device;
+mod names;
 mod oracle;
 mod sections;

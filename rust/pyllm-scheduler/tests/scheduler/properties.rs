@@ -1,5 +1,5 @@
 //! Any sequence of calls, on small pools and several steps deep: every row reads its own prefix, every request ends with
-//! the tokens that it alone decides, the books add up, and nothing is left.
+//! the tokens that it alone decides, the books add up, nothing starves, and nothing is left.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,60 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::calls::{calls, config};
-use crate::world::World;
+use crate::calls::case;
+use crate::world;
 
-const CORNERS: [&str; 12] = [
+const CORNERS: [&str; 49] = [
     "aborts with tokens in flight",
+    "accepted drafts",
     "block copies",
+    "damaged recordings that are refused",
+    "deadlines",
     "evictions",
+    "failed loads",
+    "forks by call",
     "forks without a slot",
+    "hits foreseen",
     "hits within a step",
+    "loads that requests wait for",
+    "loads within a step",
     "merged deltas",
+    "other policies while requests wait",
+    "other weights while requests run",
+    "pinned blocks",
+    "pins",
+    "pins beyond the quota",
     "preemptions",
+    "preemptions by priority",
+    "preemptions by size",
+    "preemptions to be computed anew",
+    "preemptions to the host",
     "prefills beside decodes",
     "prefix hits",
+    "prefix hits on the host",
     "refused calls",
+    "rejected drafts",
+    "replays",
+    "rows on failed loads",
     "slot copies",
+    "steps that only swap",
+    "swaps in",
+    "swaps out",
     "tokens in flight",
+    // Reasons, by their names.
+    "blocks",
+    "budget",
+    "forking",
+    "growth",
+    "held",
+    "in_flight",
+    "inter_token_target",
+    "loading",
+    "policy",
+    "preempting",
+    "samples",
+    "slots",
+    "watermark",
 ];
 
 proptest! {
@@ -30,14 +68,8 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_sequence_of_calls_gives_every_request_its_own_tokens(
-        config in config(), depth in 1..=3_usize, calls in calls(),
-    ) {
-        let mut world = World::new(config, depth);
-        for call in &calls {
-            world.call(call);
-        }
-        world.finish();
+    fn any_sequence_of_calls_gives_every_request_its_own_tokens(case in case()) {
+        world::run(&case);
     }
 }
 
@@ -46,15 +78,9 @@ proptest! {
 fn the_cases_reach_every_corner() {
     let mut runner = TestRunner::deterministic();
     let mut total = BTreeMap::new();
-    for _ in 0..100 {
-        let case = (config(), 1..=3_usize, calls()).new_tree(&mut runner).expect("a case");
-        let (config, depth, calls) = case.current();
-        let mut world = World::new(config, depth);
-        for call in &calls {
-            world.call(call);
-        }
-        world.finish();
-        for (what, times) in world.seen {
+    for _ in 0..200 {
+        let case = case().new_tree(&mut runner).expect("a case").current();
+        for (what, times) in world::run(&case) {
             *total.entry(what).or_default() += times;
         }
     }

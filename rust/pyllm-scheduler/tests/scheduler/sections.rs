@@ -10,6 +10,13 @@ pub struct Sections {
     sampling: Vec<u8>,
 }
 
+/// One copy of a block between the device and the host.
+pub struct Swap {
+    pub from_host: bool,
+    pub block: usize,
+    pub host: usize,
+}
+
 impl Sections {
     pub fn new(plan: &Plan) -> Self {
         let mut sections = Self { ints: HashMap::new(), uniforms: Vec::new(), sampling: Vec::new() };
@@ -43,6 +50,11 @@ impl Sections {
 
     pub fn pairs(&self, name: &str) -> Vec<(usize, usize)> {
         self.ints(name).chunks_exact(2).map(|pair| (pair[0] as usize, pair[1] as usize)).collect()
+    }
+
+    pub fn swaps(&self) -> Vec<Swap> {
+        let swaps = self.ints("swaps").chunks_exact(3);
+        swaps.map(|swap| Swap { from_host: swap[0] == 1, block: swap[1] as usize, host: swap[2] as usize }).collect()
     }
 
     /// The initialised slots, each with its request's sampling bytes.

@@ -1,9 +1,9 @@
 //! Calls that must be refused, for the right reason, and change nothing.
 
-use pyllm_scheduler::{ClientId, Error, Output, Request, RequestId, StepId};
+use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId, replay};
 
 use super::World;
-use crate::calls::Wrong;
+use crate::calls::{Positions, Wrong};
 
 type Refused = Result<(), Error>;
 
@@ -20,7 +20,14 @@ impl World {
             Wrong::TimeGoesBack => self.time_goes_back(),
             Wrong::HoldTwice { pick } => self.hold_twice(pick),
             Wrong::ReleaseNotHeld { pick } => self.release_not_held(pick),
-            Wrong::UnknownRequest => Some(self.unknown_request()),
+            Wrong::UnknownRequest { kind } => Some(self.unknown_request(kind)),
+            Wrong::FixedSetting { kind } => Some(self.fixed_setting(kind)),
+            Wrong::BadSetting { kind } => Some(self.bad_setting(kind)),
+            Wrong::BadToken { kind } => self.bad_token(kind),
+            Wrong::UnknownSample { pick, kind } => self.unknown_sample(pick, kind),
+            Wrong::UnknownLoad => Some(self.unknown_load()),
+            Wrong::WithoutPrefixCaching { pick, kind } => self.without_prefix_caching(pick, kind),
+            Wrong::RecordingLate => self.recording_late(),
         };
         let Some(result) = result else { return };
         let error = result.expect_err("the call is wrong");
@@ -32,7 +39,7 @@ impl World {
     fn add_twice(&mut self, pick: usize) -> Option<Refused> {
         let index = self.pick(pick)?;
         let known = &self.requests[index];
-        if known.dropped || known.samples.iter().all(|sample| sample.finished) {
+        if !known.is_live() {
             return None;
         }
         let again = self.scheduler.add(Request { outputs: Vec::new(), ..known.request.clone() });
@@ -53,6 +60,11 @@ impl World {
             6 => Request { outputs: vec![output(0, false); 2], ..valid },
             7 => Request { outputs: vec![output(2, false)], ..valid },
             8 => Request { prompt: vec![1, self.config.vocab_size as i32], ..valid },
+            9 => Request { min_tokens: 3, ..valid },
+            10 => Request { deadline: Some(f64::INFINITY), ..valid },
+            11 => Request { ttft_target: Some(0.0), ..valid },
+            12 => Request { tpot_target: Some(-1.0), ..valid },
+            13 => Request { policy_key: f64::NAN, ..valid },
             _ => Request { outputs: vec![Output { tokens: vec![i32::MAX], finished: false }], ..valid },
         });
         assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
@@ -71,19 +83,21 @@ impl World {
         if oldest.step == newest.step {
             return None;
         }
-        let result = self.scheduler.commit(newest.step, &newest.starts, &newest.tokens, 0.0).map(drop);
+        let (starts, tokens) = newest.result(Positions::All);
+        let result = self.scheduler.commit(newest.step, &starts, &tokens, 0.0).map(drop);
         assert_eq!(result, Err(Error::OutOfOrder { step: newest.step, oldest: oldest.step }));
         Some(result)
     }
 
     fn commit_shape(&mut self, kind: usize) -> Option<Refused> {
         let oldest = self.in_flight.front()?;
-        let (mut starts, mut tokens) = (oldest.starts.clone(), oldest.tokens.clone());
+        let (mut starts, mut tokens) = oldest.result(Positions::All);
         match kind {
             0 => starts.clear(),
             1 => starts.push(tokens.len() as i32),
             2 => tokens.push(1),
             3 => starts[0] = i32::MIN,
+            4 if starts.len() > 2 => starts[1] = i32::MAX,
             _ if tokens.is_empty() => return None,
             _ => tokens[0] = -1,
         }
@@ -93,8 +107,7 @@ impl World {
     }
 
     fn time_goes_back(&mut self) -> Option<Refused> {
-        let has_begun = self.now > 0.0;
-        has_begun.then(|| {
+        (self.num_schedules > 0).then(|| {
             let not_a_time = self.scheduler.schedule(f64::NAN);
             assert!(matches!(not_a_time, Err(Error::Time { .. })));
             self.scheduler.schedule(self.now - 1.0).map(drop)
@@ -102,24 +115,132 @@ impl World {
     }
 
     fn hold_twice(&mut self, pick: usize) -> Option<Refused> {
-        let index = self.pick(pick).filter(|&index| self.requests[index].held)?;
+        let index = self.pick(pick).filter(|&index| self.requests[index].is_held)?;
         let request = &self.requests[index].request;
         Some(self.scheduler.hold(request.client, request.id, "again"))
     }
 
     fn release_not_held(&mut self, pick: usize) -> Option<Refused> {
-        let index = self.pick(pick).filter(|&index| !self.requests[index].held)?;
+        let index = self.pick(pick).filter(|&index| !self.requests[index].is_held)?;
         let request = &self.requests[index].request;
         Some(self.scheduler.release(request.client, request.id))
     }
 
-    fn unknown_request(&mut self) -> Refused {
+    fn unknown_request(&mut self, kind: usize) -> Refused {
         let (client, request) = (ClientId(9), RequestId(9));
         assert!(!self.scheduler.abort(client, request, None));
         self.scheduler.drop_client(client);
         assert!(self.scheduler.take_deltas(client).is_none());
-        let result = self.scheduler.hold(client, request, "unknown");
+        let result = match kind {
+            0 => self.scheduler.hold(client, request, "unknown"),
+            1 => self.scheduler.release(client, request),
+            2 => self.scheduler.propose(client, request, 0, &[1]),
+            3 => self.scheduler.fork(client, request, 0, 1).map(drop),
+            4 => self.scheduler.explain(client, request).map(drop),
+            _ if self.config.enable_prefix_caching => self.scheduler.offer_load(client, request, 1, true),
+            _ => self.scheduler.hold(client, request, "unknown"),
+        };
         assert_eq!(result, Err(Error::UnknownRequest { client, request }));
         result
+    }
+
+    fn fixed_setting(&mut self, kind: usize) -> Refused {
+        let Config { block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, .. } = self.config;
+        let Config { enable_prefix_caching, enable_kv_cache_events, incarnation, .. } = self.config;
+        let config = self.config.clone();
+        let other = match kind {
+            0 => Config { block_size: block_size + 1, ..config },
+            1 => Config { num_blocks: num_blocks + 1, ..config },
+            2 => Config { num_host_blocks: num_host_blocks + 1, ..config },
+            3 => Config { max_num_seqs: max_num_seqs + 1, ..config },
+            4 => Config { max_model_len: max_model_len + 1, ..config },
+            5 => Config { vocab_size: 1, ..config },
+            6 => Config { enable_prefix_caching: !enable_prefix_caching, ..config },
+            7 => Config { max_pinned_blocks: num_blocks - 1, ..config },
+            8 => Config { enable_kv_cache_events: !enable_kv_cache_events, ..config },
+            9 => Config { incarnation: !incarnation, ..config },
+            _ => Config { swap_block_seconds: 0.5, ..config },
+        };
+        // Nor does what else it asks for come to be.
+        let result = self.scheduler.reconfigure(Config { weights_version: "another".to_owned(), ..other });
+        assert!(matches!(result, Err(Error::Fixed { .. })), "{result:?}");
+        assert_eq!(self.scheduler.config(), &self.config);
+        result
+    }
+
+    fn bad_setting(&mut self, kind: usize) -> Refused {
+        let config = self.config.clone();
+        let result = self.scheduler.reconfigure(match kind {
+            0 => Config { max_num_batched_tokens: 0, ..config },
+            1 => Config { inter_token_target: f64::NAN, ..config },
+            2 => Config { watermark: 1.0, ..config },
+            3 => Config { expected_growth: -0.5, ..config },
+            4 => Config { tenant_weights: [("one".to_owned(), 0)].into(), ..config },
+            5 => Config { tenant_weights: [("one".to_owned(), Config::MAX_TENANT_WEIGHT + 1)].into(), ..config },
+            _ => Config { inter_token_target: f64::INFINITY, ..config },
+        });
+        assert!(matches!(result, Err(Error::Config(_))), "{result:?}");
+        assert_eq!(self.scheduler.config(), &self.config);
+        result
+    }
+
+    fn bad_token(&mut self, kind: usize) -> Option<Refused> {
+        let token = self.config.vocab_size as i32;
+        if kind == 0 {
+            let of = Request { prompt: vec![0, token], ..Request::default() };
+            return self.config.enable_prefix_caching.then(|| self.scheduler.pin(9, &of).map(drop));
+        }
+        for client in 0..3 {
+            self.take(client);
+        }
+        let goes_on = |sample: &super::requests::KnownSample| !sample.is_finished && !sample.received.is_empty();
+        let mut live = self.requests.iter().filter(|known| !known.is_dropped);
+        let (known, sample) = live.find_map(|known| Some((known, known.samples.iter().position(goes_on)?)))?;
+        let (client, id, sample) = (known.request.client, known.request.id, sample as u32);
+        let result = match kind {
+            1 => self.scheduler.propose(client, id, sample, &[0, -1]),
+            _ => self.scheduler.fork(client, id, sample, token).map(drop),
+        };
+        assert!(matches!(result, Err(Error::Request(_))), "{result:?}");
+        Some(result)
+    }
+
+    fn unknown_sample(&mut self, pick: usize, kind: usize) -> Option<Refused> {
+        let index = self.pick(pick).filter(|&index| self.requests[index].is_live())?;
+        let (client, id) = self.name(index);
+        let sample = self.requests[index].samples.len() as u32;
+        let result = match kind {
+            0 => self.scheduler.propose(client, id, sample, &[1]),
+            _ => self.scheduler.fork(client, id, u32::MAX, 1).map(drop),
+        };
+        assert!(matches!(result, Err(Error::Sample { .. })), "{result:?}");
+        assert!(!self.scheduler.abort(client, id, Some(u32::MAX)));
+        Some(result)
+    }
+
+    fn unknown_load(&mut self) -> Refused {
+        let load = LoadId(1 << 40);
+        let result = self.scheduler.finish_load(load, 0);
+        assert_eq!(result, Err(Error::UnknownLoad { load }));
+        result
+    }
+
+    fn without_prefix_caching(&mut self, pick: usize, kind: usize) -> Option<Refused> {
+        if self.config.enable_prefix_caching {
+            return None;
+        }
+        let index = self.pick(pick)?;
+        let (client, id) = self.name(index);
+        let result = match kind {
+            0 => self.scheduler.offer_load(client, id, 4, true),
+            _ => self.scheduler.pin(0, &self.requests[index].request.clone()).map(drop),
+        };
+        assert!(matches!(result, Err(Error::Disabled { .. })), "{result:?}");
+        Some(result)
+    }
+
+    fn recording_late(&mut self) -> Option<Refused> {
+        assert!(matches!(replay(b"no recording"), Err(Error::Replay { .. })));
+        (self.num_schedules > 0).then(|| self.scheduler.start_recording())
     }
 }

@@ -1,0 +1,64 @@
+//! Continuations that a client chooses: forks, and drafts right and wrong.
+
+use pyllm_scheduler::{ClientId, Error, RequestId};
+
+use super::World;
+use super::requests::KnownSample;
+use crate::calls::Drafts;
+use crate::oracle::VOCABULARY;
+
+impl World {
+    pub(super) fn fork(&mut self, pick: usize, sample: usize, token: i32) {
+        let Some((index, sample)) = self.pick_sample(pick, sample) else { return };
+        let (client, id) = self.name(index);
+        let result = self.scheduler.fork(client, id, sample, token);
+        let known = &mut self.requests[index];
+        let may_wait = !self.in_flight.is_empty();
+        match result {
+            Ok(new) => {
+                assert!(known.is_live() && new as usize == known.samples.len());
+                let mut given = known.samples[sample as usize].received.clone();
+                *given.last_mut().expect("it has a last token") = token;
+                self.added_tokens += (known.request.prompt.len() + given.len()) as u64;
+                known.samples.push(KnownSample::new(&known.request, new, &given, &self.config));
+                self.saw("forks by call", 1);
+            }
+            Err(error) => self.check_refusal(index, sample, &error, may_wait),
+        }
+    }
+
+    pub(super) fn propose(&mut self, pick: usize, sample: usize, drafts: Drafts) {
+        let Some((index, sample)) = self.pick_sample(pick, sample) else { return };
+        let (client, id) = self.name(index);
+        let known = &self.requests[index].samples[sample as usize];
+        let mut tokens: Vec<i32> = known.expected[known.received.len()..].to_vec();
+        tokens.truncate(drafts.num_right);
+        let wrong = known.expected.get(known.received.len() + tokens.len()).map_or(0, |next| next + 1);
+        tokens.extend((0..drafts.num_wrong as i32).map(|more| (wrong + more) % VOCABULARY as i32));
+        match self.scheduler.propose(client, id, sample, &tokens) {
+            Ok(()) => assert!(self.requests[index].is_live()),
+            Err(error) => self.check_refusal(index, sample, &error, !self.in_flight.is_empty()),
+        }
+    }
+
+    /// Only what has no last token, or may have one in flight, is refused.
+    fn check_refusal(&self, index: usize, sample: u32, error: &Error, may_wait: bool) {
+        let known = &self.requests[index];
+        let one = &known.samples[sample as usize];
+        match error {
+            Error::UnknownRequest { .. } => assert!(!known.is_live()),
+            Error::Sample { .. } => assert!(may_wait || one.is_finished || one.received.is_empty(), "{error}"),
+            other => panic!("{other}"),
+        }
+    }
+
+    fn pick_sample(&mut self, pick: usize, sample: usize) -> Option<(usize, u32)> {
+        let index = self.pick(pick)?;
+        Some((index, (sample % self.requests[index].samples.len()) as u32))
+    }
+
+    pub(super) fn name(&self, index: usize) -> (ClientId, RequestId) {
+        let request = &self.requests[index].request;
+        (request.client, request.id)
+    }
+}

@@ -1,0 +1,106 @@
+//! Keys and values from outside: offered, brought into the device's blocks or not, and reported.
+
+use pyllm_scheduler::{Error, LoadId, StepId};
+
+use super::World;
+use crate::device::Loaded;
+use crate::oracle::Prefix;
+
+/// A load that the scheduler has called for.
+pub(super) struct Pending {
+    pub(super) loaded: Loaded,
+    pub(super) step: Option<StepId>,
+    has_begun: bool,
+}
+
+impl Pending {
+    fn num_tokens(&self) -> usize {
+        self.loaded.tokens.len() - self.loaded.first_token
+    }
+
+    fn fails(&self) -> bool {
+        self.loaded.num_right < self.num_tokens()
+    }
+}
+
+impl World {
+    pub(super) fn offer_load(&mut self, pick: usize, num_tokens: u32, asynchronous: bool, quarters: usize) {
+        let Some(index) = self.pick(pick) else { return };
+        let (client, id) = self.name(index);
+        let result = self.scheduler.offer_load(client, id, num_tokens, asynchronous);
+        let known = &mut self.requests[index];
+        match result {
+            Ok(()) => {
+                assert!(self.config.enable_prefix_caching && known.is_live());
+                known.offer = Some(quarters);
+            }
+            Err(Error::Disabled { .. }) => assert!(!self.config.enable_prefix_caching),
+            Err(Error::UnknownRequest { .. }) => assert!(!known.is_live()),
+            Err(Error::TooLate { .. }) => assert!(self.num_schedules > known.num_schedules),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Learns what the scheduler wants loaded.
+    pub(super) fn take_loads(&mut self) {
+        for load in self.scheduler.take_loads() {
+            let known = &self.requests[load.request.0 as usize];
+            assert!(known.request.client == load.client && !known.is_held && !known.is_dropped);
+            let live = known.samples.iter().find(|sample| !sample.is_finished).expect("it goes on");
+            let end = (load.first_token + load.num_tokens) as usize;
+            let tokens = known.request.prompt.iter().chain(&live.expected).take(end);
+            let quarters = known.offer.expect("it was offered");
+            let loaded = Loaded {
+                id: load.id,
+                blocks: load.blocks.iter().map(|block| block.0 as usize).collect(),
+                first_token: load.first_token as usize,
+                tokens: tokens.copied().collect(),
+                root: Prefix::empty(&known.request, &self.config.weights_version),
+                num_right: load.num_tokens as usize * quarters / 4,
+            };
+            let whole_blocks = load.num_tokens == load.blocks.len() as u32 * self.config.block_size;
+            assert!(whole_blocks && loaded.tokens.len() == end && load.num_tokens > 0);
+            let what = if load.step.is_none() { "loads that requests wait for" } else { "loads within a step" };
+            self.saw(what, 1);
+            self.loads.insert(load.id, Pending { loaded, step: load.step, has_begun: false });
+        }
+    }
+
+    /// The loads that requests wait for begin once the plan that called for them is executed, which may take out what
+    /// their blocks hold. From now on that is neither what it was nor what it will be.
+    pub(super) fn begin_loads(&mut self) {
+        for pending in self.loads.values_mut().filter(|pending| pending.step.is_none() && !pending.has_begun) {
+            pending.has_begun = true;
+            self.device.load(&Loaded { num_right: 0, ..pending.loaded.clone() });
+        }
+    }
+
+    pub(super) fn loads_of(&self, step: StepId) -> Vec<Loaded> {
+        let pending = self.loads.values().filter(|pending| pending.step == Some(step));
+        pending.map(|pending| pending.loaded.clone()).collect()
+    }
+
+    pub(super) fn finish_load(&mut self, pick: usize) {
+        let Some(place) = pick.checked_rem(self.loads.len()) else { return };
+        let load = *self.loads.keys().nth(place).expect("there are as many");
+        self.report(load);
+    }
+
+    /// What a step could not load is known before the step is committed.
+    pub(super) fn report_failures(&mut self, step: StepId) {
+        let of_step = self.loads.iter().filter(|(_, pending)| pending.step == Some(step) && pending.fails());
+        for load in of_step.map(|(&load, _)| load).collect::<Vec<_>>() {
+            self.report(load);
+        }
+    }
+
+    fn report(&mut self, load: LoadId) {
+        let Some(pending) = self.loads.remove(&load) else { return };
+        if pending.step.is_none() {
+            self.device.load(&pending.loaded);
+        }
+        let num_right = pending.loaded.num_right as u32;
+        assert_eq!(self.scheduler.finish_load(load, num_right), Ok(()));
+        assert_eq!(self.scheduler.finish_load(load, num_right), Err(Error::UnknownLoad { load }));
+    }
+}

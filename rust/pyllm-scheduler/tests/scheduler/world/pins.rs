@@ -1,0 +1,60 @@
+//! What the prefix cache is to keep, and what it is to forget.
+
+use std::collections::BTreeSet;
+
+use pyllm_scheduler::{Error, Stats};
+
+use super::{World, requests};
+use crate::calls::Prompt;
+use crate::names::{self, Name};
+
+impl World {
+    pub(super) fn pin(&mut self, name: u64, prompt: Prompt) {
+        let of = requests::request(prompt);
+        let chain = names::chain(&of, &self.config);
+        let (num_pinned, quota) = (self.wishes().len(), self.config.max_pinned_blocks);
+        let num_all = self.wishes().into_iter().chain(chain.iter().copied()).collect::<BTreeSet<_>>().len();
+        let is_there = self.pins.contains_key(&name);
+        match self.scheduler.pin(name, &of) {
+            Ok(num_blocks) => {
+                assert!(self.config.enable_prefix_caching && !is_there && num_all <= quota as usize);
+                assert_eq!(num_blocks as usize, chain.len());
+                self.saw("pins", u64::from(num_blocks > 0));
+                self.pins.insert(name, chain);
+            }
+            Err(Error::Disabled { .. }) => assert!(!self.config.enable_prefix_caching),
+            Err(Error::DuplicatePin { .. }) => assert!(is_there),
+            Err(Error::PinQuota { asked, pinned, .. }) => {
+                assert_eq!((asked as usize, pinned as usize), (num_all - num_pinned, num_pinned));
+                assert!(num_all > quota as usize);
+                self.saw("pins beyond the quota", 1);
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    pub(super) fn unpin(&mut self, name: u64) {
+        assert_eq!(self.scheduler.unpin(name), self.pins.remove(&name).is_some());
+    }
+
+    pub(super) fn reset_prefix_cache(&mut self) {
+        self.scheduler.reset_prefix_cache();
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.num_cached_blocks, stats.num_cached_host_blocks, stats.num_pinned_blocks), (0, 0, 0));
+    }
+
+    /// Pins hold exactly those of their contents that the device has.
+    pub(super) fn audit_pins(&mut self, stats: &Stats) {
+        let wishes = self.wishes();
+        assert!(stats.num_pinned_blocks <= wishes.len() as u64 && stats.num_pinned_blocks <= stats.num_used_blocks);
+        if self.config.enable_kv_cache_events {
+            let held = wishes.iter().filter(|&&name| self.subscriber.is_on_device(name)).count();
+            assert_eq!(stats.num_pinned_blocks, held as u64);
+            self.saw("pinned blocks", held as u64);
+        }
+    }
+
+    fn wishes(&self) -> BTreeSet<Name> {
+        self.pins.values().flatten().copied().collect()
+    }
+}

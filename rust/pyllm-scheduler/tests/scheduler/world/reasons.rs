@@ -1,0 +1,103 @@
+//! Why: each live sample has a share of the last step or one reason against it, and the reason fits what can be seen.
+
+use pyllm_scheduler::{Decision, Explanation, Plan, Reason, Stats};
+
+use super::World;
+use super::requests::Known;
+
+const MAX_DECISIONS: usize = 1024;
+
+impl World {
+    pub(super) fn check_decision(&mut self, plan: Option<&Plan>, before: &Stats) {
+        assert_eq!(self.scheduler.decisions().len(), self.num_schedules.min(MAX_DECISIONS));
+        let decision = self.last_decision();
+        let stats = self.scheduler.stats();
+        let (num_rows, num_tokens) = plan.map_or((0, 0), |plan| (plan.num_rows(), plan.num_tokens()));
+        assert_eq!((decision.num_rows, decision.num_tokens), (num_rows, num_tokens));
+        assert!(plan.is_none_or(|plan| plan.step == decision.step));
+        assert_eq!(u64::from(decision.num_running), stats.num_running);
+        assert_eq!(u64::from(decision.num_waiting), stats.num_waiting);
+        assert_eq!(u64::from(decision.num_preempted), stats.num_preemptions - before.num_preemptions);
+        assert_eq!(u64::from(decision.num_swapped), stats.num_swapped - before.num_swapped);
+        assert_eq!(decision.stop.is_some(), stats.num_waiting > 0, "the queue was served to its end, or stopped");
+    }
+
+    /// After a call of `schedule`.
+    pub(super) fn check_reasons(&mut self) {
+        let decision = self.last_decision();
+        let mut num_tokens = 0;
+        let mut num_stopped = 0;
+        let mut seen = Vec::new();
+        for known in self.requests.iter().filter(|known| known.is_live()) {
+            // It may have ended, and its client not have heard.
+            let Ok(samples) = self.scheduler.explain(known.request.client, known.request.id) else { continue };
+            assert_eq!(samples.len(), known.samples.len());
+            for (one, sample) in samples.iter().zip(0..) {
+                assert_eq!(one.sample, sample);
+                self.check_explanation(known, one, &decision);
+                num_tokens += one.num_tokens;
+                num_stopped += u32::from(one.reason == decision.stop && one.reason.is_some());
+                seen.extend(one.reason.map(Reason::name));
+            }
+        }
+        assert!(decision.num_rows == 0 || num_tokens == decision.num_tokens, "the shares make up the step");
+        assert!(decision.stop.is_none() || num_stopped > 0, "the first in the queue knows why it waits");
+        for reason in seen {
+            self.saw(reason, 1);
+        }
+    }
+
+    fn check_explanation(&self, known: &Known, one: &Explanation, decision: &Decision) {
+        if one.state == "finished" {
+            assert_eq!((one.num_tokens, one.reason), (0, None));
+            return;
+        }
+        assert!((one.num_tokens > 0) != one.reason.is_some(), "a share or a reason: {one:?}");
+        assert_eq!(one.hold.is_some(), known.is_held);
+        let is_in = |states: &[&str]| assert!(states.contains(&one.state), "{one:?}");
+        let queued = ["waiting", "preempted", "swapped"];
+        let stats = self.scheduler.stats();
+        let config = &self.config;
+        let mut holds = true;
+        match one.reason {
+            None => is_in(&["running"]),
+            Some(Reason::New) => panic!("it came before the step was planned: {one:?}"),
+            Some(Reason::Held) => is_in(&["held"]),
+            Some(Reason::Loading) => {
+                is_in(&["loading"]);
+                holds = stats.num_loading > 0;
+            }
+            Some(Reason::Forking) => is_in(&["waiting"]),
+            Some(Reason::InFlight) => holds = !self.in_flight.is_empty(),
+            Some(Reason::Budget) => holds = decision.num_tokens == config.max_num_batched_tokens,
+            Some(Reason::InterTokenTarget) => {
+                let has_target = |known: &Known| known.request.tpot_target.is_some();
+                holds = config.inter_token_target > 0.0 || self.requests.iter().any(has_target);
+            }
+            Some(Reason::Samples) => holds = config.max_num_seqs > 1,
+            Some(Reason::Slots) => {
+                is_in(&queued);
+                holds = stats.num_running == u64::from(config.max_num_seqs);
+            }
+            Some(Reason::Blocks) => {}
+            Some(Reason::Watermark) => {
+                is_in(&queued);
+                holds = config.watermark > 0.0;
+            }
+            Some(Reason::Growth) => {
+                is_in(&queued);
+                holds = config.expected_growth > 0.0;
+            }
+            Some(Reason::Preempting) => holds = decision.num_preempted + decision.num_admitted > 0,
+            Some(Reason::Policy) => {
+                is_in(&queued);
+                holds = decision.stop.is_some();
+            }
+        }
+        assert!(holds, "the reason does not fit: {one:?}, {decision:?}");
+    }
+
+    fn last_decision(&self) -> Decision {
+        *self.scheduler.decisions().last().expect("a step was planned")
+    }
+}

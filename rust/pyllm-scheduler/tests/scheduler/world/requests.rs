@@ -1,0 +1,217 @@
+//! Requests as their clients know them: how they come, what is heard of them, and how they go.
+
+use pyllm_scheduler::{ClientId, Config, Error, Finish, Output, Request, RequestId};
+
+use super::World;
+use super::steps::InFlight;
+use crate::calls::{Add, Prompt};
+use crate::oracle::{self, VOCABULARY};
+
+pub(super) struct Known {
+    pub(super) request: Request,
+    pub(super) is_held: bool,
+    pub(super) is_dropped: bool,
+    pub(super) samples: Vec<KnownSample>,
+    /// Calls of `schedule` before it came.
+    pub(super) num_schedules: usize,
+    /// What an offered load would bring, in quarters.
+    pub(super) offer: Option<usize>,
+}
+
+pub(super) struct KnownSample {
+    pub(super) expected: Vec<i32>,
+    pub(super) finish: Finish,
+    pub(super) received: Vec<i32>,
+    pub(super) is_finished: bool,
+    /// How it was ended from outside.
+    pub(super) ended: Option<Finish>,
+}
+
+impl Known {
+    /// Whether it is live, if all its news has been heard.
+    pub(super) fn is_live(&self) -> bool {
+        !self.is_dropped && self.samples.iter().any(|sample| !sample.is_finished)
+    }
+
+    /// Ends a sample, or all. False: it has ended before.
+    pub(super) fn end(&mut self, sample: Option<u32>, finish: Finish) -> bool {
+        let samples = self.samples.iter_mut().enumerate();
+        let concerned = samples.filter(|(index, _)| sample.is_none_or(|sample| sample as usize == *index));
+        let mut live = concerned.filter(|(_, sample)| !sample.is_finished).peekable();
+        let any = live.peek().is_some();
+        live.for_each(|(_, sample)| sample.ended = Some(finish));
+        any
+    }
+}
+
+impl KnownSample {
+    pub(super) fn new(request: &Request, sample: u32, given: &[i32], config: &Config) -> Self {
+        let (expected, finish) = oracle::generate(request, sample, given, config);
+        Self { expected, finish, received: Vec::new(), is_finished: false, ended: None }
+    }
+}
+
+impl World {
+    pub(super) fn add(&mut self, add: &Add) {
+        let mut request = self.request(add);
+        let samples = (0..request.n).map(|sample| KnownSample::new(&request, sample, &[], &self.config));
+        let mut samples: Vec<_> =
+            if request.prompt.len() < self.config.max_model_len as usize { samples.collect() } else { Vec::new() };
+        if let Some(resume) = &add.resume {
+            for (sample, &(finished, length)) in samples.iter_mut().zip(resume) {
+                let length = if finished { sample.expected.len() } else { length.min(sample.expected.len() - 1) };
+                sample.is_finished = finished;
+                sample.received = sample.expected[..length].to_vec();
+                request.outputs.push(Output { tokens: sample.received.clone(), finished });
+            }
+        }
+        let given = request.clone();
+        match self.scheduler.add(given) {
+            Ok(()) => {
+                assert!(self.fits(&request));
+                let resumed = samples.iter().filter(|sample| !sample.is_finished && add.resume.is_some());
+                let lengths = resumed.map(|sample| request.prompt.len() + sample.received.len());
+                self.added_tokens += lengths.sum::<usize>().max(request.prompt.len()) as u64;
+                let num_schedules = self.num_schedules;
+                let known = Known { request, is_held: false, is_dropped: false, samples, num_schedules, offer: None };
+                self.requests.push(known);
+            }
+            Err(Error::PromptTooLong { num_tokens, .. }) => {
+                assert!(num_tokens >= self.config.max_model_len as usize);
+            }
+            Err(Error::NeverFits { needed, num_blocks, .. }) => {
+                assert!(!self.fits(&request) && needed > num_blocks);
+            }
+            Err(Error::Request(_)) => assert!(request.outputs.iter().all(|output| output.finished)),
+            Err(other) => panic!("a request that fits is refused: {other}"),
+        }
+    }
+
+    fn request(&self, add: &Add) -> Request {
+        let index = self.requests.len() as u32;
+        Request {
+            client: ClientId(add.client),
+            id: RequestId(u64::from(index)),
+            n: add.n.min(self.config.max_num_seqs),
+            seed: add.seed,
+            max_tokens: add.max_tokens,
+            min_tokens: add.min_tokens.min(add.max_tokens),
+            stop_token_ids: add
+                .stop_every
+                .map_or(Vec::new(), |every| (0..VOCABULARY as i32).rev().step_by(every).collect()),
+            sampling: index.to_le_bytes().to_vec(),
+            arrival: f64::from(add.arrival),
+            deadline: add.deadline.map(f64::from),
+            ttft_target: add.ttft_target,
+            tpot_target: add.tpot_target,
+            priority: add.priority,
+            policy_key: add.policy_key,
+            ..request(add.prompt)
+        }
+    }
+
+    fn fits(&self, request: &Request) -> bool {
+        let longest = (request.prompt.len() as u32 + request.max_tokens).min(self.config.max_model_len);
+        let num_blocks = self.config.num_blocks - self.config.max_pinned_blocks;
+        (longest - 1).div_ceil(self.config.block_size) <= num_blocks
+    }
+
+    pub(super) fn take(&mut self, client: u32) {
+        self.take_recording();
+        let pending = self.scheduler.pending_clients().contains(&ClientId(client));
+        let Some(deltas) = self.scheduler.take_deltas(ClientId(client)) else {
+            assert!(!pending);
+            return;
+        };
+        assert!(pending && !deltas.is_empty());
+        let mut rows: Vec<_> = deltas.requests.iter().zip(&deltas.samples).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        assert_eq!(rows.len(), deltas.len(), "one row a sample");
+        for row in 0..deltas.len() {
+            let known = &mut self.requests[deltas.requests[row] as usize];
+            assert!(known.request.client == ClientId(client) && !known.is_dropped);
+            assert!((0..=known.request.prompt.len() as i32).contains(&deltas.cached_tokens[row]));
+            let sample = &mut known.samples[deltas.samples[row] as usize];
+            assert!(!sample.is_finished, "nothing comes after the end");
+            assert_eq!(deltas.offsets[row] as usize, sample.received.len(), "no token is lost or repeated");
+            let tokens = deltas.row_tokens(row);
+            *self.seen.entry("merged deltas").or_default() += u64::from(tokens.len() > 1);
+            sample.received.extend_from_slice(tokens);
+            assert!(sample.expected.starts_with(&sample.received), "the tokens depend on the request alone");
+            let is_whole = sample.received.len() == sample.expected.len();
+            let finish = sample.ended.unwrap_or(if is_whole { sample.finish } else { Finish::None });
+            assert_eq!(deltas.finishes[row], finish as u8);
+            sample.is_finished = finish != Finish::None;
+        }
+    }
+
+    pub(super) fn abort(&mut self, pick: usize, sample: Option<u32>) {
+        let Some(index) = self.pick(pick) else { return };
+        let known = &mut self.requests[index];
+        let expected = !known.is_dropped && known.end(sample, Finish::Abort);
+        let (client, id) = (known.request.client, known.request.id);
+        let in_flight = self.in_flight.iter().any(InFlight::samples);
+        assert_eq!(self.scheduler.abort(client, id, sample), expected);
+        self.saw("aborts with tokens in flight", u64::from(expected && in_flight));
+        self.take(client.0);
+        let known = &self.requests[index];
+        assert!(known.is_dropped || known.samples.iter().all(|sample| sample.is_finished || sample.ended.is_none()));
+    }
+
+    /// Ends in the books what the scheduler is about to end by deadline. Gives the number of requests.
+    pub(super) fn expire(&mut self) -> u64 {
+        let mut num_expired = 0;
+        for index in 0..self.requests.len() {
+            if self.requests[index].request.deadline.is_some_and(|deadline| deadline <= self.now) {
+                self.take(self.requests[index].request.client.0);
+                let known = &mut self.requests[index];
+                num_expired += u64::from(known.is_live() && known.end(None, Finish::Deadline));
+                known.is_held = false;
+            }
+        }
+        num_expired
+    }
+
+    pub(super) fn hold(&mut self, pick: usize, hold: bool) {
+        let Some(index) = self.pick(pick) else { return };
+        let known = &mut self.requests[index];
+        let (client, id) = (known.request.client, known.request.id);
+        let result = if hold { self.scheduler.hold(client, id, "test") } else { self.scheduler.release(client, id) };
+        if known.is_live() && known.is_held != hold {
+            assert_eq!(result, Ok(()));
+            known.is_held = hold;
+        } else {
+            assert!(result.is_err());
+            known.is_held &= known.is_live();
+        }
+    }
+
+    pub(super) fn drop_client(&mut self, client: u32) {
+        self.scheduler.drop_client(ClientId(client));
+        for known in self.requests.iter_mut().filter(|known| known.request.client == ClientId(client)) {
+            known.is_dropped = true;
+            known.is_held = false;
+        }
+        assert!(self.scheduler.take_deltas(ClientId(client)).is_none());
+    }
+
+    /// A request there has been, with all its news heard, so that the world knows whether it is live.
+    pub(super) fn pick(&mut self, pick: usize) -> Option<usize> {
+        let index = pick.checked_rem(self.requests.len())?;
+        self.take(self.requests[index].request.client.0);
+        Some(index)
+    }
+}
+
+/// A request for this prompt and nothing else.
+pub(super) fn request(prompt: Prompt) -> Request {
+    let name = |is_named: bool, name: &str| if is_named { name } else { "" }.to_owned();
+    Request {
+        prompt: (0..prompt.length as i32).map(|position| prompt.text * 100 + position % 50).collect(),
+        tenant: prompt.tenant.to_owned(),
+        cache_salt: name(prompt.salt, "salt"),
+        adapter: name(prompt.adapter, "adapter"),
+        ..Request::default()
+    }
+}

@@ -1,0 +1,216 @@
+//! Steps: planned, executed at once, and committed later. What is in flight has been computed; no one knows it yet.
+
+use std::collections::BTreeSet;
+
+use pyllm_scheduler::{ClientId, Error, Plan, PolicyName, Stats, StepId, uniform};
+
+use super::World;
+use super::requests::{Known, KnownSample};
+use crate::calls::Positions;
+use crate::device::{Device, Row};
+use crate::oracle::Prefix;
+use crate::sections::Sections;
+
+pub(super) struct InFlight {
+    pub(super) step: StepId,
+    rows: Vec<Sampled>,
+}
+
+/// What a row sampled, and how much of it a worker would give back.
+struct Sampled {
+    tokens: Vec<i32>,
+    num_drafts: usize,
+    num_accepted: usize,
+}
+
+impl InFlight {
+    /// The arguments of `commit`.
+    pub(super) fn result(&self, positions: Positions) -> (Vec<i32>, Vec<i32>) {
+        let (mut starts, mut tokens) = (vec![0], Vec::new());
+        for row in &self.rows {
+            let length = match positions {
+                Positions::Accepted if row.num_drafts > 0 => row.num_accepted + 1,
+                Positions::First if row.num_drafts > 0 => 1,
+                _ => row.tokens.len(),
+            };
+            tokens.extend_from_slice(&row.tokens[..length]);
+            starts.push(tokens.len() as i32);
+        }
+        (starts, tokens)
+    }
+
+    pub(super) fn samples(&self) -> bool {
+        self.rows.iter().any(|row| !row.tokens.is_empty())
+    }
+}
+
+impl World {
+    pub(super) fn schedule(&mut self, after: f64) {
+        if self.in_flight.len() == self.depth {
+            return;
+        }
+        self.now += after;
+        let num_expired = self.expire();
+        self.saw("deadlines", num_expired);
+        let before = self.scheduler.stats();
+        let plan = self.scheduler.schedule(self.now).expect("time goes on");
+        self.num_schedules += 1;
+        let stats = self.scheduler.stats();
+        assert_eq!(stats.num_expired, before.num_expired + num_expired);
+        self.take_loads();
+        match &plan {
+            Some(plan) => self.execute(plan, &before),
+            None => {
+                let may_run = stats.num_running + stats.num_waiting > 0 && self.loads.is_empty();
+                assert!(!self.in_flight.is_empty() || !may_run, "nothing is in flight, and yet nothing runs");
+            }
+        }
+        self.begin_loads();
+        self.check_decision(plan.as_ref(), &before);
+        self.check_reasons();
+    }
+
+    fn execute(&mut self, plan: &Plan, before: &Stats) {
+        let sections = Sections::new(plan);
+        let loads = self.loads_of(plan.step);
+        let requests = &self.requests;
+        let version = &self.config.weights_version;
+        let root = |request: &[u8]| Prefix::empty(&known(requests, request).request, version);
+        let rows = self.device.execute(&sections, &loads, root);
+        for row in &rows {
+            self.check_row(row);
+        }
+        self.check_limits(plan, &rows);
+        self.check_hits(&rows, before);
+        self.note(&sections, before);
+        let rows = rows.into_iter().map(|row| {
+            let drafts = &row.context[row.context.len() - row.num_drafts..];
+            let num_accepted = drafts.iter().zip(&row.sampled).take_while(|(draft, token)| draft == token).count();
+            Sampled { tokens: row.sampled, num_drafts: row.num_drafts, num_accepted }
+        });
+        self.in_flight.push_back(InFlight { step: plan.step, rows: rows.collect() });
+    }
+
+    /// A row reads the beginning of one of its request's samples, and draws that sample's numbers.
+    fn check_row(&mut self, row: &Row) {
+        if let Some(load) = row.spoilt {
+            assert!(self.loads.contains_key(&load), "a row reads what a load failed to bring, and that is known");
+            self.saw("rows on failed loads", 1);
+            return;
+        }
+        let known = known(&self.requests, &row.request);
+        assert!(!known.is_held && !known.is_dropped);
+        let request = &known.request;
+        let context = &row.context[..row.context.len() - row.num_drafts];
+        let reads = |sample: &KnownSample| {
+            let whole = || request.prompt.iter().chain(&sample.expected);
+            // Steps planned before a stop token was known go past it; what they compute is dropped.
+            context.len() < whole().count() + self.depth && context.iter().zip(whole()).all(|(a, b)| a == b)
+        };
+        let longest = (request.prompt.len() as u32 + request.max_tokens).min(self.config.max_model_len);
+        assert!(row.context.len() < longest as usize, "the last token that there can be is never computed");
+        let is_live = |sample: &KnownSample| !sample.is_finished && sample.ended.is_none();
+        let samples = known.samples.iter().enumerate().filter(|(_, sample)| is_live(sample) && reads(sample));
+        let samples: Vec<u32> = samples.map(|(index, _)| index as u32).collect();
+        assert!(!samples.is_empty(), "a row reads what no live sample of its request has: {context:?}");
+        let position = (context.len() as u32).saturating_sub(request.prompt.len() as u32);
+        let number = |offset: u32, sample: u32| uniform(request.seed, position + offset, sample).to_bits();
+        let drawn: Vec<u32> = row.uniforms.iter().map(|uniform| uniform.to_bits()).collect();
+        if drawn.len() > 1 && row.num_drafts == 0 {
+            assert_eq!(drawn, (0..request.n).map(|sample| number(0, sample)).collect::<Vec<_>>());
+            return;
+        }
+        let draws = |&sample: &u32| drawn.iter().zip(0..).all(|(&drawn, offset)| drawn == number(offset, sample));
+        assert!(samples.iter().any(draws), "the numbers of another sample");
+    }
+
+    fn check_limits(&mut self, plan: &Plan, rows: &[Row]) {
+        let config = &self.config;
+        assert!(plan.num_tokens() <= config.max_num_batched_tokens, "the budget is kept");
+        assert!(plan.num_rows() <= config.max_num_seqs, "a row has a slot");
+        let num_samples: usize = rows.iter().map(|row| row.sampled.len()).sum();
+        assert!(num_samples <= 2 * config.max_num_seqs as usize, "a step samples so many positions at most");
+        let cap = config.long_prefill_token_threshold as usize;
+        let is_within = |row: &Row| cap == 0 || row.num_tokens <= cap || row.num_drafts > 0;
+        assert!(rows.iter().all(is_within), "long prompts come in pieces");
+
+        let mut named: BTreeSet<usize> = rows.iter().flat_map(|row| &row.blocks).copied().collect();
+        named.extend(self.loads.values().flat_map(|pending| &pending.loaded.blocks));
+        let stats = self.scheduler.stats();
+        assert!(named.len() as u64 <= stats.num_used_blocks, "{} blocks are named: {stats:?}", named.len());
+    }
+
+    /// If all the rest was still, what a newcomer finds in the cache is what a subscriber of its events would say.
+    fn check_hits(&mut self, rows: &[Row], before: &Stats) {
+        let stats = self.scheduler.stats();
+        let was_still = before.num_running + before.num_loading == 0 && before.num_waiting == 1;
+        let [row] = rows else { return };
+        let known = known(&self.requests, &row.request);
+        let looked_up = stats.prefix_queries - before.prefix_queries;
+        let is_new = looked_up as usize == known.request.prompt.len() && known.request.outputs.is_empty();
+        if was_still && self.in_flight.is_empty() && is_new && known.offer.is_none() {
+            let Some(num_tokens) = self.subscriber.predict(&known.request, &self.config) else { return };
+            assert_eq!(stats.prefix_hits - before.prefix_hits, num_tokens);
+            self.saw("hits foreseen", u64::from(num_tokens > 0));
+        }
+    }
+
+    fn note(&mut self, sections: &Sections, before: &Stats) {
+        let after = self.scheduler.stats();
+        let lengths: Vec<usize> = sections.ranges("query_starts").iter().map(ExactSizeIterator::len).collect();
+        let preempted = after.num_preemptions > before.num_preemptions;
+        let makes_way = matches!(self.config.policy, PolicyName::Priority | PolicyName::Shortest);
+        let admitted = !sections.slot_inits().is_empty();
+        assert!(!preempted || !admitted || makes_way, "nothing is admitted by a step that preempts");
+        let is_mixed = lengths.contains(&1) && lengths.iter().any(|&length| length > 1);
+        let is_of = |policy| preempted && admitted && self.config.policy == policy;
+        let (by_priority, by_size) = (is_of(PolicyName::Priority), is_of(PolicyName::Shortest));
+        let (ins, outs): (Vec<_>, Vec<_>) = sections.swaps().into_iter().partition(|swap| swap.from_host);
+        self.saw("preemptions by priority", u64::from(by_priority));
+        self.saw("preemptions by size", u64::from(by_size));
+        self.saw("steps that only swap", u64::from(lengths.is_empty()));
+        self.saw("swaps out", outs.len() as u64);
+        self.saw("swaps in", ins.len() as u64);
+        self.saw("tokens in flight", sections.ints("tokens").iter().filter(|&&token| token == -1).count() as u64);
+        self.saw("block copies", sections.pairs("block_copies").len() as u64);
+        self.saw("slot copies", sections.pairs("slot_copies").len() as u64);
+        self.saw("prefills beside decodes", u64::from(is_mixed));
+        self.saw("evictions", u64::from(after.num_cached_blocks < before.num_cached_blocks));
+        self.saw("hits within a step", u64::from(before.num_steps == 0 && after.prefix_hits > 0));
+    }
+
+    pub(super) fn commit(&mut self, seconds: f64, positions: Positions) {
+        let Some(step) = self.in_flight.pop_front() else { return };
+        self.report_failures(step.step);
+        let before = self.scheduler.stats();
+        let waiting = before.num_waiting + before.num_held;
+        let (starts, tokens) = step.result(positions);
+        let clients = self.scheduler.commit(step.step, &starts, &tokens, seconds).expect("the step is due").to_vec();
+        assert_eq!(clients, self.scheduler.pending_clients());
+        self.loads.retain(|_, pending| pending.step != Some(step.step));
+        let after = self.scheduler.stats();
+        self.saw("forks without a slot", u64::from(after.num_waiting + after.num_held > waiting));
+    }
+
+    pub(super) fn lose_device(&mut self) {
+        self.scheduler.lose_device();
+        self.device = Device::new(&self.config);
+        let stats = self.scheduler.stats();
+        let known = stats.num_cached_blocks + stats.num_cached_host_blocks;
+        assert_eq!((stats.num_used_blocks, known, stats.num_running, stats.num_loading), (0, 0, 0, 0));
+        assert_eq!(stats.num_free_host_blocks, stats.num_host_blocks);
+        for (load, _) in std::mem::take(&mut self.loads) {
+            assert_eq!(self.scheduler.finish_load(load, u32::MAX), Err(Error::UnknownLoad { load }));
+        }
+        for in_flight in std::mem::take(&mut self.in_flight) {
+            let (step, (starts, tokens)) = (in_flight.step, in_flight.result(Positions::All));
+            let late = self.scheduler.commit(step, &starts, &tokens, 0.0).map(<[ClientId]>::to_vec);
+            assert_eq!(late, Err(Error::UnknownStep { step }));
+        }
+    }
+}
+
+fn known<'a>(requests: &'a [Known], sampling: &[u8]) -> &'a Known {
+    let index = u32::from_le_bytes(sampling.try_into().expect("the bytes that the request was added with"));
+    &requests[index as usize]
+}

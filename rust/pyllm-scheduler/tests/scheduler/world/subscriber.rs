@@ -1,0 +1,81 @@
+//! One who knows the prefix cache from its events alone.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pyllm_scheduler::{Config, Events, KvEvent, Request, Snapshot, Stats, Tier};
+
+use crate::names::{self, Name};
+
+pub(super) struct Subscriber {
+    is_served: bool,
+    incarnation: u64,
+    next: u64,
+    known: BTreeSet<(Name, Tier)>,
+    tokens: BTreeMap<Name, Vec<i32>>, // of all blocks there have been
+}
+
+impl Subscriber {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            is_served: config.enable_kv_cache_events,
+            incarnation: config.incarnation,
+            next: 0,
+            known: BTreeSet::new(),
+            tokens: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn hear(&mut self, events: &Events, config: &Config) {
+        assert_eq!((events.incarnation, events.first), (self.incarnation, self.next));
+        assert!(self.is_served || events.events.is_empty());
+        self.next += events.events.len() as u64;
+        for event in &events.events {
+            match event {
+                KvEvent::Stored { hash, parent, tokens, tier } => {
+                    let name = *hash.as_bytes();
+                    assert_eq!(tokens.len(), config.block_size as usize, "full blocks alone have names");
+                    if let Some(parent) = parent {
+                        assert_eq!(name, names::child(*parent.as_bytes(), tokens), "the name is of the tokens");
+                        assert!(self.tokens.contains_key(parent.as_bytes()), "the block before has been named");
+                    }
+                    assert!(self.known.insert((name, *tier)), "what is stored was not there");
+                    let first = self.tokens.entry(name).or_insert_with(|| tokens.clone());
+                    assert_eq!(first, tokens);
+                }
+                KvEvent::Removed { hash, tier } => {
+                    assert!(self.known.remove(&(*hash.as_bytes(), *tier)), "what is removed was there");
+                }
+                KvEvent::Cleared => self.known.clear(),
+            }
+        }
+    }
+
+    /// Who comes now is told the same.
+    pub(super) fn compare(&self, snapshot: &Snapshot, stats: &Stats) {
+        assert_eq!((snapshot.incarnation, snapshot.next), (self.incarnation, self.next));
+        let mut told = BTreeSet::new();
+        for event in &snapshot.events {
+            let KvEvent::Stored { hash, tier, tokens, .. } = event else { panic!("{event:?} is in a snapshot") };
+            assert_eq!(self.tokens.get(hash.as_bytes()), Some(tokens));
+            told.insert((*hash.as_bytes(), *tier));
+        }
+        assert_eq!(told, self.known);
+        if self.is_served {
+            let count = |tier| self.known.iter().filter(|(_, of)| *of == tier).count() as u64;
+            let counted = (count(Tier::Device), count(Tier::Host));
+            assert_eq!(counted, (stats.num_cached_blocks, stats.num_cached_host_blocks));
+        }
+    }
+
+    pub(super) fn is_on_device(&self, name: Name) -> bool {
+        self.known.contains(&(name, Tier::Device))
+    }
+
+    /// Tokens of a request that are in the cache, but for its last; none if nobody tells.
+    pub(super) fn predict(&self, request: &Request, config: &Config) -> Option<u64> {
+        let most = (request.prompt.len() - 1) / config.block_size as usize;
+        let is_known = |name: &Name| [Tier::Device, Tier::Host].iter().any(|&tier| self.known.contains(&(*name, tier)));
+        let chain = names::chain(request, config).into_iter().take(most);
+        self.is_served.then(|| chain.take_while(is_known).count() as u64 * u64::from(config.block_size))
+    }
+}
