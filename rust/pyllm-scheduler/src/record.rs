@@ -144,12 +144,15 @@ pub fn replay(recording: &[u8]) -> Result<Replay> {
     let fault = |entry, problem: String| Error::Replay { entry, problem };
     let rest =
         recording.strip_prefix(MAGIC).ok_or_else(|| fault(0, "this is no recording of this version".to_owned()))?;
-    let (config, mut rest) = read::<Config>(rest).ok_or_else(|| fault(0, "its settings do not read".to_owned()))?;
+    let (bytes, mut rest) = split(rest).ok_or_else(|| fault(0, "it ends within its settings".to_owned()))?;
+    let config = read::<Config>(bytes).ok_or_else(|| fault(0, "its settings do not read".to_owned()))?;
     let mut scheduler = Scheduler::new(config)?;
     scheduler.start_recording()?;
     let mut num_entries = 0;
-    while let Some((Entry { input, hash }, after)) = read::<Entry>(rest) {
+    while let Some((bytes, after)) = split(rest) {
         rest = after;
+        let entry = read::<Entry>(bytes).ok_or_else(|| fault(num_entries, "it does not read".to_owned()));
+        let Entry { input, hash } = entry?;
         scheduler.apply(input).map_err(|error| fault(num_entries, error.to_string()))?;
         scheduler.take_recording();
         // The decisions are the same whoever takes the deltas; taking them keeps their columns small.
@@ -180,10 +183,16 @@ fn append(log: &mut Vec<u8>, value: &impl Serialize) {
     log[start..start + 4].copy_from_slice(&length.to_le_bytes());
 }
 
-fn read<T: for<'a> Deserialize<'a>>(log: &[u8]) -> Option<(T, &[u8])> {
+/// The bytes of the first value, and what follows it. None: the log ends before the value does.
+fn split(log: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = log.split_first_chunk::<4>()?;
-    let (bytes, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
-    Some((postcard::from_bytes(bytes).ok()?, rest))
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
+/// The value that these bytes are, all of them.
+fn read<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Option<T> {
+    let (value, rest) = postcard::take_from_bytes(bytes).ok()?;
+    rest.is_empty().then_some(value)
 }
 
 fn first_word(hasher: &blake3::Hasher) -> u64 {

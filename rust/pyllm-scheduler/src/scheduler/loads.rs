@@ -15,7 +15,7 @@ use super::Scheduler;
 pub struct Load {
     /// Its name in `Scheduler::finish_load`.
     pub id: LoadId,
-    /// Whose prompt.
+    /// Whose tokens: its prompt's, and if it has one sample that goes on, those of its output.
     pub client: ClientId,
     /// The client's name for it.
     pub request: RequestId,
@@ -178,10 +178,13 @@ impl Scheduler {
         id
     }
 
-    /// Whole blocks of what is offered, without the last known token, which is computed in any case.
+    /// Whole blocks of what is offered, without the last known token, which is computed in any case. A load names no
+    /// sample, so of several that resume only the prompt is loaded.
     fn offered_blocks(&self, key: Key<Sequence>, asynchronous: bool) -> Option<usize> {
         let sequence = &self.sequences[key];
-        let offer = self.requests[sequence.request].offer.filter(|offer| offer.asynchronous == asynchronous)?;
-        Some((offer.num_tokens.min(sequence.num_known() - 1) / self.config.block_size) as usize)
+        let live = &self.requests[sequence.request];
+        let offer = live.offer.filter(|offer| offer.asynchronous == asynchronous)?;
+        let most = if live.num_unfinished > 1 { sequence.num_prompt_tokens } else { sequence.num_known() };
+        Some((offer.num_tokens.min(most).min(sequence.num_known() - 1) / self.config.block_size) as usize)
     }
 }

@@ -69,7 +69,7 @@ fn room_for_growth_saves_preemptions() {
     let mix = mix.new_tree(&mut runner).expect("a mix").current();
     let [without, half, with] = [0.0, 0.5, 1.0].map(|growth| run(growth, &mix));
     for (growth, stats) in [(0.0, without), (0.5, half), (1.0, with)] {
-        let rate = stats.num_preemptions as f64 / mix.len() as f64;
+        let rate = f64::from(stats.num_preemptions as u32) / f64::from(mix.len() as u32);
         println!("expected_growth {growth}: {rate:.3} preemptions a request, {} steps", stats.num_steps);
     }
     assert!(with.num_preemptions < half.num_preemptions && half.num_preemptions < without.num_preemptions);

@@ -120,7 +120,7 @@ impl Books {
         let tenants = self.engine.scheduler.tenants();
         let backlogged = |index: usize| {
             let lane = tenants.iter().find(|lane| lane.tenant == TENANTS[index]);
-            lane.filter(|lane| lane.num_waiting > 0).map(|lane| lane.service as f64)
+            lane.filter(|lane| lane.num_waiting > 0).map(|lane| f64::from(lane.service as u32))
         };
         for (one, other) in [(0, 1), (0, 2), (1, 2)] {
             let (Some(counter), Some(other_counter)) = (backlogged(one), backlogged(other)) else {

@@ -10,5 +10,6 @@ mod preemption;
 mod endings;
 mod switching;
 mod reasons;
+mod recordings;
 
 mod engine;
