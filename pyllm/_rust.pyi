@@ -39,9 +39,9 @@ class Plan(Buffer):
     - `slot_copies` [2 * F], (source, destination) pairs
     - `slot_inits` [I], slots; `sampling_starts` [I + 1]; `sampling`, the bytes given to `add`, end to end
 
-    A worker applies slot copies, slot initialisations, table changes, swaps and block copies, in that order, then computes. An
-    initialisation comes with the slot's whole block-table row. A slot copy takes over the row and the sampling state.
-    Slot copies read every source before any destination is written; block copies may run at once.
+    A worker applies slot copies, slot initialisations, table changes, swaps and block copies, in that order, then
+    computes. An initialisation comes with the slot's whole block-table row. A slot copy takes over the row and the
+    sampling state. Slot copies read every source before any destination is written; block copies may run at once.
     """
 
     @property
@@ -87,8 +87,8 @@ class Scheduler:
         """Sizes are counts: tokens per block, blocks, slots, tokens per step, tokens per sequence, token ids.
 
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
-        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its events.
-        The others are explained at `reconfigure`.
+        `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its
+        events. The others are explained at `reconfigure`.
 
         Raises `SchedulerError` for a value out of its range, `TypeError` for a setting that is not there.
         """
@@ -106,14 +106,14 @@ class Scheduler:
     ) -> None:
         """Change settings from the next step on; those not named stay.
 
-        - `max_num_batched_tokens`: tokens one step may compute; `long_prefill_token_threshold`: of one prompt (0: no cap)
-        - `inter_token_target`: seconds between two tokens of a stream that prefills may not exceed (0: no bound), by the
-          step times given to `commit`; a request's `tpot_target` comes before it
+        - `max_num_batched_tokens`: tokens one step may compute; `long_prefill_token_threshold`: of one prompt (0: all)
+        - `inter_token_target`: seconds between two tokens of a stream that prefills may not exceed (0: no bound), by
+          the step times given to `commit`; a request's `tpot_target` comes before it
         - `policy`: "fcfs"; "priority": lowest first, least slack within, preempts; "shortest": least remaining work,
           preempts; "fair": by tenant, with `tenant_weights` (1 for those not named); "custom": lowest `policy_key`
         - `weights_version`: of the model; another one has all that runs computed anew and the prefix cache forgotten
-        - `watermark`: share of the blocks that admission leaves free while anything runs; `expected_growth`: share of the
-          expected growth of what runs that it leaves room for
+        - `watermark`: share of the blocks that admission leaves free while anything runs; `expected_growth`: share of
+          the expected growth of what runs that it leaves room for
 
         Raises `SchedulerError` for a value out of its range or a setting that cannot change, which then all stay.
         """
@@ -145,10 +145,10 @@ class Scheduler:
         Token ids are below `vocab_size`; those in `stop_token_ids` may be others too. `seed` is a uint64. `n` is at
         most `max_num_seqs`. `max_tokens` counts the tokens in `outputs`, which resumes a request: what each of the `n`
         samples has, and whether it has finished. A stop token ends a sample and is part of its output. `sampling` goes
-        to the worker as it is. `arrival` and `deadline`, at which it ends unfinished, are in the seconds of `schedule`'s
-        clock. Before `min_tokens` no stop token ends a sample. Targets are seconds to the first token and from token to
-        token; `priority`, `policy_key` and targets are for the policies that look at them, see `reconfigure`. Requests
-        share cached blocks where `tenant`, `cache_salt` and `adapter` are all equal.
+        to the worker as it is. `arrival` and `deadline`, at which it ends unfinished, are in the seconds of
+        `schedule`'s clock. Before `min_tokens` no stop token ends a sample. Targets are seconds to the first token and
+        from token to token; `priority`, `policy_key` and targets are for the policies that look at them, see
+        `reconfigure`. Requests share cached blocks where `tenant`, `cache_salt` and `adapter` are all equal.
 
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """
@@ -205,7 +205,7 @@ class Scheduler:
     def fork(self, client: int, request: int, sample: int, last_token: int) -> int:
         """Add a sample that shares what another has computed and differs from it in its last token; gives its index.
 
-        Its first delta holds all its tokens. Raises `SchedulerError` if the sample has a step in flight or no output yet.
+        Its first delta holds all its tokens. Raises `SchedulerError` if the sample has a step in flight or no output.
         """
     def offer_load(self, client: int, request: int, num_tokens: int, *, asynchronous: bool) -> None:
         """Keys and values of a request's first tokens can be loaded from outside; if asynchronously, it waits for them.
@@ -213,7 +213,7 @@ class Scheduler:
         Raises `SchedulerError` without prefix caching, and once the request has begun to run.
         """
     def take_loads(self) -> list[dict[str, Any]]:
-        """The loads that plans have called for: id, client, request, first_token, num_tokens, blocks (int32 bytes), step.
+        """The loads that plans call for: id, client, request, first_token, num_tokens, blocks (int32 bytes), step.
 
         With a step, the load is done before that step is computed; without, the request waits for `finish_load`.
         """
@@ -234,17 +234,17 @@ class Scheduler:
     def take_events(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
         """Incarnation, number of the first event, and the prefix cache's events since the last call.
 
-        An event is its kind ("stored", "removed", "cleared"), hash, parent's hash (None: the first block), tokens (int32)
-        and tier ("device", "host"). Empty unless `enable_kv_cache_events`. A first number above the one expected means
-        that events were dropped: take a `snapshot`.
+        An event is its kind ("stored", "removed", "cleared"), hash, parent's hash (None: the first block), tokens
+        (int32) and tier ("device", "host"). Empty unless `enable_kv_cache_events`. A first number above the one
+        expected means that events were dropped: take a `snapshot`.
         """
     def snapshot(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
         """Incarnation, number of the next event, and what the prefix cache knows now, as "stored" events."""
     def explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.
 
-        `num_tokens` is its share of the last step; if that is 0, `reason` says why. Raises `SchedulerError` if there is no
-        such request.
+        `num_tokens` is its share of the last step; if that is 0, `reason` says why. Raises `SchedulerError` if there is
+        no such request.
         """
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         """What the last steps decided, oldest first; `stop` is why the first in the queue was not admitted."""
@@ -257,12 +257,12 @@ class Scheduler:
     def stats(self) -> dict[str, int]:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
-        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`, `num_loading`;
-        `num_blocks`, `num_free_blocks` (with those that the prefix cache still knows), `num_used_blocks`,
-        `num_cached_blocks`, `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`.
-        Counters: `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`,
-        `prefix_hits` and of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`,
-        `num_drafts`, `num_accepted_drafts`, `num_failed_loads`.
+        Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`,
+        `num_loading`; `num_blocks`, `num_free_blocks` (with those that the prefix cache still knows),
+        `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`,
+        `num_cached_host_blocks`. Counters: `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline),
+        `prefix_queries`, `prefix_hits` and of those `host_prefix_hits` (tokens, at first admission),
+        `num_computed_tokens`, `num_steps`, `num_drafts`, `num_accepted_drafts`, `num_failed_loads`.
         """
 
 def replay(recording: bytes) -> dict[str, Any]:

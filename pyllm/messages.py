@@ -71,8 +71,8 @@ class Hello(Message, frozen=True):
 class Submit(Message, frozen=True):
     """Start or resume a request. `max_tokens` and `min_tokens` count the tokens in `outputs`.
 
-    Seconds: `age` since it came, `timeout` from now until it ends unfinished, `ttft_target` from its coming to its first
-    token and `tpot_target` from token to token, which a policy may look at.
+    Seconds: `age` since it came, `timeout` from now until it ends unfinished, `ttft_target` from its coming to its
+    first token and `tpot_target` from token to token, which a policy may look at.
     """
 
     epoch: int
