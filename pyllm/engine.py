@@ -182,9 +182,9 @@ class AsyncEngine:
         """What the last steps decided, oldest first."""
         return await self._connected().decisions(limit)
 
-    async def reconfigure(self, **changes: Any) -> None:
+    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
         """Change settings of the scheduler while it runs; see `EngineClient.reconfigure`."""
-        await self._connected().reconfigure(**changes)
+        return await self._connected().reconfigure(**changes)
 
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; what runs keeps its blocks."""

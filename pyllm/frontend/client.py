@@ -254,13 +254,13 @@ class EngineClient:
         """What each tenant has had under the policy `fair`; under others all are one, without a name."""
         return await self._ask(list[TenantReport], "tenants")
 
-    async def reconfigure(self, **changes: Any) -> None:
-        """Change settings of the scheduler from the next step on; those not named stay.
+    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
+        """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
 
-        Names and values are those of the core's `Scheduler.reconfigure`: `max_num_batched_tokens`, `policy`,
-        `tenant_weights`, `watermark`... Where one of them is refused, all stay as they are.
+        Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`... If
+        one of them is refused, all stay as they were.
         """
-        await self.call("reconfigure", changes)
+        return await self._ask(dict[str, Any], "reconfigure", changes)
 
     async def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes, on the device and the host; what runs keeps its blocks."""
@@ -281,7 +281,7 @@ class EngineClient:
     async def kv_events(self) -> KVEvents:
         """What the prefix cache has stored and evicted since the last call, whichever client made that.
 
-        Empty unless the core was started with `--enable-kv-cache-events`.
+        Refused unless the core was started with `--enable-kv-cache-events`. Many events take several calls.
         """
         return await self._ask(KVEvents, "kv_events")
 

@@ -377,10 +377,10 @@ KNOWN = KVEvents(
         ),
         (lambda client: client.tenants(), ("tenants", ()), [["acme", 100, 2]], [TenantReport("acme", 100, 2)]),
         (
-            lambda client: client.reconfigure(policy="fair", tenant_weights={"acme": 3}),
-            ("reconfigure", ({"policy": "fair", "tenant_weights": {"acme": 3}},)),
-            None,
-            None,
+            lambda client: client.reconfigure(scheduling_policy="fair", tenant_weights={"acme": 3}),
+            ("reconfigure", ({"scheduling_policy": "fair", "tenant_weights": {"acme": 3}},)),
+            {"scheduling_policy": "fair", "watermark": 0.01},
+            {"scheduling_policy": "fair", "watermark": 0.01},
         ),
         (lambda client: client.reset_prefix_cache(), ("reset_prefix_cache", ()), None, None),
         (
