@@ -86,6 +86,10 @@ class LLM:
         """The scheduler's gauges and counters."""
         return self._run(self._engine.stats())
 
+    def reconfigure(self, **changes: Any) -> dict[str, Any]:
+        """Change settings of the scheduler while it runs; see `EngineClient.reconfigure`."""
+        return self._run(self._engine.reconfigure(**changes))
+
     def reset_prefix_cache(self) -> None:
         """Forget all cached prefixes; what runs keeps its blocks."""
         self._run(self._engine.reset_prefix_cache())
