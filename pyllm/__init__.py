@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from pyllm.llm import LLM
     from pyllm.llm_engine import LLMEngine
     from pyllm.sampling_params import SamplingParams
+    from pyllm.scheduling_params import SchedulingParams
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
+    "SchedulingParams",
     "__version__",
 ]
 
@@ -35,6 +37,7 @@ _HOMES = {
     "LLMEngine": "pyllm.llm_engine",
     "RequestOutput": "pyllm.frontend.outputs",
     "SamplingParams": "pyllm.sampling_params",
+    "SchedulingParams": "pyllm.scheduling_params",
 }
 
 

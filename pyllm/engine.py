@@ -15,10 +15,12 @@ from pyllm.config import CoreConfig, ServerConfig, engine_config
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
-from pyllm.frontend.outputs import OutputFold, RequestOutput, RequestProcessor
+from pyllm.frontend.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.prompts import PromptEncoder
+from pyllm.frontend.reports import Decision, SampleReport
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.sockets import SocketFolder
 from pyllm.supervisor import Process
 
@@ -94,17 +96,22 @@ class AsyncEngine:
             raise
 
     async def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The request's output so far, after every change; the last one is `finished`. Leaving early aborts it.
 
-        `prompt` is a text, or token ids.
+        `prompt` is a text, or token ids. `priority`, vLLM's argument, is that of `scheduling` under its own name.
 
         Raises:
             RequestError: the request cannot run.
             EngineDeadError: the core or a worker died.
         """
-        async with self._running(prompt, params, request_id) as (fold, changed):
+        async with self._running(prompt, params, request_id, scheduling.with_priority(priority)) as (fold, changed):
             finished = False
             while not finished:
                 await changed.wait()
@@ -114,17 +121,27 @@ class AsyncEngine:
                 yield output
 
     async def complete(
-        self, prompt: Prompt, params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> RequestOutput:
         """The finished output alone; as `generate` otherwise."""
-        async with self._running(prompt, params, request_id) as (fold, changed):
+        async with self._running(prompt, params, request_id, scheduling.with_priority(priority)) as (fold, changed):
             while not fold.finished:
                 await changed.wait()
                 changed.clear()
             return fold.snapshot()
 
     async def chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, request_id: str | None = None
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
     ) -> AsyncGenerator[RequestOutput, None]:
         """`generate` for a conversation, rendered by the model's chat template.
 
@@ -132,7 +149,7 @@ class AsyncEngine:
             RequestError: the model has no template, or its template refuses the messages; else as `generate`.
         """
         prompt = await self.encode_chat(messages)
-        async with contextlib.aclosing(self.generate(prompt, params, request_id)) as outputs:
+        async with contextlib.aclosing(self.generate(prompt, params, request_id, priority, scheduling)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -148,7 +165,30 @@ class AsyncEngine:
 
     async def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
-        return dict(await self._connected().call("stats"))
+        return await self._connected().stats()
+
+    async def explain(self, request_id: str) -> list[SampleReport]:
+        """Where each sample of a request that runs here stands, and why it is not further.
+
+        Raises:
+            RequestError: there is none of this id.
+        """
+        processor = self._processors.get(request_id)
+        if processor is None:
+            raise RequestError(f"request {request_id!r} is not running", "request_id")
+        return await processor.explain()
+
+    async def decisions(self, limit: int = 100) -> list[Decision]:
+        """What the last steps decided, oldest first."""
+        return await self._connected().decisions(limit)
+
+    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
+        """Change settings of the scheduler while it runs; see `EngineClient.reconfigure`."""
+        return await self._connected().reconfigure(**changes)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; what runs keeps its blocks."""
+        await self._connected().reset_prefix_cache()
 
     async def close(self) -> None:
         """Abort what runs and end the core; may be called twice, and on an engine that never became ready."""
@@ -163,7 +203,7 @@ class AsyncEngine:
 
     @contextlib.asynccontextmanager
     async def _running(
-        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None
+        self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, scheduling: SchedulingParams
     ) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
         client, params = self._connected(), params or SamplingParams()
         check_prompt(prompt)
@@ -174,7 +214,8 @@ class AsyncEngine:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
         fold = OutputFold(name, text, tokens, params.n, changed.set)
-        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, tokens, params, fold)
+        request = Request(tokens, params, scheduling)
+        processor = self._processors[name] = RequestProcessor(client, self.tokenizer, request, fold)
         try:
             yield fold, changed
         finally:

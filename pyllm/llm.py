@@ -11,9 +11,14 @@ from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.outputs import RequestOutput
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 Result = TypeVar("Result")
+Each = TypeVar("Each")
 Params = SamplingParams | Sequence[SamplingParams] | None
+Priority = int | Sequence[int] | None
+Scheduling = SchedulingParams | Sequence[SchedulingParams]
+_Request = tuple[SamplingParams | None, SchedulingParams]
 
 
 class LLM:
@@ -47,28 +52,47 @@ class LLM:
         """The model's tokenizer."""
         return self._engine.tokenizer
 
-    def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> list[RequestOutput]:
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params = None,
+        priority: Priority = None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
+    ) -> list[RequestOutput]:
         """The finished outputs, in the order of the prompts, which run together.
 
-        A prompt is a text or token ids; `params` are one for all, or one for each.
+        A prompt is a text or token ids; the others are one for all, or one for each. `priority`, vLLM's argument, is
+        that of `scheduling` under its own name.
 
         Raises:
             RequestError: one of the requests cannot run; none of them is left running.
             EngineDeadError: the core or a worker died.
         """
         batch = _batch(prompts)
-        return self._run(self._complete(batch, _each(params, len(batch))))
+        return self._run(self._complete(batch, _requests(len(batch), params, priority, scheduling)))
 
     def chat(
-        self, messages: Sequence[Message] | Sequence[Sequence[Message]], params: Params = None
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: Params = None,
+        priority: Priority = None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
     ) -> list[RequestOutput]:
         """`generate` for one conversation, or several, rendered by the model's chat template."""
         batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
-        return self._run(self._complete_chats(batch, _each(params, len(batch))))
+        return self._run(self._complete_chats(batch, _requests(len(batch), params, priority, scheduling)))
 
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
         return self._run(self._engine.stats())
+
+    def reconfigure(self, **changes: Any) -> dict[str, Any]:
+        """Change settings of the scheduler while it runs; see `EngineClient.reconfigure`."""
+        return self._run(self._engine.reconfigure(**changes))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes; what runs keeps its blocks."""
+        self._run(self._engine.reset_prefix_cache())
 
     def close(self) -> None:
         """End the engine; may be called twice."""
@@ -79,17 +103,18 @@ class LLM:
         self._thread.join()
         self._loop.close()
 
-    async def _complete(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams | None]
-    ) -> list[RequestOutput]:
+    async def _complete(self, prompts: Sequence[Prompt], requests: Sequence[_Request]) -> list[RequestOutput]:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._engine.complete(*pair)) for pair in zip(prompts, params, strict=True)]
+            tasks = [
+                group.create_task(self._engine.complete(prompt, params, scheduling=scheduling))
+                for prompt, (params, scheduling) in zip(prompts, requests, strict=True)
+            ]
         return [task.result() for task in tasks]
 
     async def _complete_chats(
-        self, conversations: Sequence[Sequence[Message]], params: Sequence[SamplingParams | None]
+        self, conversations: Sequence[Sequence[Message]], requests: Sequence[_Request]
     ) -> list[RequestOutput]:
-        return await self._complete([await self._engine.encode_chat(messages) for messages in conversations], params)
+        return await self._complete([await self._engine.encode_chat(messages) for messages in conversations], requests)
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         if self._loop.is_closed():
@@ -111,9 +136,20 @@ def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return list(cast(Sequence[Prompt], prompts))
 
 
-def _each(params: Params, number: int) -> list[SamplingParams | None]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * number
-    if len(params) != number:
-        raise RequestError(f"{len(params)} sampling params for {number} prompts: give one for all, or one for each")
-    return list(params)
+def _requests(number: int, params: Params, priority: Priority, scheduling: Scheduling) -> list[_Request]:
+    """What each of so many prompts asks for."""
+    columns = zip(
+        _each(params, number, "sampling params"),
+        _each(scheduling, number, "scheduling params"),
+        _each(priority, number, "priorities"),
+        strict=True,
+    )
+    return [(sampling, place.with_priority(first)) for sampling, place, first in columns]
+
+
+def _each(given: Each | Sequence[Each], number: int, what: str) -> list[Each]:
+    if not isinstance(given, Sequence):
+        return [given] * number
+    if len(given) != number:
+        raise RequestError(f"{len(given)} {what} for {number} prompts: give one for all, or one for each")
+    return list(given)

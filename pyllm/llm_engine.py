@@ -15,11 +15,12 @@ from pyllm.core.executors.inline import InlineExecutor
 from pyllm.engine import Prompt, check_prompt
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.client import EngineClient
-from pyllm.frontend.outputs import OutputFold, RequestOutput, RequestProcessor
+from pyllm.frontend.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.ipc import MemoryEndpoint, MessageHandler
 from pyllm.messages import ClientMessage, CoreMessage
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 _IDENTITY = b"in process"
 
@@ -54,8 +55,15 @@ class LLMEngine:
             self.close()
             raise
 
-    def add_request(self, request_id: str, prompt: Prompt, params: SamplingParams | None = None) -> None:
-        """Queue a request; its outputs come from `step`.
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        priority: int | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> None:
+        """Queue a request; its outputs come from `step`. `priority` is that of `scheduling` under its own name.
 
         Raises:
             RequestError: it cannot run, or the id is in use.
@@ -68,7 +76,8 @@ class LLMEngine:
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         fold = OutputFold(request_id, text, tokens, params.n, lambda: self._changed.add(request_id))
-        processor = RequestProcessor(self._client, self.tokenizer, tokens, params, fold)
+        request = Request(tokens, params, scheduling.with_priority(priority))
+        processor = RequestProcessor(self._client, self.tokenizer, request, fold)
         self._requests[request_id] = processor, fold
         if fold.failure is not None:
             del self._requests[request_id]

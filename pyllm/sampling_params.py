@@ -35,16 +35,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"from 1 to {MAX_SAMPLES}")
-        _check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "from 0 to 100")
-        _check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
-        _check("top_k", self.top_k, -1 <= self.top_k < 2**31, "-1 or 0 (off), or positive and below 2**31")
-        _check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "from 0 to 1")
+        check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"from 1 to {MAX_SAMPLES}")
+        check("temperature", self.temperature, 0.0 <= self.temperature <= 100.0, "from 0 to 100")
+        check("top_p", self.top_p, 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
+        check("top_k", self.top_k, -1 <= self.top_k < 2**31, "-1 or 0 (off), or positive and below 2**31")
+        check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "from 0 to 1")
         if self.seed is not None:
-            _check("seed", self.seed, -(2**63) <= self.seed < 2**64, "a 64-bit integer")
+            check("seed", self.seed, -(2**63) <= self.seed < 2**64, "a 64-bit integer")
         if self.max_tokens is not None:
-            _check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        _check(
+            check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        check(
             "stop",
             len(self.stop_strings),
             len(self.stop_strings) <= MAX_STOP_STRINGS,
@@ -53,7 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if any(not text for text in self.stop_strings):
             raise RequestError("stop must not contain an empty string", "stop")
         for token in self.stop_token_ids:
-            _check("stop_token_ids", token, 0 <= token < 2**31, "token ids, 0 or more")
+            check("stop_token_ids", token, 0 <= token < 2**31, "token ids, 0 or more")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -61,6 +61,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
-def _check(name: str, value: float, holds: bool, allowed: str) -> None:
+def check(name: str, value: float, holds: bool, allowed: str) -> None:
+    """Refuse a value of a request by its name, unless the condition holds; `allowed` says which values do.
+
+    Raises:
+        RequestError: it does not hold.
+    """
     if not holds:
         raise RequestError(f"{name} must be {allowed}, got {value}", name)

@@ -10,7 +10,7 @@ from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
 from pyllm import __version__
-from pyllm.errors import EngineDeadError, RequestError
+from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
@@ -57,8 +57,8 @@ def create_app(state: ServerState) -> Litestar:
     @get("/metrics", summary="Metrics in Prometheus' text format")
     async def show_metrics() -> Response[bytes]:
         try:
-            stats = await state.client.call("stats")
-        except (EngineDeadError, RequestError, TimeoutError):
+            stats = await state.client.stats()
+        except (PyllmError, TimeoutError):
             stats = {}
         return Response(state.metrics.expose(stats), media_type=metrics.CONTENT_TYPE)
 

@@ -7,8 +7,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 import zmq
 
 from pyllm import ipc
@@ -17,8 +18,9 @@ from pyllm.curve import client_keys
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.columns import decode_columns
 from pyllm.frontend.journal import Journal
+from pyllm.frontend.reports import Decision, KVEvents, SampleReport, TenantReport
 from pyllm.frontend.streams import Sink, Stream, Streams
-from pyllm.frontend.submission import Prompt, prepare
+from pyllm.frontend.submission import Prompt, pack_tokens, prepare
 from pyllm.frontend.token_reader import TokenDelta, TokenReader
 from pyllm.messages import (
     PROTOCOL_VERSION,
@@ -35,6 +37,7 @@ from pyllm.messages import (
     Reply,
 )
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 # Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
 # blame the core.
@@ -48,6 +51,8 @@ _REJECTIONS: dict[str, type[PyllmError]] = {"draining": EngineDeadError, "too_la
 Connect = Callable[
     [ipc.MessageHandler[CoreMessage], ipc.MalformedHandler, Callable[[], None]], ipc.Sender[ClientMessage]
 ]
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +150,10 @@ class EngineClient:
         """Requests that have not ended yet."""
         return len(self._streams)
 
-    def submit(self, prompt: Prompt, params: SamplingParams, sink: Sink) -> int:
-        """Start a request; its tokens are pushed to `sink`. Gives the id for `abort`.
+    def submit(
+        self, prompt: Prompt, params: SamplingParams, sink: Sink, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    ) -> int:
+        """Start a request; its tokens are pushed to `sink`. Gives the id for `abort` and `explain`.
 
         `prompt` is token ids, or packed little-endian int32.
 
@@ -156,7 +163,7 @@ class EngineClient:
         """
         self._check_alive()
         now = self._clock()
-        journal = Journal(prepare(prompt, params, self.model), now)
+        journal = Journal(prepare(prompt, params, self.model, scheduling), now)
         request = next(self._ids)
         stream = Stream(request, journal, sink)
         self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
@@ -176,14 +183,16 @@ class EngineClient:
             stream.journal.close(index)
         self._post(Abort(self.epoch, stream.wire_id, sample))
 
-    async def generate(self, prompt: Prompt, params: SamplingParams) -> AsyncGenerator[TokenDelta, None]:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    ) -> AsyncGenerator[TokenDelta, None]:
         """The request's deltas. Leaving the iterator early aborts the request; so does not reading it for 60 s.
 
         Raises:
             RequestError, RequestTooLargeError, EngineDeadError: as for `submit`, or later from the core.
         """
         reader = TokenReader(params.n)
-        request = self.submit(prompt, params, reader)
+        request = self.submit(prompt, params, reader, scheduling)
         self._readers[request] = reader
         try:
             while (delta := await reader.read()) is not None:
@@ -199,7 +208,7 @@ class EngineClient:
         *args: Any,
         timeout: float = 10.0,  # noqa: ASYNC109 - every call on the wire has a deadline
     ) -> Any:
-        """Ask the core for something outside the stream, for example `stats`.
+        """Ask the core for something outside the stream, by name; what follows below is that with types.
 
         Raises:
             RequestError: the core refused; the text says why.
@@ -221,6 +230,64 @@ class EngineClient:
         if not reply.ok:
             raise RequestError(str(reply.value))
         return reply.value
+
+    async def stats(self) -> dict[str, int]:
+        """The scheduler's gauges and counters, and the core's. It and the calls below raise as `call` does."""
+        return await self._ask(dict[str, int], "stats")
+
+    async def explain(self, request: int) -> list[SampleReport]:
+        """Where each sample of a request stands, and why it is not further.
+
+        Raises:
+            RequestError: the request has ended; else as `call`.
+        """
+        stream = self._streams.get(request)
+        if stream is None:
+            raise RequestError(f"request {request} has ended, or is not of this client", "request")
+        return await self._ask(list[SampleReport], "explain", stream.wire_id)
+
+    async def decisions(self, limit: int = 100) -> list[Decision]:
+        """What the last steps decided, oldest first; the core keeps the last 1,024."""
+        return await self._ask(list[Decision], "decisions", limit)
+
+    async def tenants(self) -> list[TenantReport]:
+        """What each tenant has had under the policy `fair`; under others all are one, without a name."""
+        return await self._ask(list[TenantReport], "tenants")
+
+    async def reconfigure(self, **changes: Any) -> dict[str, Any]:
+        """Change settings of the scheduler from the next step on; gives all that can change, as they are then.
+
+        Names are those of the flags: `scheduling_policy`, `tenant_weights`, `watermark`, `max_num_batched_tokens`... If
+        one of them is refused, all stay as they were.
+        """
+        return await self._ask(dict[str, Any], "reconfigure", changes)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached prefixes, on the device and the host; what runs keeps its blocks."""
+        await self.call("reset_prefix_cache")
+
+    async def pin(self, name: int, prompt: Prompt, *, tenant: str = "", cache_salt: str = "", adapter: str = "") -> int:
+        """Keep the full blocks of a prefix from eviction, now and once they are computed; gives their number.
+
+        `name` is the caller's to choose, for `unpin`; the prefix is found by requests that have the other three equal.
+        """
+        tokens = pack_tokens(prompt).tobytes()
+        return await self._ask(int, "pin", name, tokens, tenant, cache_salt, adapter)
+
+    async def unpin(self, name: int) -> bool:
+        """Let a pinned prefix be evicted. False: there is no such pin."""
+        return await self._ask(bool, "unpin", name)
+
+    async def kv_events(self) -> KVEvents:
+        """What the prefix cache has stored and evicted since the last call, whichever client made that.
+
+        Refused unless the core was started with `--enable-kv-cache-events`. Many events take several calls.
+        """
+        return await self._ask(KVEvents, "kv_events")
+
+    async def kv_snapshot(self) -> KVEvents:
+        """All that the prefix cache knows now, for who begins to listen or has missed events."""
+        return await self._ask(KVEvents, "kv_snapshot")
 
     async def death(self) -> PyllmError:
         """Wait until the connection has ended, by `close` too, and give the reason."""
@@ -247,6 +314,14 @@ class EngineClient:
             if idle > READER_PATIENCE and (stream := self._streams.get(request)) is not None:
                 self.abort(request)
                 self._streams.fail(stream, PyllmError(f"aborted: the output was not read for {READER_PATIENCE:g} s"))
+
+    async def _ask(self, kind: type[T], method: str, *args: Any) -> T:
+        value = await self.call(method, *args)
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            text = f"the core answered {method!r} with what this client cannot read: {error}; do their versions agree?"
+            raise ProtocolError(text) from None
 
     async def _beat_forever(self) -> None:
         while self._death is None:

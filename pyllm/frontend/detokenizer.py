@@ -6,14 +6,14 @@ from pyllm.frontend.text_decoder import TextDecoder
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
 
-_REASONS = {FinishCode.STOP: "stop", FinishCode.LENGTH: "length", FinishCode.ABORT: "abort", FinishCode.ERROR: "error"}
+_REASONS = {code: code.name.lower() for code in FinishCode if code}
 
 
 class TextDelta(msgspec.Struct):
     """New text, and the tokens that count as output with it.
 
-    `finish_reason` is stop, length, abort, error, or None while the sample goes on. `stop_reason` is the stop string,
-    or the id from `stop_token_ids`, that ended it.
+    `finish_reason` is stop, length, abort, error, deadline, or None while the sample goes on. `stop_reason` is the stop
+    string, or the id from `stop_token_ids`, that ended it.
     """
 
     text: str

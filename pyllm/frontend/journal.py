@@ -49,15 +49,21 @@ class Journal:
         return self._closed[sample]
 
     def submission(self, epoch: int, request: int, now: float) -> Submit:
-        """The message that starts the request in this epoch, or that continues it after what was already received."""
+        """The message that starts the request in this epoch, or that continues it after what was already received.
+
+        Its time has gone on meanwhile: `timeout` is what is left of it, 0 if nothing is.
+        """
         resumed = any(self._closed) or any(self._outputs)
         outputs = tuple(
             Output(output.tobytes(), closed) for output, closed in zip(self._outputs, self._closed, strict=True)
         )
+        age = max(0.0, now - self._arrival)
+        timeout = self._first.timeout
         return msgspec.structs.replace(
             self._first,
             epoch=epoch,
             request=request,
             outputs=outputs if resumed else (),
-            age=max(0.0, now - self._arrival),
+            age=age,
+            timeout=None if timeout is None else max(0.0, timeout - age),
         )

@@ -1,15 +1,17 @@
 """What a request gives its user, and the processor that turns one request's tokens into it. Knows no HTTP."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
+from pyllm.frontend.reports import SampleReport
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 if TYPE_CHECKING:
     from pyllm.frontend.tokenizer import Tokenizer  # Only passed through here; its library loads in 30 ms.
@@ -36,6 +38,14 @@ class RequestOutput(msgspec.Struct):
     num_cached_tokens: int = 0
 
 
+class Request(NamedTuple):
+    """What one request asks for."""
+
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    scheduling: SchedulingParams = DEFAULT_SCHEDULING
+
+
 class TextSink(Protocol):
     """Where the text of one request goes: plain functions, called from the event loop, that must not block."""
 
@@ -52,21 +62,15 @@ class RequestProcessor:
     Making one submits the request; raises as `EngineClient.submit` does.
     """
 
-    def __init__(
-        self,
-        client: EngineClient,
-        tokenizer: "Tokenizer",
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        sink: TextSink,
-    ) -> None:
+    def __init__(self, client: EngineClient, tokenizer: "Tokenizer", request: Request, sink: TextSink) -> None:
+        prompt, params, scheduling = request
         self._client = client
         self._sink = sink
         self._detokenizers: dict[int, Detokenizer] = {
-            sample: Detokenizer(tokenizer.text_decoder(prompt_token_ids, params.skip_special_tokens), params)
+            sample: Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params)
             for sample in range(params.n)
         }
-        self._request = client.submit(prompt_token_ids, params, self)
+        self._request = client.submit(prompt, params, self, scheduling)
 
     @property
     def finished(self) -> bool:
@@ -80,6 +84,10 @@ class RequestProcessor:
             for sample, detokenizer in list(self._detokenizers.items()):
                 del self._detokenizers[sample]
                 self._sink.text(sample, detokenizer.feed([], FinishCode.ABORT), 0)
+
+    async def explain(self) -> list[SampleReport]:
+        """Where each sample stands, and why; raises as `EngineClient.explain` does."""
+        return await self._client.explain(self._request)
 
     def drop(self) -> None:
         """End the request; the sink hears nothing more of it."""

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.messages import ModelInfo, Sampling, Submit
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 Prompt = Sequence[int] | bytes | bytearray | memoryview
 
 
-def prepare(prompt: Prompt, params: SamplingParams, model: ModelInfo) -> Submit:
+def prepare(
+    prompt: Prompt, params: SamplingParams, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+) -> Submit:
     """The `Submit` of a fresh request, still without epoch and id.
 
     `prompt` is token ids, or packed little-endian int32. The seed is drawn here where the caller gave none, and the
@@ -32,7 +35,7 @@ def prepare(prompt: Prompt, params: SamplingParams, model: ModelInfo) -> Submit:
     if not num_tokens:
         raise RequestError("the prompt is empty; give at least one token", "prompt")
     max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
-    tokens = _pack(prompt)
+    tokens = pack_tokens(prompt)
     if min(tokens) < 0 or max(tokens) >= model.vocab_size:
         outside = next(token for token in tokens if not 0 <= token < model.vocab_size)
         raise RequestError(f"token id {outside} is outside the vocabulary of {model.vocab_size} tokens", "prompt")
@@ -48,6 +51,11 @@ def prepare(prompt: Prompt, params: SamplingParams, model: ModelInfo) -> Submit:
         sampling=Sampling(params.temperature, max(params.top_k, 0), params.top_p, params.min_p),
         stop_token_ids=array("i", sorted(stop)).tobytes(),
         n=params.n,
+        tenant=scheduling.tenant,
+        priority=scheduling.priority,
+        timeout=scheduling.timeout,
+        ttft_target=scheduling.ttft_target,
+        tpot_target=scheduling.tpot_target,
     )
 
 
@@ -60,13 +68,8 @@ def refuse_prompt(length: str, model: ModelInfo) -> RequestTooLargeError:
     )
 
 
-def _num_tokens(prompt: Prompt) -> int:
-    if isinstance(prompt, bytes | bytearray | memoryview):
-        return -(-memoryview(prompt).nbytes // 4)
-    return len(prompt)
-
-
-def _pack(prompt: Prompt) -> "array[int]":
+def pack_tokens(prompt: Prompt) -> "array[int]":
+    """Token ids as int32; raises RequestError for what is none."""
     tokens = array("i")
     try:
         if isinstance(prompt, bytes | bytearray | memoryview):
@@ -76,6 +79,12 @@ def _pack(prompt: Prompt) -> "array[int]":
     except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"the prompt is not a sequence of 32-bit token ids: {error}", "prompt") from None
     return tokens
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        return -(-memoryview(prompt).nbytes // 4)
+    return len(prompt)
 
 
 def _max_tokens(num_prompt_tokens: int, wanted: int | None, model: ModelInfo) -> int:

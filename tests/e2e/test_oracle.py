@@ -1,8 +1,7 @@
 """float32 greedy tokens equal those of `transformers` on the same weights, however the engine is set up.
 
-The prompts are stretches of the licence text. Stretches from the same place share a prefix, so that the prefix cache
-has something to find. They were chosen so that the two best logits never lie closer than `MARGIN`: below it the order
-of float32 additions, which no two implementations share, may decide.
+The two best logits never lie closer than `MARGIN`: below it the order of float32 additions, which no two
+implementations share, may decide.
 """
 
 from pathlib import Path
@@ -13,42 +12,17 @@ from transformers import AutoModelForCausalLM
 
 from pyllm import LLM, SamplingParams
 from pyllm.checkpoint import read_checkpoint
-from pyllm.frontend.tokenizer import Tokenizer
+from tests.e2e.stretches import STRETCHES, stretches
 
-TEXT = Path(__file__).parents[2] / "LICENSE"
 MARGIN = 0.01
 NEW_TOKENS = 64
-# (length, first token) of each prompt
-STRETCHES = [
-    (5, 442),
-    (5, 1989),
-    (11, 1100),
-    (16, 0),
-    (16, 1095),
-    (33, 218),
-    (48, 1296),
-    (64, 0),
-    (64, 1505),
-    (100, 0),
-    (100, 211),
-    (150, 1854),
-    (200, 1005),
-    (256, 780),
-    (300, 573),
-    (400, 181),
-    (400, 1448),
-    (500, 0),
-    (500, 855),
-    (600, 644),
-]
 
 Tokens = list[int]
 
 
 @pytest.fixture(scope="module")
 def prompts() -> list[Tokens]:
-    tokens = Tokenizer(read_checkpoint("").tokenizer).encode(TEXT.read_text())
-    return [tokens[first : first + length] for length, first in STRETCHES]
+    return stretches()
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,14 @@ MODEL = ModelInfo(
     tensor_parallel_size=1,
 )
 EPOCH = 7
+# The scheduler's figures.
+STATS = (
+    *("num_requests", "num_running", "num_waiting", "num_held", "num_loading"),
+    *("num_blocks", "num_free_blocks", "num_used_blocks", "num_cached_blocks", "num_pinned_blocks"),
+    *("num_host_blocks", "num_free_host_blocks", "num_cached_host_blocks"),
+    *("num_preemptions", "num_swapped", "num_expired", "prefix_queries", "prefix_hits", "host_prefix_hits"),
+    *("num_computed_tokens", "num_steps", "num_drafts", "num_accepted_drafts", "num_failed_loads"),
+)
 
 
 class Row(NamedTuple):
@@ -135,8 +143,8 @@ class ScriptedCore(FakeCore):
         self.script = script
         self.paused = False
         self.running: dict[tuple[int, int], tuple[Submit, list[int], int]] = {}
-        self.stats = {"num_running": 0, "num_waiting": 0, "num_held": 0, "num_blocks": 32, "num_used_blocks": 8}
-        self.stats |= {"num_preemptions": 3, "prefix_queries": 100, "prefix_hits": 40}
+        self.stats = dict.fromkeys(STATS, 0) | {"num_blocks": 32, "num_used_blocks": 8, "num_preemptions": 3}
+        self.stats |= {"prefix_queries": 100, "prefix_hits": 40}
         self._scheduled = False
 
     def handle(self, message: ClientMessage) -> None:

@@ -11,9 +11,11 @@ import pytest
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.client import CORE_SILENCE, READER_PATIENCE, EngineClient
+from pyllm.frontend.reports import Decision, KVEvent, KVEvents, SampleReport, TenantReport
 from pyllm.frontend.token_reader import TokenDelta
 from pyllm.messages import Abort, Call, ClientMessage, FinishCode, Heartbeat, Hello, Ready, Rejected, Reply, Submit
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import SchedulingParams
 from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore, connected, deltas
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -333,6 +335,112 @@ async def test_a_call_without_answer_is_a_timeout() -> None:
     client = await connected(FakeCore())
     with pytest.raises(TimeoutError, match="did not answer 'stats'"):
         await client.call("stats", timeout=0.0)
+
+
+class AskedCore(FakeCore):
+    """Answers every call with one value, in the shape in which the scheduler gives it."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    def handle(self, message: ClientMessage) -> None:
+        super().handle(message)
+        if isinstance(message, Call):
+            self.say(Reply(message.id, True, self.value))
+
+    @property
+    def asked(self) -> list[tuple[str, tuple[object, ...]]]:
+        return [(call.method, call.args) for call in self.sent(Call)]
+
+
+STEP = {"num_rows": 2, "num_tokens": 9, "num_prefill_tokens": 8, "num_admitted": 1, "num_preempted": 1}
+STEP |= {"num_swapped": 0, "num_running": 2, "num_waiting": 3, "num_free_blocks": 4}
+SAMPLE = {"sample": 0, "num_tokens": 0, "num_computed": 16, "num_known": 20}
+EVENTS = [4, 17, [["stored", b"hash", None, b"\1\0\0\0", "device"], ["removed", b"hash", b"parent", b"", "host"]]]
+KNOWN = KVEvents(
+    4,
+    17,
+    [KVEvent("stored", b"hash", None, b"\1\0\0\0", "device"), KVEvent("removed", b"hash", b"parent", b"", "host")],
+)
+
+
+@pytest.mark.parametrize(
+    ("ask", "call", "answer", "expected"),
+    [
+        (lambda client: client.stats(), ("stats", ()), {"num_running": 3}, {"num_running": 3}),
+        (
+            lambda client: client.decisions(5),
+            ("decisions", (5,)),
+            [STEP | {"step": 7, "now": 1.5, "stop": "blocks"}, STEP | {"step": 8, "now": 2, "stop": None}],
+            [Decision(step=7, now=1.5, stop="blocks", **STEP), Decision(step=8, now=2.0, **STEP)],
+        ),
+        (lambda client: client.tenants(), ("tenants", ()), [["acme", 100, 2]], [TenantReport("acme", 100, 2)]),
+        (
+            lambda client: client.reconfigure(scheduling_policy="fair", tenant_weights={"acme": 3}),
+            ("reconfigure", ({"scheduling_policy": "fair", "tenant_weights": {"acme": 3}},)),
+            {"scheduling_policy": "fair", "watermark": 0.01},
+            {"scheduling_policy": "fair", "watermark": 0.01},
+        ),
+        (lambda client: client.reset_prefix_cache(), ("reset_prefix_cache", ()), None, None),
+        (
+            lambda client: client.pin(3, [1, 2], tenant="acme", cache_salt="salt"),
+            ("pin", (3, b"\1\0\0\0\2\0\0\0", "acme", "salt", "")),
+            2,
+            2,
+        ),
+        (lambda client: client.unpin(3), ("unpin", (3,)), False, False),
+        (lambda client: client.kv_events(), ("kv_events", ()), EVENTS, KNOWN),
+        (lambda client: client.kv_snapshot(), ("kv_snapshot", ()), EVENTS, KNOWN),
+    ],
+)
+async def test_a_call_has_its_arguments_and_the_type_of_its_answer(
+    ask: Callable[[EngineClient], Awaitable[object]], call: object, answer: object, expected: object
+) -> None:
+    core = AskedCore(answer)
+    assert await ask(await connected(core)) == expected
+    assert core.asked == [call]
+
+
+async def test_a_request_is_explained_under_the_id_that_the_core_knows() -> None:
+    core = AskedCore([SAMPLE | {"state": "swapped", "reason": "blocks", "hold": None, "news": "from a later core"}])
+    client = await connected(core)
+    request = client.submit([1], GREEDY, Recorder())
+    core.say_rows(Row(request, [12], offset=2))  # a gap: it goes by another id now
+    assert await client.explain(request) == [SampleReport(state="swapped", reason="blocks", **SAMPLE)]
+    again = core.sent(Submit)[1].request
+    assert core.asked == [("explain", (again,))]
+    core.say_rows(Row(again, [5], finish=FinishCode.STOP))
+    with pytest.raises(RequestError, match=f"request {request} has ended"):
+        await client.explain(request)
+
+
+async def test_an_answer_that_cannot_be_read_is_a_protocol_error() -> None:
+    client = await connected(AskedCore([{"sample": 0}]))
+    with pytest.raises(ProtocolError, match=r"'decisions'.*required field"):
+        await client.decisions()
+
+
+async def test_what_is_sent_again_has_less_time_left() -> None:
+    now = 50.0
+    core = FakeCore()
+    client = await connected(core, clock=lambda: now)
+    scheduling = SchedulingParams(priority=4, tenant="acme", timeout=30.0)
+    request = client.submit([1], GREEDY, Recorder(), scheduling)
+    now = 60.0
+    core.say_rows(Row(request, [12], offset=2))
+    first, again = core.sent(Submit)
+    assert (first.timeout, first.age, first.priority, first.tenant) == (30.0, 0.0, 4, "acme")
+    assert (again.timeout, again.age, again.priority, again.tenant) == (20.0, 10.0, 4, "acme")
+
+
+async def test_generate_passes_the_scheduling_on() -> None:
+    core = ScriptedCore(lambda prompt, sample: [5])
+    client = await connected(core)
+    deltas = [delta async for delta in client.generate([1], GREEDY, SchedulingParams(priority=2, ttft_target=0.5))]
+    assert len(deltas) == 1
+    (submit,) = core.sent(Submit)
+    assert (submit.priority, submit.ttft_target) == (2, 0.5)
 
 
 async def _lost(core: FakeCore, client: EngineClient) -> None:

@@ -2,6 +2,7 @@
 
 from array import array
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +23,15 @@ def test_a_resubmission_carries_every_samples_tokens() -> None:
     journal.close(1)
     outputs = journal.submission(epoch=4, request=6, now=0.0).outputs
     assert outputs == (Output(array("i", [4, 5]).tobytes(), False), Output(b"", True))
+
+
+def test_a_resubmission_has_what_is_left_of_the_timeout() -> None:
+    first = msgspec.structs.replace(FIRST, timeout=10.0, ttft_target=1.0, tpot_target=0.1, priority=2, tenant="acme")
+    journal = Journal(first, arrival=100.0)
+    sent = [journal.submission(1, 1, now) for now in (100.0, 104.0, 130.0)]
+    assert [(submit.age, submit.timeout) for submit in sent] == [(0.0, 10.0), (4.0, 6.0), (30.0, 0.0)]
+    again = sent[-1]
+    assert (again.ttft_target, again.tpot_target, again.priority, again.tenant) == (1.0, 0.1, 2, "acme")
 
 
 def test_a_gap_enters_nothing() -> None:

@@ -4,16 +4,31 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm.frontend.metrics import Metrics, token_bounds
 from tests.frontend.fake_core import MODEL
+from tests.frontend.fake_core import STATS as NAMES
 
-STATS = {
+STATS = dict.fromkeys(NAMES, 0) | {
     "num_running": 3,
     "num_waiting": 4,
     "num_held": 1,
+    "num_loading": 2,
     "num_blocks": 32,
     "num_used_blocks": 8,
+    "num_cached_blocks": 6,
+    "num_pinned_blocks": 5,
+    "num_host_blocks": 40,
+    "num_free_host_blocks": 30,
+    "num_cached_host_blocks": 7,
     "num_preemptions": 5,
+    "num_swapped": 2,
+    "num_expired": 9,
     "prefix_queries": 100,
     "prefix_hits": 60,
+    "host_prefix_hits": 20,
+    "num_computed_tokens": 1000,
+    "num_steps": 50,
+    "num_drafts": 12,
+    "num_accepted_drafts": 8,
+    "num_failed_loads": 1,
 }
 
 
@@ -42,16 +57,45 @@ def test_the_cores_numbers_have_vllms_names() -> None:
     samples = exposed(Metrics("tiny", MODEL), STATS)
     expected = {
         "vllm:num_requests_running": 3,
-        "vllm:num_requests_waiting": 5,
+        "vllm:num_requests_waiting": 7,
         "vllm:num_requests_waiting_by_reason{'reason': 'capacity'}": 4,
-        "vllm:num_requests_waiting_by_reason{'reason': 'deferred'}": 1,
+        "vllm:num_requests_waiting_by_reason{'reason': 'deferred'}": 3,
         "vllm:kv_cache_usage_perc": 0.25,
+        "vllm:cpu_cache_usage_perc": 0.25,
         "vllm:num_preemptions_total": 5,
         "vllm:prefix_cache_queries_total": 100,
-        "vllm:prefix_cache_hits_total": 60,
-        "vllm:cache_config_info{'block_size': '16', 'cache_dtype': 'float32', 'num_gpu_blocks': '32'}": 1,
+        "vllm:prefix_cache_hits_total": 40,
+        "vllm:external_prefix_cache_queries_total": 60,
+        "vllm:external_prefix_cache_hits_total": 20,
+        "vllm:spec_decode_num_draft_tokens_total": 12,
+        "vllm:spec_decode_num_accepted_tokens_total": 8,
+        "vllm:cache_config_info{'block_size': '16', 'cache_dtype': 'float32', 'num_cpu_blocks': '40', "
+        "'num_gpu_blocks': '32'}": 1,
     }
     assert expected.items() <= samples.items()
+
+
+def test_what_vllm_does_not_count_is_named_like_it() -> None:
+    samples = exposed(Metrics("tiny", MODEL), STATS)
+    expected = {
+        "vllm:num_requests_held": 1,
+        "vllm:num_requests_loading": 2,
+        "vllm:num_requests_expired_total": 9,
+        "vllm:num_preemptions_by_kind_total{'kind': 'recompute'}": 3,
+        "vllm:num_preemptions_by_kind_total{'kind': 'swap'}": 2,
+        "vllm:num_cached_blocks{'tier': 'device'}": 6,
+        "vllm:num_cached_blocks{'tier': 'host'}": 7,
+        "vllm:num_pinned_blocks": 5,
+        "vllm:num_failed_kv_loads_total": 1,
+        "vllm:num_scheduled_steps_total": 50,
+        "vllm:num_scheduled_tokens_total": 1000,
+    }
+    assert expected.items() <= samples.items()
+
+
+def test_without_a_host_pool_none_of_it_is_in_use() -> None:
+    samples = exposed(Metrics("tiny", MODEL), STATS | {"num_host_blocks": 0, "num_free_host_blocks": 0})
+    assert samples["vllm:cpu_cache_usage_perc"] == 0
 
 
 def test_a_request_is_timed_from_its_arrival() -> None:

@@ -6,6 +6,7 @@ import pytest
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.outputs import CompletionOutput, OutputFold, RequestOutput, RequestProcessor
+from pyllm.frontend.outputs import Request as Asked
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, FinishCode, Rejected
 from pyllm.sampling_params import SamplingParams
@@ -18,7 +19,7 @@ class Request:
     def __init__(self, client: EngineClient, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.changes = 0
         self.fold = OutputFold("req-1", "Hello", tokenizer.encode("Hello"), params.n, self._change)
-        self.processor = RequestProcessor(client, tokenizer, tokenizer.encode("Hello"), params, self.fold)
+        self.processor = RequestProcessor(client, tokenizer, Asked(tokenizer.encode("Hello"), params), self.fold)
 
     def _change(self) -> None:
         self.changes += 1
@@ -42,7 +43,7 @@ async def test_who_wants_only_the_end_takes_one_snapshot(tokenizer: Tokenizer) -
     core = FakeCore()
     taken: list[RequestOutput] = []
     fold = OutputFold("req-1", None, [1], 2, lambda: taken.append(fold.snapshot()) if fold.finished else None)
-    RequestProcessor(await connected(core), tokenizer, [1], SamplingParams(n=2), fold)
+    RequestProcessor(await connected(core), tokenizer, Asked([1], SamplingParams(n=2)), fold)
     tokens = tokenizer.encode("Hello world")
     for position, token in enumerate(tokens):
         core.say_rows(*(Row(1, [token], position, sample, cached_tokens=1) for sample in range(2)))
@@ -82,6 +83,16 @@ async def test_an_abort_ends_every_sample_with_what_it_has(tokenizer: Tokenizer)
     outputs = request.fold.snapshot().outputs
     assert [(output.text, output.finish_reason) for output in outputs] == [("a sto", "abort"), ("", "abort")]
     assert request.fold.finished
+
+
+async def test_a_deadline_ends_a_sample_with_what_it_has(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(stop="stop"))
+    tokens = tokenizer.encode("a sto")
+    core.say_rows(Row(1, tokens, finish=FinishCode.DEADLINE))
+    (output,) = request.fold.snapshot().outputs
+    assert (output.text, output.token_ids, output.finish_reason) == ("a sto", tokens, "deadline")
+    assert (request.fold.finished, core.sent(Abort)) == (True, [])
 
 
 async def test_of_a_dropped_request_nothing_more_is_heard(tokenizer: Tokenizer) -> None:

@@ -11,6 +11,7 @@ from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.submission import prepare
 from pyllm.messages import Sampling
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import SchedulingParams
 from tests.frontend.fake_core import MODEL
 
 
@@ -25,6 +26,15 @@ def test_sampling_reaches_the_wire() -> None:
     submit = prepare([1], params, MODEL)
     assert submit.sampling == Sampling(temperature=0.5, top_k=0, top_p=0.9, min_p=0.1)
     assert (submit.n, submit.seed) == (3, 2**64 - 1)
+
+
+def test_scheduling_reaches_the_wire() -> None:
+    scheduling = SchedulingParams(priority=-2, tenant="acme", timeout=9.0, ttft_target=0.5, tpot_target=0.1)
+    submit = prepare([1], SamplingParams(), MODEL, scheduling)
+    assert (submit.priority, submit.tenant) == (-2, "acme")
+    assert (submit.timeout, submit.ttft_target, submit.tpot_target) == (9.0, 0.5, 0.1)
+    plain = prepare([1], SamplingParams(), MODEL)
+    assert (plain.priority, plain.tenant, plain.timeout) == (0, "", None)
 
 
 def test_a_seed_is_drawn_where_none_is_given() -> None:

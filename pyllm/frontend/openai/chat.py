@@ -27,6 +27,7 @@ from pyllm.frontend.openai.protocol import (
     Usage,
     refuse_unsupported,
     sampling_params,
+    scheduling_params,
     wants_usage,
 )
 from pyllm.frontend.server_state import ServerState
@@ -49,9 +50,10 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
         params = sampling_params(data, limit)
+        scheduling = scheduling_params(data)
         form = ChatFormat(state.model_name, wants_usage(data))
         prompt = await _encode(state, data)
-        return respond(Generation(state, [prompt], params), form, data.stream is True)
+        return respond(Generation(state, [prompt], params, scheduling), form, data.stream is True)
 
     return create_chat_completion
 

@@ -24,6 +24,7 @@ from pyllm.frontend.openai.protocol import (
     Usage,
     refuse_unsupported,
     sampling_params,
+    scheduling_params,
     wants_usage,
 )
 from pyllm.frontend.server_state import ServerState
@@ -45,9 +46,10 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         check_model(state, data.model)
         refuse_unsupported(data)
         params = sampling_params(data, DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens)
+        scheduling = scheduling_params(data)
         form = CompletionFormat(state.model_name, wants_usage(data))
         prompts = await state.prompts.encode(split_prompts(data.prompt), data.add_special_tokens is not False)
-        return respond(Generation(state, prompts, params), form, data.stream is True)
+        return respond(Generation(state, prompts, params, scheduling), form, data.stream is True)
 
     return create_completion
 

@@ -6,9 +6,10 @@ from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.metrics import RequestMetrics
 from pyllm.frontend.openai.protocol import PromptTokensDetails, Usage
-from pyllm.frontend.outputs import RequestProcessor
+from pyllm.frontend.outputs import Request, RequestProcessor
 from pyllm.frontend.server_state import ServerState
 from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
+from pyllm.scheduling_params import SchedulingParams
 
 
 class Receiver(Protocol):
@@ -28,13 +29,16 @@ class Generation:
         RequestError: there are more choices than one request may have.
     """
 
-    def __init__(self, state: ServerState, prompts: list[list[int]], params: SamplingParams) -> None:
+    def __init__(
+        self, state: ServerState, prompts: list[list[int]], params: SamplingParams, scheduling: SchedulingParams
+    ) -> None:
         self.num_choices = len(prompts) * params.n
         if self.num_choices > MAX_SAMPLES:
             raise RequestError(f"{len(prompts)} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
         self._state = state
         self._prompts = prompts
         self._params = params
+        self._scheduling = scheduling
         self._receiver: Receiver
         self._processors: list[RequestProcessor] = []
         self._metrics: list[RequestMetrics] = []
@@ -100,7 +104,8 @@ class Generation:
         metrics = self._state.metrics.request(len(prompt), self._params.n)
         self._metrics.append(metrics)
         sink = _PromptSink(self, index, index * self._params.n, metrics)
-        self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, prompt, self._params, sink))
+        request = Request(prompt, self._params, self._scheduling)
+        self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink))
 
     def _end(self, reason: str) -> None:
         self._num_open = 0

@@ -12,6 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pyllm.errors import RequestError
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import SchedulingParams
 
 T = TypeVar("T")
 _UNSUPPORTED = {"supported": False}
@@ -46,6 +47,10 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     skip_special_tokens: bool | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+    priority: int | None = None
+    timeout: float | None = None
+    ttft_target: float | None = None
+    tpot_target: float | None = None
 
     # Accepted without effect.
     user: str | None = None
@@ -81,7 +86,6 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: Unsupported[str] = None
     thinking_token_budget: Unsupported[int] = None
     repetition_detection: Unsupported[dict[str, Any]] = None
-    priority: Unsupported[int] = 0
     cache_salt: Unsupported[str] = None
     request_id: Unsupported[str] = None
     session_id: Unsupported[str] = None
@@ -201,6 +205,20 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None) -> Sampl
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     return SamplingParams(
         **given, max_tokens=max_tokens, stop=tuple(stop), stop_token_ids=tuple(request.stop_token_ids or ())
+    )
+
+
+def scheduling_params(request: GenerationRequest) -> SchedulingParams:
+    """The part of a request that is about its place among the others, checked. The tenant is never the body's to name.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+    return SchedulingParams(
+        priority=request.priority or 0,
+        timeout=request.timeout,
+        ttft_target=request.ttft_target,
+        tpot_target=request.tpot_target,
     )
 
 

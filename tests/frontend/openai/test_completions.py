@@ -154,6 +154,40 @@ async def test_the_seed_reaches_the_core(tokenizer: Tokenizer) -> None:
     assert (submit.seed, submit.sampling.temperature) == (42, 0.5)
 
 
+async def test_scheduling_reaches_the_core(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await complete(frontend, prompt=["x", "y"], priority=-1, timeout=30, ttft_target=0.5, tpot_target=0.1)
+        await complete(frontend, prompt="x", min_tokens=0)
+    *asked, plain = frontend.core.sent(Submit)
+    assert len(asked) == 2
+    for submit in asked:
+        assert (submit.priority, submit.timeout, submit.tenant) == (-1, 30.0, "")
+        assert (submit.ttft_target, submit.tpot_target) == (0.5, 0.1)
+    assert (plain.priority, plain.timeout) == (0, None)
+
+
+async def test_a_deadline_ends_the_text_with_what_there_is(tokenizer: Tokenizer) -> None:
+    class Expiring(ScriptedCore):
+        def _step(self) -> None:
+            super()._step()
+            for request, sample in list(self.running):
+                _, _, offset = self.running.pop((request, sample))
+                self.say_rows(Row(request, [], offset, sample, FinishCode.DEADLINE))
+
+    body: dict[str, Any] = {"prompt": "x", "n": 2, "timeout": 0.5, "stop": "ok!"}
+    async with in_process(Expiring(lambda prompt, sample: tokenizer.encode("ok")), tokenizer) as frontend:
+        answer = await complete(frontend, **body)
+        *chunks, last = await stream(frontend, **body, stream_options={"include_usage": True})
+        metrics = (await frontend.http.get("/metrics")).text
+    expected = [("o", "deadline", None)] * 2
+    assert [(each["text"], each["finish_reason"], each["stop_reason"]) for each in answer["choices"]] == expected
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == "oo"
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["deadline"] * 2
+    assert answer["usage"]["completion_tokens"] == last["usage"]["completion_tokens"] == 2
+    assert 'finished_reason="deadline",model_name="tiny"} 4.0' in metrics
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize(
     ("body", "status", "parameter"),
@@ -169,6 +203,13 @@ async def test_the_seed_reaches_the_core(tokenizer: Tokenizer) -> None:
         ({"prompt": "x", "logprobs": 5}, 400, "logprobs"),
         ({"prompt": ["x"] * 100, "n": 200}, 400, "n"),
         ({"prompt": "x", "n": 9}, 400, "n"),
+        ({"prompt": "x", "priority": 2**31}, 400, "priority"),
+        ({"prompt": "x", "priority": 0.5}, 400, "priority"),
+        ({"prompt": "x", "timeout": 0}, 400, "timeout"),
+        ({"prompt": "x", "ttft_target": -1}, 400, "ttft_target"),
+        ({"prompt": "x", "tpot_target": "fast"}, 400, "tpot_target"),
+        ({"prompt": "x", "tenant": "acme"}, 400, "tenant"),
+        ({"prompt": "x", "min_tokens": 1}, 400, "min_tokens"),
         ({"prompt": 5}, 400, "prompt"),
         ({}, 400, None),
     ],

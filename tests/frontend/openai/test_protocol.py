@@ -13,9 +13,11 @@ from pyllm.frontend.openai.protocol import (
     Unsupported,
     refuse_unsupported,
     sampling_params,
+    scheduling_params,
     wants_usage,
 )
 from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import SchedulingParams
 
 COMPLETION = {"prompt": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -37,7 +39,6 @@ SHARED = {
     "structured_outputs": (None, {"regex": "x"}),
     "guided_json": (None, {}),
     "guided_regex": (None, "x"),
-    "priority": (0, 1),
     "cache_salt": (None, "salt"),
     "return_token_ids": (False, True),
     "kv_transfer_params": (None, {}),
@@ -130,6 +131,18 @@ def test_what_is_left_out_or_null_is_neutral() -> None:
     null = dict.fromkeys(["n", "temperature", "top_p", "stop", "stop_token_ids", "seed"])
     assert sampling_params(decode(ChatRequest, CHAT | null), None) == SamplingParams()
     assert sampling_params(decode(ChatRequest, CHAT | {"stop": "x"}), None).stop == ("x",)
+
+
+def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:
+    fields = {"priority": -3, "timeout": 2, "ttft_target": 0.5, "tpot_target": 0.05}
+    request = decode(ChatRequest, CHAT | fields)
+    assert scheduling_params(request) == SchedulingParams(
+        priority=-3, timeout=2.0, ttft_target=0.5, tpot_target=0.05, tenant=""
+    )
+    null = decode(ChatRequest, CHAT | dict.fromkeys(fields))
+    assert scheduling_params(null) == scheduling_params(decode(ChatRequest, CHAT)) == SchedulingParams()
+    with pytest.raises(msgspec.ValidationError, match="unknown field `tenant`"):
+        decode(ChatRequest, CHAT | {"tenant": "somebody else"})
 
 
 def test_usage_is_an_option_of_streams() -> None:

@@ -1,0 +1,39 @@
+"""What a user may ask of one request's place among the others, checked. Knows neither the wire nor the policies."""
+
+import math
+
+import msgspec
+
+from pyllm.sampling_params import check
+
+
+class SchedulingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which of these count is the scheduling policy's affair; `timeout` counts under all of them.
+
+    `priority`: lower runs earlier, as in vLLM. `tenant`: on whose account the request runs; tenants share no cached
+    blocks. `timeout`: seconds after which it ends unfinished, with the finish reason `deadline`. `ttft_target` and
+    `tpot_target`: seconds to the first token, and from token to token, that are wanted.
+
+    Raises:
+        RequestError: a value is out of its range; the text has the value and the range.
+    """
+
+    priority: int = 0
+    tenant: str = ""
+    timeout: float | None = None
+    ttft_target: float | None = None
+    tpot_target: float | None = None
+
+    def __post_init__(self) -> None:
+        check("priority", self.priority, -(2**31) <= self.priority < 2**31, "from -2**31 to 2**31 - 1")
+        for name in ("timeout", "ttft_target", "tpot_target"):
+            seconds = getattr(self, name)
+            if seconds is not None:
+                check(name, seconds, 0.0 < seconds < math.inf, "a finite number of seconds above 0")
+
+    def with_priority(self, priority: int | None) -> "SchedulingParams":
+        """These with another priority, if one is given: vLLM has it as an argument of its own."""
+        return self if priority is None else msgspec.structs.replace(self, priority=priority)
+
+
+DEFAULT_SCHEDULING = SchedulingParams()

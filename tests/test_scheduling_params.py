@@ -1,0 +1,33 @@
+import pytest
+
+from pyllm import SchedulingParams
+from pyllm.errors import RequestError
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("priority", 2**31),
+        ("priority", -(2**31) - 1),
+        *((name, value) for name in ("timeout", "ttft_target", "tpot_target") for value in (0.0, -1.0)),
+        ("timeout", float("nan")),
+        ("timeout", float("inf")),
+    ],
+)
+def test_values_out_of_range_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(RequestError, match=name) as refused:
+        SchedulingParams(**{name: value})
+    assert refused.value.parameter == name
+
+
+def test_misspelt_name_fails() -> None:
+    with pytest.raises(TypeError, match="time_out"):
+        SchedulingParams(time_out=3)  # type: ignore[call-arg]
+
+
+def test_a_priority_of_its_own_takes_the_place_of_the_other() -> None:
+    scheduling = SchedulingParams(priority=5, tenant="acme")
+    assert scheduling.with_priority(None) == scheduling
+    assert scheduling.with_priority(0) == SchedulingParams(tenant="acme")
+    with pytest.raises(RequestError, match="priority"):
+        scheduling.with_priority(2**31)
