@@ -256,6 +256,7 @@ impl Scheduler {
             sequence.num_computed = 0;
             sequence.num_in_flight = 0;
             sequence.is_verifying = false;
+            sequence.may_share = false;
             sequence.load = None;
             if sequence.state == State::Swapped {
                 sequence.state = State::Preempted;
@@ -314,6 +315,8 @@ impl Scheduler {
             request,
             sample,
             num_samples,
+            seed: live.request.seed,
+            tpot_target: live.request.tpot_target,
             num_prompt_tokens: live.request.prompt.len() as u32,
             max_length: live.request.max_length(&self.config),
             service: self.queue.request_floor(live.lane),
@@ -353,6 +356,7 @@ impl Scheduler {
         self.cache.free_chain(&mut sequence.blocks);
         self.cache.free_host(&mut sequence.host_blocks);
         sequence.num_computed = 0;
+        sequence.may_share = false;
         if let State::Running(slot) = sequence.state {
             self.slot_copies.retain(|&(_, destination)| destination != slot);
             self.free_slots.push(slot);

@@ -59,6 +59,9 @@ pub(crate) struct Sequence {
     pub(crate) num_samples: u32,
     pub(crate) state: State,
     pub(crate) queue_key: QueueKey,
+    // Of its request, to have what every decode needs in one place.
+    pub(crate) seed: u64,
+    pub(crate) tpot_target: Option<f64>,
     pub(crate) num_prompt_tokens: u32,
     /// Prompt and output tokens at which it ends.
     pub(crate) max_length: u32,
@@ -85,6 +88,8 @@ pub(crate) struct Sequence {
     /// Whether a row in flight verifies `drafts`.
     pub(crate) is_verifying: bool,
     pub(crate) blocks: Vec<BlockId>,
+    /// Whether the block that it writes next may be another sample's too.
+    pub(crate) may_share: bool,
     pub(crate) host_blocks: Vec<HostBlockId>,
     pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
     pub(crate) num_stored: usize,             // blocks that the prefix cache has seen
@@ -172,14 +177,6 @@ impl Sequence {
         self.num_readable() >= (self.num_stored as u32 + 1) * block_size
     }
 
-    /// The known token at a position.
-    pub(crate) fn token(&self, prompt: &[i32], position: u32) -> Option<i32> {
-        let position = position as usize;
-        let token =
-            if position < prompt.len() { prompt.get(position) } else { self.output.get(position - prompt.len()) };
-        token.copied()
-    }
-
     /// Known tokens from `start` to before `end`, as the part in the prompt and the part in the output.
     pub(crate) fn tokens<'a>(&'a self, prompt: &'a [i32], start: u32, end: u32) -> (&'a [i32], &'a [i32]) {
         let split = prompt.len();
@@ -236,6 +233,8 @@ impl Sequence {
             sample,
             num_samples: 1,
             queue_key: QueueKey { sample, ..self.queue_key },
+            seed: self.seed,
+            tpot_target: self.tpot_target,
             num_prompt_tokens: self.num_prompt_tokens,
             max_length: self.max_length,
             cached_tokens: self.cached_tokens,

@@ -141,7 +141,7 @@ impl Scheduler {
     /// With a free slot, the new sequence runs on the blocks of an origin that has computed all but its last token; else it
     /// waits to be computed.
     pub(super) fn fork_sample(&mut self, origin: Key<Sequence>, sample: u32) -> Key<Sequence> {
-        let origin = &self.sequences[origin];
+        let origin = &mut self.sequences[origin];
         let request = origin.request;
         let mut sequence = origin.fork(sample);
         sequence.since = self.decisions.num_made();
@@ -158,6 +158,7 @@ impl Scheduler {
             for &block in &sequence.blocks {
                 self.cache.share(block);
             }
+            (sequence.may_share, origin.may_share) = (true, true);
             // A slot that is itself still to be copied has nothing to give.
             let earlier = self.slot_copies.iter().find(|copy| copy.1 == source);
             self.slot_copies.push((earlier.map_or(source, |copy| copy.0), slot));

@@ -226,14 +226,15 @@ impl Scheduler {
     pub(super) fn plan_row(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) {
         let Self { config, cache, copied, draft, sequences, requests, .. } = self;
         let sequence = &mut sequences[key];
-        let live = &requests[sequence.request];
         let slot = sequence.slot().expect("the sequence is running");
         let block_size = config.block_size;
         let (start, end) = (sequence.num_computed, sequence.num_computed + num_tokens);
 
         // Only the block that is partly full can be shared with another sample.
         let first = (start / block_size) as usize;
-        if let Some(block) = sequence.blocks.get_mut(first).filter(|block| is_shared(cache, copied, **block)) {
+        let may_share = sequence.may_share;
+        let written = sequence.blocks.get_mut(first).filter(|block| may_share && is_shared(cache, copied, **block));
+        if let Some(block) = written {
             let copy = cache.allocate();
             draft.copy_block(*block, copy);
             draft.change_table(slot, first, copy);
@@ -253,12 +254,14 @@ impl Scheduler {
         let num_known = sequence.num_known();
         let is_decode = start + 1 >= num_known;
         let num_drafts = if is_decode && sequence.num_in_flight == 0 { num_tokens - 1 } else { 0 };
-        if num_tokens == 1 {
-            draft.tokens.push(sequence.token(&live.request.prompt, start).unwrap_or(-1));
+        if num_tokens == 1 && start >= sequence.num_prompt_tokens {
+            let output = (start - sequence.num_prompt_tokens) as usize;
+            draft.tokens.push(sequence.output.get(output).copied().unwrap_or(-1));
             draft.positions.push(start as i32);
             draft.slot_mapping.push((sequence.blocks[first].0 * block_size + start % block_size) as i32);
         } else {
-            let (head, tail) = sequence.tokens(&live.request.prompt, start, end.min(num_known));
+            let prompt = &requests[sequence.request].request.prompt;
+            let (head, tail) = sequence.tokens(prompt, start, end.min(num_known));
             draft.tokens.extend_from_slice(head);
             draft.tokens.extend_from_slice(tail);
             draft.tokens.extend_from_slice(&sequence.drafts[..num_drafts as usize]);
@@ -273,13 +276,13 @@ impl Scheduler {
         let position = sequence.length() - sequence.num_prompt_tokens;
         let num_samples = if num_drafts > 0 {
             for draft_index in 0..=num_drafts {
-                let uniform = philox::uniform(live.request.seed, position + draft_index, sequence.sample);
+                let uniform = philox::uniform(sequence.seed, position + draft_index, sequence.sample);
                 draft.sample_at(num_drafts - draft_index, uniform);
             }
             num_drafts + 1
         } else if end == sequence.length() {
             for sample in sequence.sample_range(sequence.num_samples) {
-                draft.sample_at(0, philox::uniform(live.request.seed, position, sample));
+                draft.sample_at(0, philox::uniform(sequence.seed, position, sample));
             }
             sequence.num_samples
         } else {
@@ -288,7 +291,7 @@ impl Scheduler {
         draft.end_row(slot, end);
 
         if is_decode {
-            let target = live.request.tpot_target.unwrap_or(planning.default_target);
+            let target = sequence.tpot_target.unwrap_or(planning.default_target);
             planning.inter_token_target = planning.inter_token_target.min(target);
         } else {
             planning.num_prefill_tokens += num_tokens;

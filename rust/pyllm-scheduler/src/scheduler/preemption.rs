@@ -94,15 +94,15 @@ impl Scheduler {
 
     /// Whether the blocks for the sequence's next tokens are free.
     pub(super) fn has_room(&self, key: Key<Sequence>, num_tokens: u32) -> bool {
-        self.num_blocks_to_take(key, num_tokens) <= self.cache.num_free()
-    }
-
-    fn num_blocks_to_take(&self, key: Key<Sequence>, num_tokens: u32) -> u32 {
         let sequence = &self.sequences[key];
-        let num_blocks = self.config.blocks_for(sequence.num_computed + num_tokens);
-        let writes_shared = sequence.blocks.get((sequence.num_computed / self.config.block_size) as usize);
-        let num_copies = u32::from(writes_shared.is_some_and(|&block| is_shared(&self.cache, &self.copied, block)));
-        num_blocks.saturating_sub(sequence.blocks.len() as u32) + num_copies
+        let num_blocks = self.config.blocks_for(sequence.num_computed + num_tokens) as usize;
+        let num_new = num_blocks.saturating_sub(sequence.blocks.len()) as u32;
+        let written = (sequence.num_computed / self.config.block_size) as usize;
+        let copies = sequence.may_share && {
+            let written = sequence.blocks.get(written);
+            written.is_some_and(|&block| is_shared(&self.cache, &self.copied, block))
+        };
+        num_new + u32::from(copies) <= self.cache.num_free()
     }
 }
 
