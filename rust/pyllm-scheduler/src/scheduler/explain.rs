@@ -40,7 +40,7 @@ pub enum Reason {
     Watermark,
     /// There are, but what runs is expected to need them.
     Growth,
-    /// The step preempted to let the rest go on; it admits nothing.
+    /// The step preempted to let the rest go on; it admits nothing after that.
     Preempting,
     /// Another one comes before it in the policy's order, and that one was not admitted.
     Policy,

@@ -49,6 +49,11 @@ impl Planning {
         if self.budget == 0 { Reason::Budget } else { Reason::InterTokenTarget }
     }
 
+    /// Why the rest of the step goes without, once a running sequence found no block.
+    fn blocks_reason(&self) -> Reason {
+        if self.num_preempted > 0 { Reason::Preempting } else { Reason::Blocks }
+    }
+
     fn cut(&mut self, reason: Reason) {
         self.cut.get_or_insert(reason);
     }
@@ -106,7 +111,7 @@ impl Scheduler {
         self.bound_prefills(&mut planning);
         self.plan_prefills(&mut planning);
         if planning.ran_out_of_blocks {
-            planning.stop = self.queue.first().map(|key| (key, Reason::Preempting));
+            planning.stop = self.queue.first().map(|key| (key, planning.blocks_reason()));
         } else {
             self.admit(&mut planning);
         }
@@ -182,7 +187,7 @@ impl Scheduler {
                     if self.make_room(key, 1 + num_drafts, planning) {
                         self.plan_row(key, 1 + num_drafts, planning);
                     } else {
-                        planning.cut(Reason::Blocks);
+                        planning.cut(planning.blocks_reason());
                     }
                 } else {
                     planning.cut(Reason::Samples);

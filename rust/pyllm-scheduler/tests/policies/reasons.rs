@@ -266,7 +266,7 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         Reason::Blocks | Reason::Policy => decision.num_running > 0,
         Reason::Watermark => settings.watermark > 0.0 && decision.num_free_blocks > 0,
         Reason::Growth => settings.expected_growth > 0.0 && decision.num_free_blocks > 0,
-        Reason::Preempting => decision.num_preempted > 0 && decision.num_admitted == 0,
+        Reason::Preempting => decision.num_preempted > 0,
         // Nothing here is held, loaded or in flight, comes after the step, or has more than one sample.
         Reason::New | Reason::Held | Reason::Loading | Reason::Forking | Reason::InFlight | Reason::Samples => false,
     }
