@@ -1,5 +1,10 @@
 //! What the scheduler decides where any decision would give the right tokens: order, reuse and what is left alone.
 
+mod branches;
+mod loads;
+mod preemption;
+mod reasons;
+
 use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Plan, Request, RequestId, Scheduler, Stats};
 
 use crate::sections::Sections;
@@ -7,7 +12,11 @@ use crate::sections::Sections;
 const CLIENT: ClientId = ClientId(0);
 
 fn scheduler(num_blocks: u32, max_num_seqs: u32, max_num_batched_tokens: u32) -> Scheduler {
-    let config = Config {
+    Scheduler::new(config(num_blocks, max_num_seqs, max_num_batched_tokens)).expect("the limits are in range")
+}
+
+fn config(num_blocks: u32, max_num_seqs: u32, max_num_batched_tokens: u32) -> Config {
+    Config {
         block_size: 4,
         num_blocks,
         max_num_seqs,
@@ -15,8 +24,7 @@ fn scheduler(num_blocks: u32, max_num_seqs: u32, max_num_batched_tokens: u32) ->
         max_model_len: 64,
         vocab_size: 100,
         ..Config::default()
-    };
-    Scheduler::new(config).expect("the limits are in range")
+    }
 }
 
 fn request(id: u64, prompt: impl Into<Vec<i32>>, max_tokens: u32) -> Request {
@@ -175,17 +183,7 @@ fn held_requests_run_only_after_their_release() -> Result<(), Error> {
 
 #[test]
 fn without_prefix_caching_nothing_is_kept_or_looked_up() -> Result<(), Error> {
-    let config = Config {
-        block_size: 4,
-        num_blocks: 8,
-        max_num_seqs: 1,
-        max_num_batched_tokens: 64,
-        max_model_len: 64,
-        vocab_size: 100,
-        enable_prefix_caching: false,
-        ..Config::default()
-    };
-    let mut scheduler = Scheduler::new(config)?;
+    let mut scheduler = Scheduler::new(Config { enable_prefix_caching: false, ..config(8, 1, 64) })?;
     for id in 1..3 {
         scheduler.add(request(id, [1; 9], 1))?;
         assert_eq!(run_to_the_end(&mut scheduler, 5).cached_tokens, [0]);

@@ -185,17 +185,17 @@ impl Device {
         let rows = rows.map(|((&slot, &length), (query, sampled))| {
             let (slot, length) = (&self.slots[slot as usize], length as usize);
             let mut prefix = root(slot.request());
-            let mut prefixes = Vec::with_capacity(length);
+            let mut read = Vec::with_capacity(length);
             let mut spoilt = None;
             let mut context = Vec::with_capacity(length);
             for position in 0..length {
-                let content = self.read(slot, position);
-                spoilt = spoilt.or(content.spoilt);
-                prefix = prefix.then(content.token);
-                let is_own = content.prefix == prefix || spoilt.is_some();
-                assert!(is_own, "position {position} holds another sequence's content, or that of other weights");
-                context.push(content.token);
-                prefixes.push(prefix);
+                let held = self.read(slot, position);
+                spoilt = spoilt.or(held.spoilt);
+                prefix = prefix.then(held.token);
+                let is_own = held.prefix == prefix || spoilt.is_some();
+                assert!(is_own, "position {position} holds another sequence's held, or that of other weights");
+                context.push(held.token);
+                read.push(prefix);
             }
             let logits_rows: Vec<_> =
                 plan.ints("logits_rows")[sampled.clone()].iter().map(|&row| row as usize).collect();
@@ -205,7 +205,7 @@ impl Device {
             assert!(is_of_last || is_of_drafts, "logits are wanted of a row's last token, or of each draft as well");
             let uniforms = plan.uniforms[sampled].to_vec();
             let positions = logits_rows.iter().map(|row| length + row - query.end);
-            let sampled = positions.zip(&uniforms).map(|(position, &uniform)| prefixes[position].next_token(uniform));
+            let sampled = positions.zip(&uniforms).map(|(position, &uniform)| read[position].next_token(uniform));
             Row {
                 request: slot.request().to_vec(),
                 blocks: slot.table[..length.div_ceil(self.block_size)].iter().copied().flatten().collect(),

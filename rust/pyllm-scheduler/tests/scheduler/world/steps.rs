@@ -58,12 +58,11 @@ impl World {
         let stats = self.scheduler.stats();
         assert_eq!(stats.num_expired, before.num_expired + num_expired);
         self.take_loads();
-        match &plan {
-            Some(plan) => self.execute(plan, &before),
-            None => {
-                let may_run = stats.num_running + stats.num_waiting > 0 && self.loads.is_empty();
-                assert!(!self.in_flight.is_empty() || !may_run, "nothing is in flight, and yet nothing runs");
-            }
+        if let Some(plan) = &plan {
+            self.execute(plan, &before);
+        } else {
+            let may_run = stats.num_running + stats.num_waiting > 0 && self.loads.is_empty();
+            assert!(!self.in_flight.is_empty() || !may_run, "nothing is in flight, and yet nothing runs");
         }
         self.begin_loads();
         self.check_decision(plan.as_ref(), &before);
@@ -114,14 +113,14 @@ impl World {
         let samples: Vec<u32> = samples.map(|(index, _)| index as u32).collect();
         assert!(!samples.is_empty(), "a row reads what no live sample of its request has: {context:?}");
         let position = (context.len() as u32).saturating_sub(request.prompt.len() as u32);
-        let number = |offset: u32, sample: u32| uniform(request.seed, position + offset, sample).to_bits();
-        let drawn: Vec<u32> = row.uniforms.iter().map(|uniform| uniform.to_bits()).collect();
-        if drawn.len() > 1 && row.num_drafts == 0 {
-            assert_eq!(drawn, (0..request.n).map(|sample| number(0, sample)).collect::<Vec<_>>());
+        let expected = |offset: u32, sample: u32| uniform(request.seed, position + offset, sample).to_bits();
+        let numbers: Vec<u32> = row.uniforms.iter().map(|uniform| uniform.to_bits()).collect();
+        if numbers.len() > 1 && row.num_drafts == 0 {
+            assert_eq!(numbers, (0..request.n).map(|sample| expected(0, sample)).collect::<Vec<_>>());
             return;
         }
-        let draws = |&sample: &u32| drawn.iter().zip(0..).all(|(&drawn, offset)| drawn == number(offset, sample));
-        assert!(samples.iter().any(draws), "the numbers of another sample");
+        let is_drawn_by = |&sample: &u32| numbers.iter().zip(0..).all(|(&one, offset)| one == expected(offset, sample));
+        assert!(samples.iter().any(is_drawn_by), "the numbers of another sample");
     }
 
     fn check_limits(&mut self, plan: &Plan, rows: &[Row]) {
@@ -195,10 +194,10 @@ impl World {
     pub(super) fn lose_device(&mut self) {
         self.scheduler.lose_device();
         self.device = Device::new(&self.config);
-        let stats = self.scheduler.stats();
-        let known = stats.num_cached_blocks + stats.num_cached_host_blocks;
-        assert_eq!((stats.num_used_blocks, known, stats.num_running, stats.num_loading), (0, 0, 0, 0));
-        assert_eq!(stats.num_free_host_blocks, stats.num_host_blocks);
+        let after = self.scheduler.stats();
+        let known = after.num_cached_blocks + after.num_cached_host_blocks;
+        assert_eq!((after.num_used_blocks, known, after.num_running, after.num_loading), (0, 0, 0, 0));
+        assert_eq!(after.num_free_host_blocks, after.num_host_blocks);
         for (load, _) in std::mem::take(&mut self.loads) {
             assert_eq!(self.scheduler.finish_load(load, u32::MAX), Err(Error::UnknownLoad { load }));
         }

@@ -1,0 +1,45 @@
+//! What is taken back, and for whom.
+
+use pyllm_scheduler::{Config, Error, PolicyName, Request, RequestId, Scheduler};
+
+use super::{CLIENT, commit, config, plan, request, run_to_the_end};
+use crate::sections::Sections;
+
+#[test]
+fn a_token_that_fills_a_block_of_a_swapped_sequence_is_taken() -> Result<(), Error> {
+    let mut scheduler = Scheduler::new(Config { num_host_blocks: 4, ..config(8, 2, 64) })?;
+    scheduler.add(request(1, [1, 2, 3], 3))?;
+    let first = plan(&mut scheduler);
+    let second = plan(&mut scheduler); // it computes the fourth token, which no one knows yet
+    scheduler.hold(CLIENT, RequestId(1), "test")?;
+    assert_eq!(scheduler.stats().num_swapped, 1);
+    commit(&mut scheduler, &first, 7);
+    commit(&mut scheduler, &second, 8);
+    scheduler.release(CLIENT, RequestId(1))?;
+    let third = plan(&mut scheduler);
+    assert_eq!(Sections::new(&third).ints("tokens"), [8]);
+    commit(&mut scheduler, &third, 9);
+    assert_eq!(run_to_the_end(&mut scheduler, 0).tokens, [7, 8, 9]);
+    Ok(())
+}
+
+#[test]
+fn what_took_the_place_of_another_has_a_row_though_the_first_has_no_room() -> Result<(), Error> {
+    let limits = Config { policy: PolicyName::Priority, max_pinned_blocks: 2, ..config(5, 3, 64) };
+    let mut scheduler = Scheduler::new(limits)?;
+    let pinned = Request { priority: 2, ..request(2, [2; 8], 2) };
+    scheduler.pin(1, &pinned)?;
+    scheduler.add(request(1, [1; 8], 3))?;
+    scheduler.add(pinned)?;
+    scheduler.add(Request { priority: 3, ..request(3, [3; 3], 2) })?;
+    let first = plan(&mut scheduler);
+    commit(&mut scheduler, &first, 9);
+    // It gets the third's slot and block, which the first needs for itself, and the second has none to give.
+    scheduler.add(Request { priority: 1, ..request(4, [4; 3], 2) })?;
+    let second = plan(&mut scheduler);
+    let sections = Sections::new(&second);
+    assert_eq!((sections.ints("tokens"), sections.slot_inits().len()), (&[4; 3][..], 1));
+    commit(&mut scheduler, &second, 9);
+    run_to_the_end(&mut scheduler, 9);
+    Ok(())
+}
