@@ -146,18 +146,40 @@ impl Config {
 
     /// The first setting in which `other` differs and that cannot change while requests run.
     pub(crate) fn fixed_difference(&self, other: &Self) -> Option<&'static str> {
+        // Every field is named here, so that a new one is not live by oversight.
+        let Self {
+            block_size,
+            num_blocks,
+            num_host_blocks,
+            max_num_seqs,
+            max_model_len,
+            vocab_size,
+            enable_prefix_caching,
+            max_pinned_blocks,
+            enable_kv_cache_events,
+            incarnation,
+            swap_block_seconds,
+            max_num_batched_tokens: _,
+            long_prefill_token_threshold: _,
+            inter_token_target: _,
+            policy: _,
+            tenant_weights: _,
+            weights_version: _,
+            watermark: _,
+            expected_growth: _,
+        } = self;
         let fixed = [
-            ("block_size", self.block_size == other.block_size),
-            ("num_blocks", self.num_blocks == other.num_blocks),
-            ("num_host_blocks", self.num_host_blocks == other.num_host_blocks),
-            ("max_num_seqs", self.max_num_seqs == other.max_num_seqs),
-            ("max_model_len", self.max_model_len == other.max_model_len),
-            ("vocab_size", self.vocab_size == other.vocab_size),
-            ("enable_prefix_caching", self.enable_prefix_caching == other.enable_prefix_caching),
-            ("max_pinned_blocks", self.max_pinned_blocks == other.max_pinned_blocks),
-            ("enable_kv_cache_events", self.enable_kv_cache_events == other.enable_kv_cache_events),
-            ("incarnation", self.incarnation == other.incarnation),
-            ("swap_block_seconds", self.swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),
+            ("block_size", *block_size == other.block_size),
+            ("num_blocks", *num_blocks == other.num_blocks),
+            ("num_host_blocks", *num_host_blocks == other.num_host_blocks),
+            ("max_num_seqs", *max_num_seqs == other.max_num_seqs),
+            ("max_model_len", *max_model_len == other.max_model_len),
+            ("vocab_size", *vocab_size == other.vocab_size),
+            ("enable_prefix_caching", *enable_prefix_caching == other.enable_prefix_caching),
+            ("max_pinned_blocks", *max_pinned_blocks == other.max_pinned_blocks),
+            ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
+            ("incarnation", *incarnation == other.incarnation),
+            ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),
         ];
         fixed.into_iter().find_map(|(name, equal)| (!equal).then_some(name))
     }

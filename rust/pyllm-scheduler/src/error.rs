@@ -40,6 +40,8 @@ pub enum Error {
         needed: u32,
         /// Blocks in the KV cache.
         num_blocks: u32,
+        /// Of these, the ones that pins may keep from it.
+        max_pinned_blocks: u32,
         /// Tokens a block holds.
         block_size: u32,
     },
@@ -92,6 +94,8 @@ pub enum Error {
         asked: u32,
         /// Blocks that pins have already.
         pinned: u32,
+        /// Pins there are.
+        num_pins: u32,
         /// `Config::max_pinned_blocks`.
         quota: u32,
     },
@@ -101,6 +105,11 @@ pub enum Error {
         call: &'static str,
         /// The setting.
         setting: &'static str,
+    },
+    /// The call comes before every other.
+    NotNew {
+        /// What was asked.
+        call: &'static str,
     },
     /// The setting cannot change while requests run.
     Fixed {
@@ -156,13 +165,26 @@ impl fmt::Display for Error {
                  an output token; shorten the prompt",
                 max_model_len - 1
             ),
-            Self::NeverFits { num_prompt_tokens, max_tokens, num_tokens, needed, num_blocks, block_size } => write!(
-                formatter,
-                "a prompt of {num_prompt_tokens} tokens with max_tokens {max_tokens} holds {num_tokens} tokens in \
-                 {needed} blocks of {block_size}, and the KV cache has {num_blocks} blocks ({} tokens); shorten the \
-                 prompt, lower max_tokens, or enlarge the KV cache",
-                num_blocks * block_size
-            ),
+            Self::NeverFits {
+                num_prompt_tokens,
+                max_tokens,
+                num_tokens,
+                needed,
+                num_blocks,
+                max_pinned_blocks,
+                block_size,
+            } => {
+                write!(
+                    formatter,
+                    "a prompt of {num_prompt_tokens} tokens with max_tokens {max_tokens} holds {num_tokens} tokens in \
+                     {needed} blocks of {block_size}, and the KV cache has {num_blocks} blocks ({} tokens)",
+                    num_blocks * block_size
+                )?;
+                if *max_pinned_blocks > 0 {
+                    write!(formatter, ", of which max_pinned_blocks {max_pinned_blocks} are for pins")?;
+                }
+                formatter.write_str("; shorten the prompt, lower max_tokens, or enlarge the KV cache")
+            }
             Self::UnknownRequest { client, request } => {
                 write!(formatter, "client {client} has no live request {request}; it has finished or was never added")
             }
@@ -180,12 +202,13 @@ impl fmt::Display for Error {
                 write!(formatter, "load {load} is not under way: it was finished, or lost with the device")
             }
             Self::DuplicatePin { name } => write!(formatter, "pin {name} exists; unpin it first"),
-            Self::PinQuota { asked, pinned, quota } => write!(
+            Self::PinQuota { asked, pinned, num_pins, quota } => write!(
                 formatter,
-                "{asked} blocks to pin beside {pinned} pinned are more than max_pinned_blocks {quota}; unpin something, \
-                 or pin a shorter prefix"
+                "one more pin, of {asked} more blocks, beside {num_pins} pins of {pinned} blocks is more than \
+                 max_pinned_blocks {quota} allows of either; unpin something, or pin a shorter prefix"
             ),
             Self::Disabled { call, setting } => write!(formatter, "{call} needs {setting}, which is off; turn it on"),
+            Self::NotNew { call } => write!(formatter, "{call} comes before every other call; make a new scheduler"),
             Self::Fixed { setting } => {
                 write!(formatter, "{setting} cannot change while the engine runs; start another with it")
             }

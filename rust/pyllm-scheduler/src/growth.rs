@@ -31,19 +31,19 @@ impl Growth {
         self.is_sorted = false;
     }
 
-    /// Whether the peak, with one more sequence, stays within `capacity` blocks. `num_used` blocks are in use now, fewer
-    /// than the sum of what sequences hold where they share.
+    /// Whether the peak, with one more sequence, stays within `capacity` blocks. `num_used` blocks are in use now.
     pub(crate) fn fits(&mut self, one: Expected, num_used: u32, capacity: u32) -> bool {
-        let shared = self.held.saturating_sub(u64::from(num_used));
-        let limit = u64::from(capacity) + shared;
-        if self.total + u64::from(one.num_blocks + one.num_growing) <= limit {
+        // What sequences share counts once, and what only pins and loads refer to counts, too.
+        let limit = u64::from(capacity) + self.held;
+        let num_used = u64::from(num_used);
+        if num_used + self.total + u64::from(one.num_blocks + one.num_growing) <= limit {
             return true;
         }
         if !self.is_sorted {
             self.sequences.sort_unstable_by_key(|one| std::cmp::Reverse(one.num_growing));
             self.is_sorted = true;
         }
-        self.peak_with(one) <= limit
+        num_used + self.peak_with(one) <= limit
     }
 
     /// When a sequence ends, those that grow as long or longer are there, each larger by what it grew.
@@ -88,6 +88,13 @@ mod tests {
         let one = Expected { num_blocks: 4, num_growing: 1 };
         assert!(growth(&[(2, 6)]).fits(one, 2, 8));
         assert!(!growth(&[(2, 6)]).fits(one, 2, 7));
+    }
+
+    #[test]
+    fn blocks_of_pins_and_loads_are_no_room() {
+        let one = Expected { num_blocks: 1, num_growing: 1 };
+        assert!(growth(&[(2, 2)]).fits(one, 2, 6));
+        assert!(!growth(&[(2, 2)]).fits(one, 5, 6));
     }
 
     #[test]

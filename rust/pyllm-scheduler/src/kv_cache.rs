@@ -10,7 +10,6 @@ use crate::pins::Pins;
 use crate::prefix::Name;
 use crate::swaps::Swaps;
 
-pub(crate) use crate::pins::PinError;
 pub(crate) use crate::swaps::Swap;
 
 #[derive(Clone, Debug)]
@@ -162,6 +161,11 @@ impl KvCache {
         self.host.share(host);
     }
 
+    /// Drops a reference.
+    pub(crate) fn free_host_block(&mut self, host: HostBlockId) {
+        self.host.free(host);
+    }
+
     /// Drops a reference to each, the tail first.
     pub(crate) fn free_host(&mut self, blocks: &mut Vec<HostBlockId>) {
         for host in blocks.drain(..).rev() {
@@ -211,18 +215,15 @@ impl KvCache {
     }
 
     /// These contents are not evicted from the device: those here now, and the others from when they are stored.
-    /// `contains_pin` said that the name is new.
-    pub(crate) fn pin(&mut self, name: u64, hashes: Vec<BlockHash>) -> Result<(), PinError> {
+    ///
+    /// Errors: `DuplicatePin`, `PinQuota`.
+    pub(crate) fn pin(&mut self, name: u64, hashes: Vec<BlockHash>) -> crate::error::Result<()> {
         for hash in self.pins.pin(name, hashes)? {
             if let Some(block) = self.device.get(hash) {
                 self.hold_if_pinned(block, hash);
             }
         }
         Ok(())
-    }
-
-    pub(crate) fn contains_pin(&self, name: u64) -> bool {
-        self.pins.contains(name)
     }
 
     /// False: there is no such pin.

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::error::{Error, Result};
 use crate::hash::{BlockHash, HashMapByDigest};
 use crate::ids::BlockId;
 
@@ -18,23 +19,9 @@ struct Wish {
     block: Option<BlockId>,
 }
 
-/// A pin asks for more than is left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PinError {
-    /// Blocks that it asks for and no other pin has.
-    pub(crate) asked: u32,
-    /// Blocks that the other pins have.
-    pub(crate) pinned: u32,
-    pub(crate) quota: u32,
-}
-
 impl Pins {
     pub(crate) fn new(quota: u32) -> Self {
         Self { quota, by_name: BTreeMap::new(), wishes: HashMapByDigest::default(), num_held: 0 }
-    }
-
-    pub(crate) fn contains(&self, name: u64) -> bool {
-        self.by_name.contains_key(&name)
     }
 
     /// Blocks that pins hold.
@@ -48,14 +35,20 @@ impl Pins {
     }
 
     /// Adds a pin. Gives the contents that no other pin has, for `hold` to be called with those that are there.
-    pub(crate) fn pin(&mut self, name: u64, mut hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>, PinError> {
+    ///
+    /// Errors: `DuplicatePin`; `PinQuota`, also for more pins than there may be blocks of them.
+    pub(crate) fn pin(&mut self, name: u64, mut hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>> {
+        if self.by_name.contains_key(&name) {
+            return Err(Error::DuplicatePin { name });
+        }
         let mut seen = BTreeSet::new();
         hashes.retain(|hash| seen.insert(*hash.as_bytes()));
         let mut added = hashes.clone();
         added.retain(|hash| !self.wishes.contains_key(hash));
         let (asked, pinned) = (added.len() as u32, self.wishes.len() as u32);
-        if asked > self.quota.saturating_sub(pinned) {
-            return Err(PinError { asked, pinned, quota: self.quota });
+        let num_pins = self.by_name.len() as u32;
+        if asked > self.quota.saturating_sub(pinned) || num_pins >= self.quota {
+            return Err(Error::PinQuota { asked, pinned, num_pins, quota: self.quota });
         }
         for &hash in &hashes {
             self.wishes.entry(hash).or_insert(Wish { num_pins: 0, block: None }).num_pins += 1;
@@ -101,7 +94,7 @@ impl Pins {
     }
 
     /// See `Scheduler::audit`. `find` gives the device's block with these contents.
-    pub(crate) fn audit(&self, find: impl Fn(BlockHash) -> Option<BlockId>) -> Result<(), String> {
+    pub(crate) fn audit(&self, find: impl Fn(BlockHash) -> Option<BlockId>) -> std::result::Result<(), String> {
         let num_held = self.wishes.values().filter(|wish| wish.block.is_some()).count();
         if num_held != self.num_held as usize {
             return Err(format!("pins hold {num_held} blocks, not {}", self.num_held));
@@ -131,7 +124,10 @@ mod tests {
         let mut pins = Pins::new(3);
         assert_eq!(pins.pin(1, hashes(&["a", "b", "b"])), Ok(hashes(&["a", "b"])));
         assert_eq!(pins.pin(2, hashes(&["a", "c"])), Ok(hashes(&["c"])));
-        assert_eq!(pins.pin(3, hashes(&["a", "d"])), Err(PinError { asked: 1, pinned: 3, quota: 3 }));
+        assert_eq!(
+            pins.pin(3, hashes(&["a", "d"])),
+            Err(Error::PinQuota { asked: 1, pinned: 3, num_pins: 2, quota: 3 })
+        );
         for (block, hash) in hashes(&["a", "b"]).into_iter().enumerate() {
             assert!(pins.hold(BlockId(block as u32), hash));
         }

@@ -2,7 +2,7 @@
 //! order of its ranks; the lane that has had the least service is next. A lane that comes back starts no lower than those
 //! that waited meanwhile, so that idleness is not saved up.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::arena::{Arena, Key};
 use crate::policy::Rank;
@@ -20,14 +20,14 @@ pub(crate) struct Queue {
     lanes: Arena<Lane>,
     by_tenant: HashMap<String, Key<Lane>>,
     /// The lanes in which something waits, least service first.
-    waiting: BTreeSet<(u64, u64)>, // (service, lane's number)
+    waiting: BTreeMap<(u64, u64), Key<Lane>>, // by service and lane's number
     /// The lanes without requests whose service is still above the floor.
-    idle: BTreeSet<(u64, u64)>,
-    by_number: HashMap<u64, Key<Lane>>,
+    idle: BTreeMap<(u64, u64), Key<Lane>>,
     next_number: u64,
-    /// The lane that was served last: where a newcomer starts if nothing waits.
-    last_served: Option<Key<Lane>>,
-    floor: u64, // its service, once it is forgotten
+    /// What each lane would have had if all had been served alike: it grows by each service, divided among those that have
+    /// requests. A newcomer starts here, so that even tenants that come ever anew leave the others their turn.
+    virtual_time: u64,
+    active_weight: u64, // of the lanes that have requests
     num_waiting: usize,
 }
 
@@ -51,12 +51,11 @@ impl Queue {
         Self {
             lanes: Arena::new(),
             by_tenant: HashMap::new(),
-            waiting: BTreeSet::new(),
-            idle: BTreeSet::new(),
-            by_number: HashMap::new(),
+            waiting: BTreeMap::new(),
+            idle: BTreeMap::new(),
             next_number: 0,
-            last_served: None,
-            floor: 0,
+            virtual_time: 0,
+            active_weight: 0,
             num_waiting: 0,
         }
     }
@@ -65,14 +64,18 @@ impl Queue {
         self.num_waiting
     }
 
-    /// The tenant's lane, for one more request.
+    /// The tenant's lane, for one more request. The weight counts from now on.
     pub(crate) fn open(&mut self, tenant: &str, weight: u32) -> Key<Lane> {
         let key = match self.by_tenant.get(tenant) {
             Some(&key) => key,
             None => self.add_lane(tenant, weight),
         };
+        self.set_weight(key, weight);
         let lane = &mut self.lanes[key];
         self.idle.remove(&(lane.service, lane.number));
+        if lane.num_requests == 0 {
+            self.active_weight += lane.weight;
+        }
         lane.num_requests += 1;
         key
     }
@@ -82,13 +85,18 @@ impl Queue {
         let lane = &mut self.lanes[key];
         lane.num_requests -= 1;
         if lane.num_requests == 0 {
-            self.idle.insert((lane.service, lane.number));
+            self.active_weight -= lane.weight;
+            self.idle.insert((lane.service, lane.number), key);
             self.forget_idle();
         }
     }
 
     pub(crate) fn set_weight(&mut self, key: Key<Lane>, weight: u32) {
-        self.lanes[key].weight = u64::from(weight);
+        let lane = &mut self.lanes[key];
+        let before = std::mem::replace(&mut lane.weight, u64::from(weight));
+        if lane.num_requests > 0 {
+            self.active_weight = self.active_weight + lane.weight - before;
+        }
     }
 
     /// Queues a sequence that has had `request_service`.
@@ -101,10 +109,10 @@ impl Queue {
     ) {
         let lane = &self.lanes[key];
         if lane.queue.is_empty() {
-            let service = lane.service.max(self.least_service());
+            let service = lane.service.max(self.start());
             let lane = &mut self.lanes[key];
             lane.service = service;
-            self.waiting.insert((service, lane.number));
+            self.waiting.insert((service, lane.number), key);
         }
         let lane = &mut self.lanes[key];
         lane.request_floor = lane.request_floor.max(request_service);
@@ -124,13 +132,13 @@ impl Queue {
 
     /// The sequence that is next.
     pub(crate) fn first(&self) -> Option<Key<Sequence>> {
-        let (_, number) = self.waiting.first()?;
-        self.lanes[self.by_number[number]].queue.first_key_value().map(|(_, &sequence)| sequence)
+        let (_, &lane) = self.waiting.first_key_value()?;
+        self.lanes[lane].queue.first_key_value().map(|(_, &sequence)| sequence)
     }
 
     /// Removes the sequence that is next, which is `first`.
     pub(crate) fn take_first(&mut self, key: Key<Lane>, queue_key: &QueueKey) {
-        self.last_served = Some(key);
+        self.virtual_time = self.virtual_time.max(self.lanes[key].service);
         self.remove(key, queue_key);
         self.forget_idle();
     }
@@ -140,9 +148,10 @@ impl Queue {
         let lane = &mut self.lanes[key];
         let before = (lane.service, lane.number);
         lane.service += cost * SERVICE_UNIT / lane.weight;
+        self.virtual_time += cost * SERVICE_UNIT / self.active_weight;
         if !lane.queue.is_empty() {
             self.waiting.remove(&before);
-            self.waiting.insert((lane.service, lane.number));
+            self.waiting.insert((lane.service, lane.number), key);
         }
     }
 
@@ -168,16 +177,15 @@ impl Queue {
     pub(crate) fn audit(&self, num_requests: usize) -> Result<(), String> {
         let counted: usize = self.lanes.iter().map(|(_, lane)| lane.queue.len()).sum();
         let requests: usize = self.lanes.iter().map(|(_, lane)| lane.num_requests as usize).sum();
+        let place = |(key, lane): (Key<Lane>, &Lane)| ((lane.service, lane.number), key);
         let backlogged = self.lanes.iter().filter(|(_, lane)| !lane.queue.is_empty());
-        let waiting: BTreeSet<_> = backlogged.map(|(_, lane)| (lane.service, lane.number)).collect();
-        let without = self.lanes.iter().filter(|(_, lane)| lane.num_requests == 0);
-        let idle: BTreeSet<_> = without.map(|(_, lane)| (lane.service, lane.number)).collect();
+        let waiting: BTreeMap<_, _> = backlogged.map(place).collect();
+        let idle: BTreeMap<_, _> = self.lanes.iter().filter(|(_, lane)| lane.num_requests == 0).map(place).collect();
         let holds = counted == self.num_waiting
             && requests == num_requests
             && waiting == self.waiting
             && idle == self.idle
-            && self.by_tenant.len() == self.lanes.len()
-            && self.by_number.len() == self.lanes.len();
+            && self.by_tenant.len() == self.lanes.len();
         if holds { Ok(()) } else { Err("the lanes of the queue do not add up".to_owned()) }
     }
 
@@ -194,22 +202,22 @@ impl Queue {
             queue: BTreeMap::new(),
         });
         self.by_tenant.insert(tenant.to_owned(), key);
-        self.by_number.insert(number, key);
         key
     }
 
-    fn least_service(&self) -> u64 {
-        let last = self.last_served.and_then(|key| self.lanes.get(key));
-        self.waiting.first().map_or(last.map_or(self.floor, |lane| lane.service), |&(service, _)| service)
+    /// Where a lane starts that comes to wait: no lower than the first of those that do, and no higher than the last.
+    fn start(&self) -> u64 {
+        let first = self.waiting.first_key_value().map_or(self.virtual_time, |(place, _)| place.0);
+        let last = self.waiting.last_key_value().map_or(self.virtual_time, |(place, _)| place.0);
+        self.virtual_time.clamp(first, last)
     }
 
     fn forget_idle(&mut self) {
-        let least = self.least_service();
-        while let Some(&(service, number)) = self.idle.first().filter(|(service, _)| *service <= least) {
-            self.idle.remove(&(service, number));
-            if let Some(lane) = self.by_number.remove(&number).and_then(|key| self.lanes.remove(key)) {
+        let start = self.start();
+        while let Some((&place, &key)) = self.idle.first_key_value().filter(|(place, _)| place.0 <= start) {
+            self.idle.remove(&place);
+            if let Some(lane) = self.lanes.remove(key) {
                 self.by_tenant.remove(&lane.tenant);
-                self.floor = self.floor.max(lane.service);
             }
         }
     }

@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, LoadId, RequestId, StepId};
 use crate::plan::Plan;
-use crate::request::Request;
+use crate::request::{Finish, Request};
 use crate::scheduler::{Scheduler, Stats};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
@@ -72,7 +72,16 @@ impl Recorder {
     }
 
     pub(crate) fn record(&mut self, input: &Input) {
+        self.hash = first_word(&self.hasher);
         append(&mut self.log, &(input, self.hash));
+    }
+
+    /// A sample has ended, with so many output tokens.
+    pub(crate) fn record_finish(&mut self, request: RequestId, sample: u32, finish: Finish, num_tokens: usize) {
+        self.hasher.update(&request.0.to_le_bytes());
+        self.hasher.update(&sample.to_le_bytes());
+        self.hasher.update(&[finish as u8]);
+        self.hasher.update(&(num_tokens as u64).to_le_bytes());
     }
 
     pub(crate) fn record_plan(&mut self, input: &Input, plan: Option<&Plan>) {
@@ -82,7 +91,6 @@ impl Recorder {
                 self.hasher.update(&count.to_le_bytes());
             }
             self.hasher.update(&plan.buffer);
-            self.hash = first_word(&self.hasher);
         }
         self.record(input);
     }
@@ -91,10 +99,10 @@ impl Recorder {
 impl Scheduler {
     /// Keeps every input from now on, for `take_recording`.
     ///
-    /// Errors: `Disabled` if something happened before, which the recording would lack.
+    /// Errors: `NotNew` if something happened before, which the recording would lack.
     pub fn start_recording(&mut self) -> Result<()> {
         if !self.is_new() {
-            return Err(Error::Disabled { call: "start_recording", setting: "a new scheduler" });
+            return Err(Error::NotNew { call: "start_recording" });
         }
         self.set_recorder(Recorder::new(self.config()));
         Ok(())

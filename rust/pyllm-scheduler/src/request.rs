@@ -102,7 +102,8 @@ impl Request {
                 max_tokens: self.max_tokens,
                 num_tokens,
                 needed,
-                num_blocks: config.num_unpinned_blocks(),
+                num_blocks: config.num_blocks,
+                max_pinned_blocks: config.max_pinned_blocks,
                 block_size: config.block_size,
             });
         }

@@ -54,6 +54,7 @@ pub struct Scheduler {
     slot_copies: Vec<(Slot, Slot)>, // (source, destination), for the next plan
     loads: BTreeMap<LoadId, loads::Loading>,
     new_loads: Vec<Load>,
+    num_loading: usize, // sequences that wait for one, and what such have left behind
     next_load: LoadId,
     steps: VecDeque<Step>, // in flight, oldest first
     next_step: StepId,
@@ -61,8 +62,9 @@ pub struct Scheduler {
     now: f64,
     times: StepTimes,
     output_lengths: OutputLengths,
-    counters: Counters,
+    counters: Stats, // its gauges stay 0
     decisions: explain::Decisions,
+    num_inputs: u64,
     recorder: Option<Recorder>,
     // Working space, kept between calls for its memory alone.
     draft: Draft,
@@ -81,6 +83,7 @@ struct Step {
     id: StepId,
     rows: Vec<Row>,
     num_prefill_tokens: u32,
+    loads: Vec<LoadId>, // that it reads
 }
 
 /// A sequence's part in a step.
@@ -90,21 +93,6 @@ struct Row {
     num_samples: u32,
     /// Whether all its positions but the first verify drafts.
     is_verifying: bool,
-}
-
-#[derive(Default)]
-struct Counters {
-    num_preemptions: u64,
-    num_swapped: u64,
-    num_expired: u64,
-    prefix_queries: u64,
-    prefix_hits: u64,
-    host_prefix_hits: u64,
-    num_computed_tokens: u64,
-    num_steps: u64,
-    num_drafts: u64,
-    num_accepted_drafts: u64,
-    num_failed_loads: u64,
 }
 
 impl Scheduler {
@@ -126,6 +114,7 @@ impl Scheduler {
             slot_copies: Vec::new(),
             loads: BTreeMap::new(),
             new_loads: Vec::new(),
+            num_loading: 0,
             next_load: LoadId(0),
             steps: VecDeque::new(),
             next_step: StepId(0),
@@ -133,8 +122,9 @@ impl Scheduler {
             now: f64::NEG_INFINITY,
             times: StepTimes::default(),
             output_lengths: OutputLengths::new(),
-            counters: Counters::default(),
+            counters: Stats::default(),
             decisions: explain::Decisions::default(),
+            num_inputs: 0,
             recorder: None,
             draft: Draft::default(),
             spare_rows: Vec::new(),
@@ -270,6 +260,7 @@ impl Scheduler {
             self.enqueue(key, State::Waiting);
         }
         self.loads.clear();
+        self.num_loading = 0;
         self.new_loads.clear();
         self.spare_rows.extend(self.steps.drain(..).map(|step| step.rows));
         self.slot_copies.clear();
@@ -278,7 +269,7 @@ impl Scheduler {
     }
 
     pub(crate) fn is_new(&self) -> bool {
-        self.next_serial == 0 && self.now.is_infinite()
+        self.num_inputs == 0
     }
 
     pub(crate) fn set_recorder(&mut self, recorder: Recorder) {
@@ -294,6 +285,7 @@ impl Scheduler {
     }
 
     fn record(&mut self, input: impl FnOnce() -> Input) {
+        self.num_inputs += 1;
         if let Some(recorder) = &mut self.recorder {
             recorder.record(&input());
         }
@@ -380,6 +372,9 @@ impl Scheduler {
         }
         let delta = Delta { request: live.request.id, sample, offset, tokens: &[], finish, cached_tokens };
         self.outbox.push(live.client, &delta);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record_finish(live.request.id, sample, finish, offset as usize);
+        }
         self.hand_over(key, sample);
         self.end_sample(key, sample);
         true

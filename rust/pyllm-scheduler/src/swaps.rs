@@ -1,5 +1,5 @@
-//! Copies between the device and the host that the next plan asks for. The worker does the outs, then the ins, then
-//! everything else, so an out reads what earlier steps wrote and an in may read what an out of its plan wrote. Knows no
+//! Copies between the device and the host that the next plan asks for. The worker does the outs, then the ins,
+//! before every other access to blocks, so an out reads what earlier steps wrote and an in may read what an out of its plan wrote. Knows no
 //! contents.
 
 use crate::ids::{BlockId, HostBlockId};

@@ -8,6 +8,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::*;
+use crate::error::Error;
 use crate::events::KvEvent;
 
 const BLOCK_SIZE: usize = 2;
@@ -173,7 +174,7 @@ fn a_swap_takes_room_for_all_blocks_or_none_and_copies_each_once() {
 #[test]
 fn a_pinned_block_is_not_free_until_it_is_unpinned() {
     let (mut cache, mut blocks, hashes) = full_device(0);
-    assert_eq!(cache.pin(5, hashes.clone()), Err(PinError { asked: 2, pinned: 0, quota: 1 }));
+    assert_eq!(cache.pin(5, hashes.clone()), Err(Error::PinQuota { asked: 2, pinned: 0, num_pins: 0, quota: 1 }));
     assert_eq!(cache.pin(5, hashes[..1].to_vec()), Ok(()));
     let head = blocks[0];
     cache.free_chain(&mut blocks);
@@ -451,15 +452,16 @@ impl World {
     }
 
     fn pin(&mut self, name: u64, text: i32, length: usize) {
-        if self.cache.contains_pin(name) {
-            assert!(self.pins.contains_key(&name));
+        let hashes = chain(text, length);
+        if self.pins.contains_key(&name) {
+            assert_eq!(self.cache.pin(name, hashes), Err(Error::DuplicatePin { name }));
             return;
         }
-        let hashes = chain(text, length);
         let mut all: Vec<_> = self.pins.values().flatten().chain(&hashes).map(|hash| *hash.as_bytes()).collect();
         all.sort_unstable();
         all.dedup();
-        let fits = all.len() <= self.cache.limits.max_pinned_blocks as usize;
+        let quota = self.cache.limits.max_pinned_blocks as usize;
+        let fits = all.len() <= quota && self.pins.len() < quota;
         assert_eq!(self.cache.pin(name, hashes.clone()).is_ok(), fits);
         if fits {
             self.pins.insert(name, hashes);

@@ -11,6 +11,10 @@ impl Policy for Priority {
         (ordered(f64::from(work.priority)), ordered(work.due))
     }
 
+    fn running_rank(&self, work: &Work) -> Option<Rank> {
+        Some(self.rank(work))
+    }
+
     fn preempts(&self, waiting: Rank, running: Rank) -> bool {
         waiting.0 < running.0
     }

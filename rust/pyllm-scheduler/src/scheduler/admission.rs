@@ -3,6 +3,7 @@
 
 use crate::arena::Key;
 use crate::growth::Expected;
+use crate::ids::StepId;
 use crate::kv_cache::Found;
 use crate::policy::INPUT_COST;
 use crate::sequence::{Sequence, State};
@@ -47,21 +48,7 @@ impl Scheduler {
 
     /// Looks up what is cached of a queued sequence, into `found`, and whether there are blocks for the rest.
     pub(super) fn find_place(&mut self, key: Key<Sequence>, planning: &mut Planning) -> Result<(), Reason> {
-        let committed = self.oldest_step();
-        let sequence = &mut self.sequences[key];
-        let live = &self.requests[sequence.request];
-        let num_known = sequence.num_known();
-        self.found.clear();
-        if self.config.enable_prefix_caching {
-            // The last token is computed in any case, since its logits are wanted.
-            let most = ((num_known - 1) / self.config.block_size) as usize;
-            sequence.hash_blocks(live, self.config.block_size, most, &mut self.message);
-            let hashes = sequence.hashes(live).take(most);
-            self.cache.find_chain(hashes, planning.step, committed, &mut self.found);
-        }
-        let in_use = |found: &&Found| matches!(found, Found::Device(block) if self.cache.references(*block) > 0);
-        let num_shared = self.found.iter().filter(in_use).count() as u32;
-        let num_taken = self.config.blocks_for(num_known) - num_shared;
+        let num_taken = self.find_cached(key, planning.step);
         let num_free = self.cache.num_free();
         if num_taken > num_free {
             return Err(Reason::Blocks);
@@ -72,25 +59,61 @@ impl Scheduler {
         if num_taken + self.config.watermark_blocks() > num_free {
             return Err(Reason::Watermark);
         }
-        if self.has_room_to_grow(key, num_taken, planning) { Ok(()) } else { Err(Reason::Growth) }
-    }
-
-    fn has_room_to_grow(&mut self, key: Key<Sequence>, num_taken: u32, planning: &mut Planning) -> bool {
-        if self.config.expected_growth <= 0.0 {
-            return true;
-        }
         if !planning.knows_growth {
             planning.knows_growth = true;
-            self.growth.clear();
-            for index in 0..self.running.len() {
+            self.expect_growth(self.running.len());
+        }
+        if self.has_room_to_grow(key, num_taken, 0) { Ok(()) } else { Err(Reason::Growth) }
+    }
+
+    /// Whether a queued sequence would have a place if only the first `num_kept` of what runs were there.
+    pub(super) fn has_place_beside(&mut self, key: Key<Sequence>, num_kept: usize, planning: &mut Planning) -> bool {
+        let num_taken = self.find_cached(key, planning.step);
+        let victims = &self.running[num_kept..];
+        let num_freed = victims.iter().map(|&key| self.sequences[key].blocks.len() as u32).sum();
+        planning.knows_growth = false;
+        self.expect_growth(num_kept);
+        num_taken + self.config.watermark_blocks() <= self.cache.num_free() + num_freed
+            && self.has_room_to_grow(key, num_taken, num_freed)
+    }
+
+    /// Looks up what is cached of a queued sequence, into `found`. Gives the free blocks that all of it takes.
+    fn find_cached(&mut self, key: Key<Sequence>, planning: StepId) -> u32 {
+        let committed = self.oldest_step();
+        let sequence = &mut self.sequences[key];
+        let live = &self.requests[sequence.request];
+        let num_known = sequence.num_known();
+        self.found.clear();
+        if self.config.enable_prefix_caching {
+            // The last token is computed in any case, since its logits are wanted.
+            let most = ((num_known - 1) / self.config.block_size) as usize;
+            sequence.hash_blocks(live, self.config.block_size, most, &mut self.message);
+            let hashes = sequence.hashes(live).take(most);
+            self.cache.find_chain(hashes, planning, committed, &mut self.found);
+        }
+        let in_use = |found: &&Found| matches!(found, Found::Device(block) if self.cache.references(*block) > 0);
+        self.config.blocks_for(num_known) - self.found.iter().filter(in_use).count() as u32
+    }
+
+    /// What the first `num_running` of what runs are expected to grow by, into `growth`.
+    fn expect_growth(&mut self, num_running: usize) {
+        self.growth.clear();
+        if self.config.expected_growth > 0.0 {
+            for index in 0..num_running {
                 let running = self.running[index];
                 let one = self.expected(running, self.sequences[running].blocks.len() as u32);
                 self.growth.add(one);
             }
         }
+    }
+
+    fn has_room_to_grow(&mut self, key: Key<Sequence>, num_taken: u32, num_freed: u32) -> bool {
+        if self.config.expected_growth <= 0.0 {
+            return true;
+        }
         let one = self.expected(key, num_taken);
         let capacity = self.config.num_blocks - self.config.watermark_blocks();
-        let num_used = self.config.num_blocks - self.cache.num_free();
+        let num_used = (self.config.num_blocks - self.cache.num_free()).saturating_sub(num_freed);
         self.growth.fits(one, num_used, capacity)
     }
 
@@ -130,7 +153,7 @@ impl Scheduler {
             let block = self.cache.allocate();
             sequence.blocks.push(block);
         }
-        self.take_loaded(key, planning.step);
+        self.take_loaded(key, planning);
         let sequence = &mut self.sequences[key];
         for (index, &block) in sequence.blocks.iter().enumerate() {
             self.draft.change_table(slot, index, block);
@@ -142,7 +165,7 @@ impl Scheduler {
                 self.counters.prefix_hits += u64::from(num_cached_tokens);
                 self.counters.host_prefix_hits += u64::from(num_on_host * self.config.block_size);
             }
-            let input = u64::from(sequence.num_known() - num_cached_tokens);
+            let input = u64::from(sequence.num_uncomputed());
             sequence.service += input * INPUT_COST;
             if self.policy.shares_by_tenant() {
                 self.queue.charge(lane, input * INPUT_COST);
@@ -157,16 +180,20 @@ impl Scheduler {
         true
     }
 
-    /// Takes what was found in the prefix cache as the sequence's first blocks; those on the host are brought back.
-    /// Gives their number, and how many of them were on the host.
-    fn take_found(&mut self, key: Key<Sequence>, planning: &Planning) -> (u32, u32) {
-        // All get a reference before any block is allocated, so that none is evicted to make room for another.
+    /// A reference to all that was found, before any block is allocated, so that none is evicted to make room for another.
+    pub(super) fn hold_found(&mut self) {
         for &found in &self.found {
             match found {
                 Found::Device(block) => self.cache.share(block),
-                Found::Host(block) => self.cache.share_host(block),
+                Found::Host(host) => self.cache.share_host(host),
             }
         }
+    }
+
+    /// Takes what was found in the prefix cache as the sequence's first blocks; those on the host are brought back.
+    /// Gives their number, and how many of them were on the host.
+    fn take_found(&mut self, key: Key<Sequence>, planning: &Planning) -> (u32, u32) {
+        self.hold_found();
         let mut num_on_host = 0;
         for (index, &found) in self.found.iter().enumerate() {
             let block = match found {
@@ -174,7 +201,7 @@ impl Scheduler {
                 Found::Host(host) => {
                     num_on_host += 1;
                     let block = self.cache.swap_in(host);
-                    self.cache.free_host(&mut vec![host]);
+                    self.cache.free_host_block(host);
                     let sequence = &self.sequences[key];
                     let live = &self.requests[sequence.request];
                     let content = sequence.content(live, index, self.config.block_size);

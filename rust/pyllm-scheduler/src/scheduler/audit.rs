@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{BlockId, HostBlockId};
+use crate::kv_cache::Found;
 use crate::sequence::{Sample, State};
 
 use super::Scheduler;
@@ -43,8 +44,16 @@ impl Scheduler {
                 *host_references.entry(block).or_default() += 1;
             }
         }
-        for block in self.loads.values().flat_map(|loading| &loading.blocks) {
-            *references.entry(*block).or_default() += 1;
+        for loading in self.loads.values() {
+            for &block in &loading.blocks {
+                *references.entry(block).or_default() += 1;
+            }
+            for &found in &loading.before {
+                match found {
+                    Found::Device(block) => *references.entry(block).or_default() += 1,
+                    Found::Host(host) => *host_references.entry(host).or_default() += 1,
+                }
+            }
         }
         for block in (0..self.config.num_host_blocks).map(HostBlockId) {
             let expected = host_references.get(&block).copied().unwrap_or(0);

@@ -12,7 +12,7 @@ use super::Scheduler;
 impl Scheduler {
     /// Proposes what comes after a sample's last known token. Its next row computes the drafts too, and samples a token
     /// after each; `commit` keeps those that were sampled, so that drafts change no answer. They replace earlier ones, and
-    /// end at the first commit of a row that had some.
+    /// end with the next token.
     ///
     /// Errors: `UnknownRequest`, `Sample`, `Request` for what is no token id.
     pub fn propose(&mut self, client: ClientId, request: RequestId, sample: u32, drafts: &[i32]) -> Result<()> {

@@ -27,13 +27,13 @@ impl Scheduler {
         if step != oldest {
             return Err(Error::OutOfOrder { step, oldest });
         }
-        if let Err(problem) = check_sampled(&self.steps[0].rows, starts, tokens) {
+        if let Err(problem) = check_sampled(&self.steps[0].rows, starts, tokens, self.config.vocab_size) {
             return Err(Error::Sampled { step, problem });
         }
         self.record(|| Input::Commit { step, starts: starts.to_vec(), tokens: tokens.to_vec(), seconds });
         let Some(step) = self.steps.pop_front() else { return Err(Error::UnknownStep { step }) };
         self.times.measure(step.num_prefill_tokens, seconds);
-        self.finish_loads_of(step.id);
+        self.finish_loads_of(step.loads);
         self.outbox.begin_round();
         let mut any_ended = false;
         for (row, range) in step.rows.iter().zip(starts.windows(2)) {
@@ -76,6 +76,7 @@ impl Scheduler {
             }
         }
         sequence.last_token_at = self.now;
+        sequence.drafts.clear(); // they followed the token before these
         let delta = Delta {
             request: live.request.id,
             sample: sequence.sample,
@@ -98,6 +99,9 @@ impl Scheduler {
             }
         } else {
             self.output_lengths.add(length as u32);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.record_finish(live.request.id, sample, finish, length);
+            }
             self.end_sample(request, sample);
         }
         finish != Finish::None
@@ -122,6 +126,7 @@ impl Scheduler {
     fn fork_row(&mut self, key: Key<Sequence>, sampled: &[i32]) -> bool {
         let request = self.sequences[key].request;
         self.sequences[key].num_samples = 1;
+        self.forget_ended(); // what this commit has ended has no place in the order of what runs
         let mut forked = std::mem::take(&mut self.forked);
         for (sample, &token) in sampled.iter().enumerate() {
             match self.requests[request].samples[sample] {
@@ -168,7 +173,6 @@ impl Scheduler {
         let key = self.sequences.insert(sequence);
         self.requests[request].samples[sample as usize] = Sample::Live(key);
         if is_running {
-            self.forget_ended(); // of this commit, which have no place in the order any more
             self.insert_running(key);
         } else if is_held {
             self.sequences[key].state = State::Held;
@@ -180,7 +184,7 @@ impl Scheduler {
     }
 }
 
-fn check_sampled(rows: &[Row], starts: &[i32], tokens: &[i32]) -> std::result::Result<(), String> {
+fn check_sampled(rows: &[Row], starts: &[i32], tokens: &[i32], vocab_size: u32) -> std::result::Result<(), String> {
     if starts.len() != rows.len() + 1 {
         return Err(format!("it has {} rows and the plan {}", starts.len().saturating_sub(1), rows.len()));
     }
@@ -199,8 +203,8 @@ fn check_sampled(rows: &[Row], starts: &[i32], tokens: &[i32]) -> std::result::R
     if tokens.len() != expected {
         return Err(format!("it has {} tokens, and its starts end at {expected}", tokens.len()));
     }
-    match tokens.iter().position(|&token| token < 0) {
-        Some(index) => Err(format!("token {index} is {}; ids are 0 or more", tokens[index])),
+    match tokens.iter().position(|&token| token as u32 >= vocab_size) {
+        Some(index) => Err(format!("token {index} is {}; ids are from 0 to {}", tokens[index], vocab_size - 1)),
         None => Ok(()),
     }
 }

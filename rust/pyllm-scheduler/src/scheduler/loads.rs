@@ -5,10 +5,12 @@
 use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, StepId};
+use crate::kv_cache::Found;
 use crate::record::Input;
 use crate::sequence::{Offer, Sequence, State};
 
 use super::Scheduler;
+use super::planning::Planning;
 
 /// What is to be loaded, and where to. Whole blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,17 +35,12 @@ pub struct Load {
 pub(super) struct Loading {
     pub(super) sequence: Key<Sequence>,
     pub(super) blocks: Vec<BlockId>,
+    /// What the prefix cache has before them, which an asynchronous load would be of no use without.
+    pub(super) before: Vec<Found>,
     first_block: usize,
     step: Option<StepId>,
     /// Whether what it brings was computed with other weights.
     pub(super) is_stale: bool,
-}
-
-impl Loading {
-    /// Whether its sequence waits for it.
-    pub(super) fn is_awaited(&self) -> bool {
-        self.step.is_none()
-    }
 }
 
 impl Scheduler {
@@ -81,10 +78,10 @@ impl Scheduler {
     ///
     /// Errors: `UnknownLoad`.
     pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {
-        let Some(Loading { sequence: key, mut blocks, first_block, step, is_stale }) = self.loads.remove(&load) else {
-            return Err(Error::UnknownLoad { load });
-        };
+        let Some(loading) = self.loads.remove(&load) else { return Err(Error::UnknownLoad { load }) };
+        let Loading { sequence: key, mut blocks, before, first_block, step, is_stale } = loading;
         self.record(|| Input::FinishLoad { load, num_tokens });
+        self.num_loading -= usize::from(step.is_none());
         let num_loaded = ((num_tokens / self.config.block_size) as usize).min(blocks.len());
         let failed = num_loaded < blocks.len();
         self.counters.num_failed_loads += u64::from(failed);
@@ -111,6 +108,7 @@ impl Scheduler {
             }
         }
         self.cache.free_chain(&mut blocks);
+        self.let_go(&before);
         if self.sequences.get(key).is_some_and(|sequence| sequence.state == State::Loading) {
             self.enqueue(key, State::Waiting);
         }
@@ -125,14 +123,18 @@ impl Scheduler {
         if num_offered <= num_cached {
             return false;
         }
+        let before = self.found.clone();
+        self.hold_found();
         let blocks: Vec<_> = (num_cached..num_offered).map(|_| self.cache.allocate()).collect();
         self.sequences[key].state = State::Loading;
-        self.load(key, num_cached, blocks, None);
+        let loading = Loading { sequence: key, blocks, before, first_block: num_cached, step: None, is_stale: false };
+        self.load(loading);
+        self.num_loading += 1;
         true
     }
 
     /// Has the step that is being planned load what is offered beyond what the sequence has.
-    pub(super) fn take_loaded(&mut self, key: Key<Sequence>, step: StepId) {
+    pub(super) fn take_loaded(&mut self, key: Key<Sequence>, planning: &mut Planning) {
         let Some(num_offered) = self.offered_blocks(key, false) else { return };
         let sequence = &mut self.sequences[key];
         self.requests[sequence.request].offer = None;
@@ -145,13 +147,17 @@ impl Scheduler {
         for &block in &blocks {
             self.cache.share(block);
         }
-        let load = self.load(key, first, blocks, Some(step));
+        let step = Some(planning.step);
+        let before = Vec::new(); // its sequence has them
+        let loading = Loading { sequence: key, blocks, before, first_block: first, step, is_stale: false };
+        let load = self.load(loading);
         self.sequences[key].load = Some(load);
+        planning.loads.push(load);
     }
 
     /// The loads that a committed step read have succeeded.
-    pub(super) fn finish_loads_of(&mut self, step: StepId) {
-        while let Some((&load, _)) = self.loads.iter().find(|(_, loading)| loading.step == Some(step)) {
+    pub(super) fn finish_loads_of(&mut self, loads: Vec<LoadId>) {
+        for load in loads {
             if let Some(mut loading) = self.loads.remove(&load) {
                 self.cache.free_chain(&mut loading.blocks);
                 if let Some(sequence) = self.sequences.get_mut(loading.sequence) {
@@ -161,21 +167,30 @@ impl Scheduler {
         }
     }
 
-    fn load(&mut self, key: Key<Sequence>, first_block: usize, blocks: Vec<BlockId>, step: Option<StepId>) -> LoadId {
+    fn load(&mut self, loading: Loading) -> LoadId {
         let id = self.next_load;
         self.next_load = LoadId(id.0 + 1);
-        let request = &self.requests[self.sequences[key].request].request;
+        let request = &self.requests[self.sequences[loading.sequence].request].request;
         self.new_loads.push(Load {
             id,
             client: request.client,
             request: request.id,
-            first_token: first_block as u32 * self.config.block_size,
-            num_tokens: blocks.len() as u32 * self.config.block_size,
-            blocks: blocks.clone(),
-            step,
+            first_token: loading.first_block as u32 * self.config.block_size,
+            num_tokens: loading.blocks.len() as u32 * self.config.block_size,
+            blocks: loading.blocks.clone(),
+            step: loading.step,
         });
-        self.loads.insert(id, Loading { sequence: key, blocks, first_block, step, is_stale: false });
+        self.loads.insert(id, loading);
         id
+    }
+
+    fn let_go(&mut self, found: &[Found]) {
+        for &found in found.iter().rev() {
+            match found {
+                Found::Device(block) => self.cache.free(block),
+                Found::Host(host) => self.cache.free_host_block(host),
+            }
+        }
     }
 
     /// Whole blocks of what is offered, without the last known token, which is computed in any case. A load names no

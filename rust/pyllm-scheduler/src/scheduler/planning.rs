@@ -3,7 +3,7 @@
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
-use crate::ids::StepId;
+use crate::ids::{LoadId, StepId};
 use crate::philox;
 use crate::plan::Plan;
 use crate::record::Input;
@@ -38,6 +38,7 @@ pub(super) struct Planning {
     /// Why the first that runs and might have had a row got none.
     cut: Option<Reason>,
     rows: Vec<Row>,
+    pub(super) loads: Vec<LoadId>,
 }
 
 impl Planning {
@@ -69,6 +70,7 @@ impl Scheduler {
             return Err(Error::Time { now, previous: self.now });
         }
         self.now = now;
+        self.num_inputs += 1;
         let plan = self.plan_step();
         if let Some(recorder) = &mut self.recorder {
             recorder.record_plan(&Input::Schedule { now }, plan.as_ref());
@@ -102,6 +104,7 @@ impl Scheduler {
             stop: None,
             cut: None,
             rows: self.spare_rows.pop().unwrap_or_default(),
+            loads: Vec::new(),
         };
         planning.rows.clear();
 
@@ -160,7 +163,8 @@ impl Scheduler {
         self.counters.num_computed_tokens += u64::from(self.config.max_num_batched_tokens - planning.budget);
         self.next_step = StepId(planning.step.0 + 1);
         let num_prefill_tokens = planning.num_prefill_tokens;
-        self.steps.push_back(Step { id: planning.step, rows: planning.rows, num_prefill_tokens });
+        let Planning { step, rows, loads, .. } = planning;
+        self.steps.push_back(Step { id: step, rows, num_prefill_tokens, loads });
         Some(self.draft.finish(planning.step))
     }
 
@@ -180,7 +184,10 @@ impl Scheduler {
                 if lag > 1 || sequence.num_samples > 1 {
                     self.lagging.push(key);
                 } else if planning.samples > 0 {
-                    let most = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
+                    // Drafts get what is left when every stream has its next token.
+                    let num_others = (self.running.len() - index) as u32;
+                    let left = planning.budget.min(planning.samples).saturating_sub(num_others);
+                    let most = sequence.num_drafts().min(left);
                     // Nothing is preempted for drafts.
                     let num_drafts = if most > 0 && self.has_room(key, 1 + most) { most } else { 0 };
                     // Without room the rest goes on: what this plan has admitted must have its row.

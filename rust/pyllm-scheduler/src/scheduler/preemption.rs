@@ -32,6 +32,7 @@ impl Scheduler {
 
     /// Lets what waits and may take the place of something running do so, before anything is planned.
     pub(super) fn make_way(&mut self, planning: &mut Planning) {
+        let mut is_worth_it = false; // for the first in the queue
         while let Some(waiting) = self.queue.first() {
             let Some(&victim) = self.running.last() else { break };
             let (first, last) = (&self.sequences[waiting], &self.sequences[victim]);
@@ -39,12 +40,26 @@ impl Scheduler {
                 break;
             }
             if self.free_slots.is_empty() || self.find_place(waiting, planning).is_err() {
+                if !is_worth_it && !self.is_way_to_make(waiting, planning) {
+                    break;
+                }
+                is_worth_it = true;
                 self.running.pop();
                 self.preempt_for(victim, planning);
             } else {
                 self.admit_first(waiting, planning);
+                is_worth_it = false;
             }
         }
+    }
+
+    /// Whether a waiting sequence would have a place if all that it may take the place of were gone.
+    fn is_way_to_make(&mut self, waiting: Key<Sequence>, planning: &mut Planning) -> bool {
+        let rank = self.sequences[waiting].queue_key.rank;
+        let may_go = |key: &&Key<Sequence>| self.policy.preempts(rank, self.sequences[**key].queue_key.rank);
+        let num_victims = self.running.iter().rev().take_while(may_go).count();
+        let num_kept = self.running.len() - num_victims;
+        num_kept == 0 || self.has_place_beside(waiting, num_kept, planning)
     }
 
     fn preempt_for(&mut self, victim: Key<Sequence>, planning: &mut Planning) {

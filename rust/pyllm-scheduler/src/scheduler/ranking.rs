@@ -84,10 +84,10 @@ impl Scheduler {
     fn due(&self, sequence: &Sequence, live: &LiveRequest) -> f64 {
         let request = &live.request;
         let before = self.times.prefill_seconds(sequence.num_uncomputed());
-        match (request.ttft_target, request.tpot_target) {
-            (_, Some(target)) if !sequence.output.is_empty() => sequence.last_token_at + target - before,
-            (Some(target), _) => request.arrival + target - before,
-            _ => request.arrival + DEFAULT_TTFT,
-        }
+        let target = match sequence.output[..] {
+            [] => request.ttft_target.map(|target| request.arrival + target),
+            _ => request.tpot_target.map(|target| sequence.last_token_at + target),
+        };
+        target.map_or(request.arrival + DEFAULT_TTFT, |due| due - before)
     }
 }

@@ -4,8 +4,8 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::events::{Events, Snapshot};
 use crate::hash::BlockHash;
-use crate::pins::PinError;
 use crate::policy::policy;
+use crate::queue::Queue;
 use crate::record::Input;
 use crate::request::{Request, tokens_are_ids};
 use crate::sequence::{LiveRequest, State};
@@ -49,24 +49,23 @@ impl Scheduler {
     /// Keeps the full blocks of a prefix from eviction: those that are cached now, and the others once they are computed.
     /// The prefix is that of requests with this tenant, cache salt and adapter. Gives the number of its full blocks.
     ///
-    /// Errors: `Disabled` without prefix caching, `DuplicatePin`, `PinQuota`, `Request` for what is no token id.
+    /// Errors: `Disabled` without prefix caching, `DuplicatePin`, `PinQuota`, `Request` for what is no token id or no full
+    /// block.
     pub fn pin(&mut self, name: u64, of: &Request) -> Result<u32> {
         if !self.config.enable_prefix_caching {
             return Err(Error::Disabled { call: "pin", setting: "enable_prefix_caching" });
         }
         tokens_are_ids("prompt", &of.prompt, self.config.vocab_size)?;
-        if self.cache.contains_pin(name) {
-            return Err(Error::DuplicatePin { name });
-        }
         let hashes = self.hash_prompt(LiveRequest::root(of, &self.config), &of.prompt);
         let num_blocks = hashes.len() as u32;
-        match self.cache.pin(name, hashes) {
-            Ok(()) => {
-                self.record(|| Input::Pin { name, of: Box::new(of.clone()) });
-                Ok(num_blocks)
-            }
-            Err(PinError { asked, pinned, quota }) => Err(Error::PinQuota { asked, pinned, quota }),
+        if num_blocks == 0 {
+            let (given, block_size) = (of.prompt.len(), self.config.block_size);
+            let problem = format!("{given} tokens fill no block of {block_size}; pin a longer prefix");
+            return Err(Error::Request(problem));
         }
+        self.cache.pin(name, hashes)?;
+        self.record(|| Input::Pin { name, of: Box::new(of.clone()) });
+        Ok(num_blocks)
     }
 
     /// What the prefix cache has got and lost since the last call. Empty unless `enable_kv_cache_events`.
@@ -96,14 +95,9 @@ impl Scheduler {
     fn change_policy(&mut self) {
         self.policy = policy(self.config.policy);
         let waiting: Vec<_> = self.queue.iter().map(|(_, _, key)| key).collect();
-        for &key in &waiting {
-            self.dequeue(key);
-        }
-        let requests: Vec<_> = self.requests.iter().map(|(key, live)| (live.serial, key)).collect();
-        for &(_, key) in &requests {
-            self.queue.close(self.requests[key].lane);
-        }
-        for &(_, key) in &requests {
+        self.queue = Queue::new();
+        let keys: Vec<_> = self.requests.iter().map(|(key, _)| key).collect();
+        for key in keys {
             let tenant = std::mem::take(&mut self.requests[key].request.tenant);
             self.requests[key].lane = self.open_lane(&tenant);
             self.requests[key].request.tenant = tenant;

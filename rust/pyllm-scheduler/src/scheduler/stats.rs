@@ -68,13 +68,12 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         let num_blocks = u64::from(self.config.num_blocks);
         let num_free_blocks = u64::from(self.cache.num_free());
-        let counters = &self.counters;
         Stats {
             num_requests: self.requests.len() as u64,
             num_running: self.running.len() as u64,
             num_waiting: self.queue.len() as u64,
             num_held: self.num_held as u64,
-            num_loading: self.loads.values().filter(|loading| loading.is_awaited()).count() as u64,
+            num_loading: self.num_loading as u64,
             num_blocks,
             num_free_blocks,
             num_used_blocks: num_blocks - num_free_blocks,
@@ -83,17 +82,7 @@ impl Scheduler {
             num_host_blocks: u64::from(self.config.num_host_blocks),
             num_free_host_blocks: u64::from(self.cache.num_host_free()),
             num_cached_host_blocks: self.cache.num_host_cached() as u64,
-            num_preemptions: counters.num_preemptions,
-            num_swapped: counters.num_swapped,
-            num_expired: counters.num_expired,
-            prefix_queries: counters.prefix_queries,
-            prefix_hits: counters.prefix_hits,
-            host_prefix_hits: counters.host_prefix_hits,
-            num_computed_tokens: counters.num_computed_tokens,
-            num_steps: counters.num_steps,
-            num_drafts: counters.num_drafts,
-            num_accepted_drafts: counters.num_accepted_drafts,
-            num_failed_loads: counters.num_failed_loads,
+            ..self.counters
         }
     }
 }

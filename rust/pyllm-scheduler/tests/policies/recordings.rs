@@ -169,6 +169,6 @@ fn an_entry_that_does_not_read_is_no_end() {
 fn only_a_new_scheduler_is_recorded() {
     let mut engine = Engine::new(config(PolicyName::Fcfs, 24, 3));
     engine.step();
-    assert!(matches!(engine.scheduler.start_recording(), Err(Error::Disabled { .. })));
+    assert!(matches!(engine.scheduler.start_recording(), Err(Error::NotNew { .. })));
     assert!(engine.scheduler.take_recording().is_empty());
 }
