@@ -130,8 +130,6 @@ proptest! {
         engine.finish();
         let preemptions = engine.scheduler.stats().num_preemptions;
         assert!(preemptions <= 2 * arrivals.len() as u64, "{preemptions} preemptions by {}", arrivals.len());
-        // No step both took back and gave: a sequence that was preempted by a step has no row in it.
-        assert!(engine.scheduler.decisions().all(|decision| decision.num_running <= max_num_seqs));
     }
 
     /// At every step, nothing of a higher class runs while one of a lower class waits.
