@@ -119,7 +119,7 @@ proptest! {
     fn nothing_is_preempted_back_and_forth(
         max_num_seqs in 1..4_u32, arrivals in prop::collection::vec((0..3_i32, 1..12_i32, 1..12_u32, 0..4_u32), 1..40),
     ) {
-        let mut engine = Engine::new(config(PolicyName::Priority, 256, max_num_seqs));
+        let mut engine = Engine::new(config(PolicyName::Priority, 32, max_num_seqs));
         for (id, &(priority, prompt_length, max_tokens, steps)) in arrivals.iter().enumerate() {
             engine.add_now(class(priority, request(id as u64, prompt_length, max_tokens)));
             let running = engine.scheduler.stats().num_preemptions;
@@ -130,8 +130,6 @@ proptest! {
         engine.finish();
         let preemptions = engine.scheduler.stats().num_preemptions;
         assert!(preemptions <= 2 * arrivals.len() as u64, "{preemptions} preemptions by {}", arrivals.len());
-        // No step both took back and gave: a sequence that was preempted by a step has no row in it.
-        assert!(engine.scheduler.decisions().all(|decision| decision.num_running <= max_num_seqs));
     }
 
     /// At every step, nothing of a higher class runs while one of a lower class waits.

@@ -83,7 +83,7 @@ proptest! {
     fn nothing_is_preempted_back_and_forth(
         max_num_seqs in 1..4_u32, arrivals in prop::collection::vec((1..40_i32, 1..40_u32, 0..6_u32), 1..30),
     ) {
-        let mut engine = Engine::new(config(PolicyName::Shortest, 512, max_num_seqs));
+        let mut engine = Engine::new(config(PolicyName::Shortest, 64, max_num_seqs));
         for (id, &(prompt_length, max_tokens, steps)) in arrivals.iter().enumerate() {
             engine.add_now(request(id as u64, prompt_length, max_tokens));
             engine.steps(steps);

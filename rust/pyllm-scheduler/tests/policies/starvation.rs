@@ -76,6 +76,31 @@ fn a_class_of_priority_with_targets() {
     assert!(steps_to_the_end(PolicyName::Priority, 12, class(long()), |id| class(short(id))) < 200);
 }
 
+/// One that needs every block there is in the end.
+#[test]
+fn what_fills_the_cache() {
+    for policy in [PolicyName::Fcfs, PolicyName::Priority, PolicyName::Shortest, PolicyName::Fair, PolicyName::Custom] {
+        assert!(steps_to_the_end(policy, 12, request(VICTIM, 30, 18), short) < 800, "{policy:?}");
+    }
+}
+
+/// As many tokens a step as sequences that run, so that prompts get what streams leave.
+#[test]
+fn prompts_beside_streams_under_a_small_budget() {
+    for policy in [PolicyName::Fcfs, PolicyName::Priority, PolicyName::Shortest, PolicyName::Fair, PolicyName::Custom] {
+        let settings = Config { max_num_batched_tokens: 3, ..config(policy, 64, 6) };
+        let mut engine = Engine::new(settings);
+        let mut next = 1;
+        engine.add_now(long());
+        let steps = engine.finish_request(VICTIM, 4000, |engine| {
+            engine.add_now(short(next));
+            next += 1;
+        });
+        println!("{policy:?}: {steps} steps, 3 tokens each");
+        assert!(steps < 800, "{policy:?}");
+    }
+}
+
 /// What was preempted has had more than any newcomer, and still comes back.
 #[test]
 fn fair_after_preemption() {
