@@ -79,8 +79,8 @@ impl World {
             Err(Error::PromptTooLong { num_tokens, .. }) => {
                 assert!(num_tokens >= self.config.max_model_len as usize);
             }
-            Err(Error::NeverFits { needed, num_blocks, .. }) => {
-                assert!(!self.fits(&request) && needed > num_blocks);
+            Err(Error::NeverFits { needed, num_blocks, max_pinned_blocks, .. }) => {
+                assert!(!self.fits(&request) && needed > num_blocks - max_pinned_blocks);
             }
             Err(Error::Request(_)) => assert!(request.outputs.iter().all(|output| output.finished)),
             Err(other) => panic!("a request that fits is refused: {other}"),
