@@ -51,17 +51,11 @@ pub(crate) enum Sample {
     Finished,
 }
 
+/// What every step needs comes first and stays in this order, so that it lies in three cache lines of the five.
 #[derive(Default)]
+#[repr(C)]
 pub(crate) struct Sequence {
-    pub(crate) request: Key<LiveRequest>,
-    pub(crate) sample: u32,
-    /// Positions to sample where the known tokens end: n until the samples fork, then 1.
-    pub(crate) num_samples: u32,
     pub(crate) state: State,
-    pub(crate) queue_key: QueueKey,
-    // Of its request, to have what every decode needs in one place.
-    pub(crate) seed: u64,
-    pub(crate) tpot_target: Option<f64>,
     pub(crate) num_prompt_tokens: u32,
     /// Prompt and output tokens at which it ends.
     pub(crate) max_length: u32,
@@ -69,30 +63,38 @@ pub(crate) struct Sequence {
     pub(crate) num_computed: u32,
     /// Rows in flight whose last token is not known yet.
     pub(crate) num_in_flight: u32,
+    pub(crate) sample: u32,
+    /// Positions to sample where the known tokens end: n until the samples fork, then 1.
+    pub(crate) num_samples: u32,
+    pub(crate) output: Vec<i32>,
+    pub(crate) blocks: Vec<BlockId>,
+    pub(crate) num_stored: usize, // blocks that the prefix cache has seen
+    /// The last step that has a row of it, and that row's tokens.
+    pub(crate) last_step: StepId,
+    pub(crate) last_share: u32,
+    /// Whether a row in flight verifies `drafts`.
+    pub(crate) is_verifying: bool,
+    /// Whether the block that it writes next may be another sample's too.
+    pub(crate) may_share: bool,
+    // Of its request.
+    pub(crate) seed: u64,
+    pub(crate) tpot_target: Option<f64>,
+    pub(crate) request: Key<LiveRequest>,
+    /// Proposed to come next, for the row after the last known token to verify.
+    pub(crate) drafts: Vec<i32>,
+    pub(crate) last_token_at: f64,
+    pub(crate) service: u64, // see `Work::service`
+    /// Rows of steps before this one came to nothing.
+    pub(crate) valid_from: StepId,
     /// Prompt tokens found in the prefix cache at first admission; none before.
     pub(crate) cached_tokens: Option<u32>,
+    pub(crate) queue_key: QueueKey,
     /// Decisions that had been made when it came to wait, or by a fork to run.
     pub(crate) since: u64,
     /// The step that admitted it last.
     pub(crate) admitted: StepId,
-    /// The last step that has a row of it, and that row's tokens.
-    pub(crate) last_step: StepId,
-    pub(crate) last_share: u32,
-    /// Rows of steps before this one came to nothing.
-    pub(crate) valid_from: StepId,
-    pub(crate) last_token_at: f64,
-    pub(crate) service: u64, // see `Work::service`
-    pub(crate) output: Vec<i32>,
-    /// Proposed to come next, for the row after the last known token to verify.
-    pub(crate) drafts: Vec<i32>,
-    /// Whether a row in flight verifies `drafts`.
-    pub(crate) is_verifying: bool,
-    pub(crate) blocks: Vec<BlockId>,
-    /// Whether the block that it writes next may be another sample's too.
-    pub(crate) may_share: bool,
     pub(crate) host_blocks: Vec<HostBlockId>,
     pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
-    pub(crate) num_stored: usize,             // blocks that the prefix cache has seen
     pub(crate) output_hashes: Vec<BlockHash>, // of the full blocks after the prompt's
 }
 
