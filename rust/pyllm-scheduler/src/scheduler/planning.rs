@@ -169,8 +169,9 @@ impl Scheduler {
                 if lag > 1 || sequence.num_samples > 1 {
                     self.lagging.push(key);
                 } else if planning.samples > 0 {
-                    let most = sequence.num_drafts().min(planning.budget - 1).min(planning.samples - 1);
-                    // Nothing is preempted for drafts.
+                    // Drafts take what the streams after this one leave, and preempt nothing.
+                    let rest = (self.running.len() - index) as u32;
+                    let most = planning.budget.min(planning.samples).saturating_sub(rest).min(sequence.num_drafts());
                     let num_drafts = if self.has_room(key, 1 + most) { most } else { 0 };
                     // Without room the rest goes on: what this plan has admitted must have its row.
                     if self.make_room(key, 1 + num_drafts, planning) {
