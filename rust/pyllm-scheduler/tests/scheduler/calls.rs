@@ -148,7 +148,7 @@ fn config() -> impl Strategy<Value = Config> {
 
 fn call() -> impl Strategy<Value = Call> {
     let pick = any::<usize>;
-    let drafts = (0..5_usize, 0..3_usize).prop_map(|(num_right, num_wrong)| Drafts { num_right, num_wrong });
+    let drafts = (0..6_usize, 0..4_usize).prop_map(|(num_right, num_wrong)| Drafts { num_right, num_wrong });
     prop_oneof![
         16 => add().prop_map(Call::Add),
         40 => select(&[0.5, 0.5, 0.0, 3.0][..]).prop_map(|after| Call::Schedule { after }),

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use pyllm_scheduler::{Config, LoadId, PolicyName, Scheduler, Stats};
 
-use crate::calls::{Call, Case};
+use crate::calls::{Call, Case, Positions};
 use crate::device::Device;
 use crate::names::Name;
 use loads::Pending;
@@ -120,9 +120,12 @@ impl World {
                 self.schedule(0.5);
             }
             self.finish_load(0);
-            self.commit(0.0, crate::calls::Positions::All);
+            self.commit(0.0, Positions::All);
             self.audit();
         }
+        // What was swapped out and then ended may still be on its way to the host.
+        self.schedule(0.0);
+        self.commit(0.0, Positions::All);
         for client in 0..3 {
             self.take(client);
         }

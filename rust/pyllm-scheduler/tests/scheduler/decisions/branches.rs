@@ -71,3 +71,40 @@ fn the_block_that_a_forks_own_token_fills_has_a_name_of_its_own() -> Result<(), 
     assert_ne!(sections.ints("table_blocks")[0], sections.ints("table_blocks")[2]);
     Ok(())
 }
+
+#[test]
+fn a_fork_does_not_share_the_blocks_that_its_origin_took_for_drafts() -> Result<(), Error> {
+    let mut scheduler = scheduler(16, 8, 64);
+    scheduler.add(request(1, [1, 2, 3], 20))?;
+    let first = plan(&mut scheduler);
+    commit(&mut scheduler, &first, 7);
+    scheduler.propose(CLIENT, RequestId(1), 0, &[1; 6])?;
+    let drafts = plan(&mut scheduler);
+    commit(&mut scheduler, &drafts, 9); // none was right
+    scheduler.fork(CLIENT, RequestId(1), 0, 8)?;
+    for sample in 0..2 {
+        scheduler.propose(CLIENT, RequestId(1), sample, &[1; 6])?;
+    }
+    let both = plan(&mut scheduler);
+    let mut places = Sections::new(&both).ints("slot_mapping").to_vec();
+    places.sort_unstable();
+    places.dedup();
+    assert_eq!(places.len(), 14);
+    Ok(())
+}
+
+#[test]
+fn drafts_leave_every_stream_its_row() -> Result<(), Error> {
+    for (max_num_seqs, max_num_batched_tokens) in [(3, 64), (8, 6)] {
+        let mut scheduler = scheduler(16, max_num_seqs, max_num_batched_tokens);
+        for id in 1..4 {
+            scheduler.add(request(id, [id as i32; 2], 20))?;
+        }
+        let first = plan(&mut scheduler);
+        commit(&mut scheduler, &first, 5);
+        scheduler.propose(CLIENT, RequestId(1), 0, &[5; 9])?;
+        let second = plan(&mut scheduler);
+        assert_eq!((second.num_rows(), second.num_tokens()), (3, 6));
+    }
+    Ok(())
+}

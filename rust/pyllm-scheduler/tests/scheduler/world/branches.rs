@@ -4,7 +4,7 @@ use pyllm_scheduler::{ClientId, Error, RequestId};
 
 use super::World;
 use super::requests::KnownSample;
-use crate::calls::Drafts;
+use crate::calls::{Drafts, Positions};
 use crate::oracle::VOCABULARY;
 
 impl World {
@@ -52,9 +52,23 @@ impl World {
         }
     }
 
+    /// Mostly a sample that goes on and has output, with no step in flight; at times any.
     fn pick_sample(&mut self, pick: usize, sample: usize) -> Option<(usize, u32)> {
-        let index = self.pick(pick)?;
-        Some((index, (sample % self.requests[index].samples.len()) as u32))
+        if pick % 4 == 0 {
+            let index = self.pick(sample)?;
+            return Some((index, (pick % self.requests[index].samples.len()) as u32));
+        }
+        while !self.in_flight.is_empty() {
+            self.commit(0.0, Positions::All);
+        }
+        for client in 0..3 {
+            self.take(client);
+        }
+        let live = self.requests.iter().enumerate().filter(|(_, known)| !known.is_dropped);
+        let samples = live.flat_map(|(index, known)| (0..).zip(&known.samples).map(move |(at, one)| (index, at, one)));
+        let going_on = samples.filter(|(_, _, one)| !one.is_finished && !one.received.is_empty());
+        let candidates: Vec<_> = going_on.map(|(index, at, _)| (index, at)).collect();
+        candidates.get(sample.checked_rem(candidates.len())?).copied()
     }
 
     pub(super) fn name(&self, index: usize) -> (ClientId, RequestId) {

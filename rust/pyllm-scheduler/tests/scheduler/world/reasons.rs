@@ -4,6 +4,7 @@ use pyllm_scheduler::{Decision, Explanation, Plan, Reason, Stats};
 
 use super::World;
 use super::requests::Known;
+use super::steps::InFlight;
 
 const MAX_DECISIONS: usize = 1024;
 
@@ -24,6 +25,7 @@ impl World {
 
     /// After a call of `schedule`.
     pub(super) fn check_reasons(&mut self) {
+        let has_drafts = self.in_flight.back().is_some_and(InFlight::has_drafts);
         let decision = self.last_decision();
         let mut num_tokens = 0;
         let mut num_stopped = 0;
@@ -32,8 +34,12 @@ impl World {
             // It may have ended, and its client not have heard.
             let Ok(samples) = self.scheduler.explain(known.request.client, known.request.id) else { continue };
             assert_eq!(samples.len(), known.samples.len());
+            let is_forking = samples.iter().any(|one| one.reason == Some(Reason::Forking));
             for (one, sample) in samples.iter().zip(0..) {
                 assert_eq!(one.sample, sample);
+                let is_stream = one.state == "running" && one.num_known == one.num_computed + 1 && !is_forking;
+                let is_passed = matches!(one.reason, Some(Reason::Budget | Reason::Samples));
+                assert!(!(is_stream && is_passed && has_drafts), "drafts leave every stream its row: {one:?}");
                 self.check_explanation(known, one, &decision);
                 num_tokens += one.num_tokens;
                 num_stopped += u32::from(one.reason == decision.stop && one.reason.is_some());

@@ -39,6 +39,10 @@ impl InFlight {
         (starts, tokens)
     }
 
+    pub(super) fn has_drafts(&self) -> bool {
+        self.rows.iter().any(|row| row.num_drafts > 0)
+    }
+
     pub(super) fn samples(&self) -> bool {
         self.rows.iter().any(|row| !row.tokens.is_empty())
     }
