@@ -182,6 +182,7 @@ async def test_events_that_are_not_kept_are_an_error(method: str) -> None:
         ("reconfigure", (), "missing a required argument: 'changes'"),
         ("pin", (1,), "missing a required argument: 'prompt'"),
         ("pin", (1, [1, 2]), "prompt"),
+        ("pin", (1, "AAAAAAAAAAAAAAAAAAAAAA=="), "prompt: Expected `bytes`, got `str`"),
         ("pin", (1, b"123"), "prompt has 3 bytes"),
         ("pin", (1, int32(-1)), "prompt has token -1"),
         ("pin", (2**63, b"", 3), "tenant"),

@@ -12,4 +12,5 @@ mod switching;
 mod reasons;
 mod recordings;
 
+mod cases;
 mod engine;

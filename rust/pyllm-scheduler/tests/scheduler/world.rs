@@ -159,7 +159,7 @@ impl World {
         assert_eq!(stats.num_free_blocks + stats.num_used_blocks, stats.num_blocks);
         let num_awaited = self.loads.values().filter(|pending| pending.step.is_none()).count();
         assert_eq!(stats.num_loading, num_awaited as u64);
-        let events = self.scheduler.take_events();
+        let events = self.scheduler.take_events(usize::MAX);
         self.subscriber.hear(&events, &self.config);
         self.subscriber.compare(&self.scheduler.snapshot(), &stats);
         self.audit_pins(&stats);
