@@ -205,11 +205,9 @@ impl Queue {
         key
     }
 
-    /// Where a lane starts that comes to wait: no lower than the first of those that do, and no higher than the last.
+    /// Where a lane starts that comes to wait: no lower than the first of those that do.
     fn start(&self) -> u64 {
-        let first = self.waiting.first_key_value().map_or(self.virtual_time, |(place, _)| place.0);
-        let last = self.waiting.last_key_value().map_or(self.virtual_time, |(place, _)| place.0);
-        self.virtual_time.clamp(first, last)
+        self.waiting.first_key_value().map_or(0, |(place, _)| place.0).max(self.virtual_time)
     }
 
     fn forget_idle(&mut self) {

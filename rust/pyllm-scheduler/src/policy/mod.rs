@@ -19,8 +19,11 @@ pub(crate) struct Work {
     pub(crate) policy_key: f64,
     /// Tokens to compute until it is expected to end.
     pub(crate) remaining: u32,
-    /// When its next token is due, less the time that the tokens before it take.
+    /// When its next token is due by its target, less the time that the tokens before it take. Without a target that is
+    /// some time after it came.
     pub(crate) due: f64,
+    /// The same for what runs: without a target, some time after its last token.
+    pub(crate) running_due: f64,
     /// Service that it has had, counted from where its tenant's other requests were when it came.
     pub(crate) service: u64,
     /// Service that its tenant has had, by the tenant's weight. Known for what runs.

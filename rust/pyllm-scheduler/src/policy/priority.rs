@@ -12,7 +12,7 @@ impl Policy for Priority {
     }
 
     fn running_rank(&self, work: &Work) -> Option<Rank> {
-        Some(self.rank(work))
+        Some(self.rank(&Work { due: work.running_due, ..*work }))
     }
 
     fn preempts(&self, waiting: Rank, running: Rank) -> bool {

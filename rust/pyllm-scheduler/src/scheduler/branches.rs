@@ -58,6 +58,9 @@ impl Scheduler {
         if let Some(last) = sequence.output.last_mut() {
             *last = last_token;
         }
+        // Its origin may have had a name for the block that its own last token fills.
+        let num_before = ((sequence.num_known() - 1) / self.config.block_size) as usize;
+        sequence.output_hashes.truncate(num_before.saturating_sub(self.requests[name].prompt_hashes.len()));
         self.outbox.begin_round();
         let live = &self.requests[name];
         let delta = Delta {

@@ -9,8 +9,8 @@ use super::Scheduler;
 
 pub(super) use crate::policy::ordered;
 
-/// Seconds to the first token that a request without a target is taken to want, beside those that have one.
-const DEFAULT_TTFT: f64 = 10.0;
+/// Seconds that a request without a target is taken to have for its next token, beside those with one.
+const DEFAULT_TARGET: f64 = 10.0;
 const DEFAULT_WEIGHT: u32 = 1;
 
 impl Scheduler {
@@ -75,19 +75,21 @@ impl Scheduler {
             priority: live.request.priority,
             policy_key: live.request.policy_key,
             remaining: sequence.remaining(live),
-            due: self.due(sequence, live),
+            due: self.due(sequence, live, live.request.arrival),
+            running_due: self.due(sequence, live, sequence.last_token_at),
             service: sequence.service,
             tenant_service: self.queue.service(live.lane),
         }
     }
 
-    fn due(&self, sequence: &Sequence, live: &LiveRequest) -> f64 {
+    /// When its next token is due; without a target, a while after `since`.
+    fn due(&self, sequence: &Sequence, live: &LiveRequest, since: f64) -> f64 {
         let request = &live.request;
         let before = self.times.prefill_seconds(sequence.num_uncomputed());
         let target = match sequence.output[..] {
             [] => request.ttft_target.map(|target| request.arrival + target),
             _ => request.tpot_target.map(|target| sequence.last_token_at + target),
         };
-        target.map_or(request.arrival + DEFAULT_TTFT, |due| due - before)
+        target.map_or(since + DEFAULT_TARGET, |due| due - before)
     }
 }

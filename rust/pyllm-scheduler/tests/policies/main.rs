@@ -1,10 +1,14 @@
 //! What each policy and setting promises, shown from outside: invariants under random loads, decisions by small cases.
 
 mod fair;
+mod newcomers;
 mod starvation;
 mod priority;
+mod way;
 mod shortest;
 mod prefills;
+mod drafts;
+mod loading;
 mod admission;
 mod preemption;
 mod endings;

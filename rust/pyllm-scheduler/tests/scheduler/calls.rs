@@ -27,62 +27,25 @@ pub struct Case {
     pub damage: (usize, u8),
 }
 
-/// One call, or one round of calls. A `pick` chooses among the requests there have been.
+/// One call, or one round of calls. A `pick` chooses among the last requests.
 #[derive(Clone, Debug)]
 pub enum Call {
     Add(Add),
-    Schedule {
-        after: f64,
-    },
-    Commit {
-        seconds: f64,
-        positions: Positions,
-    },
-    Take {
-        client: u32,
-    },
-    Abort {
-        pick: usize,
-        sample: Option<u32>,
-    },
-    Hold {
-        pick: usize,
-    },
-    Release {
-        pick: usize,
-    },
-    DropClient {
-        client: u32,
-    },
+    Schedule { after: f64 },
+    Commit { seconds: f64, positions: Positions },
+    Take { client: u32 },
+    Abort { pick: usize, sample: Option<u32> },
+    Hold { pick: usize },
+    Release { pick: usize },
+    DropClient { client: u32 },
     LoseDevice,
     Reconfigure(Change),
-    Fork {
-        pick: usize,
-        sample: usize,
-        token: i32,
-    },
-    Propose {
-        pick: usize,
-        sample: usize,
-        drafts: Drafts,
-    },
-    /// `quarters` of what is loaded will be right.
-    OfferLoad {
-        pick: usize,
-        num_tokens: u32,
-        asynchronous: bool,
-        quarters: usize,
-    },
-    FinishLoad {
-        pick: usize,
-    },
-    Pin {
-        name: u64,
-        prompt: Prompt,
-    },
-    Unpin {
-        name: u64,
-    },
+    Fork { pick: usize, sample: usize, token: i32 },
+    Propose { pick: usize, sample: usize, drafts: Drafts },
+    OfferLoad { pick: usize, offer: Offer },
+    FinishLoad { pick: usize },
+    Pin { name: u64, prompt: Prompt },
+    Unpin { name: u64 },
     ResetPrefixCache,
     Wrong(Wrong),
 }
@@ -107,6 +70,15 @@ pub struct Add {
     pub policy_key: f64,
     /// For every sample, whether it has finished, and the tokens it has if not.
     pub resume: Option<Vec<(bool, usize)>>,
+    pub offer: Option<Offer>,
+}
+
+/// Keys and values from outside, of which `quarters` will be right.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer {
+    pub num_tokens: u32,
+    pub asynchronous: bool,
+    pub quarters: usize,
 }
 
 /// Prompts of one text start alike.
@@ -148,7 +120,7 @@ pub fn case() -> impl Strategy<Value = Case> {
 
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=8_u32, 4..=24_u32, 0..=16_u32, 1..=6_u32, 8..=64_u32, 0..12_u32);
-    let features = (any::<bool>(), any::<bool>(), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]));
+    let features = (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]));
     (sizes, features, vec(change::change(), 12)).prop_map(|(sizes, features, changes)| {
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, max_pinned_blocks) = sizes;
         let (enable_prefix_caching, enable_kv_cache_events, incarnation, swap_block_seconds) = features;
@@ -176,7 +148,6 @@ fn config() -> impl Strategy<Value = Config> {
 
 fn call() -> impl Strategy<Value = Call> {
     let pick = any::<usize>;
-    let offer = (pick(), 0..48_u32, any::<bool>(), prop_oneof![2 => Just(4_usize), 1 => 0..4_usize]);
     let drafts = (0..5_usize, 0..3_usize).prop_map(|(num_right, num_wrong)| Drafts { num_right, num_wrong });
     prop_oneof![
         16 => add().prop_map(Call::Add),
@@ -191,10 +162,8 @@ fn call() -> impl Strategy<Value = Call> {
         5 => change::change().prop_map(Call::Reconfigure),
         6 => (pick(), pick(), 0..VOCABULARY as i32).prop_map(|(pick, sample, token)| Call::Fork { pick, sample, token }),
         8 => (pick(), pick(), drafts).prop_map(|(pick, sample, drafts)| Call::Propose { pick, sample, drafts }),
-        6 => offer.prop_map(|(pick, num_tokens, asynchronous, quarters)| {
-            Call::OfferLoad { pick, num_tokens, asynchronous, quarters }
-        }),
-        5 => pick().prop_map(|pick| Call::FinishLoad { pick }),
+        3 => (pick(), offer()).prop_map(|(pick, offer)| Call::OfferLoad { pick, offer }),
+        3 => pick().prop_map(|pick| Call::FinishLoad { pick }),
         3 => (0..4_u64, prompt()).prop_map(|(name, prompt)| Call::Pin { name, prompt }),
         2 => (0..4_u64).prop_map(|name| Call::Unpin { name }),
         1 => Just(Call::ResetPrefixCache),
@@ -204,10 +173,14 @@ fn call() -> impl Strategy<Value = Call> {
 
 fn add() -> impl Strategy<Value = Add> {
     let shape = (0..3_u32, prompt(), 1..=4_u32, any::<u64>(), 1..16_u32, 0..8_u32);
-    let order = (-3..10_i32, option::weighted(0.1, 0..60_i32), -2..3_i32, -1.0..1.0_f64);
+    let order = (-3..10_i32, option::weighted(0.3, 0..25_i32), -2..3_i32, -1.0..1.0_f64);
     let targets = (option::weighted(0.2, 0.01..9.0_f64), option::weighted(0.2, 1e-6..2.0_f64));
-    let ends = (option::of(2..30_usize), option::weighted(0.2, vec((weighted(0.3), 0..12_usize), 4)));
-    (shape, order, targets, ends).prop_map(|(shape, order, (ttft_target, tpot_target), (stop_every, resume))| {
+    let ends = (
+        option::of(2..30_usize),
+        option::weighted(0.2, vec((weighted(0.3), 0..12_usize), 4)),
+        option::weighted(0.3, offer()),
+    );
+    (shape, order, targets, ends).prop_map(|(shape, order, (ttft_target, tpot_target), (stop_every, resume, offer))| {
         let (client, prompt, n, seed, max_tokens, min_tokens) = shape;
         let (arrival, deadline, priority, policy_key) = order;
         Add {
@@ -225,8 +198,14 @@ fn add() -> impl Strategy<Value = Add> {
             priority,
             policy_key,
             resume,
+            offer,
         }
     })
+}
+
+fn offer() -> impl Strategy<Value = Offer> {
+    (0..48_u32, any::<bool>(), prop_oneof![Just(4_usize), 0..4_usize])
+        .prop_map(|(num_tokens, asynchronous, quarters)| Offer { num_tokens, asynchronous, quarters })
 }
 
 fn prompt() -> impl Strategy<Value = Prompt> {

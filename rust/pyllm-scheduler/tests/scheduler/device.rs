@@ -193,7 +193,7 @@ impl Device {
                 spoilt = spoilt.or(held.spoilt);
                 prefix = prefix.then(held.token);
                 let is_own = held.prefix == prefix || spoilt.is_some();
-                assert!(is_own, "position {position} holds another sequence's held, or that of other weights");
+                assert!(is_own, "position {position} holds another sequence's content, or that of other weights");
                 context.push(held.token);
                 read.push(prefix);
             }

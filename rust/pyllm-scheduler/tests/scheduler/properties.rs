@@ -10,12 +10,22 @@ use proptest::test_runner::TestRunner;
 use crate::calls::case;
 use crate::world;
 
-const CORNERS: [&str; 49] = [
+const CORNERS: [&str; 62] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
     "damaged recordings that are refused",
     "deadlines",
+    "deadlines of what is held",
+    "deadlines of what is swapped",
+    "deadlines of what loads",
+    "deadlines of what runs",
+    "deadlines of what waits",
+    "ends under custom",
+    "ends under fair",
+    "ends under fcfs",
+    "ends under priority",
+    "ends under shortest",
     "evictions",
     "failed loads",
     "forks by call",
@@ -24,6 +34,9 @@ const CORNERS: [&str; 49] = [
     "hits within a step",
     "loads that requests wait for",
     "loads within a step",
+    "losses while something is pinned",
+    "losses while something loads",
+    "losses while the host is in use",
     "merged deltas",
     "other policies while requests wait",
     "other weights while requests run",
@@ -78,7 +91,7 @@ proptest! {
 fn the_cases_reach_every_corner() {
     let mut runner = TestRunner::deterministic();
     let mut total = BTreeMap::new();
-    for _ in 0..200 {
+    for _ in 0..400 {
         let case = case().new_tree(&mut runner).expect("a case").current();
         for (what, times) in world::run(&case) {
             *total.entry(what).or_default() += times;

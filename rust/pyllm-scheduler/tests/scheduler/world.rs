@@ -14,7 +14,7 @@ mod subscriber;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use pyllm_scheduler::{Config, LoadId, Scheduler, Stats};
+use pyllm_scheduler::{Config, LoadId, PolicyName, Scheduler, Stats};
 
 use crate::calls::{Call, Case};
 use crate::device::Device;
@@ -85,16 +85,14 @@ impl World {
             Call::Commit { seconds, positions } => self.commit(*seconds, *positions),
             Call::Take { client } => self.take(*client),
             Call::Abort { pick, sample } => self.abort(*pick, *sample),
-            Call::Hold { pick } => self.hold(*pick, true),
-            Call::Release { pick } => self.hold(*pick, false),
+            Call::Hold { pick } => self.hold(*pick),
+            Call::Release { pick } => self.release(*pick),
             Call::DropClient { client } => self.drop_client(*client),
             Call::LoseDevice => self.lose_device(),
             Call::Reconfigure(change) => self.reconfigure(*change),
             Call::Fork { pick, sample, token } => self.fork(*pick, *sample, *token),
             Call::Propose { pick, sample, drafts } => self.propose(*pick, *sample, *drafts),
-            &Call::OfferLoad { pick, num_tokens, asynchronous, quarters } => {
-                self.offer_load(pick, num_tokens, asynchronous, quarters);
-            }
+            Call::OfferLoad { pick, offer } => self.offer_load(*pick, *offer),
             Call::FinishLoad { pick } => self.finish_load(*pick),
             Call::Pin { name, prompt } => self.pin(*name, *prompt),
             Call::Unpin { name } => self.unpin(*name),
@@ -106,9 +104,12 @@ impl World {
 
     /// Lets everything run to its end, and checks that nothing is left.
     fn finish(&mut self) {
-        for pick in 0..self.requests.len() {
-            if self.requests[pick].is_held {
-                self.hold(pick, false);
+        for client in 0..3 {
+            self.take(client);
+        }
+        for index in 0..self.requests.len() {
+            if self.requests[index].is_held {
+                self.set_hold(index, false);
             }
         }
         for _ in 0..20_000 {
@@ -137,6 +138,14 @@ impl World {
         let stats = self.scheduler.stats();
         assert_eq!((stats.num_used_blocks, stats.num_free_host_blocks), (0, stats.num_host_blocks));
         assert!(stats.prefix_queries <= self.added_tokens, "a sequence is looked up at its first admission only");
+        let policy = match self.config.policy {
+            PolicyName::Fcfs => "ends under fcfs",
+            PolicyName::Priority => "ends under priority",
+            PolicyName::Shortest => "ends under shortest",
+            PolicyName::Fair => "ends under fair",
+            PolicyName::Custom => "ends under custom",
+        };
+        self.saw(policy, 1);
         self.saw("preemptions", stats.num_preemptions);
         self.saw("preemptions to the host", stats.num_swapped);
         self.saw("preemptions to be computed anew", stats.num_preemptions - stats.num_swapped);
@@ -159,6 +168,8 @@ impl World {
         assert_eq!(stats.num_free_blocks + stats.num_used_blocks, stats.num_blocks);
         let num_awaited = self.loads.values().filter(|pending| pending.step.is_none()).count();
         assert_eq!(stats.num_loading, num_awaited as u64);
+        let waiting: u64 = self.scheduler.tenants().iter().map(|tenant| tenant.num_waiting).sum();
+        assert_eq!(waiting, stats.num_waiting);
         let events = self.scheduler.take_events(usize::MAX);
         self.subscriber.hear(&events, &self.config);
         self.subscriber.compare(&self.scheduler.snapshot(), &stats);

@@ -49,3 +49,25 @@ fn nothing_is_preempted_for_drafts() -> Result<(), Error> {
     assert_eq!(scheduler.stats().num_preemptions, 0);
     Ok(())
 }
+
+#[test]
+fn the_block_that_a_forks_own_token_fills_has_a_name_of_its_own() -> Result<(), Error> {
+    let mut scheduler = scheduler(16, 4, 64);
+    scheduler.add(request(1, [1, 2, 3], 4))?;
+    let first = plan(&mut scheduler);
+    plan(&mut scheduler); // computes the fourth token
+    commit(&mut scheduler, &first, 7);
+    scheduler.lose_device();
+    scheduler.fork(CLIENT, RequestId(1), 0, 8)?;
+    let both = plan(&mut scheduler);
+    assert_eq!(Sections::new(&both).ints("tokens"), [1, 2, 3, 7, 1, 2, 3, 8]);
+    commit(&mut scheduler, &both, 5);
+    run_to_the_end(&mut scheduler, 5);
+    scheduler.add(request(2, [1, 2, 3, 7, 0], 1))?;
+    scheduler.add(request(3, [1, 2, 3, 8, 0], 1))?;
+    let found = plan(&mut scheduler);
+    let sections = Sections::new(&found);
+    assert_eq!(sections.ints("tokens"), [0, 0]);
+    assert_ne!(sections.ints("table_blocks")[0], sections.ints("table_blocks")[2]);
+    Ok(())
+}

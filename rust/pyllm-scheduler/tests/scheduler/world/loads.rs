@@ -3,6 +3,7 @@
 use pyllm_scheduler::{Error, LoadId, StepId};
 
 use super::World;
+use crate::calls::Offer;
 use crate::device::Loaded;
 use crate::oracle::Prefix;
 
@@ -24,8 +25,14 @@ impl Pending {
 }
 
 impl World {
-    pub(super) fn offer_load(&mut self, pick: usize, num_tokens: u32, asynchronous: bool, quarters: usize) {
-        let Some(index) = self.pick(pick) else { return };
+    pub(super) fn offer_load(&mut self, pick: usize, offer: Offer) {
+        if let Some(index) = self.pick(pick) {
+            self.offer(index, offer);
+        }
+    }
+
+    /// To a request all of whose news has been heard.
+    pub(super) fn offer(&mut self, index: usize, Offer { num_tokens, asynchronous, quarters }: Offer) {
         let (client, id) = self.name(index);
         let result = self.scheduler.offer_load(client, id, num_tokens, asynchronous);
         let known = &mut self.requests[index];

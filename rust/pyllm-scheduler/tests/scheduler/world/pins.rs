@@ -19,14 +19,16 @@ impl World {
             Ok(num_blocks) => {
                 assert!(self.config.enable_prefix_caching && !is_there && num_all <= quota as usize);
                 assert_eq!(num_blocks as usize, chain.len());
-                self.saw("pins", u64::from(num_blocks > 0));
+                self.saw("pins", 1);
                 self.pins.insert(name, chain);
             }
             Err(Error::Disabled { .. }) => assert!(!self.config.enable_prefix_caching),
             Err(Error::DuplicatePin { .. }) => assert!(is_there),
-            Err(Error::PinQuota { asked, pinned, .. }) => {
+            Err(Error::Request(_)) => assert!(chain.is_empty()),
+            Err(Error::PinQuota { asked, pinned, num_pins, .. }) => {
                 assert_eq!((asked as usize, pinned as usize), (num_all - num_pinned, num_pinned));
-                assert!(num_all > quota as usize);
+                assert_eq!(num_pins as usize, self.pins.len());
+                assert!(num_all > quota as usize || num_pins >= quota);
                 self.saw("pins beyond the quota", 1);
             }
             Err(other) => panic!("{other}"),

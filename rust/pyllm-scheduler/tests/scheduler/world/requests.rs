@@ -75,12 +75,15 @@ impl World {
                 let num_schedules = self.num_schedules;
                 let known = Known { request, is_held: false, is_dropped: false, samples, num_schedules, offer: None };
                 self.requests.push(known);
+                if let Some(offer) = add.offer {
+                    self.offer(self.requests.len() - 1, offer);
+                }
             }
             Err(Error::PromptTooLong { num_tokens, .. }) => {
                 assert!(num_tokens >= self.config.max_model_len as usize);
             }
-            Err(Error::NeverFits { needed, num_blocks, .. }) => {
-                assert!(!self.fits(&request) && needed > num_blocks);
+            Err(Error::NeverFits { needed, num_blocks, max_pinned_blocks, .. }) => {
+                assert!(!self.fits(&request) && needed > num_blocks - max_pinned_blocks);
             }
             Err(Error::Request(_)) => assert!(request.outputs.iter().all(|output| output.finished)),
             Err(other) => panic!("a request that fits is refused: {other}"),
@@ -165,6 +168,7 @@ impl World {
         for index in 0..self.requests.len() {
             if self.requests[index].request.deadline.is_some_and(|deadline| deadline <= self.now) {
                 self.take(self.requests[index].request.client.0);
+                self.note_deadline(index);
                 let known = &mut self.requests[index];
                 num_expired += u64::from(known.is_live() && known.end(None, Finish::Deadline));
                 known.is_held = false;
@@ -173,8 +177,36 @@ impl World {
         num_expired
     }
 
-    pub(super) fn hold(&mut self, pick: usize, hold: bool) {
-        let Some(index) = self.pick(pick) else { return };
+    fn note_deadline(&mut self, index: usize) {
+        let (client, id) = self.name(index);
+        for one in self.scheduler.explain(client, id).unwrap_or_default() {
+            self.saw(
+                match one.state {
+                    "running" => "deadlines of what runs",
+                    "held" => "deadlines of what is held",
+                    "loading" => "deadlines of what loads",
+                    "swapped" => "deadlines of what is swapped",
+                    _ => "deadlines of what waits",
+                },
+                1,
+            );
+        }
+    }
+
+    pub(super) fn hold(&mut self, pick: usize) {
+        if let Some(index) = self.pick(pick) {
+            self.set_hold(index, true);
+        }
+    }
+
+    pub(super) fn release(&mut self, pick: usize) {
+        if let Some(index) = self.pick(pick) {
+            self.set_hold(index, false);
+        }
+    }
+
+    /// Of a request all of whose news has been heard.
+    pub(super) fn set_hold(&mut self, index: usize, hold: bool) {
         let known = &mut self.requests[index];
         let (client, id) = (known.request.client, known.request.id);
         let result = if hold { self.scheduler.hold(client, id, "test") } else { self.scheduler.release(client, id) };
@@ -196,9 +228,10 @@ impl World {
         assert!(self.scheduler.take_deltas(ClientId(client)).is_none());
     }
 
-    /// A request there has been, with all its news heard, so that the world knows whether it is live.
+    /// One of the last requests, with all its news heard, so that the world knows whether it is live.
     pub(super) fn pick(&mut self, pick: usize) -> Option<usize> {
-        let index = pick.checked_rem(self.requests.len())?;
+        let back = 1 + pick.checked_rem(self.requests.len().min(8))?;
+        let index = self.requests.len() - back;
         self.take(self.requests[index].request.client.0);
         Some(index)
     }

@@ -186,13 +186,21 @@ impl World {
         let (starts, tokens) = step.result(positions);
         let clients = self.scheduler.commit(step.step, &starts, &tokens, seconds).expect("the step is due").to_vec();
         assert_eq!(clients, self.scheduler.pending_clients());
-        self.loads.retain(|_, pending| pending.step != Some(step.step));
+        // What it read has come, or it would have been told.
+        for load in self.loads_of(step.step) {
+            self.loads.remove(&load.id);
+            assert_eq!(self.scheduler.finish_load(load.id, 0), Err(Error::UnknownLoad { load: load.id }));
+        }
         let after = self.scheduler.stats();
         self.saw("forks without a slot", u64::from(after.num_waiting + after.num_held > waiting));
     }
 
     pub(super) fn lose_device(&mut self) {
+        let before = self.scheduler.stats();
         self.scheduler.lose_device();
+        self.saw("losses while something loads", u64::from(before.num_loading > 0));
+        self.saw("losses while the host is in use", u64::from(before.num_free_host_blocks < before.num_host_blocks));
+        self.saw("losses while something is pinned", u64::from(before.num_pinned_blocks > 0));
         self.device = Device::new(&self.config);
         let after = self.scheduler.stats();
         let known = after.num_cached_blocks + after.num_cached_host_blocks;

@@ -1,0 +1,28 @@
+//! Loads from outside beside what else runs.
+
+use pyllm_scheduler::{ClientId, Config, PolicyName, RequestId};
+
+use crate::engine::{Engine, config, request};
+
+#[test]
+fn what_an_asynchronous_load_continues_is_not_evicted_meanwhile() {
+    let settings = Config { enable_prefix_caching: true, ..config(PolicyName::Fcfs, 24, 4) };
+    let mut engine = Engine::new(settings);
+    engine.add_now(request(1, 17, 1)); // it leaves four blocks in the prefix cache
+    engine.finish();
+    let prompt = |id, length| {
+        let mut request = request(id, length, 1);
+        request.prompt[..17].copy_from_slice(&self::request(1, 17, 1).prompt);
+        request
+    };
+    engine.add_now(prompt(2, 41));
+    engine.scheduler.offer_load(ClientId(0), RequestId(2), 40, true).expect("it has not begun");
+    engine.step();
+    let loads = engine.scheduler.take_loads();
+    assert_eq!((loads.len(), loads[0].first_token, loads[0].num_tokens), (1, 16, 24));
+    engine.add_now(request(3, 54, 1)); // all the blocks there are beside
+    engine.finish_request(3, 20, |_| {});
+    engine.scheduler.finish_load(loads[0].id, 24).expect("it is under way");
+    engine.finish_request(2, 20, |_| {});
+    assert_eq!(engine.served[&2].cached, Some(40));
+}
