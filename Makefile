@@ -1,6 +1,7 @@
 # Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
 #   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
 #   ARGS="..."            flags for `make serve`
+#   CASES=NUMBER          cases of each property for `make proofs`, 10,000 unless given
 #   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench`
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +11,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test oracle bench format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle bench format clean
 
 setup: $(VENV)/.extension
 
@@ -50,6 +51,10 @@ rust-test: setup
 
 python-test: setup
 	$(BIN)/pytest -m "not oracle"
+
+# Every property of the scheduler, over many more cases than in `make test`.
+proofs:
+	PROPTEST_CASES=$(or $(CASES),10000) cargo test --quiet --locked --release --package pyllm-scheduler
 
 # The whole matrix of prompts, caches, chunks and ranks against transformers; a part of it is in `make test`.
 oracle: setup

@@ -1,7 +1,8 @@
 """The scheduler, written in Rust: `rust/pyllm-scheduler` behind the thin shim `rust/pyllm-python`.
 
 Integers are little-endian. Token ids are packed int32. A method may be called from any thread; the interpreter lock is
-released while it works. A refused call raises `SchedulerError` and changes nothing.
+released while it works, but for `take_deltas`. A refused call raises `SchedulerError` and changes nothing; an argument
+of another type is a `TypeError`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,8 @@ class Scheduler:
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its
         events. The others are explained at `reconfigure`.
 
-        Raises `SchedulerError` for a value out of its range, `TypeError` for a setting that is not there.
+        Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that is
+        not there.
         """
     def reconfigure(
         self,
@@ -109,11 +111,12 @@ class Scheduler:
         - `max_num_batched_tokens`: tokens one step may compute; `long_prefill_token_threshold`: of one prompt (0: all)
         - `inter_token_target`: seconds between two tokens of a stream that prefills may not exceed (0: no bound), by
           the step times given to `commit`; a request's `tpot_target` comes before it
-        - `policy`: "fcfs"; "priority": lowest first, least slack within, preempts; "shortest": least remaining work,
+        - `policy`: "fcfs"; "priority": lowest first, least slack within, preempts (without
+          targets: to a first token after 10 s); "shortest": least remaining work,
           preempts; "fair": by tenant, with `tenant_weights` (1 for those not named); "custom": lowest `policy_key`
         - `weights_version`: of the model; another one has all that runs computed anew and the prefix cache forgotten
-        - `watermark`: share of the blocks that admission leaves free while anything runs; `expected_growth`: share of
-          the expected growth of what runs that it leaves room for
+        - `watermark`: share of the blocks, 0 to 0.99, that admission leaves free while anything runs;
+          `expected_growth`: share, 0 to 16, of the expected growth of what runs that it leaves room for
 
         Raises `SchedulerError` for a value out of its range or a setting that cannot change, which then all stay.
         """
@@ -185,7 +188,7 @@ class Scheduler:
     def pending_clients(self) -> list[int]:
         """The clients that have deltas to take, longest waiting first."""
     def take_deltas(self, client: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None:
-        """What is new for a client since the last call, one row a sample; None if nothing is.
+        """What is new for a client since the last call, one row a sample; None if nothing is. Holds the interpreter lock.
 
         Columns: request ids (uint64), samples (int32), offsets of the first new token in the sample's output (int32),
         token starts (int32, one more than rows), tokens (int32), finish codes (uint8: 0 goes on, 1 stop, 2 length,
@@ -231,12 +234,12 @@ class Scheduler:
         """Let a pinned prefix be evicted. False: there is no such pin."""
     def reset_prefix_cache(self) -> None:
         """Forget all cached contents, on the device and the host. What runs keeps its blocks."""
-    def take_events(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
-        """Incarnation, number of the first event, and the prefix cache's events since the last call.
+    def take_events(self, limit: int) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
+        """Incarnation, number of the first event, and the oldest `limit` of the prefix cache's events not taken yet.
 
         An event is its kind ("stored", "removed", "cleared"), hash, parent's hash (None: the first block), tokens
-        (int32) and tier ("device", "host"). Empty unless `enable_kv_cache_events`. A first number above the one
-        expected means that events were dropped: take a `snapshot`.
+        (int32) and tier ("device", "host"). Empty unless `enable_kv_cache_events`. The last 100,000 are kept: a first
+        number above the one expected means that events were dropped, take a `snapshot` then.
         """
     def snapshot(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
         """Incarnation, number of the next event, and what the prefix cache knows now, as "stored" events."""
@@ -247,7 +250,11 @@ class Scheduler:
         no such request.
         """
     def decisions(self, limit: int) -> list[dict[str, Any]]:
-        """What the last steps decided, oldest first; `stop` is why the first in the queue was not admitted."""
+        """What the last steps decided, oldest first: at most `limit`, and 1,024. Those that planned nothing count, too.
+
+        Each has step, now, num_rows, num_tokens and of those num_prefill_tokens, num_admitted, num_preempted and of those
+        num_swapped, num_running, num_waiting, num_free_blocks, and stop: why the first in the queue was not admitted.
+        """
     def tenants(self) -> list[tuple[str, int, int]]:
         """Tenant, service in tokens by cost and weight, and sequences in the queue; by tenant under "fair" only."""
     def start_recording(self) -> None:

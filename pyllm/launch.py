@@ -150,7 +150,9 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     if headless.bind.startswith("tcp://") and not headless.curve_keys:
         if not headless.insecure_tcp:
             raise ConfigError("tcp:// needs keys: give --curve-keys FOLDER (`pyllm keygen FOLDER`), or --insecure-tcp")
-        logger.warning("%s has no keys: anyone who reaches it may use the engine and end its requests", headless.bind)
+        may = "may use the engine, change its settings and forget its cache"
+        reads = " and read all prompts" if engine.cache.enable_kv_cache_events else ""
+        logger.warning("%s has no keys: anyone who reaches it %s%s", headless.bind, may, reads)
     engine, checkpoint = resolve(engine)
     with SocketFolder() as folder:
         core = CoreConfig(

@@ -127,10 +127,10 @@ class LLMEngine:
             raise EngineDeadError("the engine is closed")
 
     async def _start(self, config: CoreConfig) -> None:
-        scheduler, ready = await process.start(config, self._executor)
+        parts = await process.start(config, self._executor)
         to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
-        self._core = process.make_core(config, scheduler, ready, self._executor, to_client)
+        self._core = process.make_core(config, parts, self._executor, to_client)
         self._at_close.callback(self._core.close)
 
         def connect(

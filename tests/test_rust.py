@@ -22,8 +22,8 @@ LIMITS = {
 }
 
 
-def make_scheduler(**limits: int) -> _rust.Scheduler:
-    return _rust.Scheduler(**{**LIMITS, **limits}, enable_prefix_caching=True)
+def make_scheduler(**settings: Any) -> _rust.Scheduler:
+    return _rust.Scheduler(**{**LIMITS, **settings}, enable_prefix_caching=True)
 
 
 def int32(*values: int) -> bytes:
@@ -197,6 +197,48 @@ def test_what_can_never_fit_is_an_error_of_its_own():
 def test_limits_out_of_range_are_refused(limits: dict[str, int], problem: str):
     with pytest.raises(_rust.SchedulerError, match=problem):
         make_scheduler(**limits)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"incarnation": -1}, "incarnation is -1; give a number that fits u64"),
+        ({"incarnation": 2**64}, "incarnation is 18446744073709551616"),
+        ({"tenant_weights": {"acme": -1}}, 'tenant_weights of "acme" is -1'),
+        ({"watermark": 10**400}, "watermark is 10{20}"),
+        ({"swap_block_seconds": -1.0}, "swap_block_seconds must be"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], problem: str):
+    with pytest.raises(_rust.SchedulerError, match=problem):
+        make_scheduler(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"incarnation": 1.5},
+        {"incarnation": "1"},
+        {"watermark": "0.1"},
+        {"expected_growth": None},
+        {"tenant_weights": {"acme": 1.5}},
+        {"tenant_weights": {1: 1}},
+        {"tenant_weights": "acme=1"},
+        {"policy": 3},
+        {"colour": 3},
+    ],
+)
+def test_settings_of_another_type_are_type_errors(settings: dict[str, Any]):
+    with pytest.raises(TypeError):
+        make_scheduler(**settings)
+
+
+def test_times_beyond_all_floats_are_refused():
+    scheduler = make_scheduler()
+    with pytest.raises(_rust.SchedulerError, match=r"now is 10{400}; give a number that fits f64"):
+        scheduler.schedule(10**400)
+    with pytest.raises(_rust.SchedulerError, match=r"deadline is 10{20}"):
+        scheduler.add(0, 1, int32(1), seed=0, max_tokens=1, deadline=10**400)
 
 
 def test_wrong_ids_and_times_are_refused():

@@ -232,7 +232,7 @@ class EngineCore:
             )
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
-        except (ValueError, OverflowError) as error:
+        except ValueError as error:
             self._clients.post(client, Rejected(submit.request, "invalid", str(error)))
 
     def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> Reply:

@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import uvloop
@@ -26,7 +26,7 @@ from pyllm.config import CoreConfig
 from pyllm.core.calls import live_settings
 from pyllm.core.executors.base import Executor
 from pyllm.core.loop import EngineCore
-from pyllm.core.policies import load_policy
+from pyllm.core.policies import Policy, load_policy
 from pyllm.core.recording import Recording
 from pyllm.errors import ConfigError
 from pyllm.ipc import Sender
@@ -46,7 +46,15 @@ def run(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[
         context.destroy(int(CLOSE_LINGER * 1000))
 
 
-async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Ready]:
+class CoreParts(NamedTuple):
+    """What `start` gives and a core is made of; `policy` is None for one of the scheduler's own."""
+
+    scheduler: Scheduler
+    ready: Ready
+    policy: Policy | None
+
+
+async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     """Start the ranks, size the KV cache by the rank with the least memory, and make the scheduler for it.
 
     The host pool is as large on every rank, and swapping is as slow as on the slowest.
@@ -56,7 +64,8 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
         ConfigError: not even one block fits, or fewer than may be pinned, or the policy cannot be imported.
     """
     engine, architecture = config.engine, config.checkpoint.architecture
-    load_policy(engine.scheduler.scheduling_policy)  # If it cannot be, better told before than after a model is loaded.
+    # If it cannot be imported, better told before than after a model is loaded.
+    policy = load_policy(engine.scheduler.scheduling_policy)
     await executor.start()
     num_blocks = min(await executor.collective("num_blocks"))
     block_size = engine.cache.block_size
@@ -110,19 +119,16 @@ async def start(config: CoreConfig, executor: Executor) -> tuple[Scheduler, Read
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     numerics = (config.checkpoint.fingerprint, model.dtype, model.tensor_parallel_size, instruction_sets)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
-    return scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint)
+    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy)
 
 
-def make_core(
-    config: CoreConfig, scheduler: Scheduler, ready: Ready, executor: Executor, sender: Sender[CoreMessage]
-) -> EngineCore:
-    """The core over what `start` gave, with the policy and the recording that the configuration names.
+def make_core(config: CoreConfig, parts: CoreParts, executor: Executor, sender: Sender[CoreMessage]) -> EngineCore:
+    """The core over what `start` gave, with the recording that the configuration names.
 
     Raises:
-        ConfigError: the policy cannot be imported, or the recording's file cannot be made.
+        ConfigError: the recording's file cannot be made.
     """
-    settings = config.engine.scheduler
-    policy = load_policy(settings.scheduling_policy)
+    settings, scheduler = config.engine.scheduler, parts.scheduler
     recording = None
     if settings.scheduler_recording:
         recording = Recording(Path(settings.scheduler_recording), scheduler.take_recording)
@@ -131,11 +137,11 @@ def make_core(
         scheduler,
         executor,
         sender,
-        ready,
+        parts.ready,
         config=config.engine,
         clock=time.monotonic,
         depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
-        policy=policy,
+        policy=parts.policy,
         recording=recording,
     )
 
@@ -158,7 +164,6 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
             return 0
-        scheduler, ready = starting.result()
         core: EngineCore
         endpoint: ipc.Endpoint[ClientMessage, CoreMessage] = ipc.Endpoint(
             socket,
@@ -167,7 +172,7 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
             lambda *received: core.malformed(*received),  # noqa: PLW0108
         )
         try:
-            core = make_core(config, scheduler, ready, executor, endpoint)
+            core = make_core(config, starting.result(), executor, endpoint)
             gc.freeze()
             child.started(address)
             await _run(core, stop, child, config.shutdown_timeout)

@@ -1,4 +1,6 @@
-"""The one list of metrics: vLLM's names, meanings and bounds. Counts what one API process serves, asks for the rest.
+"""The one list of metrics. Counts what one API process serves, asks for the rest.
+
+What begins with `vllm:` has vLLM's name, meaning and bounds; what vLLM does not count begins with `pyllm:`.
 
 Everything is plain numbers, and becomes Prometheus families when scraped: a token costs two additions.
 """
@@ -12,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from pyllm.messages import ModelInfo
+from pyllm.messages import FinishCode, ModelInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # the charset is appended by the framework
 
@@ -24,25 +26,28 @@ REQUEST_BOUNDS = (
     0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 NUM_SAMPLES_BOUNDS = (1, 2, 5, 10, 20)
-FINISH_REASONS = ("stop", "length", "abort", "error", "deadline")
+FINISH_REASONS = tuple(code.name.lower() for code in FinishCode if code)
 
-# Name, text, and the core's figure that it is; what is made of several figures is in `Metrics`.
+VLLM = "vllm"
+OURS = "pyllm"
+
+# Prefix, name, text, and the core's figure that it is; what is made of several figures is in `Metrics`.
 GAUGES = (
-    ("num_requests_running", "Requests that are being computed.", "num_running"),
-    ("num_requests_held", "Requests that are held back.", "num_held"),
-    ("num_requests_loading", "Requests that wait for keys and values from outside.", "num_loading"),
-    ("num_pinned_blocks", "Blocks that pins keep from eviction.", "num_pinned_blocks"),
+    (VLLM, "num_requests_running", "Requests that are being computed.", "num_running"),
+    (OURS, "num_requests_held", "Requests that are held back.", "num_held"),
+    (OURS, "num_requests_loading", "Requests that wait for keys and values from outside.", "num_loading"),
+    (OURS, "num_pinned_blocks", "Blocks that pins keep from eviction.", "num_pinned_blocks"),
 )
 COUNTERS = (
-    ("num_preemptions", "Preemptions.", "num_preemptions"),
-    ("num_requests_expired", "Requests that their deadline ended.", "num_expired"),
-    ("prefix_cache_queries", "Prompt tokens looked up.", "prefix_queries"),
-    ("external_prefix_cache_hits", "Prompt tokens found on the host.", "host_prefix_hits"),
-    ("num_failed_kv_loads", "Loads that brought less than they should.", "num_failed_loads"),
-    ("spec_decode_num_draft_tokens", "Draft tokens verified.", "num_drafts"),
-    ("spec_decode_num_accepted_tokens", "Draft tokens that became output.", "num_accepted_drafts"),
-    ("num_scheduled_steps", "Steps planned.", "num_steps"),
-    ("num_scheduled_tokens", "Tokens planned.", "num_computed_tokens"),
+    (VLLM, "num_preemptions", "Preemptions.", "num_preemptions"),
+    (OURS, "num_requests_expired", "Requests that their deadline ended.", "num_expired"),
+    (VLLM, "prefix_cache_queries", "Prompt tokens looked up.", "prefix_queries"),
+    (VLLM, "external_prefix_cache_hits", "Prompt tokens found on the host.", "host_prefix_hits"),
+    (OURS, "num_failed_kv_loads", "Loads that brought less than they should.", "num_failed_loads"),
+    (VLLM, "spec_decode_num_draft_tokens", "Draft tokens verified.", "num_drafts"),
+    (VLLM, "spec_decode_num_accepted_tokens", "Draft tokens that became output.", "num_accepted_drafts"),
+    (OURS, "num_scheduled_steps", "Steps planned.", "num_steps"),
+    (OURS, "num_scheduled_tokens", "Tokens planned.", "num_computed_tokens"),
 )
 
 Stats = Mapping[str, int]
@@ -105,10 +110,12 @@ class Metrics(Collector):
         """Every family: the core's first, where it answered, then what was counted here."""
         if self._stats:
             yield from self._collect_core(self._stats)
-        yield self._counter("prompt_tokens", "Prompt tokens of requests that got a token.", self.prompt_tokens)
-        yield self._counter("prompt_tokens_cached", "Of these, found in the prefix cache.", self.cached_prompt_tokens)
-        yield self._counter("generation_tokens", "Tokens generated.", self.generation_tokens)
-        yield self._counters("request_success", "Samples that ended.", "finished_reason", self.finished)
+        yield self._counter(VLLM, "prompt_tokens", "Prompt tokens of requests that got a token.", self.prompt_tokens)
+        yield self._counter(
+            VLLM, "prompt_tokens_cached", "Of these, found in the prefix cache.", self.cached_prompt_tokens
+        )
+        yield self._counter(VLLM, "generation_tokens", "Tokens generated.", self.generation_tokens)
+        yield self._counters(VLLM, "request_success", "Samples that ended.", "finished_reason", self.finished)
         yield self._histogram("time_to_first_token_seconds", "From arrival to the first token.", self.first_token)
         yield self._histogram("inter_token_latency_seconds", "Between two deltas of a sample.", self.inter_token)
         yield self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", self.request_seconds)
@@ -121,29 +128,29 @@ class Metrics(Collector):
         return iter(())
 
     def _collect_core(self, stats: Stats) -> Iterator[Metric]:
-        for name, text, figure in GAUGES:
-            yield self._gauge(name, text, stats[figure])
-        for name, text, figure in COUNTERS:
-            yield self._counter(name, text, stats[figure])
+        for prefix, name, text, figure in GAUGES:
+            yield self._gauge(prefix, name, text, stats[figure])
+        for prefix, name, text, figure in COUNTERS:
+            yield self._counter(prefix, name, text, stats[figure])
         capacity, deferred = stats["num_waiting"], stats["num_held"] + stats["num_loading"]
-        yield self._gauge("num_requests_waiting", "Requests that wait.", capacity + deferred)
+        yield self._gauge(VLLM, "num_requests_waiting", "Requests that wait.", capacity + deferred)
         reasons = {"capacity": capacity, "deferred": deferred}
-        yield self._gauges("num_requests_waiting_by_reason", "Requests that wait.", "reason", reasons)
+        yield self._gauges(VLLM, "num_requests_waiting_by_reason", "Requests that wait.", "reason", reasons)
         swaps = stats["num_swapped"]
         kinds = {"recompute": stats["num_preemptions"] - swaps, "swap": swaps}
-        yield self._counters("num_preemptions_by_kind", "Preemptions.", "kind", kinds)
+        yield self._counters(OURS, "num_preemptions_by_kind", "Preemptions.", "kind", kinds)
         # What the device does not have is looked up on the host: vLLM's external cache.
         queries, on_host = stats["prefix_queries"], stats["host_prefix_hits"]
         on_device = stats["prefix_hits"] - on_host
-        yield self._counter("prefix_cache_hits", "Prompt tokens found on the device.", on_device)
-        yield self._counter("external_prefix_cache_queries", "Those looked up on the host.", queries - on_device)
+        yield self._counter(VLLM, "prefix_cache_hits", "Prompt tokens found on the device.", on_device)
+        yield self._counter(VLLM, "external_prefix_cache_queries", "Those looked up on the host.", queries - on_device)
         usage = share(stats["num_used_blocks"], stats["num_blocks"])
-        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
+        yield self._gauge(VLLM, "kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", usage)
         num_host_blocks = stats["num_host_blocks"]
         host_usage = share(num_host_blocks - stats["num_free_host_blocks"], num_host_blocks)
-        yield self._gauge("cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
+        yield self._gauge(VLLM, "cpu_cache_usage_perc", "Share of the host's KV blocks in use, 0 to 1.", host_usage)
         cached = {"device": stats["num_cached_blocks"], "host": stats["num_cached_host_blocks"]}
-        yield self._gauges("num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
+        yield self._gauges(OURS, "num_cached_blocks", "Blocks that the prefix cache knows.", "tier", cached)
         configuration = {
             "block_size": str(self._model.block_size),
             "num_gpu_blocks": str(self._model.num_blocks),
@@ -151,35 +158,35 @@ class Metrics(Collector):
             "cache_dtype": self._model.dtype,
         }
         info = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache's configuration.", labels=[*self._labels, *configuration]
+            f"{VLLM}:cache_config_info", "The KV cache's configuration.", labels=[*self._labels, *configuration]
         )
         info.add_metric([*self._labels.values(), *configuration.values()], 1)
         yield info
 
-    def _gauge(self, name: str, text: str, value: float) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+    def _gauge(self, prefix: str, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _gauges(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = GaugeMetricFamily(f"vllm:{name}", text, labels=[*self._labels, label])
+    def _gauges(self, prefix: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = GaugeMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
         for kind, value in values.items():
             family.add_metric([*self._labels.values(), kind], value)
         return family
 
-    def _counter(self, name: str, text: str, value: float) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+    def _counter(self, prefix: str, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"{prefix}:{name}", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), value)
         return family
 
-    def _counters(self, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-        family = CounterMetricFamily(f"vllm:{name}", text, labels=[*self._labels, label])
+    def _counters(self, prefix: str, name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+        family = CounterMetricFamily(f"{prefix}:{name}", text, labels=[*self._labels, label])
         for kind, value in values.items():
             family.add_metric([*self._labels.values(), kind], value)
         return family
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
-        family = HistogramMetricFamily(f"vllm:{name}", text, labels=list(self._labels))
+        family = HistogramMetricFamily(f"{VLLM}:{name}", text, labels=list(self._labels))
         family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.sum)
         return family
 

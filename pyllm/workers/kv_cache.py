@@ -6,6 +6,7 @@ Knows no sequence (block tables are in `slots.py`), nor why a block moves.
 import math
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -67,8 +68,11 @@ class HostPool:
     are taken when they are first written.
     """
 
-    def __init__(self, cache: KVCache, num_blocks: int, kernels: Kernels) -> None:
+    def __init__(
+        self, cache: KVCache, num_blocks: int, kernels: Kernels, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.num_blocks = num_blocks
+        self._clock = clock
         self._cache = cache
         self._kernels = kernels
         num_layers, keys_and_values, _, *block = cache.memory.shape
@@ -97,11 +101,11 @@ class HostPool:
         swaps = np.array([(way, block, block) for way in (0, 1) for block in range(num_swaps)], np.int32)
         seconds = []
         for _ in range(_TIMED_ROUNDS):
-            started = time.perf_counter()
+            started = self._clock()
             self.swap(swaps)
             if self._cache.memory.device.type == "cuda":
                 torch.cuda.synchronize(self._cache.memory.device)
-            seconds.append(time.perf_counter() - started)
+            seconds.append(self._clock() - started)
         return min(seconds) / num_swaps
 
     def _pin(self) -> None:

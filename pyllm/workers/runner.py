@@ -3,6 +3,7 @@
 Knows no process and no socket (`process.py`), and of scheduling only what a plan says.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class ModelRunner:
     """Call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step."""
 
-    def __init__(self, config: WorkerConfig, group: RankGroup) -> None:
+    def __init__(self, config: WorkerConfig, group: RankGroup, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         engine = config.engine
         self._engine = engine
         self._checkpoint = config.checkpoint
@@ -158,7 +160,7 @@ class ModelRunner:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement)
         if num_host_blocks:
-            self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels)
+            self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
 
     def swap_seconds(self) -> float:

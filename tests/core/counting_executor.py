@@ -31,7 +31,7 @@ class CountingExecutor:
         if plan.step == self.dies_at:
             loop.call_soon(future.set_exception, EngineDeadError("worker 0 of core 0 was killed by SIGKILL"))
         else:
-            loop.call_soon(future.set_result, self._sample(plan))
+            loop.call_soon(future.set_result, self.sample(plan))
         return future
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
@@ -41,7 +41,8 @@ class CountingExecutor:
     async def close(self) -> None:
         self.closed = True
 
-    def _sample(self, plan: Plan) -> Sampled:
+    def sample(self, plan: Plan) -> Sampled:
+        """What the model answers to a plan, which is kept."""
         sections = read_plan(plan)
         self.plans.append(sections)
         tokens = []

@@ -158,8 +158,8 @@ async def test_many_events_come_in_parts_without_a_gap() -> None:
         engine.scheduler.reset_prefix_cache()
     assert len(engine.call("kv_events").value[2]) == MAX_EVENTS
     engine.scheduler.reset_prefix_cache()
-    numbers = [(first, len(events)) for _, first, events in (engine.call("kv_events").value for _ in range(3))]
-    assert numbers == [(MAX_EVENTS, 3), (MAX_EVENTS + 3, 1), (MAX_EVENTS + 4, 0)]
+    numbers = [(first, len(events)) for _, first, events in (engine.call("kv_events").value for _ in range(2))]
+    assert numbers == [(MAX_EVENTS, 4), (MAX_EVENTS + 4, 0)]
 
 
 @pytest.mark.parametrize("method", ["kv_events", "kv_snapshot"])
@@ -182,6 +182,7 @@ async def test_events_that_are_not_kept_are_an_error(method: str) -> None:
         ("reconfigure", (), "missing a required argument: 'changes'"),
         ("pin", (1,), "missing a required argument: 'prompt'"),
         ("pin", (1, [1, 2]), "prompt"),
+        ("pin", (1, "AAAAAAAAAAAAAAAAAAAAAA=="), "prompt: Expected `bytes`, got `str`"),
         ("pin", (1, b"123"), "prompt has 3 bytes"),
         ("pin", (1, int32(-1)), "prompt has token -1"),
         ("pin", (2**63, b"", 3), "tenant"),

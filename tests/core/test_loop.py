@@ -366,7 +366,7 @@ class TimedExecutor(CountingExecutor):
             self.engine.now = self.answers[plan.step]
             return sampled
 
-        sampled = self._sample(plan)
+        sampled = self.sample(plan)
         return answer()
 
 

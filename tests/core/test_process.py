@@ -9,7 +9,7 @@ import pytest
 from benchmarks.step import core_config
 from pyllm._rust import SchedulerError
 from pyllm.config import CoreConfig, config_part
-from pyllm.core.process import make_core, start
+from pyllm.core.process import CoreParts, make_core, start
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError
 from tests.core.counting_executor import CountingExecutor
@@ -30,7 +30,7 @@ class UnequalRanks(CountingExecutor):
 
 async def test_every_rank_gets_what_the_smallest_has_room_for(tmp_path: Path) -> None:
     ranks = UnequalRanks()
-    scheduler, ready = await start(core_config(str(tmp_path), ranks=2), ranks)
+    scheduler, ready, _ = await start(core_config(str(tmp_path), ranks=2), ranks)
     assert ("allocate", 48, 8) in ranks.calls
     assert (scheduler.stats()["num_blocks"], ready.model.num_blocks) == (48, 48)
 
@@ -49,7 +49,7 @@ async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_p
     assert [call for call in ranks.calls if call[0] == "allocate"] == []
 
 
-async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, Any, Any]:
+async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, CoreParts]:
     """A configuration with some options of the cache and the scheduler changed, and what it starts with."""
     config = core_config(str(folder))
     engine = config.engine
@@ -59,7 +59,7 @@ async def started(folder: Path, executor: CountingExecutor, **options: Any) -> t
         values = msgspec.structs.asdict(part)
         parts[name] = config_part(type(part), values | {key: options[key] for key in options.keys() & values.keys()})
     config = msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, **parts))
-    return config, *await start(config, executor)
+    return config, await start(config, executor)
 
 
 async def test_more_pins_than_blocks_are_a_configuration_error(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ async def test_an_unknown_policy_is_told_of_before_the_ranks_start(tmp_path: Pat
 
 async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
     executor = CountingExecutor()
-    _, scheduler, ready = await started(
+    _, (scheduler, ready, policy) = await started(
         tmp_path,
         executor,
         max_pinned_blocks=3,
@@ -87,10 +87,11 @@ async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
         tenant_weights={"acme": 2},
         watermark=0.5,
     )
+    assert policy is None
     with pytest.raises(SchedulerError, match="max_pinned_blocks 3"):
         scheduler.pin(1, bytes(4 * 16 * 4))
     scheduler.reset_prefix_cache()
-    incarnation, first, events = scheduler.take_events()
+    incarnation, first, events = scheduler.take_events(9)
     assert (incarnation, first, len(events)) == (ready.epoch, 0, 1)
     for tenant in ("acme", "other"):
         scheduler.add(0, len(tenant), bytes(4 * 10), seed=0, max_tokens=9, tenant=tenant)
@@ -101,15 +102,15 @@ async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
 
 async def test_a_recording_is_begun_before_anything_happens(tmp_path: Path) -> None:
     executor, path = CountingExecutor(), tmp_path / "recording"
-    config, scheduler, ready = await started(tmp_path, executor, scheduler_recording=str(path))
-    core = make_core(config, scheduler, ready, executor, Nobody())
-    scheduler.add(0, 1, bytes(4), seed=0, max_tokens=2)
+    config, parts = await started(tmp_path, executor, scheduler_recording=str(path))
+    core = make_core(config, parts, executor, Nobody())
+    parts.scheduler.add(0, 1, bytes(4), seed=0, max_tokens=2)
     while await core.step():
         pass
     core.close()
-    assert replay_file(path)["stats"] == scheduler.stats()
+    assert replay_file(path)["stats"] == parts.scheduler.stats()
     with pytest.raises(ConfigError, match="exists and is not overwritten"):
-        make_core(config, scheduler, ready, executor, Nobody())
+        make_core(config, parts, executor, Nobody())
 
 
 class Nobody:

@@ -1,4 +1,4 @@
-"""Names and bounds are vLLM's; what is counted is what happened."""
+"""Names and bounds are vLLM's, or say that they are ours; what is counted is what happened."""
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -75,22 +75,22 @@ def test_the_cores_numbers_have_vllms_names() -> None:
     assert expected.items() <= samples.items()
 
 
-def test_what_vllm_does_not_count_is_named_like_it() -> None:
+def test_what_vllm_does_not_count_is_named_as_ours() -> None:
     samples = exposed(Metrics("tiny", MODEL), STATS)
     expected = {
-        "vllm:num_requests_held": 1,
-        "vllm:num_requests_loading": 2,
-        "vllm:num_requests_expired_total": 9,
-        "vllm:num_preemptions_by_kind_total{'kind': 'recompute'}": 3,
-        "vllm:num_preemptions_by_kind_total{'kind': 'swap'}": 2,
-        "vllm:num_cached_blocks{'tier': 'device'}": 6,
-        "vllm:num_cached_blocks{'tier': 'host'}": 7,
-        "vllm:num_pinned_blocks": 5,
-        "vllm:num_failed_kv_loads_total": 1,
-        "vllm:num_scheduled_steps_total": 50,
-        "vllm:num_scheduled_tokens_total": 1000,
+        "pyllm:num_requests_held": 1,
+        "pyllm:num_requests_loading": 2,
+        "pyllm:num_requests_expired_total": 9,
+        "pyllm:num_preemptions_by_kind_total{'kind': 'recompute'}": 3,
+        "pyllm:num_preemptions_by_kind_total{'kind': 'swap'}": 2,
+        "pyllm:num_cached_blocks{'tier': 'device'}": 6,
+        "pyllm:num_cached_blocks{'tier': 'host'}": 7,
+        "pyllm:num_pinned_blocks": 5,
+        "pyllm:num_failed_kv_loads_total": 1,
+        "pyllm:num_scheduled_steps_total": 50,
+        "pyllm:num_scheduled_tokens_total": 1000,
     }
-    assert expected.items() <= samples.items()
+    assert expected.items() == {name: samples[name] for name in samples if name.startswith("pyllm:")}.items()
 
 
 def test_without_a_host_pool_none_of_it_is_in_use() -> None:

@@ -1,6 +1,8 @@
 """The KV cache's size and memory, its swap space, and the share of it, as of everything, that a rank gets."""
 
 import re
+from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -32,11 +34,13 @@ def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) ->
     assert [int(tensor.unique()) for tensor in tensors] == [1, 2, 3, 4, 5, 6]
 
 
-def host_pool(num_blocks: int, num_host_blocks: int) -> tuple[KVCache, HostPool]:
+def host_pool(
+    num_blocks: int, num_host_blocks: int, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[KVCache, HostPool]:
     shape = KVCacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8)
     cache = KVCache(shape, num_blocks, Placement(RankGroup(), torch.bfloat16, CPU))
     cache.memory.copy_(torch.randn(cache.memory.shape))
-    return cache, HostPool(cache, num_host_blocks, select("reference", CPU))
+    return cache, HostPool(cache, num_host_blocks, select("reference", CPU), clock)
 
 
 def test_a_host_pool_keeps_blocks_while_the_cache_is_used_for_others() -> None:
@@ -61,11 +65,13 @@ def test_a_swap_of_a_block_that_does_not_exist_is_refused_and_nothing_moves(swap
     assert torch.equal(cache.memory, before)
 
 
-@pytest.mark.parametrize(("num_blocks", "num_host_blocks"), [(100, 1), (1, 100), (100, 100)])
-def test_swaps_are_timed_and_leave_the_cache_as_it_was(num_blocks: int, num_host_blocks: int) -> None:
-    cache, pool = host_pool(num_blocks, num_host_blocks)
+@pytest.mark.parametrize(("num_blocks", "num_host_blocks", "num_swaps"), [(100, 1, 1), (1, 100, 1), (100, 100, 32)])
+def test_swaps_are_timed_and_leave_the_cache_as_it_was(num_blocks: int, num_host_blocks: int, num_swaps: int) -> None:
+    rounds = [7.0, 5.0, 4.0, 6.0, 8.0]
+    readings = accumulate(second for seconds in rounds for second in (1.0, seconds))
+    cache, pool = host_pool(num_blocks, num_host_blocks, lambda: next(readings))
     before = cache.memory.clone()
-    assert pool.time_swaps() > 0
+    assert pool.time_swaps() == 4.0 / num_swaps
     assert torch.equal(cache.memory, before)
 
 

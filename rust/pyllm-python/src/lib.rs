@@ -2,6 +2,7 @@
 //! `pyllm/_rust.pyi` is its documentation.
 
 mod buffers;
+mod numbers;
 mod reports;
 mod settings;
 
@@ -9,12 +10,13 @@ use std::sync::{Mutex, PoisonError};
 
 use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId};
 use pyo3::create_exception;
-use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use buffers::{Plan, bytes, ids_from_buffer, ids_from_bytes};
+use numbers::Number;
 use settings::changed;
 
 create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
@@ -44,32 +46,32 @@ impl Scheduler {
 
     #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
     #[pyo3(signature = (
-        client, request, prompt, *, seed, max_tokens, min_tokens = Integer(Ok(0)), n = Integer(Ok(1)),
-        stop_token_ids = b"".as_slice(), sampling = b"".as_slice(), outputs = vec![], arrival = 0.0, deadline = None,
-        ttft_target = None, tpot_target = None, priority = Integer(Ok(0)), policy_key = 0.0, tenant = "",
-        cache_salt = "", adapter = ""
+        client, request, prompt, *, seed, max_tokens, min_tokens = Number(Ok(0)), n = Number(Ok(1)),
+        stop_token_ids = b"".as_slice(), sampling = b"".as_slice(), outputs = vec![], arrival = Number(Ok(0.0)),
+        deadline = None, ttft_target = None, tpot_target = None, priority = Number(Ok(0)),
+        policy_key = Number(Ok(0.0)), tenant = "", cache_salt = "", adapter = ""
     ), text_signature = "(self, client, request, prompt, *, seed, max_tokens, min_tokens=0, n=1, stop_token_ids=b'', \
         sampling=b'', outputs=(), arrival=0.0, deadline=None, ttft_target=None, tpot_target=None, priority=0, \
         policy_key=0.0, tenant='', cache_salt='', adapter='')")]
     fn add(
         &self,
         py: Python<'_>,
-        client: Integer<u32>,
-        request: Integer<u64>,
+        client: Number<u32>,
+        request: Number<u64>,
         prompt: &[u8],
-        seed: Integer<u64>,
-        max_tokens: Integer<u32>,
-        min_tokens: Integer<u32>,
-        n: Integer<u32>,
+        seed: Number<u64>,
+        max_tokens: Number<u32>,
+        min_tokens: Number<u32>,
+        n: Number<u32>,
         stop_token_ids: &[u8],
         sampling: &[u8],
         outputs: Vec<(PyBackedBytes, bool)>,
-        arrival: f64,
-        deadline: Option<f64>,
-        ttft_target: Option<f64>,
-        tpot_target: Option<f64>,
-        priority: Integer<i32>,
-        policy_key: f64,
+        arrival: Number<f64>,
+        deadline: Option<Number<f64>>,
+        ttft_target: Option<Number<f64>>,
+        tpot_target: Option<Number<f64>>,
+        priority: Number<i32>,
+        policy_key: Number<f64>,
         tenant: &str,
         cache_salt: &str,
         adapter: &str,
@@ -89,12 +91,12 @@ impl Scheduler {
             stop_token_ids: ids_from_bytes("stop_token_ids", stop_token_ids)?,
             sampling: sampling.to_vec(),
             outputs: outputs.collect::<PyResult<_>>()?,
-            arrival,
-            deadline,
-            ttft_target,
-            tpot_target,
+            arrival: arrival.named("arrival")?,
+            deadline: deadline.map(|seconds| seconds.named("deadline")).transpose()?,
+            ttft_target: ttft_target.map(|seconds| seconds.named("ttft_target")).transpose()?,
+            tpot_target: tpot_target.map(|seconds| seconds.named("tpot_target")).transpose()?,
             priority: priority.named("priority")?,
-            policy_key,
+            policy_key: policy_key.named("policy_key")?,
             tenant: tenant.to_owned(),
             cache_salt: cache_salt.to_owned(),
             adapter: adapter.to_owned(),
@@ -102,16 +104,10 @@ impl Scheduler {
         self.call(py, |scheduler| scheduler.add(request))
     }
 
-    #[pyo3(signature = (client, request, sample = Integer(Ok(-1))), text_signature = "(self, client, request, sample=-1)")]
-    fn abort(
-        &self,
-        py: Python<'_>,
-        client: Integer<u32>,
-        request: Integer<u64>,
-        sample: Integer<i32>,
-    ) -> PyResult<bool> {
+    #[pyo3(signature = (client, request, sample = Number(Ok(-1))), text_signature = "(self, client, request, sample=-1)")]
+    fn abort(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>, sample: Number<i32>) -> PyResult<bool> {
         // What is not in range is not there.
-        let (Integer(Ok(client)), Integer(Ok(request)), Integer(Ok(sample))) = (client, request, sample) else {
+        let (Number(Ok(client)), Number(Ok(request)), Number(Ok(sample))) = (client, request, sample) else {
             return Ok(false);
         };
         let sample = match u32::try_from(sample) {
@@ -123,17 +119,17 @@ impl Scheduler {
         self.call(py, |scheduler| Ok(scheduler.abort(client, request, sample)))
     }
 
-    fn hold(&self, py: Python<'_>, client: Integer<u32>, request: Integer<u64>, reason: &str) -> PyResult<()> {
+    fn hold(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>, reason: &str) -> PyResult<()> {
         let (client, request) = name(client, request)?;
         self.call(py, |scheduler| scheduler.hold(client, request, reason))
     }
 
-    fn release(&self, py: Python<'_>, client: Integer<u32>, request: Integer<u64>) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>) -> PyResult<()> {
         let (client, request) = name(client, request)?;
         self.call(py, |scheduler| scheduler.release(client, request))
     }
 
-    fn drop_client(&self, py: Python<'_>, client: Integer<u32>) -> PyResult<()> {
+    fn drop_client(&self, py: Python<'_>, client: Number<u32>) -> PyResult<()> {
         let client = ClientId(client.named("client")?);
         self.call(py, |scheduler| {
             scheduler.drop_client(client);
@@ -141,20 +137,21 @@ impl Scheduler {
         })
     }
 
-    fn schedule(&self, py: Python<'_>, now: f64) -> PyResult<Option<Plan>> {
+    fn schedule(&self, py: Python<'_>, now: Number<f64>) -> PyResult<Option<Plan>> {
+        let now = now.named("now")?;
         Ok(self.call(py, |scheduler| scheduler.schedule(now))?.map(Plan))
     }
 
-    #[pyo3(signature = (step, starts, tokens, seconds = 0.0))]
+    #[pyo3(signature = (step, starts, tokens, seconds = Number(Ok(0.0))), text_signature = "(self, step, starts, tokens, seconds=0.0)")]
     fn commit(
         &self,
         py: Python<'_>,
-        step: Integer<u64>,
+        step: Number<u64>,
         starts: &Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
-        seconds: f64,
+        seconds: Number<f64>,
     ) -> PyResult<Vec<u32>> {
-        let step = StepId(step.named("step")?);
+        let (step, seconds) = (StepId(step.named("step")?), seconds.named("seconds")?);
         let starts = ids_from_buffer("starts", starts)?;
         let tokens = ids_from_buffer("tokens", tokens)?;
         self.call(py, |scheduler| {
@@ -167,7 +164,7 @@ impl Scheduler {
         self.call(py, |scheduler| Ok(scheduler.pending_clients().iter().map(|client| client.0).collect()))
     }
 
-    fn take_deltas<'py>(&self, py: Python<'py>, client: Integer<u32>) -> PyResult<Option<Columns<'py>>> {
+    fn take_deltas<'py>(&self, py: Python<'py>, client: Number<u32>) -> PyResult<Option<Columns<'py>>> {
         let client = ClientId(client.named("client")?);
         let mut scheduler = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(deltas) = scheduler.take_deltas(client) else { return Ok(None) };
@@ -192,9 +189,9 @@ impl Scheduler {
     fn propose(
         &self,
         py: Python<'_>,
-        client: Integer<u32>,
-        request: Integer<u64>,
-        sample: Integer<u32>,
+        client: Number<u32>,
+        request: Number<u64>,
+        sample: Number<u32>,
         drafts: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let (client, request) = name(client, request)?;
@@ -206,10 +203,10 @@ impl Scheduler {
     fn fork(
         &self,
         py: Python<'_>,
-        client: Integer<u32>,
-        request: Integer<u64>,
-        sample: Integer<u32>,
-        last_token: Integer<i32>,
+        client: Number<u32>,
+        request: Number<u64>,
+        sample: Number<u32>,
+        last_token: Number<i32>,
     ) -> PyResult<u32> {
         let (client, request) = name(client, request)?;
         let (sample, last_token) = (sample.named("sample")?, last_token.named("last_token")?);
@@ -220,9 +217,9 @@ impl Scheduler {
     fn offer_load(
         &self,
         py: Python<'_>,
-        client: Integer<u32>,
-        request: Integer<u64>,
-        num_tokens: Integer<u32>,
+        client: Number<u32>,
+        request: Number<u64>,
+        num_tokens: Number<u32>,
         asynchronous: bool,
     ) -> PyResult<()> {
         let (client, request) = name(client, request)?;
@@ -235,7 +232,7 @@ impl Scheduler {
         loads.iter().map(|load| reports::load(py, load)).collect()
     }
 
-    fn finish_load(&self, py: Python<'_>, load: Integer<u64>, num_tokens: Integer<u32>) -> PyResult<()> {
+    fn finish_load(&self, py: Python<'_>, load: Number<u64>, num_tokens: Number<u32>) -> PyResult<()> {
         let (load, num_tokens) = (LoadId(load.named("load")?), num_tokens.named("num_tokens")?);
         self.call(py, |scheduler| scheduler.finish_load(load, num_tokens))
     }
@@ -244,7 +241,7 @@ impl Scheduler {
     fn pin(
         &self,
         py: Python<'_>,
-        name: Integer<u64>,
+        name: Number<u64>,
         prompt: &[u8],
         tenant: &str,
         cache_salt: &str,
@@ -261,7 +258,7 @@ impl Scheduler {
         self.call(py, |scheduler| scheduler.pin(name, &of))
     }
 
-    fn unpin(&self, py: Python<'_>, name: Integer<u64>) -> PyResult<bool> {
+    fn unpin(&self, py: Python<'_>, name: Number<u64>) -> PyResult<bool> {
         let name = name.named("name")?;
         self.call(py, |scheduler| Ok(scheduler.unpin(name)))
     }
@@ -273,8 +270,13 @@ impl Scheduler {
         })
     }
 
-    fn take_events<'py>(&self, py: Python<'py>) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
-        let taken = self.call(py, |scheduler| Ok(scheduler.take_events()))?;
+    fn take_events<'py>(
+        &self,
+        py: Python<'py>,
+        limit: Number<usize>,
+    ) -> PyResult<(u64, u64, Vec<reports::Event<'py>>)> {
+        let limit = limit.named("limit")?;
+        let taken = self.call(py, |scheduler| Ok(scheduler.take_events(limit)))?;
         Ok((taken.incarnation, taken.first, reports::events(py, &taken.events)?))
     }
 
@@ -286,15 +288,15 @@ impl Scheduler {
     fn explain<'py>(
         &self,
         py: Python<'py>,
-        client: Integer<u32>,
-        request: Integer<u64>,
+        client: Number<u32>,
+        request: Number<u64>,
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let (client, request) = name(client, request)?;
         let explanations = self.call(py, |scheduler| scheduler.explain(client, request))?;
         explanations.iter().map(|explanation| reports::explanation(py, explanation)).collect()
     }
 
-    fn decisions<'py>(&self, py: Python<'py>, limit: Integer<usize>) -> PyResult<Vec<Bound<'py, PyDict>>> {
+    fn decisions<'py>(&self, py: Python<'py>, limit: Number<usize>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let limit = limit.named("limit")?;
         let decisions = self.call(py, |scheduler| {
             let decisions = scheduler.decisions();
@@ -335,7 +337,7 @@ impl Scheduler {
     }
 }
 
-fn name(client: Integer<u32>, request: Integer<u64>) -> PyResult<(ClientId, RequestId)> {
+fn name(client: Number<u32>, request: Number<u64>) -> PyResult<(ClientId, RequestId)> {
     Ok((ClientId(client.named("client")?), RequestId(request.named("request")?)))
 }
 
@@ -344,31 +346,6 @@ fn python_error(error: &Error) -> PyErr {
     match error {
         Error::PromptTooLong { .. } | Error::NeverFits { .. } => NeverFitsError::new_err(error.to_string()),
         _ => SchedulerError::new_err(error.to_string()),
-    }
-}
-
-/// An integer argument, or what was given in its place if that is out of range: a refused call like any other.
-struct Integer<T>(Result<T, String>);
-
-impl<'a, 'py, T> FromPyObject<'a, 'py> for Integer<T>
-where
-    T: FromPyObject<'a, 'py, Error = PyErr>,
-{
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        match value.extract() {
-            Ok(integer) => Ok(Self(Ok(integer))),
-            Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => Ok(Self(Err(value.to_string()))),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl<T> Integer<T> {
-    fn named(self, name: &str) -> PyResult<T> {
-        let kind = std::any::type_name::<T>();
-        self.0.map_err(|value| SchedulerError::new_err(format!("{name} is {value}; give a number that fits {kind}")))
     }
 }
 

@@ -131,10 +131,11 @@ impl EventLog {
         }
     }
 
-    /// The events since they were last taken, but for those that were too many.
-    pub(crate) fn take(&mut self) -> Events {
+    /// The oldest events that were not taken yet, at most `limit`, but for those that were too many to keep.
+    pub(crate) fn take(&mut self, limit: usize) -> Events {
         let first = self.next - self.recent.len() as u64;
-        Events { incarnation: self.incarnation, first, events: self.recent.drain(..).collect() }
+        let events = self.recent.drain(..limit.min(self.recent.len())).collect();
+        Events { incarnation: self.incarnation, first, events }
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -232,10 +233,13 @@ mod tests {
             KvEvent::Removed { hash: two, tier: Tier::Device },
         ];
         let now = vec![events[0].clone(), events[2].clone()];
-        assert_eq!(log.take(), Events { incarnation: 7, first: 0, events });
+        let (head, tail) = (events[..1].to_vec(), events[1..].to_vec());
+        assert_eq!(log.take(0), Events { incarnation: 7, first: 0, events: vec![] });
+        assert_eq!(log.take(1), Events { incarnation: 7, first: 0, events: head });
+        assert_eq!(log.take(9), Events { incarnation: 7, first: 1, events: tail });
         assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 4, events: now });
         log.cleared();
-        assert_eq!(log.take(), Events { incarnation: 7, first: 4, events: vec![KvEvent::Cleared] });
+        assert_eq!(log.take(9), Events { incarnation: 7, first: 4, events: vec![KvEvent::Cleared] });
         assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 5, events: vec![] });
     }
 
@@ -245,7 +249,7 @@ mod tests {
         for tokens in [[1, 1], [2, 2], [3, 3]] {
             store(&mut log, BlockHash::root(&[]), 0, &tokens);
         }
-        let events = log.take();
+        let events = log.take(9);
         assert_eq!((events.first, events.events.len()), (1, 2));
         assert_eq!((log.snapshot().next, log.snapshot().events.len()), (3, 3));
     }
@@ -256,7 +260,7 @@ mod tests {
         let hash = store(&mut log, BlockHash::root(&[]), 0, &[1, 2]);
         log.copied(hash);
         log.cleared();
-        assert_eq!(log.take(), Events { incarnation: 7, first: 0, events: vec![] });
+        assert_eq!(log.take(9), Events { incarnation: 7, first: 0, events: vec![] });
         assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 0, events: vec![] });
     }
 }

@@ -266,9 +266,9 @@ impl KvCache {
         self.log.cleared();
     }
 
-    /// The events since they were last taken.
-    pub(crate) fn take_events(&mut self) -> Events {
-        self.log.take()
+    /// The oldest events that were not taken yet.
+    pub(crate) fn take_events(&mut self, limit: usize) -> Events {
+        self.log.take(limit)
     }
 
     /// What is known now, for who has not heard all events.

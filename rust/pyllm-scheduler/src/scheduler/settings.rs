@@ -68,9 +68,10 @@ impl Scheduler {
         Ok(num_blocks)
     }
 
-    /// What the prefix cache has got and lost since the last call. Empty unless `enable_kv_cache_events`.
-    pub fn take_events(&mut self) -> Events {
-        self.cache.take_events()
+    /// The oldest `limit` of what the prefix cache has got and lost, and no call has given yet. The last 100,000 are kept;
+    /// none unless `enable_kv_cache_events`.
+    pub fn take_events(&mut self, limit: usize) -> Events {
+        self.cache.take_events(limit)
     }
 
     /// What the prefix cache knows now, for a subscriber that has not heard all events.

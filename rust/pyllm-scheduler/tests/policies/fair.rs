@@ -8,6 +8,7 @@ use proptest::test_runner::TestRunner;
 
 use pyllm_scheduler::{Config, PolicyName, Request, RequestId};
 
+use crate::cases::cases;
 use crate::engine::{CLIENT, Engine, config, request};
 
 const TENANTS: [&str; 3] = ["a", "b", "c"];
@@ -145,7 +146,7 @@ impl Books {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(128) })]
+    #![proptest_config(cases(128))]
 
     #[test]
     fn backlogged_tenants_get_the_same_service_by_weight(
@@ -176,9 +177,8 @@ fn the_cases_reach_wide_gaps_preemptions_and_hits() {
         widest = widest.max(books.widest);
         most_service = most_service.max(books.most_service);
     }
-    println!("gaps up to {widest:.2} of the bound, {preemptions} preemptions, {hits} hits, service to {most_service}");
-    assert!(preemptions > 0 && hits > 0);
-    assert!(widest > 0.25, "gaps reach {widest} of their bound");
+    assert!(preemptions > 0 && hits > 0, "{preemptions} preemptions, {hits} hits");
+    assert!(widest > 0.25, "gaps reach {widest} of their bound, and service {most_service}");
 }
 
 fn tenant(name: &str, request: Request) -> Request {
@@ -201,7 +201,6 @@ fn weights_divide_a_long_backlog() {
     engine.steps(300);
     let tokens = |rest: u64| -> usize { (0..400).filter(|id| id % 2 == rest).map(|id| engine.num_tokens(id)).sum() };
     let (one, three) = (tokens(0), tokens(1));
-    println!("{one} output tokens to {three}");
     // Either may be ahead by what four slots hold: 4 * (8 + 2 * 8) of service, or 32 output tokens.
     assert!(engine.scheduler.stats().num_waiting > 50);
     assert!(three.abs_diff(3 * one) <= 4 * 32, "{one} to {three}");

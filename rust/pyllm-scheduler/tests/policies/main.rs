@@ -16,4 +16,5 @@ mod switching;
 mod reasons;
 mod recordings;
 
+mod cases;
 mod engine;

@@ -59,7 +59,6 @@ fn streams_get_their_next_token_within_the_target() {
     let grace = 4.0 * TOKEN_SECONDS; // of one block
     for target in [0.02, 0.03, 0.06] {
         let (bound, unbound) = (longest_gap(target, None, true), longest_gap(0.0, None, true));
-        println!("target {target}: {bound:.3} s, without {unbound:.3} s");
         assert!(bound <= target + grace + 1e-9, "{bound} is above {target}");
         assert!(unbound > 0.13, "{unbound} without a target");
     }

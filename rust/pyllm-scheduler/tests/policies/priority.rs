@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use pyllm_scheduler::{Config, PolicyName, Request};
 
+use crate::cases::cases;
 use crate::engine::{Engine, config, request};
 
 fn class(priority: i32, request: Request) -> Request {
@@ -112,7 +113,7 @@ fn what_was_preempted_goes_by_when_its_next_token_is_due() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(cases(64))]
 
     /// Where slots alone are short, a request's arrival displaces one of each higher class at most.
     #[test]

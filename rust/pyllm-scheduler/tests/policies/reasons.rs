@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use pyllm_scheduler::{Config, Decision, Explanation, Finish, Plan, PolicyName, Reason, Request, RequestId};
 
+use crate::cases::cases;
 use crate::engine::{CLIENT, Engine, config, ints, request};
 
 fn fcfs(num_blocks: u32, max_num_seqs: u32) -> Engine {
@@ -273,7 +274,7 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(cases(64))]
 
     /// After every step, what got tokens has no reason, and all else has one that the decision bears out.
     #[test]

@@ -6,6 +6,7 @@ use proptest::sample::{Index, select};
 
 use pyllm_scheduler::{Config, Error, PolicyName, Replay, Request, RequestId, replay};
 
+use crate::cases::cases;
 use crate::engine::{CLIENT, Engine, config, request};
 
 #[derive(Clone, Debug)]
@@ -111,7 +112,7 @@ fn make(engine: &mut Engine, call: &Call) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(96) })]
+    #![proptest_config(cases(96))]
 
     #[test]
     fn a_recording_gives_the_same_decisions(calls in calls()) {

@@ -4,6 +4,7 @@
 use proptest::prelude::*;
 use pyllm_scheduler::{PolicyName, Request};
 
+use crate::cases::cases;
 use crate::engine::{Engine, config, request};
 
 /// All from one moment, so that age decides nothing.
@@ -76,7 +77,7 @@ fn age_outweighs_work() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(cases(64))]
 
     /// Each arrival preempts what has a slot's place at most once: what gave way has more left than before.
     #[test]

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use pyllm_scheduler::{Config, PolicyName, Request};
 
+use crate::cases::cases;
 use crate::engine::{Engine, config, request};
 
 const POLICIES: [PolicyName; 5] =
@@ -100,7 +101,7 @@ fn tenants_begin_anew_after_another_policy() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn any_switches_leave_the_books_right_and_everything_ends(

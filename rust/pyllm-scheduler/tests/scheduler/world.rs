@@ -173,7 +173,7 @@ impl World {
         assert_eq!(stats.num_loading, num_awaited as u64);
         let waiting: u64 = self.scheduler.tenants().iter().map(|tenant| tenant.num_waiting).sum();
         assert_eq!(waiting, stats.num_waiting);
-        let events = self.scheduler.take_events();
+        let events = self.scheduler.take_events(usize::MAX);
         self.subscriber.hear(&events, &self.config);
         self.subscriber.compare(&self.scheduler.snapshot(), &stats);
         self.audit_pins(&stats);

@@ -1,0 +1,57 @@
+"""What a live engine recorded, with overlap and too few blocks, is decided again by a fresh process."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyllm import AsyncEngine, SamplingParams, SchedulingParams
+from tests.tiny_model import write_tiny_model
+
+BLOCK_BYTES = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
+NUM_BLOCKS = 12
+NUM_STREAMS = 10
+PAIRS = SamplingParams(n=2, seed=3, max_tokens=48, ignore_eos=True)
+
+
+async def read(engine: AsyncEngine, number: int) -> None:
+    """One stream, of which every third is left after a few tokens."""
+    prompt = list(range(number, number + 20 + number))
+    stream = engine.generate(prompt, PAIRS, scheduling=SchedulingParams(priority=-number, tenant=f"tenant {number % 2}"))
+    async for output in stream:
+        if number % 3 == 0 and len(output.outputs[0].token_ids) > 4:
+            break
+    await stream.aclose()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+async def test_a_live_recording_replays(tmp_path: Path, policy: str) -> None:
+    path = tmp_path / "recording"
+    async with AsyncEngine(
+        write_tiny_model(tmp_path / "model"),
+        dtype="float32",
+        kv_cache_memory_bytes=NUM_BLOCKS * BLOCK_BYTES,
+        max_model_len=128,
+        async_scheduling=True,
+        scheduling_policy=policy,
+        scheduler_recording=str(path),
+        watermark=0.0,
+        expected_growth=0.0,
+    ) as engine:
+        await asyncio.gather(*(read(engine, number) for number in range(NUM_STREAMS)))
+        stats = await engine.stats()
+    assert stats["num_preemptions"] > 0
+    replays = [
+        subprocess.run([sys.executable, "-m", "pyllm", "replay", str(path)], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    first, second = (json.loads(replay.stdout) for replay in replays)
+    assert first == second
+    assert not first["is_truncated"]
+    # The last aborts may have come after the figures, which may have come between two steps.
+    assert first["num_steps"] >= stats["num_steps"] > 48
+    assert first["stats"]["num_requests"] == 0
+    assert first["stats"]["num_preemptions"] >= stats["num_preemptions"]
