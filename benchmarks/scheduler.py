@@ -22,7 +22,7 @@ STEPS = 300
 # The first rows decode already while the last are prefilled; none may end before the last step is timed.
 MAX_TOKENS = STEPS + 256
 QUEUES = (100, 100_000)
-SWITCHES = 5
+SWITCHES = 3
 POLICIES = ("fcfs", "priority", "shortest", "fair")
 
 
