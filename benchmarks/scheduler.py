@@ -12,6 +12,8 @@ from typing import Any
 from benchmarks import rust_example
 from benchmarks.record import Record, percentiles
 from pyllm._rust import Plan, Scheduler
+from pyllm.config import SchedulerConfig
+from pyllm.core.calls import live_settings
 from pyllm.core.executors.simulated import section
 
 BLOCK_SIZE = 16
@@ -20,6 +22,7 @@ STEPS = 300
 # The first rows decode already while the last are prefilled; none may end before the last step is timed.
 MAX_TOKENS = STEPS + 256
 QUEUES = (100, 100_000)
+SWITCHES = 3
 POLICIES = ("fcfs", "priority", "shortest", "fair")
 
 
@@ -36,9 +39,15 @@ def step_waiting() -> Iterator[Record]:
 
 
 def step_preempting() -> Iterator[Record]:
-    for waiting in QUEUES:
-        seconds, rows = preempt(256, waiting)
-        yield percentiles("scheduler.step_preempting_us", seconds, rows=round(rows), waiting=waiting)
+    for policy in POLICIES:
+        for waiting in QUEUES:
+            seconds, rows = preempt(256, waiting, policy)
+            yield percentiles("scheduler.step_preempting_us", seconds, rows=round(rows), waiting=waiting, policy=policy)
+
+
+def policy_switch() -> Iterator[Record]:
+    for policy, seconds in switch_policies(QUEUES[-1]).items():
+        yield percentiles("scheduler.policy_switch_us", seconds, waiting=QUEUES[-1], policy=policy)
 
 
 def add() -> Iterator[Record]:
@@ -61,6 +70,7 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
     "scheduler.step_us": step,
     "scheduler.step_waiting_us": step_waiting,
     "scheduler.step_preempting_us": step_preempting,
+    "scheduler.policy_switch_us": policy_switch,
     "scheduler.step_instructions": step_instructions,
     "scheduler.add_us": add,
     "scheduler.admit_cached_us": admit_cached,
@@ -73,7 +83,7 @@ def decode(rows: int, waiting: int = 0, policy: str = "fcfs") -> list[float]:
     `waiting` more are behind them in the queue.
     """
     num_blocks = rows * (CONTEXT + MAX_TOKENS + BLOCK_SIZE) // BLOCK_SIZE
-    scheduler = make(rows, num_blocks, policy=policy)
+    scheduler = make(rows, num_blocks + num_blocks // 20, policy=policy)  # The watermark stays free, too.
     for request in range(rows):
         prompt = array("i", [request + 1, *range(CONTEXT - 1)]).tobytes()
         scheduler.add(0, request, prompt, seed=request, max_tokens=MAX_TOKENS)
@@ -86,14 +96,15 @@ def decode(rows: int, waiting: int = 0, policy: str = "fcfs") -> list[float]:
     return [seconds for seconds, _ in (timed_step(scheduler) for _ in range(STEPS))]
 
 
-def preempt(slots: int, waiting: int) -> tuple[list[float], float]:
+def preempt(slots: int, waiting: int, policy: str) -> tuple[list[float], float]:
     """Seconds of each step that preempts, and how many rows such steps have.
 
-    The KV cache holds less than the slots need, and admission asks for room for the tokens of now alone. Whoever ends
+    The KV cache holds less than the slots need, and admission asks for room for the tokens of now alone, which is not
+    the engine's default: with that, next to nothing is preempted for want of blocks. Whoever ends
     makes room for the next in the queue, which is kept at its length. Who was preempted is computed anew, so these
     steps prefill, too.
     """
-    scheduler = make(slots, slots * 128 // BLOCK_SIZE, expected_growth=0.0)
+    scheduler = make(slots, slots * 128 // BLOCK_SIZE, policy=policy, watermark=0.0, expected_growth=0.0)
     seconds: list[float] = []
     rows: list[int] = []
     added = steps = 0
@@ -108,6 +119,19 @@ def preempt(slots: int, waiting: int) -> tuple[list[float], float]:
             seconds.append(took)
             rows.append(plan.num_rows)
     return seconds, statistics.mean(rows)
+
+
+def switch_policies(waiting: int) -> dict[str, list[float]]:
+    """Seconds of the call that switches to each policy from another, with `waiting` requests in the queue."""
+    scheduler = make(256, num_blocks=1 << 14)
+    add_queue(scheduler, 0, waiting, least_outputs=64)
+    seconds: dict[str, list[float]] = {policy: [] for policy in POLICIES}
+    for _ in range(SWITCHES):
+        for policy in (*POLICIES[1:], POLICIES[0]):
+            begin = time.perf_counter()
+            scheduler.reconfigure(policy=policy)
+            seconds[policy].append(time.perf_counter() - begin)
+    return seconds
 
 
 def add_prompts(tokens: int) -> list[float]:
@@ -162,15 +186,15 @@ def instructions(rows: int) -> int | None:
 
 
 def make(rows: int, num_blocks: int, **settings: Any) -> Scheduler:
+    """A scheduler with the engine's own settings, but for those given."""
     return Scheduler(
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
         max_num_seqs=rows,
-        max_num_batched_tokens=8192,
         max_model_len=16384,
         vocab_size=1 << 20,
         enable_prefix_caching=True,
-        **settings,
+        **(live_settings(SchedulerConfig(max_num_batched_tokens=8192)) | settings),
     )
 
 

@@ -91,8 +91,8 @@ class Scheduler:
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its
         events. The others are explained at `reconfigure`.
 
-        Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that is
-        not there.
+        Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that
+        is not there.
         """
     def reconfigure(
         self,
@@ -188,11 +188,12 @@ class Scheduler:
     def pending_clients(self) -> list[int]:
         """The clients that have deltas to take, longest waiting first."""
     def take_deltas(self, client: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None:
-        """What is new for a client since the last call, one row a sample; None if nothing is. Holds the interpreter lock.
+        """What is new for a client since the last call, one row a sample; None if nothing is.
 
         Columns: request ids (uint64), samples (int32), offsets of the first new token in the sample's output (int32),
         token starts (int32, one more than rows), tokens (int32), finish codes (uint8: 0 goes on, 1 stop, 2 length,
-        3 abort, 5 deadline), prompt tokens found in the prefix cache at first admission (int32).
+        3 abort, 5 deadline), prompt tokens found in the prefix cache at first admission (int32). Holds the interpreter
+        lock meanwhile.
         """
     def lose_device(self) -> None:
         """The device and all it held are gone: what ran returns to its place in the queue, to be computed anew.
@@ -252,8 +253,9 @@ class Scheduler:
     def decisions(self, limit: int) -> list[dict[str, Any]]:
         """What the last steps decided, oldest first: at most `limit`, and 1,024. Those that planned nothing count, too.
 
-        Each has step, now, num_rows, num_tokens and of those num_prefill_tokens, num_admitted, num_preempted and of those
-        num_swapped, num_running, num_waiting, num_free_blocks, and stop: why the first in the queue was not admitted.
+        Each has step, now, num_rows, num_tokens and of those num_prefill_tokens, num_admitted, num_preempted and of
+        those num_swapped, num_running, num_waiting, num_free_blocks, and stop: why the first in the queue was not
+        admitted.
         """
     def tenants(self) -> list[tuple[str, int, int]]:
         """Tenant, service in tokens by cost and weight, and sequences in the queue; by tenant under "fair" only."""

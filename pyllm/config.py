@@ -77,14 +77,25 @@ class SchedulerConfig(_Config, frozen=True):
     ] = "fcfs"
     tenant_weights: Annotated[
         dict[str, Annotated[int, Meta(ge=1, le=1_000_000)]],
-        Meta(description="shares under the policy fair, as team-a=3,team-b=1; 1 for others, and HTTP names no tenant yet"),
+        Meta(
+            description="shares under the policy fair, as team-a=3,team-b=1; 1 for others, and HTTP names no tenant yet"
+        ),
     ] = {}
     watermark: Annotated[
-        float, Meta(description="share of the KV blocks, 0 to 0.99, that admission leaves free while anything runs", ge=0, le=0.99)
+        float,
+        Meta(
+            description="share of the KV blocks, 0 to 0.99, that admission leaves free while anything runs",
+            ge=0,
+            le=0.99,
+        ),
     ] = 0.01
     expected_growth: Annotated[
         float,
-        Meta(description="share (0 to 16) of the expected growth of what runs that admission leaves room for", ge=0, le=16),
+        Meta(
+            description="share (0 to 16) of the expected growth of what runs that admission leaves room for",
+            ge=0,
+            le=16,
+        ),
     ] = 1.0
     scheduler_recording: Annotated[
         str, Meta(description="new file for all that the scheduler is told, prompts included; see pyllm replay")
@@ -138,7 +149,9 @@ class HeadlessConfig(_Config, frozen=True):
 
     bind: Annotated[str, Meta(description="ipc://PATH or tcp://HOST:PORT")] = ""
     curve_keys: Annotated[str, Meta(description="folder with keys for tcp://, made by `pyllm keygen`")] = ""
-    insecure_tcp: Annotated[bool, Meta(description="serve tcp:// without keys: anyone may connect, and change settings for all")] = False
+    insecure_tcp: Annotated[
+        bool, Meta(description="serve tcp:// without keys: anyone may connect, and change settings for all")
+    ] = False
     shutdown_timeout: Annotated[
         float, Meta(description="seconds that running requests get to finish after SIGTERM or SIGINT", ge=0)
     ] = ServerConfig().shutdown_timeout
