@@ -214,11 +214,13 @@ impl Scheduler {
         (self.found.len() as u32, num_on_host)
     }
 
-    /// Brings back from the host what a swapped sequence has there and the prefix cache has not.
+    /// Brings back from the host what a swapped sequence has there and the prefix cache has not. Blocks of drafts that
+    /// were dropped meanwhile have no place.
     fn take_swapped(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
         let mut host_blocks = std::mem::take(&mut sequence.host_blocks);
-        for &host in host_blocks.iter().skip(sequence.blocks.len()) {
+        let num_blocks = self.config.blocks_for(sequence.num_computed) as usize;
+        for &host in host_blocks.iter().take(num_blocks).skip(sequence.blocks.len()) {
             let block = self.cache.swap_in(host);
             sequence.blocks.push(block);
         }

@@ -24,6 +24,27 @@ fn a_token_that_fills_a_block_of_a_swapped_sequence_is_taken() -> Result<(), Err
 }
 
 #[test]
+fn the_blocks_of_dropped_drafts_are_not_brought_back() -> Result<(), Error> {
+    let limits = Config { num_host_blocks: 4, enable_prefix_caching: false, ..config(4, 2, 64) };
+    let mut scheduler = Scheduler::new(limits)?;
+    scheduler.add(request(1, [1, 2, 3], 12))?;
+    let first = plan(&mut scheduler);
+    commit(&mut scheduler, &first, 7);
+    scheduler.propose(CLIENT, RequestId(1), 0, &[1; 9])?;
+    let drafts = plan(&mut scheduler);
+    scheduler.hold(CLIENT, RequestId(1), "test")?;
+    commit(&mut scheduler, &drafts, 9); // four blocks are on the host, and tokens for two
+    scheduler.add(request(2, [2; 7], 2))?;
+    let other = plan(&mut scheduler);
+    scheduler.release(CLIENT, RequestId(1))?;
+    let both = plan(&mut scheduler);
+    let ins = Sections::new(&both).swaps().iter().filter(|swap| swap.from_host).count();
+    assert_eq!((both.num_rows(), ins), (2, 1));
+    commit(&mut scheduler, &other, 5);
+    Ok(())
+}
+
+#[test]
 fn what_took_the_place_of_another_has_a_row_though_the_first_has_no_room() -> Result<(), Error> {
     let limits = Config { policy: PolicyName::Priority, max_pinned_blocks: 2, ..config(5, 3, 64) };
     let mut scheduler = Scheduler::new(limits)?;
