@@ -226,7 +226,7 @@ mod tests {
         log.removed(two, Tier::Device);
         let stored =
             |hash, parent, tokens: &[i32], tier| KvEvent::Stored { hash, parent, tokens: tokens.to_vec(), tier };
-        let events = vec![
+        let events = [
             stored(one, None, &[1, 2], Tier::Device),
             stored(two, Some(one), &[3, 4], Tier::Device),
             stored(two, Some(one), &[3, 4], Tier::Host),
