@@ -69,8 +69,9 @@ def test_preempted_requests_finish_with_the_same_tokens() -> None:
     with LLM(dtype="float32") as roomy:
         expected = roomy.generate(prompts, params)
         assert roomy.stats()["num_preemptions"] == 0
-    # 15 blocks of 16 tokens for 12 requests of about 50 tokens each.
-    with LLM(dtype="float32", kv_cache_memory_bytes=15 * 16 * 46_080, max_model_len=128) as tight:
+    # 15 blocks of 16 tokens for 12 requests of about 50 tokens each, admitted without a thought of their growth.
+    tight_cache = {"kv_cache_memory_bytes": 15 * 16 * 46_080, "expected_growth": 0.0, "watermark": 0.0}
+    with LLM(dtype="float32", max_model_len=128, **tight_cache) as tight:
         outputs = tight.generate(prompts, params)
         stats = tight.stats()
     assert stats["num_blocks"] == 15
