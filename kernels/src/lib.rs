@@ -11,7 +11,7 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 
 use isa::Isa;
-use linear::{Element, PANEL};
+use linear::Element;
 use threads::Pool;
 
 static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(1)));
@@ -37,6 +37,16 @@ impl Linear {
     }
 
     #[getter]
+    fn in_features(&self) -> usize {
+        self.0.in_features
+    }
+
+    #[getter]
+    fn out_features(&self) -> usize {
+        self.0.out_features
+    }
+
+    #[getter]
     fn packed_bytes(&self) -> usize {
         self.0.packed_bytes()
     }
@@ -44,19 +54,12 @@ impl Linear {
     /// # Safety
     ///
     /// The pointers are to what the stub says.
-    unsafe fn pack(&self, py: Python<'_>, weight: usize, first_row: usize, num_rows: usize, packed: usize) -> PyResult<()> {
-        let out_features = self.0.out_features;
-        let end = first_row.saturating_add(num_rows);
-        let whole = first_row.is_multiple_of(PANEL) && (end == out_features || num_rows.is_multiple_of(PANEL));
-        if end > out_features || !whole {
-            return Err(PyValueError::new_err(format!(
-                "cannot pack rows {first_row} to {end} of {out_features}: all but the last begin and end at a multiple of {PANEL}"
-            )));
-        }
+    unsafe fn pack(&self, py: Python<'_>, weight: usize, packed: usize) {
         // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
-        let (weight, packed) = unsafe { (bytes(weight, self.in_bytes(num_rows)), bytes_mut(packed, self.packed_bytes())) };
-        py.detach(|| self.0.pack(weight, first_row, packed));
-        Ok(())
+        let (weight, packed) = unsafe {
+            (bytes(weight, self.in_bytes(self.0.out_features)), bytes_mut(packed, self.packed_bytes()))
+        };
+        py.detach(|| self.0.pack(weight, packed));
     }
 
     /// # Safety

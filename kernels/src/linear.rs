@@ -12,8 +12,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::threads::Pool;
-pub(crate) use tile::PANEL;
-use tile::{Multiply, Tile};
+use tile::{Multiply, PANEL, Tile};
 
 /// Bytes of one step of a panel: one number, or two halves as long, of each of its columns.
 const STEP_BYTES: usize = PANEL * 4;
@@ -55,22 +54,15 @@ impl Linear {
         self.num_panels() * self.panel_bytes()
     }
 
-    /// Pack the rows `first_row..` of the matrix; `weight` is [rows, in_features], `packed` the whole matrix's room.
-    ///
-    /// `first_row` is a multiple of `PANEL`, and so is the number of rows where they are not the last.
-    pub(crate) fn pack(&self, weight: &[u8], first_row: usize, packed: &mut [u8]) {
+    /// Pack the matrix, [out_features, in_features].
+    pub(crate) fn pack(&self, weight: &[u8], packed: &mut [u8]) {
         let row_bytes = self.in_features * self.element.bytes();
-        let num_rows = weight.len() / row_bytes;
-        assert!(first_row.is_multiple_of(PANEL) && first_row + num_rows <= self.out_features);
-        assert_eq!((weight.len(), packed.len()), (num_rows * row_bytes, self.packed_bytes()));
-        let rows: Vec<&[u8]> = weight.chunks_exact(row_bytes).collect();
-        let panels = packed.chunks_exact_mut(self.panel_bytes()).skip(first_row / PANEL);
-        for (rows, panel) in rows.chunks(PANEL).zip(panels) {
-            for (step, cells) in panel.chunks_exact_mut(STEP_BYTES).enumerate() {
-                for (column, cell) in cells.chunks_exact_mut(4).enumerate() {
-                    let numbers = rows.get(column).map_or(&[][..], |row| &row[step * 4..row_bytes.min(step * 4 + 4)]);
-                    cell[..numbers.len()].copy_from_slice(numbers);
-                    cell[numbers.len()..].fill(0);
+        assert_eq!((weight.len(), packed.len()), (self.out_features * row_bytes, self.packed_bytes()));
+        for (rows, panel) in weight.chunks(row_bytes * PANEL).zip(packed.chunks_exact_mut(self.panel_bytes())) {
+            panel.fill(0);
+            for (column, row) in rows.chunks_exact(row_bytes).enumerate() {
+                for (numbers, step) in row.chunks(4).zip(panel.chunks_exact_mut(STEP_BYTES)) {
+                    step[column * 4..column * 4 + numbers.len()].copy_from_slice(numbers);
                 }
             }
         }
