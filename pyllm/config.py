@@ -118,9 +118,7 @@ class DeviceConfig(_Config, frozen=True):
     """Where the model runs, and with which kernels."""
 
     device: Annotated[Device, Meta(description="auto takes CUDA where there is a card")] = "auto"
-    kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = (
-        "auto"
-    )
+    kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
 
 
 class EngineConfig(_Config, frozen=True):

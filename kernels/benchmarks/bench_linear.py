@@ -10,9 +10,10 @@ import os
 import time
 from collections.abc import Callable
 
-import pyllm_kernels
 import torch
 import torch.nn.functional as F
+
+import pyllm_kernels
 from pyllm_kernels import select
 
 SHAPES = {
@@ -54,7 +55,9 @@ def main() -> None:
                     print(json.dumps(record), flush=True)
 
 
-def linears(dtype: torch.dtype, out_features: int, in_features: int, rows: int) -> dict[str, list[Callable[[], object]]]:
+def linears(
+    dtype: torch.dtype, out_features: int, in_features: int, rows: int
+) -> dict[str, list[Callable[[], object]]]:
     """The same products, by us and by torch: calls to be made in turn."""
     kernels = select("cpu", "cpu")
     copies = max(1, COLD_BYTES // (out_features * in_features * dtype.itemsize))

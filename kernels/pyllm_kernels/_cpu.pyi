@@ -18,7 +18,10 @@ class Linear:
     """
 
     def __new__(cls, dtype: str, in_features: int, out_features: int) -> Linear:
-        """`dtype`, of weights, inputs and outputs, is "float32" or "bfloat16"; `ValueError` for others, and for no features."""
+        """`dtype`, of weights, inputs and outputs, is "float32" or "bfloat16".
+
+        Raises `ValueError` for others, and where there are no features.
+        """
     @property
     def in_features(self) -> int: ...
     @property
