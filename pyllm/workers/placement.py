@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from pyllm_kernels import Kernels
 from torch import Tensor
 
 from pyllm.workers.parallel import RankGroup
@@ -10,11 +11,12 @@ from pyllm.workers.parallel import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The rank among its group, and the dtype and device of its parameters."""
+    """The rank among its group, the dtype and device of its parameters, and the kernels that take them."""
 
     group: RankGroup
     dtype: torch.dtype
     device: torch.device
+    kernels: Kernels
 
     def empty(self, *shape: int) -> Tensor:
         """Room for weights that are still to be loaded."""

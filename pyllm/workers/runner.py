@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import AttentionMetadata, BackendError, select
+from pyllm_kernels import AttentionMetadata, BackendError, instruction_set, select
 from torch import Tensor
 
 from pyllm.config import WorkerConfig
@@ -42,11 +42,11 @@ class ModelRunner:
         self._checkpoint = config.checkpoint
         self._architecture = config.checkpoint.architecture
         device = worker_device(config)
-        self._placement = Placement(group, _DTYPES[engine.model.dtype], device)
         try:
             self._kernels = select(engine.device.kernel_backend, device)
         except BackendError as error:
             raise ConfigError(f"kernel_backend {engine.device.kernel_backend}: {error}") from error
+        self._placement = Placement(group, _DTYPES[engine.model.dtype], device, self._kernels)
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size
@@ -172,8 +172,8 @@ class ModelRunner:
         num_blocks = 0 if self._kv_cache is None else self._kv_cache.num_blocks
         num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
         return {
-            "linear_bytes": sum(linear.weight.nbytes for linear in self.model.linears()),
-            "embedding_bytes": self.model.embedding.weight.nbytes,
+            "linear_bytes": sum(linear.packed.data.nbytes for linear in self.model.linears()),
+            "embedding_bytes": self.model.embedding.packed.data.nbytes,
             "kv_cache_bytes": num_blocks * self._block_bytes,
             "host_kv_cache_bytes": num_host_blocks * self._block_bytes,
         }
@@ -182,7 +182,7 @@ class ModelRunner:
         """What the numbers depend on besides weights and dtype: the kind of arithmetic this machine does."""
         if self._placement.device.type == "cuda":
             return torch.cuda.get_device_name(self._placement.device)
-        return torch.backends.cpu.get_cpu_capability()
+        return f"{torch.backends.cpu.get_cpu_capability()} {instruction_set()}"
 
     @torch.inference_mode()
     def run_largest_step(self) -> None:

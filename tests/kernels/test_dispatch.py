@@ -1,5 +1,6 @@
 """Which implementation runs, and what its choice costs."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -7,14 +8,14 @@ import sys
 import pyllm_kernels
 import pytest
 import torch
-from pyllm_kernels import BackendError, select
+from pyllm_kernels import BackendError, Kernels, select
 
 # What a process without the interpreter and without a GPU sees.
 BARE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_the_device_decides() -> None:
-    assert select("auto", "cpu").backend == "reference"
+    assert select("auto", "cpu").backend == "cpu"
     assert select("auto", "cuda").backend == "triton"
     assert select("reference", "cuda:0").backend == "reference"
 
@@ -24,8 +25,13 @@ def test_a_backend_is_built_once(device: torch.device) -> None:
 
 
 def test_an_unknown_backend_is_refused_by_name() -> None:
-    with pytest.raises(BackendError, match="unknown kernel backend 'cutlass': choose auto, reference or triton"):
+    with pytest.raises(BackendError, match="unknown kernel backend 'cutlass': choose auto, cpu, reference or triton"):
         select("cutlass", "cpu")
+
+
+def test_the_cpu_backend_is_for_cpus() -> None:
+    with pytest.raises(BackendError, match="the cpu backend runs on cpu, not on cuda: use triton or the reference"):
+        select("cpu", "cuda")
 
 
 def test_the_public_functions_run_on_the_tensors_device(device: torch.device) -> None:
@@ -37,11 +43,15 @@ def test_the_public_functions_run_on_the_tensors_device(device: torch.device) ->
     assert torch.equal(total, 2 * x)
     assert torch.equal(normed, kernels.rms_norm(2 * x, weight, 1e-6))
     assert torch.equal(pyllm_kernels.silu_and_mul(x), kernels.silu_and_mul(x))
+    packed = pyllm_kernels.pack_linear(x)
+    assert torch.equal(pyllm_kernels.packed_linear(x, packed), kernels.packed_linear(x, kernels.pack_linear(x)))
+    assert torch.equal(pyllm_kernels.packed_rows(packed, torch.ones(1, dtype=torch.int32, device=device)), x[1:])
 
 
 def test_selecting_triton_leaves_the_public_names_alone(device: torch.device) -> None:
     select("triton", device)
-    functions = [name for name in pyllm_kernels.__all__ if name.islower()]
+    functions = [field.name for field in dataclasses.fields(Kernels) if field.name != "backend"]
+    assert set(functions) < set(pyllm_kernels.__all__)
     assert all(getattr(pyllm_kernels, name).__module__ == "pyllm_kernels.dispatch" for name in functions)
 
 

@@ -17,12 +17,13 @@ from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
 
 CPU = torch.device("cpu")
+KERNELS = select("auto", CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) -> None:
     shape = KVCacheShape(num_layers=3, block_size=16, num_kv_heads=2, head_dim=24)
-    cache = KVCache(shape, 5, Placement(RankGroup(), dtype, CPU))
+    cache = KVCache(shape, 5, Placement(RankGroup(), dtype, CPU, KERNELS))
     tensors = [tensor for pair in cache.layers for tensor in pair]
     assert len(tensors) == 6
     assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.block_bytes(dtype)
@@ -38,7 +39,7 @@ def host_pool(
     num_blocks: int, num_host_blocks: int, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[KVCache, HostPool]:
     shape = KVCacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8)
-    cache = KVCache(shape, num_blocks, Placement(RankGroup(), torch.bfloat16, CPU))
+    cache = KVCache(shape, num_blocks, Placement(RankGroup(), torch.bfloat16, CPU, KERNELS))
     cache.memory.copy_(torch.randn(cache.memory.shape))
     return cache, HostPool(cache, num_host_blocks, select("reference", CPU), clock)
 
@@ -89,6 +90,6 @@ def test_a_host_pool_that_cannot_be_is_refused_with_the_numbers() -> None:
 
 @given(st.integers(0, 1000), st.integers(1, 9))
 def test_shares_cover_everything_once_and_none_is_larger_than_the_first(size: int, ranks: int) -> None:
-    shares = [Placement(RankGroup(rank, ranks), torch.float32, CPU).share(size) for rank in range(ranks)]
+    shares = [Placement(RankGroup(rank, ranks), torch.float32, CPU, KERNELS).share(size) for rank in range(ranks)]
     assert [index for share in shares for index in range(size)[share]] == list(range(size))
     assert all(share.stop - share.start <= shares[0].stop - shares[0].start for share in shares)

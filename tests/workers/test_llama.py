@@ -31,7 +31,8 @@ class Model:
         checkpoint = read_checkpoint(folder)
         architecture = checkpoint.architecture
         device = torch.device("cpu")
-        placement = Placement(RankGroup(), dtype, device)
+        kernels = select("auto", device)
+        placement = Placement(RankGroup(), dtype, device, kernels)
         self.planner = Planner(num_blocks=8)
         self.model = build_model(architecture, placement)
         self.model.load(weight_reader(checkpoint, TensorTable(checkpoint)))

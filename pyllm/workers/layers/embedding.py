@@ -1,7 +1,10 @@
-"""The vocabulary, split over the ranks: token ids to vectors at the bottom, vectors to logits at the top."""
+"""The vocabulary, split over the ranks: token ids to vectors at the bottom, vectors to logits at the top.
+
+The rows are kept once, packed for the head: a tied embedding takes its vectors out of that.
+"""
 
 import torch
-import torch.nn.functional as F
+from pyllm_kernels import PackedLinear
 from torch import Tensor
 
 from pyllm.workers.loaders import WeightReader
@@ -11,35 +14,39 @@ from pyllm.workers.placement import Placement
 class VocabularyParallelEmbedding:
     """Each rank holds an equal number of rows; those beyond the vocabulary on the last ranks are zero."""
 
+    packed: PackedLinear
+
     def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
-        self._group = placement.group
+        self._placement = placement
         self._shape = (vocab_size, hidden_size)
         self._share = placement.share(vocab_size)
         self.vocab_size = vocab_size
-        self.weight = placement.empty(-(-vocab_size // placement.group.size), hidden_size)
 
     def load(self, reader: WeightReader, name: str) -> None:
-        """Fill the rows."""
+        """Read the rows."""
         num_rows = self._share.stop - self._share.start
-        reader.read(name, self._shape, self.weight[:num_rows], rows=self._share)
-        self.weight[num_rows:] = 0
+        weight = self._placement.empty(-(-self.vocab_size // self._placement.group.size), self._shape[1])
+        reader.read(name, self._shape, weight[:num_rows], rows=self._share)
+        weight[num_rows:] = 0
+        self.packed = self._placement.kernels.pack_linear(weight)
 
     def __call__(self, tokens: Tensor) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
-        if self._group.size == 1:
-            return F.embedding(tokens, self.weight)
+        kernels, group = self._placement.kernels, self._placement.group
+        if group.size == 1:
+            return kernels.packed_rows(self.packed, tokens)
         elsewhere = (tokens < self._share.start) | (tokens >= self._share.stop)
-        vectors = F.embedding((tokens - self._share.start).masked_fill(elsewhere, 0), self.weight)
-        return self._group.sum(vectors.masked_fill_(elsewhere.unsqueeze(-1), 0))
+        vectors = kernels.packed_rows(self.packed, (tokens - self._share.start).masked_fill(elsewhere, 0))
+        return group.sum(vectors.masked_fill_(elsewhere.unsqueeze(-1), 0))
 
 
 class VocabularyParallelHead:
     """Gives rank 0 the logits of the whole vocabulary; a tied head shares the embedding's rows."""
 
     def __init__(self, rows: VocabularyParallelEmbedding, placement: Placement) -> None:
-        self._group = placement.group
-        self._vocab_size = rows.vocab_size
-        self.weight = rows.weight
+        self._placement = placement
+        self._rows = rows
 
     def __call__(self, x: Tensor) -> Tensor | None:  # [rows, hidden_size] -> float32 [rows, vocab_size]
-        logits = self._group.concatenate(F.linear(x, self.weight))
-        return None if logits is None else logits[:, : self._vocab_size].to(torch.float32)
+        share = self._placement.kernels.packed_linear(x, self._rows.packed)
+        logits = self._placement.group.concatenate(share)
+        return None if logits is None else logits[:, : self._rows.vocab_size].to(torch.float32)

@@ -1,0 +1,87 @@
+//! The micro-kernels in plain Rust.
+
+use super::tile::{Multiply, PANEL, Tile, for_rows};
+
+pub(super) const FLOAT32: [Multiply; 4] = for_rows!(float32: 1 2 3 4);
+pub(super) const BFLOAT16: [Multiply; 4] = for_rows!(bfloat16: 1 2 3 4);
+
+/// # Safety
+///
+/// As for `Multiply`.
+unsafe fn float32<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[0.0; PANEL]; ROWS];
+    // SAFETY: as the caller promises.
+    unsafe {
+        for feature in 0..tile.in_features {
+            let weights = tile
+                .weights
+                .cast::<[f32; PANEL]>()
+                .add(feature)
+                .read_unaligned();
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let x = tile
+                    .x
+                    .add(row * tile.x_stride)
+                    .cast::<f32>()
+                    .add(feature)
+                    .read_unaligned();
+                sums.iter_mut()
+                    .zip(weights)
+                    .for_each(|(sum, weight)| *sum += x * weight);
+            }
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            tile.store_float32(row, sums);
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `Multiply`.
+unsafe fn bfloat16<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[0.0; PANEL]; ROWS];
+    let mut step = |step: usize, pair: &dyn Fn(usize) -> u32| {
+        // SAFETY: as the caller promises: this is called for the panel's steps.
+        let weights = unsafe {
+            tile.weights
+                .cast::<[u32; PANEL]>()
+                .add(step)
+                .read_unaligned()
+        };
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let [low, high] = halves(pair(row));
+            for (sum, weights) in sums.iter_mut().zip(weights.map(halves)) {
+                *sum += low * weights[0];
+                *sum += high * weights[1];
+            }
+        }
+    };
+    for pair in 0..tile.in_features / 2 {
+        // SAFETY: as the caller promises: there are so many whole pairs in every row.
+        step(pair, &|row| unsafe {
+            tile.x
+                .add(row * tile.x_stride)
+                .cast::<u32>()
+                .add(pair)
+                .read_unaligned()
+        });
+    }
+    if !tile.in_features.is_multiple_of(2) {
+        // SAFETY: as the caller promises, and an odd number is not 0.
+        step(tile.in_features / 2, &|row| unsafe {
+            tile.last_bfloat16(row)
+        });
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe { tile.store_bfloat16(row, sums) };
+    }
+}
+
+fn halves(pair: u32) -> [f32; 2] {
+    [
+        f32::from_bits(pair << 16),
+        f32::from_bits(pair & 0xffff_0000),
+    ]
+}

@@ -1,0 +1,284 @@
+//! The micro-kernels in AVX2 and AVX-512: every sum stays in a register from the first feature to the last.
+
+use std::arch::x86_64::{
+    __m256, __m256i, __m512, __m512bh, __m512i, _mm256_and_si256, _mm256_castsi256_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps,
+    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+};
+
+use super::tile::{Multiply, PANEL, Tile, for_rows};
+
+// Two sums a row, and room for two weights and an input among 32 registers; half of it among 16.
+pub(super) const FLOAT32_AVX512: [Multiply; 12] =
+    for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(super) const BFLOAT16_AVX512_BF16: [Multiply; 12] =
+    for_rows!(bfloat16_avx512_bf16: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(super) const BFLOAT16_AVX512: [Multiply; 12] =
+    for_rows!(bfloat16_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(super) const FLOAT32_AVX2: [Multiply; 6] = for_rows!(float32_avx2: 1 2 3 4 5 6);
+pub(super) const BFLOAT16_AVX2: [Multiply; 4] = for_rows!(bfloat16_avx2: 1 2 3 4);
+
+/// # Safety
+///
+/// As for `Multiply`.
+#[target_feature(enable = "avx512f")]
+unsafe fn float32_avx512<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    // SAFETY: as the caller promises.
+    unsafe {
+        for feature in 0..tile.in_features {
+            let weights = tile.weights.cast::<f32>().add(feature * PANEL);
+            let weights = [_mm512_loadu_ps(weights), _mm512_loadu_ps(weights.add(16))];
+            for (row, sums) in sums.iter_mut().enumerate() {
+                let x = tile.x.add(row * tile.x_stride).cast::<f32>().add(feature);
+                let x = _mm512_set1_ps(x.read_unaligned());
+                sums[0] = _mm512_fmadd_ps(x, weights[0], sums[0]);
+                sums[1] = _mm512_fmadd_ps(x, weights[1], sums[1]);
+            }
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            tile.store_float32(row, &array_512(sums));
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `Multiply`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
+unsafe fn bfloat16_avx512_bf16<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    // SAFETY: as the caller promises.
+    unsafe {
+        for pair in 0..tile.in_features / 2 {
+            add_dots_512(&mut sums, weights_512(tile, pair), |row| {
+                x_pair(tile, row, pair)
+            });
+        }
+        if !tile.in_features.is_multiple_of(2) {
+            add_dots_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| {
+                tile.last_bfloat16(row)
+            });
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            tile.store_bfloat16(row, &array_512(sums));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn add_dots_512(sums: &mut [[__m512; 2]], weights: [__m512i; 2], x: impl Fn(usize) -> u32) {
+    let weights = weights.map(bfloat16s);
+    for (row, sums) in sums.iter_mut().enumerate() {
+        let x = bfloat16s(_mm512_set1_epi32(x(row).cast_signed()));
+        sums[0] = _mm512_dpbf16_ps(sums[0], weights[0], x);
+        sums[1] = _mm512_dpbf16_ps(sums[1], weights[1], x);
+    }
+}
+
+#[inline]
+fn bfloat16s(pairs: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes in which every bit pattern has a meaning.
+    unsafe { std::mem::transmute(pairs) }
+}
+
+/// # Safety
+///
+/// As for `Multiply`.
+#[target_feature(enable = "avx512f")]
+unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    // SAFETY: as the caller promises.
+    unsafe {
+        for pair in 0..tile.in_features / 2 {
+            add_pairs_512(&mut sums, weights_512(tile, pair), |row| {
+                x_pair(tile, row, pair)
+            });
+        }
+        if !tile.in_features.is_multiple_of(2) {
+            add_pairs_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| {
+                tile.last_bfloat16(row)
+            });
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            tile.store_bfloat16(row, &array_512(sums));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add_pairs_512(sums: &mut [[__m512; 2]], weights: [__m512i; 2], x: impl Fn(usize) -> u32) {
+    let high = _mm512_set1_epi32(HIGH_HALF);
+    for (column, weights) in weights.into_iter().enumerate() {
+        let lows = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(weights));
+        let highs = _mm512_castsi512_ps(_mm512_and_si512(weights, high));
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let [x_low, x_high] = halves(x(row));
+            sums[column] = _mm512_fmadd_ps(_mm512_set1_ps(x_low), lows, sums[column]);
+            sums[column] = _mm512_fmadd_ps(_mm512_set1_ps(x_high), highs, sums[column]);
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `Multiply`.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn float32_avx2<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[0.0; PANEL]; ROWS];
+    for column in (0..PANEL).step_by(16) {
+        let mut halves = [[_mm256_setzero_ps(); 2]; ROWS];
+        // SAFETY: as the caller promises.
+        unsafe {
+            for feature in 0..tile.in_features {
+                let weights = tile.weights.cast::<f32>().add(feature * PANEL + column);
+                let weights = [_mm256_loadu_ps(weights), _mm256_loadu_ps(weights.add(8))];
+                for (row, halves) in halves.iter_mut().enumerate() {
+                    let x = tile.x.add(row * tile.x_stride).cast::<f32>().add(feature);
+                    let x = _mm256_set1_ps(x.read_unaligned());
+                    halves[0] = _mm256_fmadd_ps(x, weights[0], halves[0]);
+                    halves[1] = _mm256_fmadd_ps(x, weights[1], halves[1]);
+                }
+            }
+        }
+        put_256(&mut sums, column, halves);
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe { tile.store_float32(row, sums) };
+    }
+}
+
+/// # Safety
+///
+/// As for `Multiply`.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn bfloat16_avx2<const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[0.0; PANEL]; ROWS];
+    for column in (0..PANEL).step_by(16) {
+        let mut halves = [[_mm256_setzero_ps(); 2]; ROWS];
+        // SAFETY: as the caller promises.
+        unsafe {
+            for pair in 0..tile.in_features / 2 {
+                add_pairs_256(&mut halves, weights_256(tile, pair, column), |row| {
+                    x_pair(tile, row, pair)
+                });
+            }
+            if !tile.in_features.is_multiple_of(2) {
+                let weights = weights_256(tile, tile.in_features / 2, column);
+                add_pairs_256(&mut halves, weights, |row| tile.last_bfloat16(row));
+            }
+        }
+        put_256(&mut sums, column, halves);
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe { tile.store_bfloat16(row, sums) };
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+fn add_pairs_256(sums: &mut [[__m256; 2]], weights: [__m256i; 2], x: impl Fn(usize) -> u32) {
+    let high = _mm256_set1_epi32(HIGH_HALF);
+    for (column, weights) in weights.into_iter().enumerate() {
+        let lows = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(weights));
+        let highs = _mm256_castsi256_ps(_mm256_and_si256(weights, high));
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let [x_low, x_high] = halves(x(row));
+            sums[column] = _mm256_fmadd_ps(_mm256_set1_ps(x_low), lows, sums[column]);
+            sums[column] = _mm256_fmadd_ps(_mm256_set1_ps(x_high), highs, sums[column]);
+        }
+    }
+}
+
+const HIGH_HALF: i32 = 0xffff_0000_u32.cast_signed();
+
+#[inline]
+fn halves(pair: u32) -> [f32; 2] {
+    [
+        f32::from_bits(pair << 16),
+        f32::from_bits(pair & 0xffff_0000),
+    ]
+}
+
+/// # Safety
+///
+/// As for `Multiply`; the row has the whole pair.
+#[inline]
+unsafe fn x_pair(tile: &Tile, row: usize, pair: usize) -> u32 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        tile.x
+            .add(row * tile.x_stride)
+            .cast::<u32>()
+            .add(pair)
+            .read_unaligned()
+    }
+}
+
+/// # Safety
+///
+/// As for `Multiply`; the panel has the step.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn weights_512(tile: &Tile, step: usize) -> [__m512i; 2] {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let weights = tile.weights.cast::<i32>().add(step * PANEL);
+        [
+            _mm512_loadu_si512(weights.cast()),
+            _mm512_loadu_si512(weights.add(16).cast()),
+        ]
+    }
+}
+
+/// # Safety
+///
+/// As for `Multiply`; the panel has the step, and 16 columns from `column` on.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn weights_256(tile: &Tile, step: usize, column: usize) -> [__m256i; 2] {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let weights = tile.weights.cast::<i32>().add(step * PANEL + column);
+        [
+            _mm256_loadu_si256(weights.cast()),
+            _mm256_loadu_si256(weights.add(8).cast()),
+        ]
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn array_512(sums: [__m512; 2]) -> [f32; PANEL] {
+    let mut array = [0.0; PANEL];
+    let (first, second) = array.split_at_mut(16);
+    // SAFETY: each half has 16 places.
+    unsafe {
+        _mm512_storeu_ps(first.as_mut_ptr(), sums[0]);
+        _mm512_storeu_ps(second.as_mut_ptr(), sums[1]);
+    }
+    array
+}
+
+#[inline]
+#[target_feature(enable = "avx2")]
+fn put_256(
+    sums: &mut [[f32; PANEL]],
+    column: usize,
+    halves: impl IntoIterator<Item = [__m256; 2]>,
+) {
+    for (sums, halves) in sums.iter_mut().zip(halves) {
+        let (first, second) = sums[column..column + 16].split_at_mut(8);
+        // SAFETY: each half has 8 places.
+        unsafe {
+            _mm256_storeu_ps(first.as_mut_ptr(), halves[0]);
+            _mm256_storeu_ps(second.as_mut_ptr(), halves[1]);
+        }
+    }
+}

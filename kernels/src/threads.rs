@@ -1,0 +1,235 @@
+//! A pool of threads that stay: independent tasks, shared out one by one as threads come to have time for them.
+//! Knows no kernel. The caller takes part, so a pool of one thread starts none.
+//!
+//! A task is claimed by counting `unclaimed` down, and a job ends when `unfinished` is 0. A thread that was asleep, or
+//! kept from its processor, delays nobody as long as it has claimed nothing.
+
+use std::cell::UnsafeCell;
+use std::hint::spin_loop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Long enough for the next layer's kernel to come, short enough to leave a shared processor to others.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// A fixed number of threads, the caller's included.
+pub(crate) struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// Start `num_threads - 1` threads.
+    pub(crate) fn new(num_threads: usize) -> Self {
+        let shared = Arc::new(Shared::default());
+        let start = |_| {
+            let shared = Arc::clone(&shared);
+            thread::spawn(move || shared.work())
+        };
+        let workers = (1..num_threads).map(start).collect();
+        Self { shared, workers }
+    }
+
+    pub(crate) fn num_threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Call `task` with every number below `num_tasks`, in no order, and return when all calls have.
+    ///
+    /// # Panics
+    ///
+    /// Where a task panicked.
+    pub(crate) fn run(&mut self, num_tasks: usize, task: &Task<'_>) {
+        if self.workers.is_empty() || num_tasks < 2 {
+            (0..num_tasks).for_each(task);
+            return;
+        }
+        self.shared.run(num_tasks, task);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::SeqCst);
+        drop(self.shared.lock());
+        self.shared.work_came.notify_all();
+        for worker in self.workers.drain(..) {
+            // A worker catches what its tasks panic with, and reports it to the caller.
+            let _ = worker.join();
+        }
+    }
+}
+
+type Task<'a> = dyn Fn(usize) + Sync + 'a;
+
+#[derive(Default)]
+struct Shared {
+    job: UnsafeCell<Option<&'static Task<'static>>>,
+    unclaimed: AtomicUsize,
+    unfinished: AtomicUsize,
+    panicked: AtomicBool,
+    closing: AtomicBool,
+    // Sleepers hold the lock from their last look at what they wait for until they sleep.
+    sleep: Mutex<()>,
+    num_sleeping: AtomicUsize,
+    work_came: Condvar,
+    caller_sleeps: AtomicBool,
+    work_ended: Condvar,
+}
+
+// SAFETY: `job` alone is not `Sync`. It is written by the one caller (`Pool::run` takes `&mut`) while no task is
+// unfinished, and read only by a thread that has claimed a task of the job, which is unfinished then. The claim acquires
+// what the caller released when it stored `unclaimed`.
+unsafe impl Sync for Shared {}
+// SAFETY: the job is a reference to something `Sync`.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn run(&self, num_tasks: usize, task: &Task<'_>) {
+        debug_assert_eq!(self.unfinished.load(Ordering::SeqCst), 0);
+        // SAFETY: the reference outlives its use: it is called for claimed tasks only, and this function returns when
+        // every task is finished. Nobody reads `job` now, as no task is unfinished.
+        unsafe {
+            *self.job.get() = Some(std::mem::transmute::<&Task<'_>, &'static Task<'static>>(
+                task,
+            ))
+        };
+        self.unfinished.store(num_tasks, Ordering::SeqCst);
+        self.unclaimed.store(num_tasks, Ordering::SeqCst);
+        if self.num_sleeping.load(Ordering::SeqCst) > 0 {
+            drop(self.lock());
+            self.work_came.notify_all();
+        }
+        while self.run_one() {}
+        if !spin_until(|| self.unfinished.load(Ordering::SeqCst) == 0) {
+            let mut guard = self.lock();
+            self.caller_sleeps.store(true, Ordering::SeqCst);
+            while self.unfinished.load(Ordering::SeqCst) > 0 {
+                guard = self
+                    .work_ended
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            self.caller_sleeps.store(false, Ordering::SeqCst);
+        }
+        assert!(
+            !self.panicked.swap(false, Ordering::SeqCst),
+            "a task of a kernel panicked"
+        );
+    }
+
+    fn work(&self) {
+        let came =
+            || self.unclaimed.load(Ordering::SeqCst) > 0 || self.closing.load(Ordering::SeqCst);
+        while !self.closing.load(Ordering::SeqCst) {
+            if self.run_one() || spin_until(came) {
+                continue;
+            }
+            let mut guard = self.lock();
+            self.num_sleeping.fetch_add(1, Ordering::SeqCst);
+            while !came() {
+                guard = self
+                    .work_came
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            self.num_sleeping.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Claim and run a task, if one is left.
+    fn run_one(&self) -> bool {
+        let less = |left: usize| left.checked_sub(1);
+        let Ok(left) = self
+            .unclaimed
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
+        else {
+            return false;
+        };
+        // SAFETY: the claimed task keeps the job from ending, and with it what it points to.
+        let task = unsafe { *self.job.get() };
+        if catch_unwind(AssertUnwindSafe(|| {
+            task.expect("a job with tasks has a function")(left - 1)
+        }))
+        .is_err()
+        {
+            self.panicked.store(true, Ordering::SeqCst);
+        }
+        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1
+            && self.caller_sleeps.load(Ordering::SeqCst)
+        {
+            drop(self.lock());
+            self.work_ended.notify_one();
+        }
+        true
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.sleep.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether `done` became true within `SPIN`.
+fn spin_until(done: impl Fn() -> bool) -> bool {
+    let started = Instant::now();
+    loop {
+        for _ in 0..64 {
+            if done() {
+                return true;
+            }
+            spin_loop();
+        }
+        if started.elapsed() > SPIN {
+            return false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_in_every_job() {
+        for num_threads in [1, 2, 3, 8] {
+            let mut pool = Pool::new(num_threads);
+            assert_eq!(pool.num_threads(), num_threads);
+            for num_tasks in (0..50).chain([1000]) {
+                let runs: Vec<_> = (0..num_tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(num_tasks, &|task| {
+                    runs[task].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(runs.iter().all(|runs| runs.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn threads_take_part_side_by_side() {
+        // Each task waits for the other: one thread alone would never end.
+        let arrived = AtomicUsize::new(0);
+        Pool::new(2).run(2, &|_| {
+            arrived.fetch_add(1, Ordering::SeqCst);
+            while arrived.load(Ordering::SeqCst) < 2 {
+                thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+        let mut pool = Pool::new(3);
+        let failed = catch_unwind(AssertUnwindSafe(|| {
+            pool.run(20, &|task| assert_ne!(task, 7))
+        }));
+        assert!(failed.is_err());
+        let sum = AtomicUsize::new(0);
+        pool.run(10, &|task| {
+            sum.fetch_add(task, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), 45);
+    }
+}
