@@ -46,14 +46,19 @@ impl Scheduler {
         }
         let mut reordered = std::mem::take(&mut self.reordered);
         reordered.clear();
+        let (mut last, mut is_sorted) = (None, true);
         for &key in &self.running {
             let queue_key = self.running_key(key).expect("the policy ranks what runs");
             self.sequences[key].queue_key = queue_key;
-            reordered.push((queue_key, key));
+            is_sorted &= last < Some(queue_key);
+            last = Some(queue_key);
         }
-        reordered.sort_unstable_by_key(|&(queue_key, _)| queue_key);
-        self.running.clear();
-        self.running.extend(reordered.iter().map(|&(_, key)| key));
+        if !is_sorted {
+            reordered.extend(self.running.iter().map(|&key| (self.sequences[key].queue_key, key)));
+            reordered.sort_unstable_by_key(|&(queue_key, _)| queue_key);
+            self.running.clear();
+            self.running.extend(reordered.iter().map(|&(_, key)| key));
+        }
         self.reordered = reordered;
     }
 
