@@ -38,7 +38,7 @@ class Kernels:
 
 @functools.cache
 def select(backend: str, device: torch.device | str) -> Kernels:
-    """The ops of `backend`: "reference" (torch, any device), "cpu" (Rust), "triton"; "auto" is Triton on CUDA, else cpu.
+    """The ops of a backend: "reference" (torch, any device), "cpu" (Rust), "triton"; "auto": Triton on CUDA, else cpu.
 
     Raises `BackendError` for an unknown name, for "triton" where Triton can neither compile nor interpret, and for
     "cpu" elsewhere than on one.

@@ -44,9 +44,7 @@ impl Isa {
         match self {
             Self::Portable => true,
             Self::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("fma")
-                    && is_x86_feature_detected!("f16c")
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
             }
             Self::Avx512 => {
                 is_x86_feature_detected!("avx512f")

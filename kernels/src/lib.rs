@@ -27,24 +27,15 @@ impl Linear {
             "float32" => Element::Float32,
             "bfloat16" => Element::Bfloat16,
             _ => {
-                return Err(PyValueError::new_err(format!(
-                    "no linear of {dtype}: use float32 or bfloat16"
-                )));
+                return Err(PyValueError::new_err(format!("no linear of {dtype}: use float32 or bfloat16")));
             }
         };
-        if in_features == 0
-            || out_features == 0
-            || in_features.max(out_features) > i32::MAX as usize
-        {
+        if in_features == 0 || out_features == 0 || in_features.max(out_features) > i32::MAX as usize {
             return Err(PyValueError::new_err(format!(
                 "a linear of {in_features} inputs and {out_features} outputs: each must be from 1 to 2,147,483,647"
             )));
         }
-        Ok(Self(linear::Linear {
-            element,
-            in_features,
-            out_features,
-        }))
+        Ok(Self(linear::Linear { element, in_features, out_features }))
     }
 
     #[getter]
@@ -67,46 +58,24 @@ impl Linear {
     /// The pointers are to what the stub says.
     unsafe fn pack(&self, py: Python<'_>, weight: usize, packed: usize) {
         // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
-        let (weight, packed) = unsafe {
-            (
-                bytes(weight, self.in_bytes(self.0.out_features)),
-                bytes_mut(packed, self.packed_bytes()),
-            )
-        };
+        let (weight, packed) =
+            unsafe { (bytes(weight, self.in_bytes(self.0.out_features)), bytes_mut(packed, self.packed_bytes())) };
         py.detach(|| self.0.pack(weight, packed));
     }
 
     /// # Safety
     ///
     /// The pointers are to what the stub says.
-    unsafe fn unpack_rows(
-        &self,
-        packed: usize,
-        rows: usize,
-        num_rows: usize,
-        out: usize,
-    ) -> PyResult<()> {
+    unsafe fn unpack_rows(&self, packed: usize, rows: usize, num_rows: usize, out: usize) -> PyResult<()> {
         // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
         let (packed, rows, out) = unsafe {
-            (
-                bytes(packed, self.packed_bytes()),
-                bytes(rows, num_rows * 4),
-                bytes_mut(out, self.in_bytes(num_rows)),
-            )
+            (bytes(packed, self.packed_bytes()), bytes(rows, num_rows * 4), bytes_mut(out, self.in_bytes(num_rows)))
         };
-        let rows = rows
-            .chunks_exact(4)
-            .map(|row| i32::from_ne_bytes([row[0], row[1], row[2], row[3]]));
+        let rows = rows.chunks_exact(4).map(|row| i32::from_ne_bytes([row[0], row[1], row[2], row[3]]));
         for (row, out) in rows.zip(out.chunks_exact_mut(self.in_bytes(1))) {
-            let index = usize::try_from(row)
-                .ok()
-                .filter(|&row| row < self.0.out_features)
-                .ok_or_else(|| {
-                    PyIndexError::new_err(format!(
-                        "row {row} of a matrix of {} rows",
-                        self.0.out_features
-                    ))
-                })?;
+            let index = usize::try_from(row).ok().filter(|&row| row < self.0.out_features).ok_or_else(|| {
+                PyIndexError::new_err(format!("row {row} of a matrix of {} rows", self.0.out_features))
+            })?;
             self.0.unpack_row(packed, index, out);
         }
         Ok(())
@@ -119,11 +88,7 @@ impl Linear {
         // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
         let (x, packed, out) = unsafe {
             let out_bytes = num_rows * self.0.out_features * self.0.element.bytes();
-            (
-                bytes(x, self.in_bytes(num_rows)),
-                bytes(packed, self.packed_bytes()),
-                bytes_mut(out, out_bytes),
-            )
+            (bytes(x, self.in_bytes(num_rows)), bytes(packed, self.packed_bytes()), bytes_mut(out, out_bytes))
         };
         py.detach(|| self.0.run(Isa::best(), &mut pool(), x, packed, out));
     }
@@ -138,9 +103,7 @@ impl Linear {
 #[pyfunction]
 fn set_num_threads(py: Python<'_>, num_threads: usize) -> PyResult<()> {
     if !(1..=1024).contains(&num_threads) {
-        return Err(PyValueError::new_err(format!(
-            "{num_threads} threads: choose 1 to 1,024"
-        )));
+        return Err(PyValueError::new_err(format!("{num_threads} threads: choose 1 to 1,024")));
     }
     py.detach(|| *pool() = Pool::new(num_threads));
     Ok(())
@@ -179,9 +142,7 @@ unsafe fn bytes_mut<'a>(address: usize, length: usize) -> &'a mut [u8] {
         return &mut [];
     }
     // SAFETY: as the caller promises.
-    unsafe {
-        std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), length)
-    }
+    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), length) }
 }
 
 #[pymodule]

@@ -57,14 +57,8 @@ impl Linear {
     /// Pack the matrix, [out_features, in_features].
     pub(crate) fn pack(&self, weight: &[u8], packed: &mut [u8]) {
         let row_bytes = self.in_features * self.element.bytes();
-        assert_eq!(
-            (weight.len(), packed.len()),
-            (self.out_features * row_bytes, self.packed_bytes())
-        );
-        for (rows, panel) in weight
-            .chunks(row_bytes * PANEL)
-            .zip(packed.chunks_exact_mut(self.panel_bytes()))
-        {
+        assert_eq!((weight.len(), packed.len()), (self.out_features * row_bytes, self.packed_bytes()));
+        for (rows, panel) in weight.chunks(row_bytes * PANEL).zip(packed.chunks_exact_mut(self.panel_bytes())) {
             panel.fill(0);
             for (column, row) in rows.chunks_exact(row_bytes).enumerate() {
                 for (numbers, step) in row.chunks(4).zip(panel.chunks_exact_mut(STEP_BYTES)) {
@@ -76,10 +70,7 @@ impl Linear {
 
     /// Copy one row of the matrix back out of its packed form.
     pub(crate) fn unpack_row(&self, packed: &[u8], row: usize, out: &mut [u8]) {
-        assert_eq!(
-            (packed.len(), out.len()),
-            (self.packed_bytes(), self.in_features * self.element.bytes())
-        );
+        assert_eq!((packed.len(), out.len()), (self.packed_bytes(), self.in_features * self.element.bytes()));
         let panel = &packed[row / PANEL * self.panel_bytes()..];
         for (cell, step) in out.chunks_mut(4).zip(panel.chunks_exact(STEP_BYTES)) {
             let column = row % PANEL * 4;
@@ -92,10 +83,7 @@ impl Linear {
         let x_stride = self.in_features * self.element.bytes();
         let out_stride = self.out_features * self.element.bytes();
         let num_rows = x.len() / x_stride;
-        assert_eq!(
-            (x.len(), out.len()),
-            (num_rows * x_stride, num_rows * out_stride)
-        );
+        assert_eq!((x.len(), out.len()), (num_rows * x_stride, num_rows * out_stride));
         assert_eq!(packed.len(), self.packed_bytes());
         let tiles = tiles(self.element, isa);
         let blocks: Vec<_> = equal_parts(0..num_rows, ROWS_AT_ONCE).collect();
@@ -110,9 +98,7 @@ impl Linear {
                     weights: packed[panel * self.panel_bytes()..].as_ptr(),
                     in_features: self.in_features,
                     // SAFETY: the row and the column are within `out`, which has `num_rows` rows of `out_stride`.
-                    out: unsafe {
-                        out.at(rows.start * out_stride + first_column * self.element.bytes())
-                    },
+                    out: unsafe { out.at(rows.start * out_stride + first_column * self.element.bytes()) },
                     out_stride,
                     columns: PANEL.min(self.out_features - first_column),
                 };

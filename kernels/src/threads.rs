@@ -92,11 +92,7 @@ impl Shared {
         debug_assert_eq!(self.unfinished.load(Ordering::SeqCst), 0);
         // SAFETY: the reference outlives its use: it is called for claimed tasks only, and this function returns when
         // every task is finished. Nobody reads `job` now, as no task is unfinished.
-        unsafe {
-            *self.job.get() = Some(std::mem::transmute::<&Task<'_>, &'static Task<'static>>(
-                task,
-            ))
-        };
+        unsafe { *self.job.get() = Some(std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task)) };
         self.unfinished.store(num_tasks, Ordering::SeqCst);
         self.unclaimed.store(num_tasks, Ordering::SeqCst);
         if self.num_sleeping.load(Ordering::SeqCst) > 0 {
@@ -108,22 +104,15 @@ impl Shared {
             let mut guard = self.lock();
             self.caller_sleeps.store(true, Ordering::SeqCst);
             while self.unfinished.load(Ordering::SeqCst) > 0 {
-                guard = self
-                    .work_ended
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner);
+                guard = self.work_ended.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
             self.caller_sleeps.store(false, Ordering::SeqCst);
         }
-        assert!(
-            !self.panicked.swap(false, Ordering::SeqCst),
-            "a task of a kernel panicked"
-        );
+        assert!(!self.panicked.swap(false, Ordering::SeqCst), "a task of a kernel panicked");
     }
 
     fn work(&self) {
-        let came =
-            || self.unclaimed.load(Ordering::SeqCst) > 0 || self.closing.load(Ordering::SeqCst);
+        let came = || self.unclaimed.load(Ordering::SeqCst) > 0 || self.closing.load(Ordering::SeqCst);
         while !self.closing.load(Ordering::SeqCst) {
             if self.run_one() || spin_until(came) {
                 continue;
@@ -131,10 +120,7 @@ impl Shared {
             let mut guard = self.lock();
             self.num_sleeping.fetch_add(1, Ordering::SeqCst);
             while !came() {
-                guard = self
-                    .work_came
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner);
+                guard = self.work_came.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
             self.num_sleeping.fetch_sub(1, Ordering::SeqCst);
         }
@@ -143,24 +129,15 @@ impl Shared {
     /// Claim and run a task, if one is left.
     fn run_one(&self) -> bool {
         let less = |left: usize| left.checked_sub(1);
-        let Ok(left) = self
-            .unclaimed
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less)
-        else {
+        let Ok(left) = self.unclaimed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) else {
             return false;
         };
         // SAFETY: the claimed task keeps the job from ending, and with it what it points to.
         let task = unsafe { *self.job.get() };
-        if catch_unwind(AssertUnwindSafe(|| {
-            task.expect("a job with tasks has a function")(left - 1)
-        }))
-        .is_err()
-        {
+        if catch_unwind(AssertUnwindSafe(|| task.expect("a job with tasks has a function")(left - 1))).is_err() {
             self.panicked.store(true, Ordering::SeqCst);
         }
-        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1
-            && self.caller_sleeps.load(Ordering::SeqCst)
-        {
+        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
             drop(self.lock());
             self.work_ended.notify_one();
         }
@@ -222,9 +199,7 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
         let mut pool = Pool::new(3);
-        let failed = catch_unwind(AssertUnwindSafe(|| {
-            pool.run(20, &|task| assert_ne!(task, 7))
-        }));
+        let failed = catch_unwind(AssertUnwindSafe(|| pool.run(20, &|task| assert_ne!(task, 7))));
         assert!(failed.is_err());
         let sum = AtomicUsize::new(0);
         pool.run(10, &|task| {

@@ -13,21 +13,10 @@ unsafe fn float32<const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
         for feature in 0..tile.in_features {
-            let weights = tile
-                .weights
-                .cast::<[f32; PANEL]>()
-                .add(feature)
-                .read_unaligned();
+            let weights = tile.weights.cast::<[f32; PANEL]>().add(feature).read_unaligned();
             for (row, sums) in sums.iter_mut().enumerate() {
-                let x = tile
-                    .x
-                    .add(row * tile.x_stride)
-                    .cast::<f32>()
-                    .add(feature)
-                    .read_unaligned();
-                sums.iter_mut()
-                    .zip(weights)
-                    .for_each(|(sum, weight)| *sum += x * weight);
+                let x = tile.x.add(row * tile.x_stride).cast::<f32>().add(feature).read_unaligned();
+                sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += x * weight);
             }
         }
         for (row, sums) in sums.iter().enumerate() {
@@ -43,12 +32,7 @@ unsafe fn bfloat16<const ROWS: usize>(tile: &Tile) {
     let mut sums = [[0.0; PANEL]; ROWS];
     let mut step = |step: usize, pair: &dyn Fn(usize) -> u32| {
         // SAFETY: as the caller promises: this is called for the panel's steps.
-        let weights = unsafe {
-            tile.weights
-                .cast::<[u32; PANEL]>()
-                .add(step)
-                .read_unaligned()
-        };
+        let weights = unsafe { tile.weights.cast::<[u32; PANEL]>().add(step).read_unaligned() };
         for (row, sums) in sums.iter_mut().enumerate() {
             let [low, high] = halves(pair(row));
             for (sum, weights) in sums.iter_mut().zip(weights.map(halves)) {
@@ -59,19 +43,11 @@ unsafe fn bfloat16<const ROWS: usize>(tile: &Tile) {
     };
     for pair in 0..tile.in_features / 2 {
         // SAFETY: as the caller promises: there are so many whole pairs in every row.
-        step(pair, &|row| unsafe {
-            tile.x
-                .add(row * tile.x_stride)
-                .cast::<u32>()
-                .add(pair)
-                .read_unaligned()
-        });
+        step(pair, &|row| unsafe { tile.x.add(row * tile.x_stride).cast::<u32>().add(pair).read_unaligned() });
     }
     if !tile.in_features.is_multiple_of(2) {
         // SAFETY: as the caller promises, and an odd number is not 0.
-        step(tile.in_features / 2, &|row| unsafe {
-            tile.last_bfloat16(row)
-        });
+        step(tile.in_features / 2, &|row| unsafe { tile.last_bfloat16(row) });
     }
     for (row, sums) in sums.iter().enumerate() {
         // SAFETY: as the caller promises.
@@ -80,8 +56,5 @@ unsafe fn bfloat16<const ROWS: usize>(tile: &Tile) {
 }
 
 fn halves(pair: u32) -> [f32; 2] {
-    [
-        f32::from_bits(pair << 16),
-        f32::from_bits(pair & 0xffff_0000),
-    ]
+    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
 }

@@ -6,26 +6,16 @@ use super::*;
 fn elements(element: Element, numbers: &[f32]) -> Vec<u8> {
     match element {
         Element::Float32 => bytemuck::cast_slice(numbers).to_vec(),
-        Element::Bfloat16 => numbers
-            .iter()
-            .flat_map(|&number| round_to_bfloat16(number).to_ne_bytes())
-            .collect(),
+        Element::Bfloat16 => numbers.iter().flat_map(|&number| round_to_bfloat16(number).to_ne_bytes()).collect(),
     }
 }
 
 fn numbers(element: Element, bytes: &[u8]) -> Vec<f32> {
     match element {
-        Element::Float32 => bytes
-            .chunks_exact(4)
-            .map(bytemuck::pod_read_unaligned)
-            .collect(),
+        Element::Float32 => bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
         Element::Bfloat16 => {
-            let halves = bytes
-                .chunks_exact(2)
-                .map(bytemuck::pod_read_unaligned::<u16>);
-            halves
-                .map(|half| f32::from_bits(u32::from(half) << 16))
-                .collect()
+            let halves = bytes.chunks_exact(2).map(bytemuck::pod_read_unaligned::<u16>);
+            halves.map(|half| f32::from_bits(u32::from(half) << 16)).collect()
         }
     }
 }
@@ -101,42 +91,24 @@ proptest! {
 
 #[test]
 fn many_rows_are_cut_into_blocks_and_tiles() {
-    let linear = Linear {
-        element: Element::Float32,
-        in_features: 3,
-        out_features: 33,
-    };
+    let linear = Linear { element: Element::Float32, in_features: 3, out_features: 33 };
     let weight: Vec<f32> = (0..99_u8).map(f32::from).collect();
-    let x: Vec<f32> = (0..3 * 500)
-        .map(|index| f32::from((index % 7) as u8))
-        .collect();
+    let x: Vec<f32> = (0..3 * 500).map(|index| f32::from((index % 7) as u8)).collect();
     let packed = packed(&linear, bytemuck::cast_slice(&weight));
     let expected: Vec<f32> = x
         .chunks_exact(3)
         .flat_map(|row| {
-            weight
-                .chunks_exact(3)
-                .map(|column| row[0] * column[0] + row[1] * column[1] + row[2] * column[2])
+            weight.chunks_exact(3).map(|column| row[0] * column[0] + row[1] * column[1] + row[2] * column[2])
         })
         .collect();
     for isa in Isa::available() {
-        assert_eq!(
-            numbers(
-                Element::Float32,
-                &run(&linear, isa, 3, bytemuck::cast_slice(&x), &packed)
-            ),
-            expected
-        );
+        assert_eq!(numbers(Element::Float32, &run(&linear, isa, 3, bytemuck::cast_slice(&x), &packed)), expected);
     }
 }
 
 #[test]
 fn no_rows_are_no_work() {
-    let linear = Linear {
-        element: Element::Bfloat16,
-        in_features: 5,
-        out_features: 7,
-    };
+    let linear = Linear { element: Element::Bfloat16, in_features: 5, out_features: 7 };
     let packed = packed(&linear, &[0; 70]);
     assert_eq!(run(&linear, Isa::best(), 2, &[], &packed), Vec::<u8>::new());
 }
@@ -150,17 +122,10 @@ fn parts_are_as_equal_as_can_be() {
 
 #[test]
 fn rounding_to_bfloat16_goes_to_the_nearest_even() {
-    let cases = [
-        (1.0, 0x3f80),
-        (1.003_906_25, 0x3f80),
-        (1.011_718_75, 0x3f82),
-        (f32::INFINITY, 0x7f80),
-        (3.4e38, 0x7f80),
-    ];
+    let cases =
+        [(1.0, 0x3f80), (1.003_906_25, 0x3f80), (1.011_718_75, 0x3f82), (f32::INFINITY, 0x7f80), (3.4e38, 0x7f80)];
     for (value, expected) in cases {
         assert_eq!(round_to_bfloat16(value), expected, "{value}");
     }
-    assert!(
-        f32::from_bits(u32::from(round_to_bfloat16(f32::from_bits(0x7f80_0001))) << 16).is_nan()
-    );
+    assert!(f32::from_bits(u32::from(round_to_bfloat16(f32::from_bits(0x7f80_0001))) << 16).is_nan());
 }

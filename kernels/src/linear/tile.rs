@@ -61,12 +61,7 @@ impl Tile {
     pub(crate) unsafe fn last_bfloat16(&self, row: usize) -> u32 {
         // SAFETY: as the caller promises.
         unsafe {
-            u32::from(
-                self.x
-                    .add(row * self.x_stride + (self.in_features - 1) * 2)
-                    .cast::<u16>()
-                    .read_unaligned(),
-            )
+            u32::from(self.x.add(row * self.x_stride + (self.in_features - 1) * 2).cast::<u16>().read_unaligned())
         }
     }
 }
@@ -76,11 +71,7 @@ impl Tile {
 pub(crate) fn round_to_bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-    if value.is_nan() {
-        (bits >> 16 | 0x40) as u16
-    } else {
-        rounded as u16
-    }
+    if value.is_nan() { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
 }
 
 /// A table of one micro-kernel for each number of rows.

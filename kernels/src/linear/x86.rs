@@ -1,22 +1,18 @@
 //! The micro-kernels in AVX2 and AVX-512: every sum stays in a register from the first feature to the last.
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512bh, __m512i, _mm256_and_si256, _mm256_castsi256_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps,
-    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m256, __m256i, __m512, __m512bh, __m512i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps,
+    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
+    _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use super::tile::{Multiply, PANEL, Tile, for_rows};
 
 // Two sums a row, and room for two weights and an input among 32 registers; half of it among 16.
-pub(super) const FLOAT32_AVX512: [Multiply; 12] =
-    for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
-pub(super) const BFLOAT16_AVX512_BF16: [Multiply; 12] =
-    for_rows!(bfloat16_avx512_bf16: 1 2 3 4 5 6 7 8 9 10 11 12);
-pub(super) const BFLOAT16_AVX512: [Multiply; 12] =
-    for_rows!(bfloat16_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(super) const FLOAT32_AVX512: [Multiply; 12] = for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(super) const BFLOAT16_AVX512_BF16: [Multiply; 12] = for_rows!(bfloat16_avx512_bf16: 1 2 3 4 5 6 7 8 9 10 11 12);
+pub(super) const BFLOAT16_AVX512: [Multiply; 12] = for_rows!(bfloat16_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
 pub(super) const FLOAT32_AVX2: [Multiply; 6] = for_rows!(float32_avx2: 1 2 3 4 5 6);
 pub(super) const BFLOAT16_AVX2: [Multiply; 4] = for_rows!(bfloat16_avx2: 1 2 3 4);
 
@@ -53,14 +49,10 @@ unsafe fn bfloat16_avx512_bf16<const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
         for pair in 0..tile.in_features / 2 {
-            add_dots_512(&mut sums, weights_512(tile, pair), |row| {
-                x_pair(tile, row, pair)
-            });
+            add_dots_512(&mut sums, weights_512(tile, pair), |row| x_pair(tile, row, pair));
         }
         if !tile.in_features.is_multiple_of(2) {
-            add_dots_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| {
-                tile.last_bfloat16(row)
-            });
+            add_dots_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| tile.last_bfloat16(row));
         }
         for (row, sums) in sums.into_iter().enumerate() {
             tile.store_bfloat16(row, &array_512(sums));
@@ -94,14 +86,10 @@ unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
         for pair in 0..tile.in_features / 2 {
-            add_pairs_512(&mut sums, weights_512(tile, pair), |row| {
-                x_pair(tile, row, pair)
-            });
+            add_pairs_512(&mut sums, weights_512(tile, pair), |row| x_pair(tile, row, pair));
         }
         if !tile.in_features.is_multiple_of(2) {
-            add_pairs_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| {
-                tile.last_bfloat16(row)
-            });
+            add_pairs_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| tile.last_bfloat16(row));
         }
         for (row, sums) in sums.into_iter().enumerate() {
             tile.store_bfloat16(row, &array_512(sums));
@@ -164,9 +152,7 @@ unsafe fn bfloat16_avx2<const ROWS: usize>(tile: &Tile) {
         // SAFETY: as the caller promises.
         unsafe {
             for pair in 0..tile.in_features / 2 {
-                add_pairs_256(&mut halves, weights_256(tile, pair, column), |row| {
-                    x_pair(tile, row, pair)
-                });
+                add_pairs_256(&mut halves, weights_256(tile, pair, column), |row| x_pair(tile, row, pair));
             }
             if !tile.in_features.is_multiple_of(2) {
                 let weights = weights_256(tile, tile.in_features / 2, column);
@@ -200,10 +186,7 @@ const HIGH_HALF: i32 = 0xffff_0000_u32.cast_signed();
 
 #[inline]
 fn halves(pair: u32) -> [f32; 2] {
-    [
-        f32::from_bits(pair << 16),
-        f32::from_bits(pair & 0xffff_0000),
-    ]
+    [f32::from_bits(pair << 16), f32::from_bits(pair & 0xffff_0000)]
 }
 
 /// # Safety
@@ -212,13 +195,7 @@ fn halves(pair: u32) -> [f32; 2] {
 #[inline]
 unsafe fn x_pair(tile: &Tile, row: usize, pair: usize) -> u32 {
     // SAFETY: as the caller promises.
-    unsafe {
-        tile.x
-            .add(row * tile.x_stride)
-            .cast::<u32>()
-            .add(pair)
-            .read_unaligned()
-    }
+    unsafe { tile.x.add(row * tile.x_stride).cast::<u32>().add(pair).read_unaligned() }
 }
 
 /// # Safety
@@ -230,10 +207,7 @@ unsafe fn weights_512(tile: &Tile, step: usize) -> [__m512i; 2] {
     // SAFETY: as the caller promises.
     unsafe {
         let weights = tile.weights.cast::<i32>().add(step * PANEL);
-        [
-            _mm512_loadu_si512(weights.cast()),
-            _mm512_loadu_si512(weights.add(16).cast()),
-        ]
+        [_mm512_loadu_si512(weights.cast()), _mm512_loadu_si512(weights.add(16).cast())]
     }
 }
 
@@ -246,10 +220,7 @@ unsafe fn weights_256(tile: &Tile, step: usize, column: usize) -> [__m256i; 2] {
     // SAFETY: as the caller promises.
     unsafe {
         let weights = tile.weights.cast::<i32>().add(step * PANEL + column);
-        [
-            _mm256_loadu_si256(weights.cast()),
-            _mm256_loadu_si256(weights.add(8).cast()),
-        ]
+        [_mm256_loadu_si256(weights.cast()), _mm256_loadu_si256(weights.add(8).cast())]
     }
 }
 
@@ -268,11 +239,7 @@ fn array_512(sums: [__m512; 2]) -> [f32; PANEL] {
 
 #[inline]
 #[target_feature(enable = "avx2")]
-fn put_256(
-    sums: &mut [[f32; PANEL]],
-    column: usize,
-    halves: impl IntoIterator<Item = [__m256; 2]>,
-) {
+fn put_256(sums: &mut [[f32; PANEL]], column: usize, halves: impl IntoIterator<Item = [__m256; 2]>) {
     for (sums, halves) in sums.iter_mut().zip(halves) {
         let (first, second) = sums[column..column + 16].split_at_mut(8);
         // SAFETY: each half has 8 places.
