@@ -19,6 +19,8 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
+Quantization = Literal["auto", "none", "int8", "gguf"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +32,11 @@ class ModelConfig(_Config, frozen=True):
 
     model: Annotated[str, Meta(description="GGUF file or Hugging Face folder; empty: the embedded SmolLM2-135M")] = ""
     served_model_name: Annotated[str, Meta(description="name in the API; empty: the model's file name")] = ""
-    dtype: Annotated[Dtype, Meta(description="precision of weights, activations and KV cache")] = "auto"
+    dtype: Annotated[Dtype, Meta(description="precision of activations, and of unquantised weights")] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Meta(description="weights on a CPU: int8 (W8A8), gguf (a GGUF file's own blocks) or none; auto: see the table"),
+    ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         Meta(description="longest prompt plus output, in tokens; default: the model's context"),
@@ -45,6 +51,9 @@ class CacheConfig(_Config, frozen=True):
         Annotated[int, Meta(ge=1)] | None,
         Meta(description="KV cache of each rank, for example 64MiB; default: 512MiB on CPU"),
     ] = None
+    kv_cache_dtype: Annotated[
+        KVCacheDtype, Meta(description="precision of keys and values; auto: bfloat16 with quantised weights")
+    ] = "auto"
     gpu_memory_utilization: Annotated[
         float, Meta(description="share of a GPU's memory that weights and KV cache may take", gt=0, le=1)
     ] = 0.9

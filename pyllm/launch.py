@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from setproctitle import setproctitle
@@ -20,7 +20,18 @@ from setproctitle import setproctitle
 from pyllm import log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import attach
-from pyllm.config import ApiConfig, CacheConfig, CoreConfig, EngineConfig, HeadlessConfig, ServerConfig, WorkerConfig
+from pyllm.config import (
+    ApiConfig,
+    CacheConfig,
+    CoreConfig,
+    Dtype,
+    EngineConfig,
+    HeadlessConfig,
+    KVCacheDtype,
+    Quantization,
+    ServerConfig,
+    WorkerConfig,
+)
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
@@ -61,15 +72,18 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
+    dtype, quantization, kv_cache_dtype = _precision(config, checkpoint, device)
     return (
         msgspec.structs.replace(
             config,
             model=msgspec.structs.replace(
                 config.model,
                 served_model_name=config.model.served_model_name or checkpoint.name,
-                dtype=architecture.dtype if config.model.dtype == "auto" else config.model.dtype,
+                dtype=dtype,
+                quantization=quantization,
                 max_model_len=max_model_len,
             ),
+            cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
             scheduler=msgspec.structs.replace(
                 config.scheduler,
                 async_scheduling=device == "cuda"
@@ -81,6 +95,26 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
         ),
         checkpoint,
     )
+
+
+def _precision(config: EngineConfig, checkpoint: Checkpoint, device: str) -> tuple[Dtype, Quantization, KVCacheDtype]:
+    """What `auto` stands for in the precisions; who names a dtype wants no less than that."""
+    model, file_dtype = config.model, cast(Dtype, checkpoint.architecture.dtype)
+    quantization = model.quantization
+    if quantization == "auto":
+        is_quantised = any(entry.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
+        quantization = "int8" if is_quantised and device == "cpu" and model.dtype == "auto" else "none"
+    dtype = file_dtype if model.dtype == "auto" else model.dtype
+    if quantization == "none":
+        kv_cache_dtype = config.cache.kv_cache_dtype
+        return dtype, quantization, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+    if device != "cpu":
+        raise ConfigError(f"quantization {quantization} is for CPUs, and the device is {device}: use quantization none")
+    if quantization == "gguf" and checkpoint.format != "gguf":
+        raise ConfigError(f"quantization gguf needs a GGUF file, and the model is in {checkpoint.format}: use int8")
+    if dtype == "float16":
+        raise ConfigError(f"quantization {quantization} has no float16 activations: use dtype float32 or bfloat16")
+    return dtype, quantization, "bfloat16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 
 def _check_cache(cache: CacheConfig) -> None:

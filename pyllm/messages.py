@@ -51,6 +51,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     dtype: str
+    quantization: str
+    kv_cache_dtype: str
     block_size: int
     num_blocks: int
     kv_cache_tokens: int

@@ -109,6 +109,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         vocab_size=architecture.vocab_size,
         eos_token_ids=config.checkpoint.tokenizer.eos_token_ids,
         dtype=engine.model.dtype,
+        quantization=engine.model.quantization,
+        kv_cache_dtype=engine.cache.kv_cache_dtype,
         block_size=block_size,
         num_blocks=num_blocks,
         kv_cache_tokens=num_blocks * block_size,
@@ -117,7 +119,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
     )
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
-    numerics = (config.checkpoint.fingerprint, model.dtype, model.tensor_parallel_size, instruction_sets)
+    precision = (model.dtype, model.quantization, model.kv_cache_dtype)
+    numerics = (config.checkpoint.fingerprint, precision, model.tensor_parallel_size, instruction_sets)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
     return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy)
 

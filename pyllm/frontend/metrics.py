@@ -155,7 +155,7 @@ class Metrics(Collector):
             "block_size": str(self._model.block_size),
             "num_gpu_blocks": str(self._model.num_blocks),
             "num_cpu_blocks": str(num_host_blocks),
-            "cache_dtype": self._model.dtype,
+            "cache_dtype": self._model.kv_cache_dtype,
         }
         info = GaugeMetricFamily(
             f"{VLLM}:cache_config_info", "The KV cache's configuration.", labels=[*self._labels, *configuration]

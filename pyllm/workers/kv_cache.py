@@ -19,7 +19,6 @@ from torch import Tensor
 from pyllm.checkpoint import Architecture
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.workers.batch import IntArray
-from pyllm.workers.placement import Placement
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector of a CPU
 _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
@@ -33,16 +32,18 @@ class KVCacheShape:
     block_size: int
     num_kv_heads: int
     head_dim: int
+    dtype: torch.dtype
 
     @classmethod
-    def of(cls, architecture: Architecture, block_size: int, ranks: int) -> Self:
+    def of(cls, architecture: Architecture, block_size: int, ranks: int, dtype: torch.dtype) -> Self:
         """The shape on each of `ranks` equal ranks."""
         num_kv_heads = architecture.num_key_value_heads // ranks
-        return cls(architecture.num_hidden_layers, block_size, num_kv_heads, architecture.head_dim)
+        return cls(architecture.num_hidden_layers, block_size, num_kv_heads, architecture.head_dim, dtype)
 
-    def block_bytes(self, dtype: torch.dtype) -> int:
+    @property
+    def block_bytes(self) -> int:
         """Bytes of one block, keys and values of all layers together."""
-        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 class KVCache:
@@ -53,10 +54,10 @@ class KVCache:
     All of it starts as zeros: what a padded read of a block that was never written finds must be finite.
     """
 
-    def __init__(self, shape: KVCacheShape, num_blocks: int, placement: Placement) -> None:
+    def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
         self.num_blocks = num_blocks
         block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
-        self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), placement)
+        self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
         self.layers: list[tuple[Tensor, Tensor]] = [(keys, values) for keys, values in self.memory]
 
 
@@ -143,11 +144,11 @@ def _available_host_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
-def _zeros(shape: tuple[int, ...], placement: Placement) -> Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that cost nothing until they are touched: on a CPU the kernel hands out such pages one by one."""
-    if placement.device.type != "cpu":
-        return torch.zeros(shape, dtype=placement.dtype, device=placement.device)
-    num_bytes = math.prod(shape) * placement.dtype.itemsize
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
     memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + num_bytes]).view(placement.dtype).view(shape)
+    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)

@@ -50,8 +50,9 @@ class ModelRunner:
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size
-        self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size)
-        self._block_bytes = self._cache_shape.block_bytes(self._placement.dtype)
+        kv_cache_dtype = _DTYPES[engine.cache.kv_cache_dtype]
+        self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size, kv_cache_dtype)
+        self._block_bytes = self._cache_shape.block_bytes
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
         self._plans = PlanBuffer(device)
         self._kv_cache: KVCache | None = None
@@ -158,7 +159,7 @@ class ModelRunner:
         """Make the KV cache and the host pool, the same number of blocks on every rank, and time a few swaps."""
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
-        self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement)
+        self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
         if num_host_blocks:
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
@@ -210,7 +211,7 @@ class ModelRunner:
         )
         context = ForwardContext(
             kernels=self._kernels,
-            kv_cache=KVCache(self._cache_shape, 1, self._placement),
+            kv_cache=KVCache(self._cache_shape, 1, self._placement.device),
             attention=attention,
             positions=ints(np.concatenate([np.arange(length) for length in lengths])),
             slot_mapping=ints(np.full(num_tokens, -1)),

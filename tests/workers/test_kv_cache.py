@@ -22,11 +22,11 @@ KERNELS = select("auto", CPU)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) -> None:
-    shape = KVCacheShape(num_layers=3, block_size=16, num_kv_heads=2, head_dim=24)
-    cache = KVCache(shape, 5, Placement(RankGroup(), dtype, CPU, KERNELS))
+    shape = KVCacheShape(num_layers=3, block_size=16, num_kv_heads=2, head_dim=24, dtype=dtype)
+    cache = KVCache(shape, 5, CPU)
     tensors = [tensor for pair in cache.layers for tensor in pair]
     assert len(tensors) == 6
-    assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.block_bytes(dtype)
+    assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.block_bytes
     assert cache.layers[0][0].data_ptr() % 64 == 0
     for number, tensor in enumerate(tensors):
         assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == ((5, 16, 2, 24), dtype, True)
@@ -38,8 +38,8 @@ def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) ->
 def host_pool(
     num_blocks: int, num_host_blocks: int, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[KVCache, HostPool]:
-    shape = KVCacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8)
-    cache = KVCache(shape, num_blocks, Placement(RankGroup(), torch.bfloat16, CPU, KERNELS))
+    shape = KVCacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+    cache = KVCache(shape, num_blocks, CPU)
     cache.memory.copy_(torch.randn(cache.memory.shape))
     return cache, HostPool(cache, num_host_blocks, select("reference", CPU), clock)
 

@@ -36,7 +36,7 @@ class Model:
         self.planner = Planner(num_blocks=8)
         self.model = build_model(architecture, placement)
         self.model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
-        self.kv_cache = KVCache(KVCacheShape.of(architecture, self.planner.block_size, 1), 8, placement)
+        self.kv_cache = KVCache(KVCacheShape.of(architecture, self.planner.block_size, 1, dtype), 8, device)
         self.slots = Slots(2, 4, device)
         self.cos_sin = rope_table(architecture.head_dim, architecture.rope_theta, 64, device)
         self.plans = PlanBuffer(device)

@@ -52,6 +52,8 @@ class Simulation:
             vocab_size=VOCAB_SIZE,
             eos_token_ids=(),
             dtype="float32",
+            quantization="none",
+            kv_cache_dtype="float32",
             block_size=4,
             num_blocks=num_blocks,
             kv_cache_tokens=4 * num_blocks,
