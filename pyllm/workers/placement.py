@@ -11,12 +11,13 @@ from pyllm.workers.parallel import RankGroup
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The rank among its group, the dtype and device of its parameters, and the kernels that take them."""
+    """The rank among its group, where and in which dtype its parameters are, and what its matrices are packed for."""
 
     group: RankGroup
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
+    quantization: str = "none"
 
     def empty(self, *shape: int) -> Tensor:
         """Room for weights that are still to be loaded."""

@@ -46,7 +46,9 @@ class ModelRunner:
             self._kernels = select(engine.device.kernel_backend, device)
         except BackendError as error:
             raise ConfigError(f"kernel_backend {engine.device.kernel_backend}: {error}") from error
-        self._placement = Placement(group, _DTYPES[engine.model.dtype], device, self._kernels)
+        self._placement = Placement(
+            group, _DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization
+        )
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size

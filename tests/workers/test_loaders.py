@@ -68,6 +68,38 @@ def test_every_gguf_type_gives_nearly_the_weights_it_was_made_from(tmp_path: Pat
             torch.testing.assert_close(tensor, original[name], rtol=0.02, atol=0.1)
 
 
+@pytest.mark.parametrize("quantisation", ["F32", "Q4_0", "Q4_1", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("name", [Q_PROJ, DOWN_PROJ])
+def test_blocks_are_those_of_the_file_or_eight_bits(tmp_path: Path, quantisation: str, name: str) -> None:
+    source = write_tiny_model(tmp_path / "tiny", hidden_size=64, intermediate_size=96)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType[quantisation])
+    checkpoint = read_gguf(path, "")[0]
+    shape = next(entry.shape for entry in checkpoint.tensors if entry.name == name)
+    reader = weight_reader(checkpoint, TensorTable(checkpoint))
+    rows, columns = slice(16, 48), slice(32, None)
+    expected = torch.empty(32, shape[1] - 32)
+    reader.read(name, shape, expected, rows, columns)
+    kind, blocks = reader.read_blocks(name, (shape[0], shape[1]), rows, columns)
+    assert kind == (quantisation.lower() if quantisation in {"Q4_0", "Q4_1", "Q8_0"} else "q8_0")
+    found = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind.upper()])
+    tolerance = 0.0 if kind == quantisation.lower() else float(expected.abs().max()) / 127
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=tolerance)
+
+
+def test_blocks_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
+    checkpoint = read_checkpoint(source)
+    with pytest.raises(ConfigError, match="no quantised blocks: use quantization int8 or none"):
+        weight_reader(checkpoint, TensorTable(checkpoint)).read_blocks(Q_PROJ, (64, 64))
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType.Q4_0)
+    checkpoint = read_gguf(path, "")[0]
+    shape = next(entry.shape for entry in checkpoint.tensors if entry.name == Q_PROJ)
+    with pytest.raises(ConfigError, match=r"columns 0 to 16 of 64 cut through its groups of 32; use fewer"):
+        weight_reader(checkpoint, TensorTable(checkpoint)).read_blocks(Q_PROJ, (shape[0], 64), columns=slice(16))
+
+
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_share_is_a_part_of_the_whole(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:

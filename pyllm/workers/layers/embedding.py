@@ -7,7 +7,7 @@ import torch
 from pyllm_kernels import PackedLinear
 from torch import Tensor
 
-from pyllm.workers.loaders import WeightReader
+from pyllm.workers.loaders import MatrixPart, WeightReader, pack
 from pyllm.workers.placement import Placement
 
 
@@ -24,11 +24,9 @@ class VocabularyParallelEmbedding:
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Read the rows."""
-        num_rows = self._share.stop - self._share.start
-        weight = self._placement.empty(-(-self.vocab_size // self._placement.group.size), self._shape[1])
-        reader.read(name, self._shape, weight[:num_rows], rows=self._share)
-        weight[num_rows:] = 0
-        self.packed = self._placement.kernels.pack_linear(weight)
+        part = MatrixPart(name, self._shape, self._share)
+        num_padding_rows = -(-self.vocab_size // self._placement.group.size) - part.share[0]
+        self.packed = pack(reader, self._placement, [part], num_padding_rows)
 
     def __call__(self, tokens: Tensor) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         kernels, group = self._placement.kernels, self._placement.group

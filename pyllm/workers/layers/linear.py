@@ -4,11 +4,10 @@ A column-parallel layer gives each rank some of the outputs; the row-parallel la
 adds up the ranks' partial results: one exchange for the pair.
 """
 
-import torch
 from pyllm_kernels import PackedLinear
 from torch import Tensor
 
-from pyllm.workers.loaders import WeightReader
+from pyllm.workers.loaders import MatrixPart, WeightReader, pack
 from pyllm.workers.placement import Placement
 
 
@@ -25,11 +24,8 @@ class ColumnParallelLinear:
 
     def load(self, reader: WeightReader, *names: str) -> None:
         """Read the matrices, in the order of `out_features`."""
-        weight = self._placement.empty(sum(self.sizes), self._shapes[0][1])
-        parts = torch.split(weight, self.sizes)
-        for name, shape, share, part in zip(names, self._shapes, self._shares, parts, strict=True):
-            reader.read(name, shape, part, rows=share)
-        self.packed = self._placement.kernels.pack_linear(weight)
+        matrices = zip(names, self._shapes, self._shares, strict=True)
+        self.packed = pack(reader, self._placement, [MatrixPart(name, shape, share) for name, shape, share in matrices])
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
         return self._placement.kernels.packed_linear(x, self.packed)
@@ -47,9 +43,7 @@ class RowParallelLinear:
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Read the matrix."""
-        weight = self._placement.empty(self._shape[0], self._share.stop - self._share.start)
-        reader.read(name, self._shape, weight, columns=self._share)
-        self.packed = self._placement.kernels.pack_linear(weight)
+        self.packed = pack(reader, self._placement, [MatrixPart(name, self._shape, columns=self._share)])
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
         return self._placement.group.sum(self._placement.kernels.packed_linear(x, self.packed))

@@ -2,9 +2,10 @@
 
 from pyllm.checkpoint import Checkpoint
 from pyllm.workers.loaders.base import WeightReader
+from pyllm.workers.loaders.packing import MatrixPart, pack
 from pyllm.workers.loaders.table import TensorTable
 
-__all__ = ["TensorTable", "WeightReader", "weight_reader"]
+__all__ = ["MatrixPart", "TensorTable", "WeightReader", "pack", "weight_reader"]
 
 
 def weight_reader(checkpoint: Checkpoint, table: TensorTable) -> WeightReader:

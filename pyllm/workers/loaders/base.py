@@ -16,3 +16,12 @@ class WeightReader(Protocol):
         Raises:
             ConfigError: the checkpoint has no such tensor, or one of another shape.
         """
+
+    def read_blocks(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
+    ) -> tuple[str, Tensor]:
+        """A part of a matrix as it is quantised: the name of the format, and uint8 [rows, bytes of a row].
+
+        Raises:
+            ConfigError: as for `read`; the checkpoint is not quantised in blocks, or the columns cut through one.
+        """

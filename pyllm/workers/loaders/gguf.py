@@ -4,13 +4,16 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
+from pyllm_kernels import BLOCK_FORMATS
 from torch import Tensor
 
+from pyllm.errors import ConfigError
 from pyllm.workers.loaders.base import WHOLE
 from pyllm.workers.loaders.table import TensorTable
 
 # What is dequantised at once: the temporary arrays stay in the cache, and the peak of memory stays low.
 _CHUNK_BYTES = 1 << 16
+_Q8_0 = gguf.GGMLQuantizationType.Q8_0
 # llama.cpp's converter stores the two halves of each head of these interleaved, for its own form of RoPE.
 _INTERLEAVED = ("q_proj.weight", "k_proj.weight")
 
@@ -24,17 +27,46 @@ class GgufReader:
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
-        entry, content = self._table.find(name, shape)
-        kind = gguf.GGMLQuantizationType[entry.type]
-        num_rows = shape[0] if len(shape) == 2 else 1
-        blocks = content.reshape(num_rows, -1)[rows]  # [rows, bytes of a row]
-        if name.endswith(_INTERLEAVED):
-            blocks = _deinterleave(blocks, self._head_dim)
+        kind, blocks = self._find(name, shape, rows)
         matrix = out.view(len(blocks), out.shape[-1])
         step = max(1, _CHUNK_BYTES // blocks.shape[1])
         for start in range(0, len(blocks), step):
             floats = gguf.quants.dequantize(blocks[start : start + step], kind)
             matrix[start : start + step].copy_(torch.from_numpy(floats[:, columns]))
+
+    def read_blocks(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
+    ) -> tuple[str, Tensor]:
+        """See `WeightReader.read_blocks`; what the kernels have no arithmetic for is quantised anew, as q8_0."""
+        kind, blocks = self._find(name, shape, rows)
+        if kind.name.lower() not in BLOCK_FORMATS:
+            kind, blocks = _Q8_0, _to_q8_0(kind, blocks)
+        group, group_bytes = gguf.GGML_QUANT_SIZES[kind]
+        start, stop, _ = columns.indices(shape[1])
+        if start % group or stop % group or shape[1] % group:
+            raise ConfigError(
+                f"tensor {name!r}: columns {start} to {stop} of {shape[1]} cut through its groups of {group}; use fewer "
+                "ranks, or quantization int8"
+            )
+        groups = blocks.reshape(len(blocks), -1, group_bytes)[:, start // group : stop // group]
+        return kind.name.lower(), torch.from_numpy(np.ascontiguousarray(groups).reshape(len(blocks), -1))
+
+    def _find(
+        self, name: str, shape: tuple[int, ...], rows: slice
+    ) -> tuple[gguf.GGMLQuantizationType, npt.NDArray[np.uint8]]:
+        """A tensor's kind and its bytes, [rows, bytes of a row]."""
+        entry, content = self._table.find(name, shape)
+        num_rows = shape[0] if len(shape) == 2 else 1
+        blocks = content.reshape(num_rows, -1)[rows]
+        if name.endswith(_INTERLEAVED):
+            blocks = _deinterleave(blocks, self._head_dim)
+        return gguf.GGMLQuantizationType[entry.type], blocks
+
+
+def _to_q8_0(kind: gguf.GGMLQuantizationType, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    step = max(1, _CHUNK_BYTES // blocks.shape[1])
+    chunks = (gguf.quants.dequantize(blocks[start : start + step], kind) for start in range(0, len(blocks), step))
+    return np.concatenate([gguf.quants.quantize(chunk, _Q8_0) for chunk in chunks])
 
 
 def _deinterleave(blocks: npt.NDArray[np.uint8], head_dim: int) -> npt.NDArray[np.uint8]:

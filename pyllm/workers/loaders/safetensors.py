@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyllm.errors import ConfigError
 from pyllm.workers.loaders.base import WHOLE
 from pyllm.workers.loaders.table import TensorTable
 
@@ -23,3 +24,10 @@ class SafetensorsReader:
         aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
         tensor = torch.from_numpy(aligned).view(dtype).view(shape)
         out.copy_(tensor[rows, columns] if tensor.ndim == 2 else tensor)
+
+    def read_blocks(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
+    ) -> tuple[str, Tensor]:
+        """See `WeightReader.read_blocks`: these files have none."""
+        del shape, rows, columns
+        raise ConfigError(f"tensor {name!r} has no quantised blocks: use quantization int8 or none")

@@ -1,0 +1,98 @@
+"""The logits of a token are bitwise the same however its sequence was cut into steps, and whatever stood beside it."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyllm_kernels
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllm.workers.runner import ModelRunner
+from tests.plans import Planner, Row
+from tests.workers.engine import loaded_runner, run
+
+NUM_TOKENS = 90
+NUM_BLOCKS = 128
+SEQUENCES = [random.Random(number).sample(range(1000), NUM_TOKENS) for number in range(6)]
+PRECISIONS: dict[str, dict[str, str]] = {
+    "float32": {},
+    "int8": {"quantization": "int8", "kv_cache_dtype": "bfloat16"},
+    "gguf": {"quantization": "gguf", "kv_cache_dtype": "bfloat16"},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+
+
+@pytest.fixture(scope="module", params=PRECISIONS)
+def runner(request: pytest.FixtureRequest) -> Iterator[ModelRunner]:
+    yield loaded_runner("", num_blocks=NUM_BLOCKS, **PRECISIONS[request.param])
+    pyllm_kernels.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def expected(runner: ModelRunner) -> list[torch.Tensor]:
+    """The logits after each sequence, computed alone and at once."""
+    return [logits(runner, [[Row(0, sequence)]], [0])[0] for sequence in SEQUENCES]
+
+
+def logits(runner: ModelRunner, steps: list[list[Row]], slots: list[int]) -> list[torch.Tensor]:
+    """The last logits of each of the slots, after the steps."""
+    planner = Planner(num_blocks=NUM_BLOCKS)
+    for slot in sorted({row.slot for rows in steps for row in rows}):
+        planner.start(slot)
+    last: dict[int, torch.Tensor] = {}
+    model = runner.model
+    heads = Heads(model)
+    runner.model = heads
+    try:
+        for rows in steps:
+            run(runner, planner.step(*rows))
+            last |= {row.slot: values for row, values in zip(rows, heads.values, strict=True)}
+    finally:
+        runner.model = model
+    return [last[slot] for slot in slots]
+
+
+class Heads:
+    """A model that lets its logits be seen."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, *arguments: Any) -> torch.Tensor:
+        return self._model(*arguments)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.values = self._model.logits(hidden).clone()
+        return self.values
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> list[list[Row]]:
+    """Steps in which every sequence comes in chunks of its own, now and then left out of one."""
+    left = {slot: list(sequence) for slot, sequence in enumerate(SEQUENCES)}
+    steps = []
+    while left:
+        rows = []
+        for slot in list(left):
+            size = draw(st.sampled_from([0, 1, 1, 2, 3, 17, 40, NUM_TOKENS]))
+            if size:
+                rows.append(Row(slot, left[slot][:size]))
+                left[slot] = left[slot][size:]
+                if not left[slot]:
+                    del left[slot]
+        if rows:
+            steps.append(rows)
+    return steps
+
+
+@settings(max_examples=8)
+@given(steps=schedules(), num_threads=st.sampled_from([1, 2, 3]))
+def test_logits_are_those_of_the_sequence_alone(
+    runner: ModelRunner, expected: list[torch.Tensor], steps: list[list[Row]], num_threads: int
+) -> None:
+    pyllm_kernels.set_num_threads(num_threads)
+    found = logits(runner, steps, list(range(len(SEQUENCES))))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
