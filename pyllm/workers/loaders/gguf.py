@@ -45,8 +45,8 @@ class GgufReader:
         start, stop, _ = columns.indices(shape[1])
         if start % group or stop % group or shape[1] % group:
             raise ConfigError(
-                f"tensor {name!r}: columns {start} to {stop} of {shape[1]} cut through its groups of {group}; use fewer "
-                "ranks, or quantization int8"
+                f"tensor {name!r}: columns {start} to {stop} of {shape[1]} cut through its groups of {group}; use "
+                "fewer ranks, or quantization int8"
             )
         groups = blocks.reshape(len(blocks), -1, group_bytes)[:, start // group : stop // group]
         return kind.name.lower(), torch.from_numpy(np.ascontiguousarray(groups).reshape(len(blocks), -1))
