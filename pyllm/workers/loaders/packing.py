@@ -47,9 +47,9 @@ def pack(
         return kernels.pack_blocks(blocks, placement.dtype)
     dtype = torch.float32 if placement.quantization == "int8" else placement.dtype
     weight = _read(reader, parts, num_padding_rows, dtype, placement.device)
-    return (
-        kernels.pack_int8(weight, placement.dtype) if placement.quantization == "int8" else kernels.pack_linear(weight)
-    )
+    if placement.quantization == "int8":
+        return kernels.pack_int8(weight, placement.dtype)
+    return kernels.pack_linear(weight)
 
 
 def _read(
