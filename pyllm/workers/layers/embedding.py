@@ -26,7 +26,7 @@ class VocabularyParallelEmbedding:
         """Read the rows."""
         part = MatrixPart(name, self._shape, self._share)
         num_padding_rows = -(-self.vocab_size // self._placement.group.size) - part.share[0]
-        self.packed = pack(reader, self._placement, [part], num_padding_rows)
+        (self.packed,) = pack(reader, self._placement, [part], num_padding_rows)
 
     def __call__(self, tokens: Tensor) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         kernels, group = self._placement.kernels, self._placement.group

@@ -4,6 +4,7 @@ A column-parallel layer gives each rank some of the outputs; the row-parallel la
 adds up the ranks' partial results: one exchange for the pair.
 """
 
+import torch
 from pyllm_kernels import PackedLinear
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from pyllm.workers.placement import Placement
 class ColumnParallelLinear:
     """One or several matrices of a common input, side by side in one; each is split by output rows."""
 
-    packed: PackedLinear
+    packed: tuple[PackedLinear, ...]
 
     def __init__(self, in_features: int, out_features: tuple[int, ...], placement: Placement) -> None:
         self._placement = placement
@@ -28,7 +29,14 @@ class ColumnParallelLinear:
         self.packed = pack(reader, self._placement, [MatrixPart(name, shape, share) for name, shape, share in matrices])
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
-        return self._placement.kernels.packed_linear(x, self.packed)
+        kernels = self._placement.kernels
+        if len(self.packed) == 1:
+            return kernels.packed_linear(x, self.packed[0])
+        products = x.new_empty(len(x), sum(self.sizes))
+        parts = torch.split(products, [packed.out_features for packed in self.packed], dim=-1)
+        for packed, part in zip(self.packed, parts, strict=True):
+            kernels.packed_linear(x, packed, part)
+        return products
 
 
 class RowParallelLinear:
@@ -43,7 +51,7 @@ class RowParallelLinear:
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Read the matrix."""
-        self.packed = pack(reader, self._placement, [MatrixPart(name, self._shape, columns=self._share)])
+        (self.packed,) = pack(reader, self._placement, [MatrixPart(name, self._shape, columns=self._share)])
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
         return self._placement.group.sum(self._placement.kernels.packed_linear(x, self.packed))

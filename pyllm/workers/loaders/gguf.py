@@ -4,7 +4,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import BLOCK_FORMATS
+from pyllm_kernels import BLOCK_BYTES
 from torch import Tensor
 
 from pyllm.errors import ConfigError
@@ -39,7 +39,7 @@ class GgufReader:
     ) -> tuple[str, Tensor]:
         """See `WeightReader.read_blocks`; what the kernels have no arithmetic for is quantised anew, as q8_0."""
         kind, blocks = self._find(name, shape, rows)
-        if kind.name.lower() not in BLOCK_FORMATS:
+        if kind.name.lower() not in BLOCK_BYTES:
             kind, blocks = _Q8_0, _to_q8_0(kind, blocks)
         group, group_bytes = gguf.GGML_QUANT_SIZES[kind]
         start, stop, _ = columns.indices(shape[1])

@@ -32,32 +32,35 @@ class MatrixPart:
 
 def pack(
     reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int = 0
-) -> PackedLinear:
-    """Read the parts and pack them as one matrix, one below the other, with rows of zeros at the end.
+) -> tuple[PackedLinear, ...]:
+    """Read the parts and pack them, one below the other, with rows of zeros at the end.
+
+    It is one matrix, but where a GGUF file has the parts in several formats.
 
     Raises:
         ConfigError: the file does not have them, or not so that they can be cut like this.
     """
     kernels = placement.kernels
-    if placement.quantization == "gguf":
-        blocks = [reader.read_blocks(part.name, part.shape, part.rows, part.columns) for part in parts]
-        if num_padding_rows:
-            kind, last = blocks[-1]
-            blocks[-1] = kind, torch.cat((last, last.new_zeros(num_padding_rows, last.shape[1])))
-        return kernels.pack_blocks(blocks, placement.dtype)
-    dtype = torch.float32 if placement.quantization == "int8" else placement.dtype
-    weight = _read(reader, parts, num_padding_rows, dtype, placement.device)
-    if placement.quantization == "int8":
-        return kernels.pack_int8(weight, placement.dtype)
-    return kernels.pack_linear(weight)
+    if placement.quantization != "gguf":
+        weight = _read_floats(reader, placement, parts, num_padding_rows)
+        return ((kernels.pack_int8 if placement.quantization == "int8" else kernels.pack_linear)(weight),)
+    runs: list[tuple[str, list[Tensor]]] = []
+    for part in parts:
+        kind, blocks = reader.read_blocks(part.name, part.shape, part.rows, part.columns)
+        if not runs or runs[-1][0] != kind:
+            runs.append((kind, []))
+        runs[-1][1].append(blocks)
+    if num_padding_rows:
+        runs[-1][1].append(runs[-1][1][-1].new_zeros(num_padding_rows, runs[-1][1][-1].shape[1]))
+    return tuple(kernels.pack_blocks(torch.cat(run), kind, placement.dtype) for kind, run in runs)
 
 
-def _read(
-    reader: WeightReader, parts: Sequence[MatrixPart], num_padding_rows: int, dtype: torch.dtype, device: torch.device
+def _read_floats(
+    reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int
 ) -> Tensor:
     sizes = [part.share[0] for part in parts]
-    weight = torch.empty((sum(sizes) + num_padding_rows, parts[0].share[1]), dtype=dtype, device=device)
-    for part, out in zip(parts, torch.split(weight, [*sizes[:-1], sizes[-1] + num_padding_rows]), strict=True):
-        reader.read(part.name, part.shape, out[: part.share[0]], part.rows, part.columns)
+    weight = placement.empty(sum(sizes) + num_padding_rows, parts[0].share[1])
+    for part, out in zip(parts, torch.split(weight[: sum(sizes)], sizes), strict=True):
+        reader.read(part.name, part.shape, out, part.rows, part.columns)
     weight[sum(sizes) :] = 0
     return weight

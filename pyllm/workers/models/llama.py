@@ -6,6 +6,7 @@ Parameters carry the checkpoint's names in `load`; ranks, dtype and device come 
 from collections.abc import Iterator
 
 import torch
+from pyllm_kernels import PackedLinear
 from torch import Tensor
 
 from pyllm.checkpoint import Architecture
@@ -100,10 +101,11 @@ class LlamaForCausalLM:
         if not self.tied:
             self.head_rows.load(reader, "lm_head.weight")
 
-    def linears(self) -> Iterator[ColumnParallelLinear | RowParallelLinear]:
-        """Every linear layer but the head, in order."""
+    def matrices(self) -> Iterator[PackedLinear]:
+        """Every matrix but the embedding and the head, in order."""
         for layer in self.layers:
-            yield from (layer.attention.qkv, layer.attention.output, layer.mlp.gate_up, layer.mlp.down)
+            yield from (*layer.attention.qkv.packed, layer.attention.output.packed)
+            yield from (*layer.mlp.gate_up.packed, layer.mlp.down.packed)
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         x, residual = self.embedding(tokens), None
