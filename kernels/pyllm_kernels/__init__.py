@@ -22,10 +22,11 @@ from pyllm_kernels.dispatch import (
     silu_and_mul,
     swap_blocks,
 )
-from pyllm_kernels.linear import PackedLinear
+from pyllm_kernels.linear import BLOCK_BYTES, PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata
 
 __all__ = [
+    "BLOCK_BYTES",
     "AttentionMetadata",
     "BackendError",
     "Kernels",

@@ -32,6 +32,10 @@ class PackedLinear:
     dtype: torch.dtype
     layout: _cpu.Linear | None
 
+    @property
+    def out_features(self) -> int:
+        return len(self.data) if self.layout is None else self.layout.out_features
+
 
 def pack_linear(weight: Tensor) -> PackedLinear:
     if weight.dtype not in _DTYPES:

@@ -4,7 +4,7 @@ It knows which part of a file a rank wants, and neither what a format's bytes me
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from pyllm_kernels import PackedLinear
@@ -14,8 +14,7 @@ from pyllm.workers.loaders.base import WHOLE, WeightReader
 from pyllm.workers.placement import Placement
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixPart:
+class MatrixPart(NamedTuple):
     """A rank's share of a matrix [out_features, in_features] in a file."""
 
     name: str
