@@ -1,7 +1,7 @@
 """A load on an OpenAI-compatible completions endpoint, measured where its tokens arrive.
 
-`python -m benchmarks.load ADDRESS MODEL [--concurrency C] ...` prints one JSON object. While the load runs, what comes is
-only noted; it is read afterwards, so that the processors are the server's. Knows no server by name.
+`python -m benchmarks.load ADDRESS MODEL [--concurrency C] ...` prints one JSON object. While the load runs, what comes
+is only noted; it is read afterwards, so that the processors are the server's. Knows no server by name.
 """
 
 import argparse
@@ -19,15 +19,17 @@ import httptools
 import msgspec
 
 # Each of these is one token of the embedded model's vocabulary, with a space before it or without.
-WORDS = (
+_VOCABULARY = (
     "air area art back body book case change child city class country course day end eye face fact family father field "
     "food form game group hand head history home hour house idea job kind land law level life light line man market "
     "matter member mind month mother music name night number order paper part people person place plan point power "
     "problem process program question reason research result right room school sense service side state story student "
     "study system table team test time type use value view war water way week woman word work world year"
-).split()
+)
+WORDS = _VOCABULARY.split()
 
 LIMIT = 3600.0  # seconds; bounds a server that hangs
+MIXED_SEED = 1  # of the requests of mixed lengths, which two programs make for themselves
 
 
 class Request(NamedTuple):
@@ -83,18 +85,16 @@ async def measure(address: str, model: str, requests: Sequence[Request], concurr
     """
     bodies = [_body(model, request) for request in requests]
     queue = iter(bodies)
-    exchanges: list[_Exchange] = []
 
-    async def send() -> None:
-        for body in queue:
-            exchanges.append(await _exchange(address, body))
+    async def send() -> list[_Exchange]:
+        return [await _exchange(address, body) for body in queue]
 
     cpu, begin = time.process_time(), time.perf_counter()
     async with asyncio.timeout(LIMIT):
-        await asyncio.gather(*(send() for _ in range(min(concurrency, len(bodies)))))
+        exchanges = await asyncio.gather(*(send() for _ in range(concurrency)))
     seconds = time.perf_counter() - begin
     cpu = time.process_time() - cpu
-    answers = [_read(exchange) for exchange in exchanges]
+    answers = [_read(exchange) for those in exchanges for exchange in those]
     tokens, wanted = sum(answer.tokens for answer in answers), sum(request.output_tokens for request in requests)
     if tokens != wanted:
         raise RuntimeError(f"{tokens} tokens came from {address}, {wanted} were asked for: see what ended them early")
@@ -163,7 +163,8 @@ async def _exchange(address: str, body: bytes) -> "_Exchange":
     assert host is not None, f"not an address: {address!r}"
     exchange = _Exchange(
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        + body
     )
     await asyncio.get_running_loop().create_connection(lambda: exchange, host, port)
     await exchange.ended

@@ -38,7 +38,7 @@ CONTEXT = 512
 FIRST = CONTEXT // 2  # the position whose logits are the first to be scored: before it there is too little context
 
 Tokens = list[int]
-# From the tokens of one context to the logits of its positions FIRST to CONTEXT - 2, float32 [CONTEXT - 1 - FIRST, vocab].
+# From the tokens of one context to the logits of its positions FIRST to CONTEXT - 2, float32 [positions, vocab_size].
 Logits = Callable[[Tokens], Tensor]
 
 
@@ -76,7 +76,7 @@ def scores(
     def score(name: str, given: dict[str, Any], logits: Logits) -> Score:
         begin = time.perf_counter()
         value = perplexity(contexts, logits)
-        return _score(name, checkpoint, given, value, len(contexts), time.perf_counter() - begin)
+        return _score(name, checkpoint, value, len(contexts), time.perf_counter() - begin) | {"options": given}
 
     yield score("pyllm", {**options, "dtype": engine.model.dtype}, runner_logits(engine, checkpoint))
     if peers is not None:
@@ -192,11 +192,11 @@ def llama_cpp(program: Path, checkpoint: Checkpoint, contexts: Sequence[Tokens])
     # Its file has the text's own tokens: the BOS token is put in only for the computation.
     if [tokens[1:] for tokens in theirs] != [tokens[1:] for tokens in contexts]:
         raise RuntimeError(f"llama.cpp reads {TEXT.name} as other tokens than we do: compare the two tokenizers")
-    return _score("llama.cpp", checkpoint, {}, float(found[1]), len(contexts), seconds)
+    return _score("llama.cpp", checkpoint, float(found[1]), len(contexts), seconds)
 
 
 def saved_contexts(path: Path) -> list[Tokens]:
-    """The tokens at the head of a file of `llama-perplexity --save-all-logits`: int32, after four numbers about them."""
+    """The tokens at the head of a file of `llama-perplexity --save-all-logits`: int32, after what says how many."""
     with path.open("rb") as file:
         magic, length, _, number = struct.unpack("<8s3i", file.read(20))
         assert magic == b"_logits_", f"{path} begins with {magic!r}"
@@ -204,14 +204,12 @@ def saved_contexts(path: Path) -> list[Tokens]:
     return [tokens[start : start + length] for start in range(0, len(tokens), length)]
 
 
-def _score(
-    engine: str, checkpoint: Checkpoint, options: dict[str, Any], value: float, contexts: int, seconds: float
-) -> Score:
+def _score(engine: str, checkpoint: Checkpoint, value: float, contexts: int, seconds: float) -> Score:
     return {
         "name": "perplexity",
         "engine": engine,
         "model": checkpoint.name,
-        "options": options,
+        "options": {},
         "value": round(value, 6),
         "tokens": contexts * (CONTEXT - 1 - FIRST),
         "seconds": round(seconds, 1),
