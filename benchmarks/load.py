@@ -160,7 +160,8 @@ def _body(model: str, request: Request) -> bytes:
 
 async def _exchange(address: str, body: bytes) -> "_Exchange":
     host, port = urlsplit(address).hostname, urlsplit(address).port
-    assert host is not None, f"not an address: {address!r}"
+    assert host is not None, f"{address!r} is not http://HOST:PORT"
+    assert port is not None, f"{address!r} is not http://HOST:PORT"
     exchange = _Exchange(
         f"POST /v1/completions HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()

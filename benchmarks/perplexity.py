@@ -17,7 +17,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 import torch
@@ -40,18 +40,7 @@ FIRST = CONTEXT // 2  # the position whose logits are the first to be scored: be
 Tokens = list[int]
 # From the tokens of one context to the logits of its positions FIRST to CONTEXT - 2, float32 [positions, vocab_size].
 Logits = Callable[[Tokens], Tensor]
-
-
-class Score(TypedDict):
-    """What one engine gives. `tokens` are those that were scored."""
-
-    name: str
-    engine: str
-    model: str
-    options: dict[str, Any]
-    value: float
-    tokens: int
-    seconds: float
+Score = dict[str, Any]
 
 
 def main() -> None:
@@ -162,7 +151,7 @@ def transformers_logits(checkpoint: Checkpoint) -> Logits:
 
     path = Path(checkpoint.files[0])
     file = {"gguf_file": path.name} if checkpoint.format == "gguf" else {}
-    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **file).eval()
+    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **file)
 
     @torch.inference_mode()
     def logits(tokens: Tokens) -> Tensor:
@@ -180,10 +169,20 @@ def llama_cpp(program: Path, checkpoint: Checkpoint, contexts: Sequence[Tokens])
     """
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "logits"
-        command = [program, "-m", checkpoint.files[0], "-f", TEXT, "-c", str(CONTEXT), "--chunks", str(len(contexts))]
+        command = [
+            str(program),
+            "-m",
+            checkpoint.files[0],
+            "-f",
+            str(TEXT),
+            "-c",
+            str(CONTEXT),
+            "--chunks",
+            str(len(contexts)),
+        ]
         begin = time.perf_counter()
         result = subprocess.run(
-            [*command, "--save-all-logits", saved], capture_output=True, text=True, errors="replace", check=True
+            [*command, "--save-all-logits", str(saved)], capture_output=True, text=True, errors="replace", check=True
         )
         seconds = time.perf_counter() - begin
         theirs = saved_contexts(saved)

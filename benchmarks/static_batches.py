@@ -22,7 +22,8 @@ def main() -> None:
     path = Path(read_checkpoint("").files[0])
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name).to(torch.bfloat16).eval()
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
+    assert model.dtype == torch.bfloat16
     model.generation_config.eos_token_id = None  # every request gets all of its tokens
     model.generation_config.pad_token_id = tokenizer.pad_token_id
 
