@@ -1,0 +1,199 @@
+"""pyllm and its peers on the same workloads, one after another: `python -m benchmarks.peers FOLDER`.
+
+Each measurement is a JSON line, printed and appended to a file, so that a broken run goes on where it was; at the end
+comes a line for each row of the comparison, with what is asked of it. `README.md` beside this says what FOLDER holds.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from benchmarks.comparison import Measurement, compare
+from benchmarks.load import MIXED_SEED, Request, equal_requests, measure, mixed_requests, warm_up_requests
+from benchmarks.peer_server import MODEL, Server, per_second
+from pyllm.checkpoint import read_checkpoint
+
+REQUESTS = {1: 8, 8: 32, 32: 64}  # by how many run at once
+SHARED_PREFIXES = (2000, 80, 341)  # tokens; the last two are those of arXiv 2309.06180, section 6.4
+MIXED = (64, 16, 240)  # requests, and the bounds of the lengths of their prompts and outputs
+BATCH_SIZES = (8, 32)
+SHARED_CACHE = ("--kv-cache-memory-bytes", "4GiB")  # 32 of the longest prompts side by side, in float32, too
+
+
+class Workload(NamedTuple):
+    """Requests, and how many run at once."""
+
+    requests: list[Request]
+    concurrency: int
+
+
+# Seeds differ, so that no workload finds another's prompts in a cache.
+STREAMS = {
+    f"streams-{at_once}": Workload(equal_requests(number, 128, 128, seed=at_once), at_once)
+    for at_once, number in REQUESTS.items()
+}
+SHARED = {
+    f"shared-{shared}": Workload(equal_requests(64, shared + 32, 32, shared, seed=shared), 32)
+    for shared in SHARED_PREFIXES
+}
+WORKLOADS = {**STREAMS, **SHARED, "mixed": Workload(mixed_requests(*MIXED, MIXED_SEED), 32)}
+
+
+class Peer(NamedTuple):
+    """A command and what it is measured on: a server, or else a program that prints figures of its own."""
+
+    name: str
+    workloads: tuple[str, ...]
+    command: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...] = ()
+    serves: bool = True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--only", default="", metavar="PREFIX", help="measure what begins so, as llama.cpp or pyllm/streams-1, again"
+    )
+    parser.add_argument("--results", type=Path, help="default: results.jsonl in the folder")
+    parser.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags for pyllm serve")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder.resolve()
+    results: Path = arguments.results or folder / "results.jsonl"
+    for peer in [*ours(arguments.flags), *found_in(folder), *static_batches()]:
+        done = {line["workload"] for line in read(results) if line["peer"] == peer.name}
+        chosen = [name for name in peer.workloads if f"{peer.name}/{name}".startswith(arguments.only)]
+        for measurement in measured(peer, [name for name in chosen if arguments.only or name not in done], folder):
+            with results.open("a") as file:
+                print(json.dumps(measurement), file=file)
+            print(json.dumps(measurement), flush=True)
+    for answer in compare(read(results)):
+        print(json.dumps(answer), flush=True)
+
+
+def ours(flags: Sequence[str]) -> list[Peer]:
+    """pyllm as it comes, in bfloat16, and with a KV cache of one size, its prefixes found again or not."""
+    command = (sys.executable, "-m", "pyllm", "serve", "--port", "{port}", "--served-model-name", MODEL, *flags)
+    bfloat16 = ("--dtype", "bfloat16")
+    return [
+        Peer("pyllm", tuple(STREAMS), command),
+        Peer("pyllm-bfloat16", (*STREAMS, "mixed"), (*command, *bfloat16)),
+        Peer("pyllm-prefix-cache", tuple(SHARED), (*command, *SHARED_CACHE)),
+        Peer("pyllm-no-prefix-cache", tuple(SHARED), (*command, *SHARED_CACHE, "--no-enable-prefix-caching")),
+    ]
+
+
+def found_in(folder: Path) -> Iterator[Peer]:
+    """llama.cpp on each GGUF file, with flash attention and without; vLLM, told to compute on every core."""
+    program, embedded = folder / "llama" / "bin" / "llama-server", Path(read_checkpoint("").files[0])
+    if program.exists():
+        ggufs = {"bf16": folder / "gguf" / "bf16.gguf", "q8_0": folder / "gguf" / "q8_0.gguf", "q4_1": embedded}
+        for precision, file in ggufs.items():
+            for attention in ("on", "off"):
+                name = f"llama.cpp-{precision}-fa-{attention}"
+                if file.exists():
+                    yield Peer(name, tuple(STREAMS), _llama_cpp(program, file, attention))
+                else:
+                    print(f"no {file}: {name} is left out", file=sys.stderr)
+    vllm, model = folder / "vllm", folder / "hf"
+    if (vllm / "bin" / "vllm").exists() and model.exists():
+        yield Peer("vllm-bf16", tuple(STREAMS), _vllm(vllm, model), tuple(_vllm_environment(vllm).items()))
+
+
+def static_batches() -> Iterator[Peer]:
+    """transformers, which serves nothing and takes requests in batches of one size."""
+    for size in BATCH_SIZES:
+        command = (sys.executable, "-m", "benchmarks.static_batches", *map(str, MIXED), str(size))
+        yield Peer(f"transformers-batch-{size}", ("mixed",), command, serves=False)
+
+
+def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Measurement]:
+    """A measurement of each workload, the server being started once for all of them."""
+    if not workloads:
+        return
+    about = {
+        "peer": peer.name,
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": machine(),
+        "command": " ".join(peer.command),
+    }
+    if not peer.serves:
+        result = subprocess.run(peer.command, stdout=subprocess.PIPE, check=True)
+        for name in workloads:
+            yield {**about, "workload": name, **json.loads(result.stdout)}
+        return
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    with Server(peer.command, dict(peer.environment), logs / f"{peer.name}.log") as server:
+        asyncio.run(measure(server.address, MODEL, warm_up_requests(), 2))
+        for name in workloads:
+            before = server.clocks()
+            figures = asyncio.run(measure(server.address, MODEL, *WORKLOADS[name]))
+            yield {
+                **about,
+                "workload": name,
+                **msgspec.to_builtins(figures),
+                "cores": per_second(before, server.clocks())._asdict(),
+                "ready_s": server.ready_seconds,
+                "memory_mb": server.memory(),
+            }
+
+
+def read(results: Path) -> list[Measurement]:
+    """The lines of a file of results that were measured on a machine like this one."""
+    if not results.exists():
+        return []
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    return [line for line in lines if line["machine"] == machine()]
+
+
+def machine() -> str:
+    """The processor as it calls itself, and its cores."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+
+
+def _llama_cpp(program: Path, model: Path, attention: str) -> tuple[str, ...]:
+    slots, threads = "32", str(os.cpu_count())  # 32 slots of 512 tokens
+    return (
+        *(str(program), "-m", str(model), "-a", MODEL, "--host", "127.0.0.1", "--port", "{port}", "--offline"),
+        *("-t", threads, "-np", slots, "-c", "16384", "-fa", attention),
+    )
+
+
+def _vllm(vllm: Path, model: Path) -> tuple[str, ...]:
+    program = str(vllm / "bin" / "vllm")
+    return (
+        *(program, "serve", str(model), "--served-model-name", MODEL, "--dtype", "bfloat16"),
+        *("--host", "127.0.0.1", "--port", "{port}"),
+    )
+
+
+def _vllm_environment(vllm: Path) -> dict[str, str]:
+    # Left to itself vLLM keeps a core for its scheduler, and of two cores computes on one.
+    preload = [vllm / "preload" / "libtcmalloc_minimal.so.4", vllm / "lib" / "libiomp5.so"]
+    return {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CACHE_ROOT": str(vllm / "cache" / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(vllm / "cache" / "inductor"),
+        "LD_PRELOAD": ":".join(str(path) for path in preload if path.exists()),
+        "PATH": f"{vllm / 'bin'}:{os.environ['PATH']}",
+    }
+
+
+if __name__ == "__main__":
+    main()
