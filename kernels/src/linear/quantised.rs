@@ -5,6 +5,8 @@
 //! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -65,9 +67,10 @@ impl Rows {
     ) -> Self {
         let group_features = group_features(format, linear.in_features);
         let num_groups = linear.in_features.div_ceil(group_features);
-        // A tile of AMX is read whole, even where it has fewer rows.
-        let integer_bytes = num_rows.next_multiple_of(16) * num_groups * group_features;
-        let memory = scratch.bytes(integer_bytes + num_rows * num_groups * size_of::<Factors>());
+        // A tile of AMX is read whole, with its factors, even where it has fewer rows.
+        let whole_rows = num_rows.next_multiple_of(16);
+        let integer_bytes = whole_rows * num_groups * group_features;
+        let memory = scratch.bytes(integer_bytes + whole_rows * num_groups * size_of::<Factors>());
         let (integers, factors) = memory.split_at_mut(integer_bytes);
         Self {
             format,

@@ -2,7 +2,7 @@
 
 use super::portable;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use crate::isa::Isa;
 use crate::linear::output::{Output, PANEL};
 
@@ -80,7 +80,9 @@ impl Tile {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => avx512::multiply::<W>(self),
+                Isa::Amx => amx::multiply::<W>(self),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 | Isa::Avx512Bf16 => avx512::multiply::<W>(self),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => avx2::multiply::<W>(self),
                 _ => portable::multiply::<W>(self),
