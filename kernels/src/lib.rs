@@ -94,9 +94,8 @@ impl Linear {
         let (packed, indices) = (with_exposed_provenance(packed), with_exposed_provenance(rows));
         let lookup = Lookup { linear: self.0, packed, indices, out: with_exposed_provenance_mut(out) };
         // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
-        py.detach(|| unsafe { lookup.run(num_rows, &mut pool()) }).map_err(|row| {
-            PyIndexError::new_err(format!("row {row} of a matrix of {} rows", self.0.out_features))
-        })
+        py.detach(|| unsafe { lookup.run(num_rows, &mut pool()) })
+            .map_err(|row| PyIndexError::new_err(format!("row {row} of a matrix of {} rows", self.0.out_features)))
     }
 
     /// # Safety

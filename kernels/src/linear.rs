@@ -22,6 +22,9 @@ const FLOAT_ROWS_AT_ONCE: usize = 192;
 /// The same of quantised rows, in bytes.
 const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
 
+/// A block of rows is a multiple of it, but for the last.
+const BLOCK_ROWS: usize = 32;
+
 const MAX_FEATURES: usize = i32::MAX as usize;
 /// So many products of two numbers up to 127 fit in 31 bits.
 const MAX_INT8_FEATURES: usize = 1 << 17;
@@ -47,9 +50,9 @@ impl Linear {
             ));
         }
         match format {
-            Format::Quantised(Quantised::Int8) if in_features > MAX_INT8_FEATURES => Err(format!(
-                "an int8 linear of {in_features} inputs: its sums are exact up to {MAX_INT8_FEATURES}"
-            )),
+            Format::Quantised(Quantised::Int8) if in_features > MAX_INT8_FEATURES => {
+                Err(format!("an int8 linear of {in_features} inputs: its sums are exact up to {MAX_INT8_FEATURES}"))
+            }
             Format::Quantised(format) if format.block_bytes().is_some() && !in_features.is_multiple_of(GROUP) => {
                 Err(format!("{in_features} inputs in groups of {GROUP}: cut a matrix where a group ends"))
             }
@@ -147,9 +150,10 @@ impl Product {
     /// Call `run` once for each panel and each block of rows.
     fn run_parts(&self, num_rows: usize, rows_at_once: usize, pool: &mut Pool, run: &(dyn Fn(Part, Output) + Sync)) {
         let (num_panels, num_blocks) = (self.linear.num_panels(), num_rows.div_ceil(rows_at_once));
-        pool.run(num_blocks * num_panels, &|task| {
+        let block_rows = num_rows.div_ceil(num_blocks.max(1)).next_multiple_of(BLOCK_ROWS);
+        pool.run(num_rows.div_ceil(block_rows.max(1)) * num_panels, &|task| {
             let (block, panel) = (task / num_panels, task % num_panels);
-            let rows = equal_part(0..num_rows, block, num_blocks);
+            let rows = block * block_rows..num_rows.min((block + 1) * block_rows);
             // SAFETY: the matrix has this panel, and so have the outputs its columns.
             let (panel, output) = unsafe { (self.panel(panel), self.output(panel)) };
             run(Part { rows, panel }, output);

@@ -35,8 +35,13 @@ fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -
     let num_rows = x.len() / linear.in_bytes();
     let out_bytes = linear.out_features * linear.element.bytes();
     let mut out = vec![0xff; num_rows * out_bytes];
-    let product =
-        Product { linear: *linear, x: x.as_ptr(), packed: packed.as_ptr(), out: out.as_mut_ptr(), out_stride: out_bytes };
+    let product = Product {
+        linear: *linear,
+        x: x.as_ptr(),
+        packed: packed.as_ptr(),
+        out: out.as_mut_ptr(),
+        out_stride: out_bytes,
+    };
     // SAFETY: the lengths are as the linear says, and the instructions are available ones.
     unsafe { product.run(num_rows, isa, &mut Pool::new(num_threads)) };
     out
