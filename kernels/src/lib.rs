@@ -1,9 +1,20 @@
 //! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of what Python points to, and checks that they fit;
 //! the stub `pyllm_kernels/_cpu.pyi` is its documentation.
 
+mod activation;
+mod arena;
+mod attention;
+mod cache;
+mod capture;
+mod graph;
 mod isa;
 mod linear;
+mod norm;
+mod op;
+mod ops;
+mod rope;
 mod threads;
+mod vector;
 
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -119,7 +130,7 @@ fn instruction_set() -> &'static str {
     Isa::best().name()
 }
 
-fn pool() -> MutexGuard<'static, Pool> {
+pub(crate) fn pool() -> MutexGuard<'static, Pool> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -147,6 +158,10 @@ unsafe fn bytes_mut<'a>(address: usize, length: usize) -> &'a mut [u8] {
 
 #[pymodule]
 mod _cpu {
+    #[pymodule_export]
+    use super::capture::{Graph, Lease};
+    #[pymodule_export]
+    use super::ops::{paged_attention, rms_norm, rope_and_kv_write, silu_and_mul};
     #[pymodule_export]
     use super::{Linear, instruction_set, num_threads, set_num_threads};
 }

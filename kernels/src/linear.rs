@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::threads::Pool;
+pub(crate) use tile::round_to_bfloat16;
 use tile::{Multiply, PANEL, Tile};
 
 /// Bytes of one step of a panel: one number, or two halves as long, of each of its columns.
