@@ -1,7 +1,8 @@
-"""`python kernels/benchmarks/bench_linear.py`: our linears beside torch's, in turns, on the shapes of SmolLM2-135M.
+"""`python kernels/benchmarks/bench_linear.py`: our linears beside torch's bfloat16, on the shapes of SmolLM2-135M.
 
 One JSON object a line: the best time of many, since other work on the machine only ever adds to it. Every call has
-weights of its own, more in all than the second cache holds, as a step has them.
+weights of its own, more in all than the second cache holds, as a step has them. The last line of a format and number of
+rows adds up a step: thirty layers and the head, each at its best.
 """
 
 import argparse
@@ -14,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 import pyllm_kernels
-from pyllm_kernels import select
+from pyllm_kernels import PackedLinear, select
+from pyllm_kernels.linear import BLOCK_BYTES, GROUP
 
 SHAPES = {
     "qkv": (960, 576),
@@ -23,51 +25,83 @@ SHAPES = {
     "down": (576, 1536),
     "head": (49152, 576),
 }
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-COLD_BYTES = 32 << 20
+NUM_LAYERS = 30
+FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+FORMATS = [*FLOATS, "int8", *BLOCK_BYTES]
+COLD_BYTES = 64 << 20
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128])
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--seconds", type=float, default=0.5, help="for each figure, both sides together")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each figure, both sides together")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     pyllm_kernels.set_num_threads(arguments.threads)
+    machine = {"threads": arguments.threads, "instruction_set": pyllm_kernels.instruction_set()}
     with torch.inference_mode():
-        for dtype in arguments.dtypes:
-            for name, (out_features, in_features) in SHAPES.items():
-                for rows in arguments.rows:
-                    sides = linears(DTYPES[dtype], out_features, in_features, rows)
+        for weight_format in arguments.formats:
+            for rows in arguments.rows:
+                step = dict.fromkeys(("pyllm", "torch"), 0.0)
+                for name in arguments.shapes:
+                    sides, weight_bytes = linears(weight_format, *SHAPES[name], rows)
                     times = best_times(sides, arguments.seconds)
-                    work = {
-                        "GB/s": out_features * in_features * DTYPES[dtype].itemsize / 1e9,
-                        "GFLOP/s": 2 * rows * out_features * in_features / 1e9,
-                    }
-                    record = {"name": f"linear.{name}", "dtype": dtype, "rows": rows, "threads": arguments.threads}
-                    record["instruction_set"] = pyllm_kernels.instruction_set()
                     for side, seconds in times.items():
-                        record[side] = {"us": round(seconds * 1e6, 1)}
-                        record[side] |= {unit: round(amount / seconds, 1) for unit, amount in work.items()}
-                    record["speedup"] = round(times["torch"] / times["pyllm"], 2)
-                    print(json.dumps(record), flush=True)
+                        step[side] += seconds * (1 if name == "head" else NUM_LAYERS)
+                    record = {"name": f"linear.{name}", "format": weight_format, "rows": rows} | machine
+                    record["pyllm"] = {
+                        "us": round(times["pyllm"] * 1e6, 1),
+                        "GB/s": round(weight_bytes / times["pyllm"] / 1e9, 1),
+                        "GOP/s": round(2 * rows * SHAPES[name][0] * SHAPES[name][1] / times["pyllm"] / 1e9, 1),
+                    }
+                    print(json.dumps(record | beside(times, 1e6, "us")), flush=True)
+                record = {"name": "linear.step", "format": weight_format, "rows": rows} | machine
+                record["pyllm"] = {"ms": round(step["pyllm"] * 1e3, 2)}
+                print(json.dumps(record | beside(step, 1e3, "ms")), flush=True)
+
+
+def beside(times: dict[str, float], scale: float, unit: str) -> dict[str, object]:
+    return {
+        "torch": {unit: round(times["torch"] * scale, 2)},
+        "speedup": round(times["torch"] / times["pyllm"], 2),
+    }
 
 
 def linears(
-    dtype: torch.dtype, out_features: int, in_features: int, rows: int
-) -> dict[str, list[Callable[[], object]]]:
-    """The same products, by us and by torch: calls to be made in turn."""
+    weight_format: str, out_features: int, in_features: int, rows: int
+) -> tuple[dict[str, list[Callable[[], object]]], int]:
+    """The same products, by us and by torch: calls to be made in turn. And the bytes of one of our matrices."""
     kernels = select("cpu", "cpu")
-    copies = max(1, COLD_BYTES // (out_features * in_features * dtype.itemsize))
-    x = torch.randn(rows, in_features).to(dtype)
-    weights = [torch.randn(out_features, in_features).to(dtype) for _ in range(copies)]
-    packed = [kernels.pack_linear(weight) for weight in weights]
-    return {
-        "pyllm": [lambda packed=packed: kernels.packed_linear(x, packed) for packed in packed],
-        "torch": [lambda weight=weight: F.linear(x, weight) for weight in weights],
+    torch_dtype = FLOATS.get(weight_format, torch.bfloat16)
+    first = pack(weight_format, out_features, in_features)
+    num_copies = max(2, COLD_BYTES // first.data.nbytes)
+    packed = [first] + [
+        PackedLinear(first.data.clone(), first.format, first.dtype, first.layout) for _ in range(num_copies - 1)
+    ]
+    x = torch.randn(rows, in_features)
+    ours, theirs = x.to(first.dtype), x.to(torch_dtype)
+    weight = torch.randn(out_features, in_features).to(torch_dtype)
+    weights = [weight.clone() for _ in range(max(2, COLD_BYTES // weight.nbytes))]
+    calls = {
+        "pyllm": [lambda packed=packed: kernels.packed_linear(ours, packed) for packed in packed],
+        "torch": [lambda weight=weight: F.linear(theirs, weight) for weight in weights],
     }
+    return calls, first.data.nbytes
+
+
+def pack(weight_format: str, out_features: int, in_features: int) -> PackedLinear:
+    kernels = select("cpu", "cpu")
+    if weight_format in BLOCK_BYTES:
+        row_bytes = in_features // GROUP * BLOCK_BYTES[weight_format]
+        blocks = torch.full((out_features, row_bytes), 0x21, dtype=torch.uint8)  # small scales, whatever integers
+        return kernels.pack_blocks(blocks, weight_format, torch.bfloat16)
+    weight = torch.randn(out_features, in_features)
+    if weight_format == "int8":
+        return kernels.pack_int8(weight.to(torch.bfloat16))
+    return kernels.pack_linear(weight.to(FLOATS[weight_format]))
 
 
 def best_times(sides: dict[str, list[Callable[[], object]]], seconds: float) -> dict[str, float]:

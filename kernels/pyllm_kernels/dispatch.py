@@ -6,6 +6,7 @@ It does not know how any op is computed (`reference.py` specifies that), nor imp
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,13 +20,21 @@ class BackendError(ValueError):
     """The backend does not exist, or cannot run on the device."""
 
 
+class PackedLinearOp(Protocol):
+    """`packed_linear` below."""
+
+    def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None, /) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The ops of one backend. Each field has the signature and meaning of the function of that name below."""
 
     backend: str
     pack_linear: Callable[[Tensor], PackedLinear]
-    packed_linear: Callable[[Tensor, PackedLinear], Tensor]
+    pack_int8: Callable[[Tensor], PackedLinear]
+    pack_blocks: Callable[[Tensor, str, torch.dtype], PackedLinear]
+    packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -60,16 +69,33 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return select("auto", weight.device).pack_linear(weight)
 
 
-def packed_linear(x: Tensor, packed: PackedLinear) -> Tensor:
-    """`x @ weight.T`; x [tokens, in_features], contiguous, of the weight's dtype -> [tokens, out_features].
+def pack_int8(weight: Tensor) -> PackedLinear:
+    """The same, of floats as integers: -127 to 127, with one float32 scale an output, its largest magnitude / 127.
 
-    Sums are float32 and rounded once. On a CPU, in float32 and bfloat16, a row's result does not depend on the others.
+    `packed_linear` then makes each row of x into such integers, too, and multiplies integers exactly.
     """
-    return select("auto", x.device).packed_linear(x, packed)
+    return select("auto", weight.device).pack_int8(weight)
+
+
+def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
+    """The same, of a matrix in a GGUF's blocks of 32 features: uint8 [out_features, bytes], "q8_0", "q4_0" or "q4_1".
+
+    `packed_linear` takes x of `dtype` then, and makes each 32 features into integers with a scale of their own.
+    """
+    return select("auto", blocks.device).pack_blocks(blocks, block_format, dtype)
+
+
+def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    """`x @ weight.T`; x [tokens, in_features], contiguous, of the packed dtype -> [tokens, out_features].
+
+    Sums are float32 and rounded once. On a CPU, but in float16, a row's result does not depend on the others. `out`,
+    to be written to and returned, may be some columns of a wider tensor.
+    """
+    return select("auto", x.device).packed_linear(x, packed, out)
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
-    """Some rows of the matrix, as they were packed; rows int32 [n], contiguous -> [n, in_features]."""
+    """Some rows of the matrix, as numbers of the packed dtype; rows int32 [n], contiguous -> [n, in_features]."""
     return select("auto", rows.device).packed_rows(packed, rows)
 
 
@@ -160,6 +186,8 @@ def _reference() -> Kernels:
     return Kernels(
         backend="reference",
         pack_linear=reference.pack_linear,
+        pack_int8=reference.pack_int8,
+        pack_blocks=reference.pack_blocks,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
         rms_norm=reference.rms_norm,
@@ -181,6 +209,8 @@ def _cpu(device_type: str) -> Kernels:
         _reference(),
         backend="cpu",
         pack_linear=linear.pack_linear,
+        pack_int8=linear.pack_int8,
+        pack_blocks=linear.pack_blocks,
         packed_linear=linear.packed_linear,
         packed_rows=linear.packed_rows,
         rms_norm=cpu.rms_norm,
@@ -206,6 +236,8 @@ def _triton(device_type: str) -> Kernels:
     return Kernels(
         backend="triton",
         pack_linear=reference.pack_linear,  # cuBLAS does these...
+        pack_int8=reference.pack_int8,
+        pack_blocks=reference.pack_blocks,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
         rms_norm=norm.rms_norm,

@@ -1,7 +1,7 @@
 """`x @ weight.T` on a CPU, of weights packed once: Rust's kernels by pointer. It does not know what a layer computes.
 
-float32 and bfloat16 are ours, and a row's result does not depend on the rows beside it. float16, which no model needs
-on a CPU, stays torch's, for which this does not hold.
+A row's result does not depend on the rows beside it. float16 weights, which no model needs on a CPU, stay torch's, for
+which this does not hold.
 """
 
 from dataclasses import dataclass
@@ -10,59 +10,113 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels import _cpu
+from pyllm_kernels import _cpu, graph
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+GROUP = 32
+"""Features of a group of GGUF's formats: a matrix may be cut where one ends."""
+BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+"""How long a group is in GGUF's formats that can be packed as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """A matrix in the form that its backend multiplies with: `data` is all of its memory, in the weight's dtype.
+    """A matrix in the form that its backend multiplies with.
 
-    `layout` says how Rust packed it; where it is None, `data` is the weight itself.
+    `format` is the weight's dtype, "int8" or one of `BLOCK_BYTES`; `dtype` that of inputs and outputs. `data` is all of
+    its memory, as `layout` says; where that is None, `data` is what was packed, the floats or the blocks.
     """
 
     data: Tensor
+    format: str
+    dtype: torch.dtype
     layout: _cpu.Linear | None
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
     if weight.dtype not in _DTYPES:
-        return PackedLinear(weight, None)
-    out_features, in_features = weight.shape
-    weight = weight.contiguous()
-    _check_on_cpu("weight", weight)
-    layout = _cpu.Linear(_DTYPES[weight.dtype], in_features, out_features)
-    data = torch.empty(layout.packed_bytes // weight.dtype.itemsize, dtype=weight.dtype)
-    layout.pack(weight.data_ptr(), data.data_ptr())
-    return PackedLinear(data, layout)
+        return PackedLinear(weight, _name(weight.dtype), weight.dtype, None)
+    return _pack(weight, _DTYPES[weight.dtype], weight.dtype, weight.shape[1])
 
 
-def packed_linear(x: Tensor, packed: PackedLinear) -> Tensor:
+def pack_int8(weight: Tensor) -> PackedLinear:
+    return _pack(weight, "int8", weight.dtype, weight.shape[1])
+
+
+def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
+    return _pack(blocks, block_format, dtype, in_features_of_blocks(blocks, block_format))
+
+
+def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     if packed.layout is None:
-        return F.linear(x, packed.data)
+        product = graph.not_captured(F.linear)(x, packed.data)
+        return product if out is None else out.copy_(product)
     tokens, in_features = x.shape
-    if in_features != packed.layout.in_features or x.dtype is not packed.data.dtype:
+    out_features = packed.layout.out_features
+    if in_features != packed.layout.in_features or x.dtype is not packed.dtype:
         raise ValueError(
-            f"x is {x.dtype} [{tokens}, {in_features}], but the packed weight is {packed.data.dtype} "
-            f"[{packed.layout.out_features}, {packed.layout.in_features}]"
+            f"x is {x.dtype} [{tokens}, {in_features}], but the packed weight takes {packed.dtype} "
+            f"[tokens, {packed.layout.in_features}]"
         )
     _check_on_cpu("x", x)
-    out = torch.empty((tokens, packed.layout.out_features), dtype=x.dtype)
-    packed.layout.run(x.data_ptr(), tokens, packed.data.data_ptr(), out.data_ptr())
+    if out is None:
+        out = graph.empty((tokens, out_features), x.dtype)
+    elif out.shape != (tokens, out_features) or out.dtype is not x.dtype or not out.is_cpu or _stride(out) is None:
+        raise ValueError(
+            f"out is {out.dtype} {list(out.shape)} on {out.device} with strides {out.stride()}: give {x.dtype} "
+            f"[{tokens}, {out_features}] on the CPU, with rows contiguous and apart"
+        )
+    stride = _stride(out) or out_features
+    packed.layout.run(x.data_ptr(), tokens, packed.data.data_ptr(), out.data_ptr(), stride)
+    graph.keep(x, packed.data, out)
     return out
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if packed.layout is None:
-        return F.embedding(rows, packed.data)
+        return graph.not_captured(F.embedding)(rows, packed.data)
     (num_rows,) = rows.shape
     if rows.dtype is not torch.int32:
         raise ValueError(f"rows are {rows.dtype}: give int32")
     _check_on_cpu("rows", rows)
-    out = torch.empty((num_rows, packed.layout.in_features), dtype=packed.data.dtype)
+    out = graph.empty((num_rows, packed.layout.in_features), packed.dtype)
     packed.layout.unpack_rows(packed.data.data_ptr(), rows.data_ptr(), num_rows, out.data_ptr())
+    graph.keep(packed.data, rows)
     return out
+
+
+def in_features_of_blocks(blocks: Tensor, block_format: str) -> int:
+    """How many features so many blocks are; raises `ValueError` where they are none of this format."""
+    block_bytes = BLOCK_BYTES.get(block_format)
+    if block_bytes is None:
+        raise ValueError(f"no blocks of {block_format}: use {', '.join(BLOCK_BYTES)}, or floats")
+    num_blocks, rest = divmod(blocks.shape[1], block_bytes)
+    if blocks.dtype is not torch.uint8 or rest:
+        raise ValueError(
+            f"blocks are {blocks.dtype} {list(blocks.shape)}: {block_format} has uint8, {block_bytes} of them a block"
+        )
+    return num_blocks * GROUP
+
+
+def _pack(weight: Tensor, weight_format: str, dtype: torch.dtype, in_features: int) -> PackedLinear:
+    weight = weight.contiguous()
+    _check_on_cpu("weight", weight)
+    layout = _cpu.Linear(weight_format, _name(dtype), in_features, weight.shape[0])
+    data = torch.empty(layout.packed_bytes, dtype=torch.uint8)
+    layout.pack(weight.data_ptr(), data.data_ptr())
+    return PackedLinear(data, weight_format, dtype, layout)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _stride(out: Tensor) -> int | None:
+    """Elements from one row to the next; None where rows are not contiguous, or not apart."""
+    if out.is_contiguous():
+        return out.shape[1]
+    apart, within = out.stride()
+    return apart if within == 1 and apart >= out.shape[1] else None
 
 
 def _check_on_cpu(name: str, tensor: Tensor) -> None:

@@ -7,20 +7,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels.linear import PackedLinear
+from pyllm_kernels.linear import BLOCK_BYTES, PackedLinear, in_features_of_blocks
 from pyllm_kernels.metadata import AttentionMetadata
+
+_QUANTISED = {"int8", *BLOCK_BYTES}
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
-    return PackedLinear(weight, None)
+    return PackedLinear(weight, str(weight.dtype).removeprefix("torch."), weight.dtype, None)
 
 
-def packed_linear(x: Tensor, packed: PackedLinear) -> Tensor:
-    return F.linear(x, packed.data)
+def pack_int8(weight: Tensor) -> PackedLinear:
+    return PackedLinear(weight, "int8", weight.dtype, None)
+
+
+def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
+    in_features_of_blocks(blocks, block_format)
+    return PackedLinear(blocks, block_format, dtype, None)
+
+
+def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    product = _product(x, packed).to(x.dtype)
+    return product if out is None else out.copy_(product)
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
-    return F.embedding(rows, packed.data)
+    if packed.format not in _QUANTISED:
+        return F.embedding(rows, packed.data)
+    scales, minimums, integers = _groups(packed.data[rows], packed.format)
+    return (scales * integers + minimums).flatten(1).to(packed.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -88,6 +103,45 @@ def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
     for direction, device, host in moves:
         if direction == 1:
             cache[:, :, device].copy_(host_blocks[host], non_blocking=True)
+
+
+def _product(x: Tensor, packed: PackedLinear) -> Tensor:
+    if packed.format not in _QUANTISED:
+        return F.linear(x, packed.data)
+    scales, minimums, integers = _groups(packed.data, packed.format)
+    x_scales, x_integers = _quantise(x.float().unflatten(1, integers.shape[1:]))
+    # float64 has room for every sum of integers that is exact in Rust.
+    products = torch.einsum("tgi,ogi->tog", x_integers.double(), integers.double()).float()
+    sums = (x_scales[:, None, :, 0] * scales[None, :, :, 0]) * products  # [tokens, out_features, groups]
+    return (sums + minimums[None, :, :, 0] * (x_scales * x_integers.sum(-1, keepdim=True))[:, None, :, 0]).sum(-1)
+
+
+def _groups(data: Tensor, weight_format: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row's groups, all float32: scales and minimums [rows, groups, 1], integers [rows, groups, features]."""
+    if weight_format == "int8":
+        scales, integers = _quantise(data.float().unsqueeze(1))
+        return scales, torch.zeros_like(scales), integers
+    blocks = data.unflatten(1, (-1, BLOCK_BYTES[weight_format]))
+    scales = _half(blocks[..., :2])
+    if weight_format == "q8_0":
+        return scales, torch.zeros_like(scales), blocks[..., 2:].contiguous().view(torch.int8).float()
+    start, offset = (4, 0) if weight_format == "q4_1" else (2, 8)
+    minimums = _half(blocks[..., 2:4]) if weight_format == "q4_1" else torch.zeros_like(scales)
+    nibbles = torch.cat((blocks[..., start:] & 15, blocks[..., start:] >> 4), dim=-1)
+    return scales, minimums, nibbles.float() - offset
+
+
+def _quantise(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale of each group [..., features] and its integers, -127 to 127, halves to even."""
+    largest = groups.abs().amax(-1, keepdim=True)
+    tiny = largest < 2.0**-100
+    scales = torch.where(largest.isfinite(), (largest / 127).masked_fill(tiny, 0), torch.nan)
+    inverse = torch.full_like(largest, 127) / largest  # `127 / largest` would be rounded twice
+    return scales, torch.round(groups * inverse.masked_fill(tiny, 0))
+
+
+def _half(pairs: Tensor) -> Tensor:
+    return pairs.contiguous().view(torch.float16).float()
 
 
 def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:

@@ -134,7 +134,7 @@ impl Sequences<'_> {
         let most = self.max_blocks * cache.block_size;
         for row in 0..self.slots.len() {
             let (start, end) = (i64::from(self.query_starts[row]), i64::from(self.query_starts[row + 1]));
-            let out_of_range = |what, number, from, to| OutOfRange { what, index: row, number, from, to };
+            let out_of_range = |what, number, from, to| OutOfRange::Index { what, index: row, number, from, to };
             if end < start {
                 return Err(out_of_range("end of the queries of row", end, start, tokens as i64));
             }

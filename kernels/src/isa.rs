@@ -13,9 +13,11 @@ pub(crate) enum Isa {
     Avx512,
     /// AVX-512 with dot products of bfloat16.
     Avx512Bf16,
+    /// AMX tiles, with products of int8.
+    Amx,
 }
 
-const ALL: [Isa; 4] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16];
+const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
 static BEST: LazyLock<Isa> = LazyLock::new(|| Isa::available().last().unwrap_or(Isa::Portable));
 
 impl Isa {
@@ -36,6 +38,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512_vnni",
             Self::Avx512Bf16 => "avx512_bf16",
+            Self::Amx => "amx_int8",
         }
     }
 
@@ -53,6 +56,7 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vnni")
             }
             Self::Avx512Bf16 => is_x86_feature_detected!("avx512bf16"),
+            Self::Amx => amx_is_permitted(),
         }
     }
 
@@ -60,6 +64,40 @@ impl Isa {
     fn is_available(self) -> bool {
         self == Self::Portable
     }
+}
+
+/// Whether there are tiles, and Linux lets this process have them: their state is large, so it wants to be asked.
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn amx_is_permitted() -> bool {
+    const TILE_AND_INT8: u32 = 1 << 24 | 1 << 25;
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
+    const TILE_DATA: i64 = 18;
+    static PERMITTED: LazyLock<bool> = LazyLock::new(|| {
+        if std::arch::x86_64::__cpuid_count(7, 0).edx & TILE_AND_INT8 != TILE_AND_INT8 {
+            return false;
+        }
+        let mut result = ARCH_PRCTL;
+        // SAFETY: the call changes nothing but what the process may use; the kernel overwrites rcx and r11.
+        unsafe {
+            std::arch::asm!(
+                "syscall",
+                inlateout("rax") result,
+                in("rdi") ARCH_REQ_XCOMP_PERM,
+                in("rsi") TILE_DATA,
+                out("rcx") _,
+                out("r11") _,
+                options(nostack)
+            );
+        }
+        result == 0
+    });
+    *PERMITTED
+}
+
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
+fn amx_is_permitted() -> bool {
+    false
 }
 
 #[cfg(test)]

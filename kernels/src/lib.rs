@@ -12,17 +12,22 @@ mod linear;
 mod norm;
 mod op;
 mod ops;
+mod packed;
 mod rope;
+mod scratch;
 mod threads;
 mod vector;
 
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use isa::Isa;
-use linear::Element;
+use linear::{Element, Format, Lookup, Product, Quantised};
+use ops::execute;
+use packed::{PackedLinear, PackedRows};
 use threads::Pool;
 
 static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(1)));
@@ -33,7 +38,7 @@ struct Linear(linear::Linear);
 #[pymethods]
 impl Linear {
     #[new]
-    fn new(dtype: &str, in_features: usize, out_features: usize) -> PyResult<Self> {
+    fn new(format: &str, dtype: &str, in_features: usize, out_features: usize) -> PyResult<Self> {
         let element = match dtype {
             "float32" => Element::Float32,
             "bfloat16" => Element::Bfloat16,
@@ -41,12 +46,21 @@ impl Linear {
                 return Err(PyValueError::new_err(format!("no linear of {dtype}: use float32 or bfloat16")));
             }
         };
-        if in_features == 0 || out_features == 0 || in_features.max(out_features) > i32::MAX as usize {
-            return Err(PyValueError::new_err(format!(
-                "a linear of {in_features} inputs and {out_features} outputs: each must be from 1 to 2,147,483,647"
-            )));
-        }
-        Ok(Self(linear::Linear { element, in_features, out_features }))
+        let format = match format {
+            _ if format == dtype => Format::Element,
+            "int8" => Format::Quantised(Quantised::Int8),
+            "q8_0" => Format::Quantised(Quantised::Q8_0),
+            "q4_0" => Format::Quantised(Quantised::Q4_0),
+            "q4_1" => Format::Quantised(Quantised::Q4_1),
+            _ => {
+                return Err(PyValueError::new_err(format!(
+                    "no {format} weights with {dtype} inputs: use {dtype}, int8, q8_0, q4_0 or q4_1"
+                )));
+            }
+        };
+        let linear = linear::Linear { format, element, in_features, out_features };
+        linear.check().map_err(PyValueError::new_err)?;
+        Ok(Self(linear))
     }
 
     #[getter]
@@ -60,6 +74,11 @@ impl Linear {
     }
 
     #[getter]
+    fn row_bytes(&self) -> usize {
+        self.0.row_bytes()
+    }
+
+    #[getter]
     fn packed_bytes(&self) -> usize {
         self.0.packed_bytes()
     }
@@ -69,45 +88,56 @@ impl Linear {
     /// The pointers are to what the stub says.
     unsafe fn pack(&self, py: Python<'_>, weight: usize, packed: usize) {
         // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
-        let (weight, packed) =
-            unsafe { (bytes(weight, self.in_bytes(self.0.out_features)), bytes_mut(packed, self.packed_bytes())) };
+        let (weight, packed) = unsafe {
+            (bytes(weight, self.0.out_features * self.0.row_bytes()), bytes_mut(packed, self.0.packed_bytes()))
+        };
         py.detach(|| self.0.pack(weight, packed));
     }
 
     /// # Safety
     ///
     /// The pointers are to what the stub says.
-    unsafe fn unpack_rows(&self, packed: usize, rows: usize, num_rows: usize, out: usize) -> PyResult<()> {
-        // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
-        let (packed, rows, out) = unsafe {
-            (bytes(packed, self.packed_bytes()), bytes(rows, num_rows * 4), bytes_mut(out, self.in_bytes(num_rows)))
-        };
-        let rows = rows.chunks_exact(4).map(|row| i32::from_ne_bytes([row[0], row[1], row[2], row[3]]));
-        for (row, out) in rows.zip(out.chunks_exact_mut(self.in_bytes(1))) {
-            let index = usize::try_from(row).ok().filter(|&row| row < self.0.out_features).ok_or_else(|| {
-                PyIndexError::new_err(format!("row {row} of a matrix of {} rows", self.0.out_features))
-            })?;
-            self.0.unpack_row(packed, index, out);
-        }
-        Ok(())
+    unsafe fn unpack_rows(
+        &self,
+        py: Python<'_>,
+        packed: usize,
+        rows: usize,
+        num_rows: usize,
+        out: usize,
+    ) -> PyResult<()> {
+        let (packed, indices) = (with_exposed_provenance(packed), with_exposed_provenance(rows));
+        let lookup = Lookup { linear: self.0, packed, indices, out: with_exposed_provenance_mut(out) };
+        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it while it is used.
+        unsafe { execute(py, PackedRows { tokens: num_rows, lookup }) }
     }
 
     /// # Safety
     ///
     /// The pointers are to what the stub says.
-    unsafe fn run(&self, py: Python<'_>, x: usize, num_rows: usize, packed: usize, out: usize) {
-        // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
-        let (x, packed, out) = unsafe {
-            let out_bytes = num_rows * self.0.out_features * self.0.element.bytes();
-            (bytes(x, self.in_bytes(num_rows)), bytes(packed, self.packed_bytes()), bytes_mut(out, out_bytes))
+    unsafe fn run(
+        &self,
+        py: Python<'_>,
+        x: usize,
+        num_rows: usize,
+        packed: usize,
+        out: usize,
+        out_stride: usize,
+    ) -> PyResult<()> {
+        if out_stride < self.0.out_features {
+            return Err(PyValueError::new_err(format!(
+                "output rows of {} features are {out_stride} apart: leave room",
+                self.0.out_features
+            )));
+        }
+        let product = Product {
+            linear: self.0,
+            x: with_exposed_provenance(x),
+            packed: with_exposed_provenance(packed),
+            out: with_exposed_provenance_mut(out),
+            out_stride: out_stride * self.0.element.bytes(),
         };
-        py.detach(|| self.0.run(Isa::best(), &mut pool(), x, packed, out));
-    }
-}
-
-impl Linear {
-    fn in_bytes(&self, num_rows: usize) -> usize {
-        num_rows * self.0.in_features * self.0.element.bytes()
+        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it while it is used.
+        unsafe { execute(py, PackedLinear { tokens: num_rows, product }) }
     }
 }
 
@@ -142,7 +172,7 @@ unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
         return &[]; // torch gives an empty tensor a null pointer
     }
     // SAFETY: as the caller promises.
-    unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(address), length) }
+    unsafe { std::slice::from_raw_parts(with_exposed_provenance(address), length) }
 }
 
 /// # Safety
@@ -153,7 +183,7 @@ unsafe fn bytes_mut<'a>(address: usize, length: usize) -> &'a mut [u8] {
         return &mut [];
     }
     // SAFETY: as the caller promises.
-    unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), length) }
+    unsafe { std::slice::from_raw_parts_mut(with_exposed_provenance_mut(address), length) }
 }
 
 #[pymodule]

@@ -1,113 +1,90 @@
-//! `x @ weight.T` in float32 or bfloat16, of weights that were packed once. Knows no tensor and no lock.
+//! `x @ weight.T` of weights that were packed once: floats, or integers by groups. Knows no tensor and no lock.
 //!
-//! An output element is one sum over the input features, in their order, from one accumulator, in float32: the number
-//! of rows beside it and of threads change how sums are grouped in time, never the order within one.
+//! An output element is one chain of operations that its row and its column alone decide: the number of rows beside it
+//! and of threads change what is computed when, never the order within one.
 
-mod portable;
-mod tile;
-#[cfg(target_arch = "x86_64")]
-mod x86;
+mod floats;
+mod format;
+mod output;
+mod quantised;
 
+use std::mem;
 use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::threads::Pool;
-pub(crate) use tile::round_to_bfloat16;
-use tile::{Multiply, PANEL, Tile};
+use format::GROUP;
+pub(crate) use format::{Element, Format, Quantised, round_to_bfloat16};
+use output::{Output, PANEL};
 
-/// Bytes of one step of a panel: one number, or two halves as long, of each of its columns.
-const STEP_BYTES: usize = PANEL * 4;
-/// Rows that are multiplied with one panel after the other, so that they stay in the second cache.
-const ROWS_AT_ONCE: usize = 192;
+/// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
+const FLOAT_ROWS_AT_ONCE: usize = 192;
+/// The same of quantised rows, in bytes.
+const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
 
-/// What weights, inputs and outputs are made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
-    Float32,
-    Bfloat16,
-}
+const MAX_FEATURES: usize = i32::MAX as usize;
+/// So many products of two numbers up to 127 fit in 31 bits.
+const MAX_INT8_FEATURES: usize = 1 << 17;
 
-impl Element {
-    pub(crate) fn bytes(self) -> usize {
-        match self {
-            Self::Float32 => 4,
-            Self::Bfloat16 => 2,
-        }
-    }
-
-    /// How many input features are in one step.
-    fn features_a_step(self) -> usize {
-        4 / self.bytes()
-    }
-}
-
-/// A matrix as it lies packed: in panels of `PANEL` outputs, each a run of steps over the inputs, zero where either
-/// side ends early.
+/// A matrix as it lies packed: in panels of `PANEL` outputs, the last of which may end early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Linear {
+    pub(crate) format: Format,
+    /// What inputs and outputs are made of.
     pub(crate) element: Element,
+    /// A multiple of `GROUP` where the format has groups.
     pub(crate) in_features: usize,
     pub(crate) out_features: usize,
 }
 
 impl Linear {
+    /// Whether there can be such a matrix; if not, why.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self { format, in_features, out_features, .. } = *self;
+        if in_features == 0 || out_features == 0 || in_features.max(out_features) > MAX_FEATURES {
+            return Err(format!(
+                "a linear of {in_features} inputs and {out_features} outputs: each must be from 1 to {MAX_FEATURES}"
+            ));
+        }
+        match format {
+            Format::Quantised(Quantised::Int8) if in_features > MAX_INT8_FEATURES => {
+                Err(format!("an int8 linear of {in_features} inputs: its sums are exact up to {MAX_INT8_FEATURES}"))
+            }
+            Format::Quantised(format) if format.block_bytes().is_some() && !in_features.is_multiple_of(GROUP) => {
+                Err(format!("{in_features} inputs in groups of {GROUP}: cut a matrix where a group ends"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn packed_bytes(&self) -> usize {
         self.num_panels() * self.panel_bytes()
     }
 
-    /// Pack the matrix, [out_features, in_features].
+    /// Bytes of an input row.
+    pub(crate) fn in_bytes(&self) -> usize {
+        self.in_features * self.element.bytes()
+    }
+
+    /// Bytes of a row of the matrix before it is packed: elements, or GGUF's blocks.
+    pub(crate) fn row_bytes(&self) -> usize {
+        let block_bytes = match self.format {
+            Format::Element => None,
+            Format::Quantised(format) => format.block_bytes(),
+        };
+        block_bytes.map_or(self.in_bytes(), |bytes| self.in_features / GROUP * bytes)
+    }
+
+    /// Pack the matrix, `out_features` rows of `row_bytes`.
     pub(crate) fn pack(&self, weight: &[u8], packed: &mut [u8]) {
-        let row_bytes = self.in_features * self.element.bytes();
-        assert_eq!((weight.len(), packed.len()), (self.out_features * row_bytes, self.packed_bytes()));
-        for (rows, panel) in weight.chunks(row_bytes * PANEL).zip(packed.chunks_exact_mut(self.panel_bytes())) {
-            panel.fill(0);
-            for (column, row) in rows.chunks_exact(row_bytes).enumerate() {
-                for (numbers, step) in row.chunks(4).zip(panel.chunks_exact_mut(STEP_BYTES)) {
-                    step[column * 4..column * 4 + numbers.len()].copy_from_slice(numbers);
-                }
+        assert_eq!((weight.len(), packed.len()), (self.out_features * self.row_bytes(), self.packed_bytes()));
+        let panels = packed.chunks_exact_mut(self.panel_bytes());
+        for (rows, panel) in weight.chunks(self.row_bytes() * PANEL).zip(panels) {
+            match self.format {
+                Format::Element => floats::pack_panel(self, rows, panel),
+                Format::Quantised(format) => quantised::pack_panel(self, format, rows, panel),
             }
         }
-    }
-
-    /// Copy one row of the matrix back out of its packed form.
-    pub(crate) fn unpack_row(&self, packed: &[u8], row: usize, out: &mut [u8]) {
-        assert_eq!((packed.len(), out.len()), (self.packed_bytes(), self.in_features * self.element.bytes()));
-        let panel = &packed[row / PANEL * self.panel_bytes()..];
-        for (cell, step) in out.chunks_mut(4).zip(panel.chunks_exact(STEP_BYTES)) {
-            let column = row % PANEL * 4;
-            cell.copy_from_slice(&step[column..column + cell.len()]);
-        }
-    }
-
-    /// `out = x @ weight.T`; x [rows, in_features], out [rows, out_features].
-    pub(crate) fn run(&self, isa: Isa, pool: &mut Pool, x: &[u8], packed: &[u8], out: &mut [u8]) {
-        let x_stride = self.in_features * self.element.bytes();
-        let out_stride = self.out_features * self.element.bytes();
-        let num_rows = x.len() / x_stride;
-        assert_eq!((x.len(), out.len()), (num_rows * x_stride, num_rows * out_stride));
-        assert_eq!(packed.len(), self.packed_bytes());
-        let tiles = tiles(self.element, isa);
-        let blocks: Vec<_> = equal_parts(0..num_rows, ROWS_AT_ONCE).collect();
-        let out = Shared(out.as_mut_ptr());
-        pool.run(blocks.len() * self.num_panels(), &|task| {
-            let (block, panel) = (task / self.num_panels(), task % self.num_panels());
-            let first_column = panel * PANEL;
-            for rows in equal_parts(blocks[block].clone(), tiles.len()) {
-                let tile = Tile {
-                    x: x[rows.start * x_stride..].as_ptr(),
-                    x_stride,
-                    weights: packed[panel * self.panel_bytes()..].as_ptr(),
-                    in_features: self.in_features,
-                    // SAFETY: the row and the column are within `out`, which has `num_rows` rows of `out_stride`.
-                    out: unsafe { out.at(rows.start * out_stride + first_column * self.element.bytes()) },
-                    out_stride,
-                    columns: PANEL.min(self.out_features - first_column),
-                };
-                // SAFETY: the lengths were checked above: x has `rows` rows of `in_features`, the panel's steps are all
-                // there, and no other task writes these rows' columns. The instructions were chosen by `isa`.
-                unsafe { tiles[rows.len() - 1](&tile) };
-            }
-        });
     }
 
     fn num_panels(&self) -> usize {
@@ -115,50 +92,181 @@ impl Linear {
     }
 
     fn panel_bytes(&self) -> usize {
-        self.in_features.div_ceil(self.element.features_a_step()) * STEP_BYTES
+        match self.format {
+            Format::Element => floats::panel_bytes(self),
+            Format::Quantised(format) => quantised::panel_bytes(self, format),
+        }
     }
 }
 
-/// A pointer that threads write through, each to elements of its own.
-struct Shared(*mut u8);
+/// `out = x @ weight.T`, of as many rows as it is run with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) linear: Linear,
+    /// [rows, `in_features`]
+    pub(crate) x: *const u8,
+    pub(crate) packed: *const u8,
+    /// [rows, `out_features`]
+    pub(crate) out: *mut u8,
+    /// Bytes from one output row to the next.
+    pub(crate) out_stride: usize,
+}
 
-// SAFETY: `Linear::run` gives every task rows and columns that no other task has.
-unsafe impl Sync for Shared {}
+// SAFETY: the pointers are followed in `run` alone, whose caller answers for them.
+unsafe impl Send for Product {}
+// SAFETY: as above; tasks write to outputs that no other task has.
+unsafe impl Sync for Product {}
 
-impl Shared {
+impl Product {
     /// # Safety
     ///
-    /// `offset` is within what the pointer was made of.
-    unsafe fn at(&self, offset: usize) -> *mut u8 {
-        // SAFETY: as the caller promises.
-        unsafe { self.0.add(offset) }
+    /// x and out have `num_rows` rows, `packed` has the linear's `packed_bytes`, written by `Linear::pack`; nothing
+    /// writes to x and `packed` during the call and nothing else touches out; this machine has `isa`.
+    pub(crate) unsafe fn run(&self, num_rows: usize, isa: Isa, pool: &mut Pool) {
+        match self.linear.format {
+            Format::Element => {
+                self.run_parts(num_rows, FLOAT_ROWS_AT_ONCE, pool, &|part, output| {
+                    // SAFETY: as the caller promises.
+                    unsafe { self.multiply_floats(isa, part, output) };
+                });
+            }
+            Format::Quantised(format) => {
+                let mut scratch = mem::take(&mut pool.scratch);
+                let rows = quantised::Rows::within(&self.linear, format, self.x, num_rows, &mut scratch);
+                // SAFETY: as the caller promises.
+                unsafe { rows.quantise(isa, pool) };
+                self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
+                    // SAFETY: as the caller promises; the rows were just written.
+                    unsafe { rows.multiply(isa, part, output) };
+                });
+                pool.scratch = scratch;
+            }
+        }
     }
+
+    /// Call `run` once for each panel and each block of rows.
+    fn run_parts(&self, num_rows: usize, rows_at_once: usize, pool: &mut Pool, run: &(dyn Fn(Part, Output) + Sync)) {
+        let (num_panels, num_blocks) = (self.linear.num_panels(), num_rows.div_ceil(rows_at_once));
+        pool.run(num_blocks * num_panels, &|task| {
+            let (block, panel) = (task / num_panels, task % num_panels);
+            let rows = equal_part(0..num_rows, block, num_blocks);
+            // SAFETY: the matrix has this panel, and so have the outputs its columns.
+            let (panel, output) = unsafe { (self.panel(panel), self.output(panel)) };
+            run(Part { rows, panel }, output);
+        });
+    }
+
+    /// # Safety
+    ///
+    /// As for `run`; the part and the output are some of its own.
+    unsafe fn multiply_floats(&self, isa: Isa, part: Part, output: Output) {
+        // SAFETY: as the caller promises.
+        unsafe { floats::multiply(&self.linear, isa, self.x, part, output) };
+    }
+
+    /// # Safety
+    ///
+    /// The matrix has the panel.
+    unsafe fn panel(&self, panel: usize) -> *const u8 {
+        // SAFETY: as the caller promises.
+        unsafe { self.packed.add(panel * self.linear.panel_bytes()) }
+    }
+
+    /// # Safety
+    ///
+    /// The matrix has the panel.
+    unsafe fn output(&self, panel: usize) -> Output {
+        let Linear { element, out_features, .. } = self.linear;
+        let column = panel * PANEL;
+        // SAFETY: as the caller promises.
+        let first = unsafe { self.out.add(column * element.bytes()) };
+        Output { first, stride: self.out_stride, columns: PANEL.min(out_features - column), element }
+    }
+}
+
+/// Rows of the matrix as inputs would be, of as many indices as it is run with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lookup {
+    pub(crate) linear: Linear,
+    pub(crate) packed: *const u8,
+    /// int32 [rows]
+    pub(crate) indices: *const u8,
+    /// [rows, `in_features`]
+    pub(crate) out: *mut u8,
+}
+
+// SAFETY: the pointers are followed in `run` alone, whose caller answers for them.
+unsafe impl Send for Lookup {}
+// SAFETY: as above; tasks write to rows that no other task has.
+unsafe impl Sync for Lookup {}
+
+impl Lookup {
+    const ROWS_A_TASK: usize = 16;
+
+    /// Or give back the first index that the matrix has no row for, with nothing written.
+    ///
+    /// # Safety
+    ///
+    /// There are `num_rows` indices and rows of out, `packed` has the linear's `packed_bytes`, written by
+    /// `Linear::pack`; nothing writes to what is read during the call and nothing else touches out.
+    pub(crate) unsafe fn run(&self, num_rows: usize, pool: &mut Pool) -> Result<(), i32> {
+        // SAFETY: as the caller promises.
+        let index = |row| unsafe { self.indices.cast::<i32>().add(row).read_unaligned() };
+        let exists = |index: i32| usize::try_from(index).is_ok_and(|index| index < self.linear.out_features);
+        if let Some(missing) = (0..num_rows).map(index).find(|&index| !exists(index)) {
+            return Err(missing);
+        }
+        let num_tasks = num_rows.div_ceil(Self::ROWS_A_TASK);
+        pool.run(num_tasks, &|task| {
+            for row in equal_part(0..num_rows, task, num_tasks) {
+                // SAFETY: as the caller promises; every index was found to be a row's.
+                unsafe { self.copy(row) };
+            }
+        });
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// As for `run`; the matrix has the row that this row's index names.
+    unsafe fn copy(&self, row: usize) {
+        let (panel_bytes, row_bytes) = (self.linear.panel_bytes(), self.linear.in_bytes());
+        // SAFETY: as the caller promises.
+        let (panel, column, out) = unsafe {
+            let index = self.indices.cast::<i32>().add(row).read_unaligned() as usize;
+            let panel = std::slice::from_raw_parts(self.packed.add(index / PANEL * panel_bytes), panel_bytes);
+            (panel, index % PANEL, std::slice::from_raw_parts_mut(self.out.add(row * row_bytes), row_bytes))
+        };
+        match self.linear.format {
+            Format::Element => floats::unpack_column(panel, column, out),
+            Format::Quantised(format) => quantised::unpack_column(&self.linear, format, panel, column, out),
+        }
+    }
+}
+
+/// What one task multiplies: some rows, and the start of one panel.
+struct Part {
+    rows: Range<usize>,
+    panel: *const u8,
 }
 
 /// The fewest parts of at most `largest`, as equal as can be.
 fn equal_parts(range: Range<usize>, largest: usize) -> impl Iterator<Item = Range<usize>> {
-    let (length, parts) = (range.len(), range.len().div_ceil(largest));
-    let end = move |part: usize| range.start + length * part / parts;
-    (0..parts).map(move |part| end(part)..end(part + 1))
+    let parts = range.len().div_ceil(largest);
+    (0..parts).map(move |part| equal_part(range.clone(), part, parts))
 }
 
-/// The kernels for 1, 2, 3 and so many rows.
-fn tiles(element: Element, isa: Isa) -> &'static [Multiply] {
-    match (element, isa) {
-        #[cfg(target_arch = "x86_64")]
-        (Element::Float32, Isa::Avx512 | Isa::Avx512Bf16) => &x86::FLOAT32_AVX512,
-        #[cfg(target_arch = "x86_64")]
-        (Element::Float32, Isa::Avx2) => &x86::FLOAT32_AVX2,
-        #[cfg(target_arch = "x86_64")]
-        (Element::Bfloat16, Isa::Avx512Bf16) => &x86::BFLOAT16_AVX512_BF16,
-        #[cfg(target_arch = "x86_64")]
-        (Element::Bfloat16, Isa::Avx512) => &x86::BFLOAT16_AVX512,
-        #[cfg(target_arch = "x86_64")]
-        (Element::Bfloat16, Isa::Avx2) => &x86::BFLOAT16_AVX2,
-        (Element::Float32, _) => &portable::FLOAT32,
-        (Element::Bfloat16, _) => &portable::BFLOAT16,
-    }
+fn equal_part(range: Range<usize>, part: usize, parts: usize) -> Range<usize> {
+    let end = |part: usize| range.start + range.len() * part / parts;
+    end(part)..end(part + 1)
 }
+
+/// A table of one micro-kernel for each number of rows.
+macro_rules! for_rows {
+    ($kernel:ident: $($rows:literal)*) => { [$($kernel::<$rows>),*] };
+    ($kernel:ident<$weights:ident>: $($rows:literal)*) => { [$($kernel::<$weights, $rows>),*] };
+}
+use for_rows;
 
 #[cfg(test)]
 mod tests;

@@ -35,20 +35,29 @@ pub(crate) trait Op: Send + Sync {
 
 /// A number in a tensor of indices that names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OutOfRange {
-    pub(crate) what: &'static str,
-    /// Where the number stands in its tensor.
-    pub(crate) index: usize,
-    pub(crate) number: i64,
-    /// What is allowed.
-    pub(crate) from: i64,
-    pub(crate) to: i64,
+pub(crate) enum OutOfRange {
+    /// Which tensor, where the number stands in it, and the least and the greatest that it may be.
+    Index {
+        what: &'static str,
+        index: usize,
+        number: i64,
+        from: i64,
+        to: i64,
+    },
+    Row {
+        number: i32,
+        num_rows: usize,
+    },
 }
 
 impl fmt::Display for OutOfRange {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, index, number, from, to } = self;
-        write!(formatter, "{what} {index} is {number}: it must be from {from} to {to}")
+        match self {
+            Self::Index { what, index, number, from, to } => {
+                write!(formatter, "{what} {index} is {number}: it must be from {from} to {to}")
+            }
+            Self::Row { number, num_rows } => write!(formatter, "row {number} of a matrix of {num_rows} rows"),
+        }
     }
 }
 
@@ -61,7 +70,7 @@ pub(crate) fn check_range(what: &'static str, numbers: &[i32], allowed: Range<i6
     }
     let wrong = numbers.iter().enumerate().find(|(_, number)| !fits(number));
     wrong.map_or(Ok(()), |(index, &number)| {
-        Err(OutOfRange { what, index, number: number.into(), from: allowed.start, to: allowed.end - 1 })
+        Err(OutOfRange::Index { what, index, number: number.into(), from: allowed.start, to: allowed.end - 1 })
     })
 }
 

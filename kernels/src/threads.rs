@@ -12,11 +12,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use crate::scratch::Scratch;
+
 /// Long enough for the next layer's kernel to come, short enough to leave a shared processor to others.
 const SPIN: Duration = Duration::from_micros(50);
 
 /// A fixed number of threads, the caller's included.
 pub(crate) struct Pool {
+    /// For what a kernel keeps from one run of tasks to its next.
+    pub(crate) scratch: Scratch,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -30,7 +34,7 @@ impl Pool {
             thread::spawn(move || shared.work())
         };
         let workers = (1..num_threads).map(start).collect();
-        Self { shared, workers }
+        Self { scratch: Scratch::default(), shared, workers }
     }
 
     pub(crate) fn num_threads(&self) -> usize {

@@ -199,7 +199,7 @@ pub(crate) unsafe fn run<K: Kernel>(isa: Isa, kernel: &K, part: usize) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => x86::run_avx512(kernel, part),
+            _ if isa >= Isa::Avx512 => x86::run_avx512(kernel, part),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => x86::run_avx2(kernel, part),
             _ => kernel.run::<Portable>(part),

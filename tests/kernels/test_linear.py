@@ -1,5 +1,7 @@
 """The product with a packed matrix, against float64: every backend, odd shapes, and rows that do not know of others."""
 
+import gguf
+import numpy as np
 import pyllm_kernels
 import pytest
 import torch
@@ -7,6 +9,7 @@ from pyllm_kernels import BackendError, Kernels, PackedLinear, _cpu, select
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 OURS = [torch.float32, torch.bfloat16]
+BLOCKS = ["q8_0", "q4_0", "q4_1"]
 SHAPES = [(1, 1), (32, 64), (33, 7), (97, 48), (192, 577)]  # out_features, in_features
 
 
@@ -39,10 +42,97 @@ def test_rows_come_out_as_they_went_in(kernels: Kernels, dtype: torch.dtype, dev
     assert torch.equal(kernels.packed_rows(kernels.pack_linear(weight), rows), weight[rows])
 
 
+def blocks_of(weight: torch.Tensor, block_format: str) -> torch.Tensor:
+    kind = gguf.GGMLQuantizationType[block_format.upper()]
+    return torch.from_numpy(gguf.quants.quantize(weight.numpy(), kind))
+
+
+def numbers_of(blocks: torch.Tensor, block_format: str) -> torch.Tensor:
+    kind = gguf.GGMLQuantizationType[block_format.upper()]
+    return torch.from_numpy(gguf.quants.dequantize(np.ascontiguousarray(blocks.numpy()), kind))
+
+
+def quantised(kernels: Kernels, weight: torch.Tensor, weight_format: str, dtype: torch.dtype) -> PackedLinear:
+    if weight_format == "int8":
+        return kernels.pack_int8(weight.to(dtype))
+    return kernels.pack_blocks(blocks_of(weight, weight_format), weight_format, dtype)
+
+
 @pytest.mark.parametrize("dtype", OURS, ids=str)
-def test_a_row_is_the_same_alone_among_others_and_on_any_threads(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 32), (33, 64), (97, 576)])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 13, 50])
+@pytest.mark.parametrize("weight_format", ["int8", *BLOCKS])
+def test_quantised_products_are_the_specified_ones(
+    weight_format: str, tokens: int, out_features: int, in_features: int, dtype: torch.dtype
+) -> None:
+    weight, x = torch.randn(out_features, in_features), torch.randn(tokens, in_features).to(dtype)
+    cpu, reference = select("cpu", "cpu"), select("reference", "cpu")
+    output = cpu.packed_linear(x, quantised(cpu, weight, weight_format, dtype))
+    specified = reference.packed_linear(x, quantised(reference, weight, weight_format, dtype))
+    assert output.dtype == dtype
+    # They differ in the rounding of their sums alone.
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(output, specified, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("weight_format", "most"), [("int8", 0.015), ("q8_0", 0.01), ("q4_0", 0.13), ("q4_1", 0.1)])
+def test_quantising_loses_little(weight_format: str, most: float) -> None:
+    weight, x = torch.randn(64, 576), torch.randn(20, 576)
+    for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
+        output = kernels.packed_linear(x, quantised(kernels, weight, weight_format, torch.float32))
+        exact = x @ weight.T
+        assert (output - exact).norm() / exact.norm() < most
+
+
+@pytest.mark.parametrize("dtype", OURS, ids=str)
+@pytest.mark.parametrize("weight_format", BLOCKS)
+def test_rows_of_blocks_come_out_as_numbers(weight_format: str, dtype: torch.dtype) -> None:
+    blocks = blocks_of(torch.randn(70, 96), weight_format)
+    rows = torch.tensor([69, 0, 31, 32, 0], dtype=torch.int32)
+    for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
+        out = kernels.packed_rows(kernels.pack_blocks(blocks, weight_format, dtype), rows)
+        assert torch.equal(out, numbers_of(blocks, weight_format)[rows].to(dtype))
+
+
+def test_rows_of_int8_come_out_near_what_went_in() -> None:
+    weight = torch.randn(70, 13)
+    rows = torch.tensor([69, 0, 31], dtype=torch.int32)
+    cpu, reference = (kernels.packed_rows(kernels.pack_int8(weight), rows) for kernels in map(select, *both_backends()))
+    assert torch.equal(cpu, reference)
+    assert ((cpu - weight[rows]).abs() <= weight[rows].abs().amax(1, keepdim=True) / 127 * 0.501).all()
+
+
+def both_backends() -> tuple[tuple[str, str], tuple[str, str]]:
+    return ("cpu", "reference"), ("cpu", "cpu")
+
+
+def test_out_may_be_columns_of_a_wider_tensor() -> None:
+    x, wide = torch.randn(3, 64), torch.zeros(3, 20)
+    for kernels in map(select, *both_backends()):
+        packed = kernels.pack_int8(torch.randn(7, 64))
+        out = wide[:, 5:12]
+        assert kernels.packed_linear(x, packed, out) is out
+        assert torch.equal(wide[:, 5:12], kernels.packed_linear(x, packed))
+        assert not wide[:, :5].any()
+        assert not wide[:, 12:].any()
+
+
+@pytest.mark.parametrize(
+    "out", [torch.zeros(2, 7), torch.zeros(2, 6, dtype=torch.bfloat16), torch.zeros(6, 2).T, torch.zeros(6).expand(2, 6)]
+)
+def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor) -> None:
     kernels = select("cpu", "cpu")
-    packed = kernels.pack_linear(torch.randn(960, 576).to(dtype))
+    with pytest.raises(ValueError, match=r"give torch.float32 \[2, 6\] on the CPU, with rows contiguous and apart"):
+        kernels.packed_linear(torch.zeros(2, 8), kernels.pack_linear(torch.zeros(6, 8)), out)
+
+
+@pytest.mark.parametrize("dtype", OURS, ids=str)
+@pytest.mark.parametrize("weight_format", ["floats", "int8", *BLOCKS])
+def test_a_row_is_the_same_alone_among_others_and_on_any_threads(weight_format: str, dtype: torch.dtype) -> None:
+    kernels = select("cpu", "cpu")
+    weight = torch.randn(960, 576)
+    is_float = weight_format == "floats"
+    packed = kernels.pack_linear(weight.to(dtype)) if is_float else quantised(kernels, weight, weight_format, dtype)
     x = torch.randn(77, 576).to(dtype)
     alone = torch.cat([kernels.packed_linear(row, packed) for row in x.split(1)])
     before = pyllm_kernels.num_threads()
@@ -70,7 +160,7 @@ def packed() -> PackedLinear:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.zeros(2, 7), r"x is torch.float32 \[2, 7\], but the packed weight is torch.float32 \[6, 8\]"),
+        (torch.zeros(2, 7), r"x is torch.float32 \[2, 7\], but the packed weight takes torch.float32 \[tokens, 8\]"),
         (torch.zeros(2, 8, dtype=torch.bfloat16), "x is torch.bfloat16"),
         (torch.zeros(8, 2).T, r"x is on cpu with strides \(1, 2\): give a contiguous CPU tensor"),
     ],
@@ -88,11 +178,26 @@ def test_rows_that_are_not_there_are_refused(packed: PackedLinear) -> None:
         select("cpu", "cpu").packed_rows(packed, torch.tensor([0]))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_blocks_of_another_kind_are_refused(backend: str) -> None:
+    kernels = select(backend, "cpu")
+    with pytest.raises(ValueError, match="no blocks of q4_k: use q8_0, q4_0, q4_1, or floats"):
+        kernels.pack_blocks(torch.zeros(2, 144, dtype=torch.uint8), "q4_k", torch.float32)
+    with pytest.raises(ValueError, match=r"blocks are torch.uint8 \[2, 35\]: q8_0 has uint8, 34 of them a block"):
+        kernels.pack_blocks(torch.zeros(2, 35, dtype=torch.uint8), "q8_0", torch.float32)
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="no linear of float16: use float32 or bfloat16"):
-        _cpu.Linear("float16", 1, 1)
+        _cpu.Linear("float16", "float16", 1, 1)
+    with pytest.raises(ValueError, match="no float32 weights with bfloat16 inputs: use bfloat16, int8, q8_0, q4_0 or q4_1"):
+        _cpu.Linear("float32", "bfloat16", 1, 1)
     with pytest.raises(ValueError, match="a linear of 0 inputs and 3 outputs"):
-        _cpu.Linear("float32", 0, 3)
+        _cpu.Linear("float32", "float32", 0, 3)
+    with pytest.raises(ValueError, match="33 inputs in groups of 32: cut a matrix where a group ends"):
+        _cpu.Linear("q4_0", "float32", 33, 3)
+    with pytest.raises(ValueError, match="output rows of 3 features are 2 apart: leave room"):
+        _cpu.Linear("float32", "float32", 1, 3).run(0, 0, 0, 0, 2)
     with pytest.raises(ValueError, match="0 threads: choose 1 to 1,024"):
         pyllm_kernels.set_num_threads(0)
     with pytest.raises(BackendError):

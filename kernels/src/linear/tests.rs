@@ -1,7 +1,15 @@
 use proptest::prelude::*;
 
-use super::tile::round_to_bfloat16;
+use super::format::{from_bfloat16, from_float16, round_to_bfloat16};
 use super::*;
+
+const FORMATS: [Format; 5] = [
+    Format::Element,
+    Format::Quantised(Quantised::Int8),
+    Format::Quantised(Quantised::Q8_0),
+    Format::Quantised(Quantised::Q4_0),
+    Format::Quantised(Quantised::Q4_1),
+];
 
 fn elements(element: Element, numbers: &[f32]) -> Vec<u8> {
     match element {
@@ -13,30 +21,7 @@ fn elements(element: Element, numbers: &[f32]) -> Vec<u8> {
 fn numbers(element: Element, bytes: &[u8]) -> Vec<f32> {
     match element {
         Element::Float32 => bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
-        Element::Bfloat16 => {
-            let halves = bytes.chunks_exact(2).map(bytemuck::pod_read_unaligned::<u16>);
-            halves.map(|half| f32::from_bits(u32::from(half) << 16)).collect()
-        }
-    }
-}
-
-fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -> Vec<u8> {
-    let num_rows = x.len() / linear.element.bytes() / linear.in_features;
-    let mut out = vec![0xff; num_rows * linear.out_features * linear.element.bytes()];
-    linear.run(isa, &mut Pool::new(num_threads), x, packed, &mut out);
-    out
-}
-
-prop_compose! {
-    fn products()(
-        bfloat16 in any::<bool>(), rows in 1..30_usize, in_features in 1..70_usize, out_features in 1..100_usize
-    )(
-        weight in prop::collection::vec(-2.0..2.0_f32, in_features * out_features),
-        x in prop::collection::vec(-2.0..2.0_f32, rows * in_features),
-        bfloat16 in Just(bfloat16), in_features in Just(in_features), out_features in Just(out_features),
-    ) -> (Linear, Vec<u8>, Vec<u8>) {
-        let element = if bfloat16 { Element::Bfloat16 } else { Element::Float32 };
-        (Linear { element, in_features, out_features }, elements(element, &weight), elements(element, &x))
+        Element::Bfloat16 => bytes.chunks_exact(2).map(bytemuck::pod_read_unaligned).map(from_bfloat16).collect(),
     }
 }
 
@@ -46,24 +31,135 @@ fn packed(linear: &Linear, weight: &[u8]) -> Vec<u8> {
     packed
 }
 
+fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -> Vec<u8> {
+    let num_rows = x.len() / linear.in_bytes();
+    let out_bytes = linear.out_features * linear.element.bytes();
+    let mut out = vec![0xff; num_rows * out_bytes];
+    let product = Product {
+        linear: *linear,
+        x: x.as_ptr(),
+        packed: packed.as_ptr(),
+        out: out.as_mut_ptr(),
+        out_stride: out_bytes,
+    };
+    // SAFETY: the lengths are as the linear says, and the instructions are available ones.
+    unsafe { product.run(num_rows, isa, &mut Pool::new(num_threads)) };
+    out
+}
+
+fn look_up(linear: &Linear, packed: &[u8], indices: &[i32]) -> Result<Vec<u8>, i32> {
+    let mut out = vec![0xff; indices.len() * linear.in_bytes()];
+    let indices_bytes: &[u8] = bytemuck::cast_slice(indices);
+    let lookup =
+        Lookup { linear: *linear, packed: packed.as_ptr(), indices: indices_bytes.as_ptr(), out: out.as_mut_ptr() };
+    // SAFETY: the lengths are as the linear says.
+    unsafe { lookup.run(indices.len(), &mut Pool::new(2)) }.map(|()| out)
+}
+
+/// One group of weights: scale, minimum, integers.
+type Group = (f32, f32, Vec<i32>);
+
+/// A row of a quantised matrix, read as plainly as can be.
+fn groups(linear: &Linear, format: Quantised, row: &[u8]) -> Vec<Group> {
+    let half = |bytes: &[u8]| from_float16(u16::from_ne_bytes([bytes[0], bytes[1]]));
+    let nibbles = |bytes: &[u8], offset: i32| {
+        let lows = bytes.iter().map(|byte| i32::from(byte & 0xf) - offset);
+        lows.chain(bytes.iter().map(|byte| i32::from(byte >> 4) - offset)).collect()
+    };
+    match format {
+        Quantised::Int8 => {
+            let (scale, integers) = quantised_group(&numbers(linear.element, row));
+            vec![(scale, 0.0, integers)]
+        }
+        Quantised::Q8_0 => {
+            let group = |block: &[u8]| (half(block), 0.0, block[2..].iter().map(|&q| i32::from(q as i8)).collect());
+            row.chunks_exact(34).map(group).collect()
+        }
+        Quantised::Q4_0 => row.chunks_exact(18).map(|block| (half(block), 0.0, nibbles(&block[2..], 8))).collect(),
+        Quantised::Q4_1 => {
+            row.chunks_exact(20).map(|block| (half(block), half(&block[2..]), nibbles(&block[4..], 0))).collect()
+        }
+    }
+}
+
+fn quantised_group(numbers: &[f32]) -> (f32, Vec<i32>) {
+    let largest = numbers.iter().fold(0.0_f32, |largest, number| largest.max(number.abs()));
+    let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
+    (largest / 127.0, numbers.iter().map(|number| (number * inverse).round_ties_even() as i32).collect())
+}
+
+/// What a quantised product is said to be, operation by operation.
+fn specified(linear: &Linear, format: Quantised, weight: &[u8], x: &[u8]) -> Vec<u8> {
+    let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| groups(linear, format, row)).collect();
+    let group_features = if format == Quantised::Int8 { linear.in_features } else { GROUP };
+    let mut out = Vec::new();
+    for row in x.chunks_exact(linear.in_bytes()) {
+        let x: Vec<_> = numbers(linear.element, row).chunks(group_features).map(quantised_group).collect();
+        for weight in &weight {
+            let mut sum = 0.0_f32;
+            for ((x_scale, x), (scale, min, integers)) in x.iter().zip(weight) {
+                let dot: i32 = x.iter().zip(integers).map(|(x, integer)| x * integer).sum();
+                sum = (x_scale * scale).mul_add(dot as f32, sum);
+                if format == Quantised::Q4_1 {
+                    sum = min.mul_add(x_scale * x.iter().sum::<i32>() as f32, sum);
+                }
+            }
+            out.extend(elements(linear.element, &[sum]));
+        }
+    }
+    out
+}
+
+/// Any bytes are a matrix of blocks, once each scale is a number that is not too large.
+fn with_tame_scales(linear: &Linear, format: Quantised, mut weight: Vec<u8>) -> Vec<u8> {
+    let (scale, min) = format.scale_bytes();
+    for block in weight.chunks_exact_mut(linear.row_bytes() / (linear.in_features / GROUP)) {
+        for half in block[..scale + min].chunks_exact_mut(2) {
+            half[1] &= 0xbf; // less than 2
+        }
+    }
+    weight
+}
+
+prop_compose! {
+    fn products()(
+        bfloat16 in any::<bool>(),
+        format in prop::sample::select(FORMATS.to_vec()),
+        (rows, in_features, out_features) in (1..50_usize, 1..140_usize, 1..100_usize),
+    )(
+        numbers in prop::collection::vec(-2.0..2.0_f32, in_features * out_features),
+        bytes in prop::collection::vec(any::<u8>(), in_features.div_ceil(GROUP) * 34 * out_features),
+        x in prop::collection::vec(-2.0..2.0_f32, rows * in_features.next_multiple_of(GROUP)),
+        bfloat16 in Just(bfloat16), format in Just(format), rows in Just(rows), in_features in Just(in_features),
+        out_features in Just(out_features),
+    ) -> (Linear, Vec<u8>, Vec<u8>) {
+        let element = if bfloat16 { Element::Bfloat16 } else { Element::Float32 };
+        let mut linear = Linear { format, element, in_features, out_features };
+        let weight = match format {
+            Format::Element | Format::Quantised(Quantised::Int8) => elements(element, &numbers),
+            Format::Quantised(format) => {
+                linear.in_features = in_features.next_multiple_of(GROUP);
+                let length = linear.row_bytes() * out_features;
+                with_tame_scales(&linear, format, bytes[..length].to_vec())
+            }
+        };
+        let x = elements(element, &x[..rows * linear.in_features]);
+        (linear, weight, x)
+    }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
     fn every_kernel_computes_the_product((linear, weight, x) in products()) {
         let packed = packed(&linear, &weight);
-        let (w, rows) = (numbers(linear.element, &weight), numbers(linear.element, &x));
-        let tolerance = if linear.element == Element::Float32 { 1e-5 } else { 1e-2 };
+        let Format::Quantised(format) = linear.format else {
+            return close_to_the_product(&linear, &weight, &x, &packed);
+        };
+        let expected = specified(&linear, format, &weight, &x);
         for isa in Isa::available() {
-            let out = numbers(linear.element, &run(&linear, isa, 1, &x, &packed));
-            let expected = rows.chunks_exact(linear.in_features).flat_map(|row| {
-                w.chunks_exact(linear.in_features).map(|column| {
-                    row.iter().zip(column).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>()
-                })
-            });
-            for (out, expected) in out.into_iter().zip(expected) {
-                prop_assert!((f64::from(out) - expected).abs() <= tolerance * (1.0 + expected.abs() * 2.0), "{isa:?}");
-            }
+            prop_assert_eq!(&run(&linear, isa, 1, &x, &packed), &expected, "{:?}", isa);
         }
     }
 
@@ -71,7 +167,7 @@ proptest! {
     fn a_row_is_the_same_alone_and_among_others((linear, weight, x) in products(), num_threads in 1..4_usize) {
         let packed = packed(&linear, &weight);
         for isa in Isa::available() {
-            let alone = x.chunks_exact(linear.in_features * linear.element.bytes());
+            let alone = x.chunks_exact(linear.in_bytes());
             let alone: Vec<u8> = alone.flat_map(|row| run(&linear, isa, 1, row, &packed)).collect();
             prop_assert_eq!(&run(&linear, isa, num_threads, &x, &packed), &alone, "{:?}", isa);
         }
@@ -80,18 +176,42 @@ proptest! {
     #[test]
     fn rows_come_out_as_they_were_packed((linear, weight, _) in products()) {
         let packed = packed(&linear, &weight);
-        let row_bytes = linear.in_features * linear.element.bytes();
-        let mut out = vec![0; row_bytes];
-        for (row, expected) in weight.chunks_exact(row_bytes).enumerate() {
-            linear.unpack_row(&packed, row, &mut out);
-            prop_assert_eq!(&out, expected);
+        let indices: Vec<i32> = (0..linear.out_features as i32).rev().collect();
+        let out = look_up(&linear, &packed, &indices).expect("all of these are there");
+        for (&index, out) in indices.iter().zip(out.chunks_exact(linear.in_bytes())) {
+            let row = &weight[index as usize * linear.row_bytes()..][..linear.row_bytes()];
+            let Format::Quantised(format) = linear.format else {
+                prop_assert_eq!(out, row);
+                continue;
+            };
+            let plain: Vec<f32> = groups(&linear, format, row)
+                .into_iter()
+                .flat_map(|(scale, min, integers)| integers.into_iter().map(move |integer| scale * integer as f32 + min))
+                .collect();
+            prop_assert_eq!(numbers(linear.element, out), numbers(linear.element, &elements(linear.element, &plain)));
         }
     }
 }
 
+fn close_to_the_product(linear: &Linear, weight: &[u8], x: &[u8], packed: &[u8]) -> Result<(), TestCaseError> {
+    let (w, rows) = (numbers(linear.element, weight), numbers(linear.element, x));
+    let tolerance = if linear.element == Element::Float32 { 1e-5 } else { 1e-2 };
+    for isa in Isa::available() {
+        let out = numbers(linear.element, &run(linear, isa, 1, x, packed));
+        let expected = rows.chunks_exact(linear.in_features).flat_map(|row| {
+            w.chunks_exact(linear.in_features)
+                .map(|column| row.iter().zip(column).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>())
+        });
+        for (out, expected) in out.into_iter().zip(expected) {
+            prop_assert!((f64::from(out) - expected).abs() <= tolerance * (1.0 + expected.abs() * 2.0), "{isa:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn many_rows_are_cut_into_blocks_and_tiles() {
-    let linear = Linear { element: Element::Float32, in_features: 3, out_features: 33 };
+    let linear = Linear { format: Format::Element, element: Element::Float32, in_features: 3, out_features: 33 };
     let weight: Vec<f32> = (0..99_u8).map(f32::from).collect();
     let x: Vec<f32> = (0..3 * 500).map(|index| f32::from((index % 7) as u8)).collect();
     let packed = packed(&linear, bytemuck::cast_slice(&weight));
@@ -107,10 +227,77 @@ fn many_rows_are_cut_into_blocks_and_tiles() {
 }
 
 #[test]
+fn sums_of_the_largest_integers_are_exact() {
+    let in_features = MAX_INT8_FEATURES;
+    let format = Format::Quantised(Quantised::Int8);
+    let linear = Linear { format, element: Element::Float32, in_features, out_features: 2 };
+    let signs: Vec<f32> = (0..2 * in_features).map(|index| if index < in_features { 127.0 } else { -127.0 }).collect();
+    let packed = packed(&linear, bytemuck::cast_slice(&signs));
+    let x = vec![127.0_f32; 3 * in_features];
+    let expected = (127 * 127 * in_features) as f32;
+    for isa in Isa::available() {
+        let out = numbers(Element::Float32, &run(&linear, isa, 2, bytemuck::cast_slice(&x), &packed));
+        assert_eq!(out, [expected, -expected, expected, -expected, expected, -expected], "{isa:?}");
+    }
+}
+
+#[test]
+fn what_is_not_a_number_stays_in_its_row() {
+    for format in FORMATS {
+        let linear = Linear { format, element: Element::Float32, in_features: 64, out_features: 5 };
+        let packed = packed(&linear, &vec![0x11; linear.row_bytes() * 5]);
+        let mut x = vec![1.0_f32; 64 * 40];
+        x[64 * 7 + 3] = f32::NAN;
+        for isa in Isa::available() {
+            let out = numbers(Element::Float32, &run(&linear, isa, 1, bytemuck::cast_slice(&x), &packed));
+            for (row, out) in out.chunks_exact(5).enumerate() {
+                assert!(out.iter().all(|out| out.is_nan() == (row == 7)), "{isa:?} {format:?} {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn outputs_may_lie_apart() {
+    let linear = Linear { format: Format::Element, element: Element::Float32, in_features: 1, out_features: 2 };
+    let packed = packed(&linear, bytemuck::cast_slice(&[1.0_f32, 2.0]));
+    let (x, mut out) = ([1.0_f32, 10.0], [0.0_f32; 6]);
+    let (x, first) = (x.as_ptr().cast(), out.as_mut_ptr().cast());
+    let product = Product { linear, x, packed: packed.as_ptr(), out: first, out_stride: 12 };
+    // SAFETY: two rows of two features, 12 bytes apart, are in `out`.
+    unsafe { product.run(2, Isa::best(), &mut Pool::new(1)) };
+    assert_eq!(out, [1.0, 2.0, 0.0, 10.0, 20.0, 0.0]);
+}
+
+#[test]
 fn no_rows_are_no_work() {
-    let linear = Linear { element: Element::Bfloat16, in_features: 5, out_features: 7 };
-    let packed = packed(&linear, &[0; 70]);
-    assert_eq!(run(&linear, Isa::best(), 2, &[], &packed), Vec::<u8>::new());
+    for format in FORMATS {
+        let linear = Linear { format, element: Element::Bfloat16, in_features: 64, out_features: 7 };
+        let packed = packed(&linear, &vec![0; linear.row_bytes() * 7]);
+        assert_eq!(run(&linear, Isa::best(), 2, &[], &packed), Vec::<u8>::new());
+        assert_eq!(look_up(&linear, &packed, &[]), Ok(Vec::new()));
+    }
+}
+
+#[test]
+fn rows_that_are_not_there_are_named() {
+    let linear = Linear { format: Format::Element, element: Element::Float32, in_features: 1, out_features: 2 };
+    let packed = packed(&linear, &[0; 8]);
+    assert_eq!(look_up(&linear, &packed, &[1, 2]), Err(2));
+    assert_eq!(look_up(&linear, &packed, &[0, -1]), Err(-1));
+}
+
+#[test]
+fn what_cannot_be_packed_is_refused() {
+    let check = |format, in_features| {
+        let format = Format::Quantised(format);
+        Linear { format, element: Element::Float32, in_features, out_features: 1 }.check()
+    };
+    assert_eq!(check(Quantised::Q4_0, 96), Ok(()));
+    assert!(check(Quantised::Q4_0, 100).unwrap_err().contains("100 inputs in groups of 32"));
+    assert_eq!(check(Quantised::Int8, MAX_INT8_FEATURES), Ok(()));
+    assert!(check(Quantised::Int8, MAX_INT8_FEATURES + 1).is_err());
+    assert!(check(Quantised::Int8, 0).is_err());
 }
 
 #[test]
@@ -118,14 +305,4 @@ fn parts_are_as_equal_as_can_be() {
     let parts: Vec<_> = equal_parts(2..34, 12).collect();
     assert_eq!(parts, [2..12, 12..23, 23..34]);
     assert_eq!(equal_parts(5..5, 3).count(), 0);
-}
-
-#[test]
-fn rounding_to_bfloat16_goes_to_the_nearest_even() {
-    let cases =
-        [(1.0, 0x3f80), (1.003_906_25, 0x3f80), (1.011_718_75, 0x3f82), (f32::INFINITY, 0x7f80), (3.4e38, 0x7f80)];
-    for (value, expected) in cases {
-        assert_eq!(round_to_bfloat16(value), expected, "{value}");
-    }
-    assert!(f32::from_bits(u32::from(round_to_bfloat16(f32::from_bits(0x7f80_0001))) << 16).is_nan());
 }

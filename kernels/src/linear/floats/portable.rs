@@ -1,6 +1,8 @@
 //! The micro-kernels in plain Rust.
 
-use super::tile::{Multiply, PANEL, Tile, for_rows};
+use super::tile::{Multiply, Tile};
+use crate::linear::for_rows;
+use crate::linear::output::PANEL;
 
 pub(super) const FLOAT32: [Multiply; 4] = for_rows!(float32: 1 2 3 4);
 pub(super) const BFLOAT16: [Multiply; 4] = for_rows!(bfloat16: 1 2 3 4);
@@ -20,7 +22,7 @@ unsafe fn float32<const ROWS: usize>(tile: &Tile) {
             }
         }
         for (row, sums) in sums.iter().enumerate() {
-            tile.store_float32(row, sums);
+            tile.output.store(row, sums);
         }
     }
 }
@@ -51,7 +53,7 @@ unsafe fn bfloat16<const ROWS: usize>(tile: &Tile) {
     }
     for (row, sums) in sums.iter().enumerate() {
         // SAFETY: as the caller promises.
-        unsafe { tile.store_bfloat16(row, sums) };
+        unsafe { tile.output.store(row, sums) };
     }
 }
 

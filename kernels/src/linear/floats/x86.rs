@@ -7,7 +7,9 @@ use std::arch::x86_64::{
     _mm512_loadu_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
-use super::tile::{Multiply, PANEL, Tile, for_rows};
+use super::tile::{Multiply, Tile};
+use crate::linear::for_rows;
+use crate::linear::output::PANEL;
 
 // Two sums a row, and room for two weights and an input among 32 registers; half of it among 16.
 pub(super) const FLOAT32_AVX512: [Multiply; 12] = for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
@@ -35,7 +37,7 @@ unsafe fn float32_avx512<const ROWS: usize>(tile: &Tile) {
             }
         }
         for (row, sums) in sums.into_iter().enumerate() {
-            tile.store_float32(row, &array_512(sums));
+            tile.output.store(row, &array_512(sums));
         }
     }
 }
@@ -55,7 +57,7 @@ unsafe fn bfloat16_avx512_bf16<const ROWS: usize>(tile: &Tile) {
             add_dots_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| tile.last_bfloat16(row));
         }
         for (row, sums) in sums.into_iter().enumerate() {
-            tile.store_bfloat16(row, &array_512(sums));
+            tile.output.store(row, &array_512(sums));
         }
     }
 }
@@ -92,7 +94,7 @@ unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
             add_pairs_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| tile.last_bfloat16(row));
         }
         for (row, sums) in sums.into_iter().enumerate() {
-            tile.store_bfloat16(row, &array_512(sums));
+            tile.output.store(row, &array_512(sums));
         }
     }
 }
@@ -137,7 +139,7 @@ unsafe fn float32_avx2<const ROWS: usize>(tile: &Tile) {
     }
     for (row, sums) in sums.iter().enumerate() {
         // SAFETY: as the caller promises.
-        unsafe { tile.store_float32(row, sums) };
+        unsafe { tile.output.store(row, sums) };
     }
 }
 
@@ -163,7 +165,7 @@ unsafe fn bfloat16_avx2<const ROWS: usize>(tile: &Tile) {
     }
     for (row, sums) in sums.iter().enumerate() {
         // SAFETY: as the caller promises.
-        unsafe { tile.store_bfloat16(row, sums) };
+        unsafe { tile.output.store(row, sums) };
     }
 }
 

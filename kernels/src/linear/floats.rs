@@ -1,0 +1,80 @@
+//! Weights of the input's own kind, float32 or bfloat16: their panels, and which micro-kernel multiplies them.
+//!
+//! An output element is one sum over the input features, in their order, from one accumulator, in float32.
+
+mod portable;
+mod tile;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use super::format::Element;
+use super::output::{Output, PANEL};
+use super::{Linear, Part, equal_parts};
+use crate::isa::Isa;
+use tile::{Multiply, Tile};
+
+/// Bytes of one step of a panel: one number, or two halves as long, of each of its columns.
+const STEP_BYTES: usize = PANEL * 4;
+
+/// A panel is a run of steps over the inputs, zero where either side ends early.
+pub(super) fn panel_bytes(linear: &Linear) -> usize {
+    linear.in_features.div_ceil(4 / linear.element.bytes()) * STEP_BYTES
+}
+
+/// Pack the panel's rows of the matrix, of which there may be fewer than `PANEL`.
+pub(super) fn pack_panel(linear: &Linear, rows: &[u8], panel: &mut [u8]) {
+    panel.fill(0);
+    for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
+        for (numbers, step) in row.chunks(4).zip(panel.chunks_exact_mut(STEP_BYTES)) {
+            step[column * 4..column * 4 + numbers.len()].copy_from_slice(numbers);
+        }
+    }
+}
+
+/// Copy one column of a panel, which is a row of the matrix, back out.
+pub(super) fn unpack_column(panel: &[u8], column: usize, out: &mut [u8]) {
+    for (cell, step) in out.chunks_mut(4).zip(panel.chunks_exact(STEP_BYTES)) {
+        cell.copy_from_slice(&step[column * 4..column * 4 + cell.len()]);
+    }
+}
+
+/// Multiply some rows with one panel.
+///
+/// # Safety
+///
+/// As for `tile::Multiply`: x is the first input row of the linear's kind, and the rest is what `part` says.
+pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: Part, output: Output) {
+    let tiles = tiles(linear.element, isa);
+    let x_stride = linear.in_bytes();
+    for rows in equal_parts(part.rows, tiles.len()) {
+        // SAFETY: as the caller promises: the rows and the panel are there.
+        unsafe {
+            let tile = Tile {
+                x: x.add(rows.start * x_stride),
+                x_stride,
+                weights: part.panel,
+                in_features: linear.in_features,
+                output: output.from_row(rows.start),
+            };
+            tiles[rows.len() - 1](&tile);
+        }
+    }
+}
+
+/// The kernels for 1, 2, 3 and so many rows.
+fn tiles(element: Element, isa: Isa) -> &'static [Multiply] {
+    match (element, isa) {
+        #[cfg(target_arch = "x86_64")]
+        (Element::Float32, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) => &x86::FLOAT32_AVX512,
+        #[cfg(target_arch = "x86_64")]
+        (Element::Float32, Isa::Avx2) => &x86::FLOAT32_AVX2,
+        #[cfg(target_arch = "x86_64")]
+        (Element::Bfloat16, Isa::Avx512Bf16 | Isa::Amx) => &x86::BFLOAT16_AVX512_BF16,
+        #[cfg(target_arch = "x86_64")]
+        (Element::Bfloat16, Isa::Avx512) => &x86::BFLOAT16_AVX512,
+        #[cfg(target_arch = "x86_64")]
+        (Element::Bfloat16, Isa::Avx2) => &x86::BFLOAT16_AVX2,
+        (Element::Float32, _) => &portable::FLOAT32,
+        (Element::Bfloat16, _) => &portable::BFLOAT16,
+    }
+}

@@ -1,0 +1,155 @@
+//! Weights of integers: input rows are made into integers, too, and each group's product is an exact sum of integers.
+//!
+//! Of an output element every operation is specified: for each group in turn, `sum = fma(input scale × weight scale,
+//! integer product, sum)`, and where weights have a minimum `sum = fma(minimum, input scale × sum of input integers,
+//! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod integers;
+mod panel;
+mod portable;
+mod tile;
+
+use super::format::{Element, GROUP, Quantised};
+use super::output::Output;
+use super::{Linear, Part, equal_part};
+use crate::isa::Isa;
+use crate::scratch::Scratch;
+use crate::threads::Pool;
+pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
+use tile::{Factors, Int8, Q4_0, Q4_1, Q8_0, Tile};
+
+/// Below so many features in all rows, waking threads costs more than they save.
+const FEATURES_A_TASK: usize = 4096;
+/// A row ends with zeros up to a multiple of this, where it is one group.
+const INT8_FEATURES: usize = 64;
+
+/// Features of a group of a matrix with so many inputs, zeros at the end included.
+fn group_features(format: Quantised, in_features: usize) -> usize {
+    if format == Quantised::Int8 { in_features.next_multiple_of(INT8_FEATURES) } else { GROUP }
+}
+
+/// Input rows as integers, each group with what its product is to be scaled with.
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    format: Quantised,
+    element: Element,
+    in_features: usize,
+    /// [rows, `in_features`]
+    x: *const u8,
+    num_rows: usize,
+    group_features: usize,
+    num_groups: usize,
+    /// [rows, groups, `group_features`]
+    integers: *mut i8,
+    /// [rows, groups]
+    factors: *mut Factors,
+}
+
+// SAFETY: the pointers are followed in unsafe methods alone, whose callers answer for them.
+unsafe impl Send for Rows {}
+// SAFETY: as above; tasks write to rows that no other task has.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    /// Room for what x is made into, which lasts until the scratch memory is used for something else.
+    pub(super) fn within(
+        linear: &Linear,
+        format: Quantised,
+        x: *const u8,
+        num_rows: usize,
+        scratch: &mut Scratch,
+    ) -> Self {
+        let group_features = group_features(format, linear.in_features);
+        let num_groups = linear.in_features.div_ceil(group_features);
+        // A tile of AMX is read whole, even where it has fewer rows.
+        let integer_bytes = num_rows.next_multiple_of(16) * num_groups * group_features;
+        let memory = scratch.bytes(integer_bytes + num_rows * num_groups * size_of::<Factors>());
+        let (integers, factors) = memory.split_at_mut(integer_bytes);
+        Self {
+            format,
+            element: linear.element,
+            in_features: linear.in_features,
+            x,
+            num_rows,
+            group_features,
+            num_groups,
+            integers: integers.as_mut_ptr().cast(),
+            factors: factors.as_mut_ptr().cast(),
+        }
+    }
+
+    /// How many of the rows fill so many bytes.
+    pub(super) fn at_once(&self, bytes: usize) -> usize {
+        (bytes / (self.num_groups * self.group_features)).next_multiple_of(32)
+    }
+
+    /// Fill the rows, in the calling thread where they are few.
+    ///
+    /// # Safety
+    ///
+    /// x has as many rows, and their room is still theirs; this machine has `isa`.
+    pub(super) unsafe fn quantise(&self, isa: Isa, pool: &mut Pool) {
+        let num_tasks = (self.num_rows * self.in_features).div_ceil(FEATURES_A_TASK).min(self.num_rows);
+        pool.run(num_tasks, &|task| {
+            for row in equal_part(0..self.num_rows, task, num_tasks) {
+                // SAFETY: as the caller promises.
+                unsafe { self.quantise_row(row, isa) };
+            }
+        });
+    }
+
+    /// Multiply some of the rows with one panel.
+    ///
+    /// # Safety
+    ///
+    /// The rows have been quantised, the part's panel is of this format and has their features, and nothing else
+    /// touches the output, which begins at row 0; this machine has `isa`.
+    pub(super) unsafe fn multiply(&self, isa: Isa, part: Part, output: Output) {
+        let (stride, first) = (self.num_groups * self.group_features, part.rows.start);
+        // SAFETY: as the caller promises.
+        unsafe {
+            let tile = Tile {
+                rows: part.rows.len(),
+                integers: self.integers.add(first * stride),
+                factors: self.factors.add(first * self.num_groups),
+                num_groups: self.num_groups,
+                group_features: self.group_features,
+                weights: part.panel,
+                output: output.from_row(first),
+            };
+            match self.format {
+                Quantised::Int8 => tile.multiply::<Int8>(isa),
+                Quantised::Q8_0 => tile.multiply::<Q8_0>(isa),
+                Quantised::Q4_0 => tile.multiply::<Q4_0>(isa),
+                Quantised::Q4_1 => tile.multiply::<Q4_1>(isa),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `quantise`; no other thread has the row.
+    unsafe fn quantise_row(&self, row: usize, isa: Isa) {
+        let (x_bytes, stride) = (self.in_features * self.element.bytes(), self.num_groups * self.group_features);
+        // SAFETY: as the caller promises.
+        let (x, integers, factors) = unsafe {
+            (
+                std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes),
+                std::slice::from_raw_parts_mut(self.integers.add(row * stride), stride),
+                std::slice::from_raw_parts_mut(self.factors.add(row * self.num_groups), self.num_groups),
+            )
+        };
+        let mut factors = factors.iter_mut();
+        // SAFETY: as the caller promises.
+        unsafe {
+            integers::quantise(isa, self.element, x, self.group_features, integers, |scale, sum| {
+                let factors = factors.next().expect("a row has factors for each of its groups");
+                *factors = Factors::new(scale, sum, self.format.offset());
+            });
+        }
+    }
+}

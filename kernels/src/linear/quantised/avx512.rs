@@ -1,0 +1,156 @@
+//! The micro-kernel in AVX-512 with VNNI: all products and sums of a few rows stay in registers.
+
+use std::arch::x86_64::{
+    __m256i, __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512, _mm512_cvtepi32_ps,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
+    _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16, _mm512_storeu_ps,
+};
+
+use super::tile::{STEP_BYTES, STEP_FEATURES, Tile, Weights};
+use crate::linear::output::PANEL;
+use crate::linear::{equal_parts, for_rows};
+
+/// How far ahead of the integers in use memory is asked for more.
+const AHEAD: usize = 2048;
+
+/// # Safety
+///
+/// As for `Tile::multiply`.
+pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
+    // Two products a row, and two sums where there is more than one group, among 32 registers.
+    let few: [unsafe fn(&Tile); 6] = for_rows!(rows<W>: 1 2 3 4 5 6);
+    let many: [unsafe fn(&Tile); 12] = for_rows!(rows<W>: 1 2 3 4 5 6 7 8 9 10 11 12);
+    let kernels: &[unsafe fn(&Tile)] = if W::ONE_GROUP { &many } else { &few };
+    for part in equal_parts(0..tile.rows, kernels.len()) {
+        // SAFETY: as the caller promises.
+        unsafe { kernels[part.len() - 1](&tile.part(part.start, part.len())) };
+    }
+}
+
+/// # Safety
+///
+/// As for `Tile::multiply`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
+    let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    let mut weights = tile.weights;
+    let num_groups = if W::ONE_GROUP { 1 } else { tile.num_groups };
+    // SAFETY: as the caller promises.
+    unsafe {
+        for group in 0..num_groups {
+            let first = group * tile.group_features;
+            let factors: [_; ROWS] = std::array::from_fn(|row| tile.factors(row, group));
+            let mut products = factors.map(|factors| [_mm512_set1_epi32(factors.start); 2]);
+            if W::NIBBLES {
+                let half = tile.group_features / 2;
+                for feature in (0..half).step_by(STEP_FEATURES) {
+                    let bytes = next_vectors(&mut weights);
+                    add_dots(&mut products, low_nibbles(bytes), |row| tile.step(row, first + feature));
+                    add_dots(&mut products, high_nibbles(bytes), |row| tile.step(row, first + half + feature));
+                }
+            } else {
+                for feature in (0..tile.group_features).step_by(STEP_FEATURES) {
+                    let bytes = next_vectors(&mut weights);
+                    add_dots(&mut products, bytes, |row| tile.step(row, first + feature));
+                }
+            }
+            let scales = if W::ONE_GROUP { floats(weights) } else { next_half_floats(&mut weights) };
+            for ((sums, products), factors) in sums.iter_mut().zip(products).zip(factors) {
+                let scale = _mm512_set1_ps(factors.scale);
+                for half in 0..2 {
+                    let scale = _mm512_mul_ps(scale, scales[half]);
+                    sums[half] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products[half]), sums[half]);
+                }
+            }
+            if W::HAS_MIN {
+                let mins = next_half_floats(&mut weights);
+                for (sums, factors) in sums.iter_mut().zip(factors) {
+                    let scaled_sum = _mm512_set1_ps(factors.scaled_sum);
+                    for half in 0..2 {
+                        sums[half] = _mm512_fmadd_ps(mins[half], scaled_sum, sums[half]);
+                    }
+                }
+            }
+        }
+        for (row, sums) in sums.into_iter().enumerate() {
+            tile.output.store(row, &array(sums));
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_dots(products: &mut [[__m512i; 2]], weights: [__m512i; 2], x: impl Fn(usize) -> i32) {
+    for (row, products) in products.iter_mut().enumerate() {
+        let x = _mm512_set1_epi32(x(row));
+        products[0] = _mm512_dpbusd_epi32(products[0], weights[0], x);
+        products[1] = _mm512_dpbusd_epi32(products[1], weights[1], x);
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn low_nibbles(bytes: [__m512i; 2]) -> [__m512i; 2] {
+    let mask = _mm512_set1_epi8(0xf);
+    [_mm512_and_si512(bytes[0], mask), _mm512_and_si512(bytes[1], mask)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn high_nibbles(bytes: [__m512i; 2]) -> [__m512i; 2] {
+    low_nibbles([_mm512_srli_epi16::<4>(bytes[0]), _mm512_srli_epi16::<4>(bytes[1])])
+}
+
+/// # Safety
+///
+/// A step's bytes are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn next_vectors(weights: &mut *const u8) -> [__m512i; 2] {
+    // SAFETY: as the caller promises; asking for memory that is not there does nothing.
+    unsafe {
+        let here = *weights;
+        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_add(AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_add(AHEAD + 64).cast());
+        *weights = here.add(STEP_BYTES);
+        [_mm512_loadu_si512(here.cast()), _mm512_loadu_si512(here.add(64).cast())]
+    }
+}
+
+/// # Safety
+///
+/// A panel's float32 are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn floats(weights: *const u8) -> [__m512; 2] {
+    // SAFETY: as the caller promises.
+    unsafe { [_mm512_loadu_ps(weights.cast()), _mm512_loadu_ps(weights.add(64).cast())] }
+}
+
+/// # Safety
+///
+/// A panel's float16 are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn next_half_floats(weights: &mut *const u8) -> [__m512; 2] {
+    // SAFETY: as the caller promises.
+    let [first, second]: [__m256i; 2] = unsafe {
+        let here = *weights;
+        *weights = here.add(PANEL * 2);
+        [_mm256_loadu_si256(here.cast()), _mm256_loadu_si256(here.add(32).cast())]
+    };
+    [_mm512_cvtph_ps(first), _mm512_cvtph_ps(second)]
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn array(sums: [__m512; 2]) -> [f32; PANEL] {
+    let mut array = [0.0; PANEL];
+    let (first, second) = array.split_at_mut(16);
+    // SAFETY: each half has 16 places.
+    unsafe {
+        _mm512_storeu_ps(first.as_mut_ptr(), sums[0]);
+        _mm512_storeu_ps(second.as_mut_ptr(), sums[1]);
+    }
+    array
+}

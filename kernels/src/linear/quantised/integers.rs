@@ -1,0 +1,156 @@
+//! Floats to integers: each group by its largest magnitude. Knows neither weights nor rows of them.
+
+use crate::isa::Isa;
+use crate::linear::format::{Element, from_bfloat16};
+
+const LARGEST: f32 = 127.0;
+/// Below it everything is 0: its inverse would not be finite. 2⁻¹⁰⁰.
+const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
+
+/// Write `integers`, zeros behind the last element, and tell each group's scale and sum of integers.
+///
+/// An integer is `element × (127 / largest magnitude)` to the nearest, to even where two are equally near; the scale is
+/// `largest magnitude / 127`, and not a number where an element is not finite. `integers` are whole groups.
+///
+/// # Safety
+///
+/// This machine has `isa`.
+pub(super) unsafe fn quantise(
+    isa: Isa,
+    element: Element,
+    elements: &[u8],
+    group_features: usize,
+    integers: &mut [i8],
+    group: impl FnMut(f32, i32),
+) {
+    match isa {
+        // SAFETY: as the caller promises.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe {
+            quantise_avx512(element, elements, group_features, integers, group);
+        },
+        // SAFETY: as the caller promises.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { quantise_avx2(element, elements, group_features, integers, group) },
+        _ => quantise_portable(element, elements, group_features, integers, group),
+    }
+}
+
+/// The portable form, compiled for AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+fn quantise_avx512(
+    element: Element,
+    elements: &[u8],
+    group_features: usize,
+    integers: &mut [i8],
+    group: impl FnMut(f32, i32),
+) {
+    quantise_portable(element, elements, group_features, integers, group);
+}
+
+/// The portable form, compiled for AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn quantise_avx2(
+    element: Element,
+    elements: &[u8],
+    group_features: usize,
+    integers: &mut [i8],
+    group: impl FnMut(f32, i32),
+) {
+    quantise_portable(element, elements, group_features, integers, group);
+}
+
+#[inline(always)] // so that it is compiled anew for each instruction set
+#[expect(clippy::inline_always, reason = "see above")]
+fn quantise_portable(
+    element: Element,
+    elements: &[u8],
+    group_features: usize,
+    integers: &mut [i8],
+    group: impl FnMut(f32, i32),
+) {
+    match element {
+        Element::Float32 => {
+            quantise_groups(elements.as_chunks().0, f32::from_ne_bytes, group_features, integers, group);
+        }
+        Element::Bfloat16 => {
+            let widen = |bytes| from_bfloat16(u16::from_ne_bytes(bytes));
+            quantise_groups(elements.as_chunks().0, widen, group_features, integers, group);
+        }
+    }
+}
+
+#[inline(always)] // as above
+#[expect(clippy::inline_always, reason = "see above")]
+fn quantise_groups<const BYTES: usize>(
+    elements: &[[u8; BYTES]],
+    widen: impl Fn([u8; BYTES]) -> f32,
+    group_features: usize,
+    integers: &mut [i8],
+    mut group: impl FnMut(f32, i32),
+) {
+    for (elements, integers) in elements.chunks(group_features).zip(integers.chunks_exact_mut(group_features)) {
+        // Magnitudes are ordered as their bits are, with what is not finite above all others.
+        let bits = elements.iter().map(|&bytes| widen(bytes).to_bits() & 0x7fff_ffff).fold(0, u32::max);
+        let largest = f32::from_bits(bits);
+        let inverse = if largest >= SMALLEST { LARGEST / largest } else { 0.0 };
+        let (filled, rest) = integers.split_at_mut(elements.len());
+        let mut sum = 0;
+        for (integer, &bytes) in filled.iter_mut().zip(elements) {
+            *integer = nearest(widen(bytes) * inverse);
+            sum += i32::from(*integer);
+        }
+        rest.fill(0);
+        let scale = if largest < SMALLEST { 0.0 } else { largest / LARGEST };
+        group(if largest.is_finite() { scale } else { f32::NAN }, sum);
+    }
+}
+
+/// The nearest integer: behind so large a number there is no room for a fraction.
+#[inline(always)] // as above
+#[expect(clippy::inline_always, reason = "see above")]
+fn nearest(value: f32) -> i8 {
+    const ROUNDER: f32 = 12_582_912.0; // 1.5 × 2²³
+    (value + ROUNDER).to_bits() as i8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quantised(isa: Isa, elements: &[f32], group_features: usize) -> (Vec<i8>, Vec<(u32, i32)>) {
+        let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_ne_bytes()).collect();
+        let mut integers = vec![99; elements.len().next_multiple_of(group_features)];
+        let mut groups = Vec::new();
+        // SAFETY: the instructions are available ones.
+        unsafe {
+            quantise(isa, Element::Float32, &bytes, group_features, &mut integers, |scale, sum| {
+                groups.push((scale.to_bits(), sum));
+            });
+        }
+        (integers, groups)
+    }
+
+    #[test]
+    fn the_largest_becomes_127_and_halves_go_to_even() {
+        for isa in Isa::available() {
+            let (integers, groups) = quantised(isa, &[-254.0, 3.0, 5.0, -1.0, 0.0, 0.0, 1e-32, 3.0, 3.0], 4);
+            assert_eq!(integers, [-127, 2, 2, 0, 0, 0, 0, 127, 127, 0, 0, 0]);
+            let expected = [(2.0_f32, -123), (3.0 / 127.0, 127), (3.0 / 127.0, 127)];
+            assert_eq!(groups, expected.map(|(scale, sum)| (scale.to_bits(), sum)));
+        }
+    }
+
+    #[test]
+    fn what_is_tiny_is_0_and_what_is_not_finite_shows() {
+        for isa in Isa::available() {
+            assert_eq!(quantised(isa, &[1e-40, -1e-38], 2), (vec![0, 0], vec![(0, 0)]));
+            for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let (_, groups) = quantised(isa, &[1.0, odd], 2);
+                assert!(f32::from_bits(groups[0].0).is_nan());
+            }
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Memory that kernels work in, kept from one call to the next. Knows no kernel.
+
+/// As large as the largest request so far.
+#[derive(Default)]
+pub(crate) struct Scratch(Vec<Line>);
+
+/// A line of the cache.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Line([u8; 64]);
+
+impl Scratch {
+    /// So many bytes, or a few more, with anything in them, from the start of a cache line on.
+    pub(crate) fn bytes(&mut self, length: usize) -> &mut [u8] {
+        let lines = length.div_ceil(size_of::<Line>());
+        if self.0.len() < lines {
+            self.0 = vec![Line([0; 64]); lines];
+        }
+        // SAFETY: a line is 64 initialised bytes, and they lie one after the other.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), lines * size_of::<Line>()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_kept_while_it_is_large_enough() {
+        let mut scratch = Scratch::default();
+        assert!(scratch.bytes(0).is_empty());
+        let first = scratch.bytes(100);
+        assert_eq!((first.len(), first.as_ptr() as usize % 64), (128, 0));
+        first[127] = 7;
+        assert_eq!(scratch.bytes(128)[127], 7);
+        assert_eq!(scratch.bytes(129).len(), 192);
+    }
+}
