@@ -22,12 +22,14 @@ from pyllm_kernels.dispatch import (
     silu_and_mul,
     swap_blocks,
 )
+from pyllm_kernels.graph import Graph
 from pyllm_kernels.linear import PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata
 
 __all__ = [
     "AttentionMetadata",
     "BackendError",
+    "Graph",
     "Kernels",
     "PackedLinear",
     "add_rms_norm",
