@@ -126,6 +126,62 @@ def paged_attention(
     return out
 
 
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Choose tokens from logits [rows, vocabulary], float32 or bfloat16 -> int32 [samples].
+
+    Temperature, top-p and min-p float32, top-k int32, uniforms float32: a number a sample, all [samples]; a temperature
+    of 0 takes the first of the greatest logits. `rows` int32 [samples] is the row of logits of each; None: its own.
+    """
+    (samples,) = uniforms.shape
+    for name, tensor, dtype in (
+        ("temperature", temperature, torch.float32),
+        ("top_k", top_k, torch.int32),
+        ("top_p", top_p, torch.float32),
+        ("min_p", min_p, torch.float32),
+        ("uniforms", uniforms, torch.float32),
+    ):
+        _check_shape(name, tensor, (samples,))
+        _check_dtype(name, tensor, dtype)
+        _check_contiguous(name, tensor)
+    parameters = temperature, top_k, top_p, min_p, uniforms
+    addresses = tuple(tensor.data_ptr() for tensor in parameters)
+    out = _sample(logits, samples, rows, addresses)
+    graph.keep(*parameters)
+    return out
+
+
+def sample_greedily(logits: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The first of the greatest logits of each sample, as `sample` does at temperature 0; reads nothing twice."""
+    return _sample(logits, len(logits) if rows is None else len(rows), rows, None)
+
+
+def _sample(logits: Tensor, samples: int, rows: Tensor | None, parameters: tuple[int, ...] | None) -> Tensor:
+    num_rows, vocabulary = logits.shape
+    if logits.dtype not in _DTYPES:
+        raise ValueError(f"logits are {logits.dtype}: give float32 or bfloat16")
+    if rows is not None:
+        _check_indices("rows", rows, (samples,))
+    out = graph.empty((samples,), torch.int32)
+    _cpu.sample(
+        samples,
+        (num_rows, vocabulary),
+        _rows("logits", logits),
+        None if rows is None else rows.data_ptr(),
+        parameters,
+        out.data_ptr(),
+    )
+    graph.keep(logits, *(() if rows is None else (rows,)))
+    return out
+
+
 def _rows(name: str, tensor: Tensor) -> _Rows:
     """A matrix whose rows are contiguous, by pointer."""
     if not tensor.is_cpu or (tensor.stride(1) != 1 and tensor.shape[1] > 1) or tensor.stride(0) < 0:

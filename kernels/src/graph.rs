@@ -51,11 +51,6 @@ impl fmt::Display for GraphError {
 }
 
 impl Graph {
-    /// The most that every op has room for; none of an empty graph.
-    pub(crate) fn capacity(&self) -> Option<Extent> {
-        self.capacity
-    }
-
     pub(crate) fn len(&self) -> usize {
         self.ops.len()
     }

@@ -14,6 +14,7 @@ mod op;
 mod ops;
 mod packed;
 mod rope;
+mod sampling;
 mod scratch;
 mod threads;
 mod vector;
@@ -191,7 +192,7 @@ mod _cpu {
     #[pymodule_export]
     use super::capture::{Graph, Lease};
     #[pymodule_export]
-    use super::ops::{paged_attention, rms_norm, rope_and_kv_write, silu_and_mul};
+    use super::ops::{paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul};
     #[pymodule_export]
     use super::{Linear, instruction_set, num_threads, set_num_threads};
 }

@@ -15,9 +15,10 @@ use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
 use crate::linear::Element;
 use crate::norm::{RmsNorm, Stream};
-use crate::op::{Extent, Indices, Op, Rows};
+use crate::op::{Indices, Op, Rows};
 use crate::pool;
 use crate::rope::RopeAndKvWrite;
+use crate::sampling::{Parameters, Sampling};
 
 /// dtype, address, elements from one row to the next.
 type RowsArgument = (PyBackedStr, usize, usize);
@@ -168,6 +169,37 @@ pub(crate) unsafe fn paged_attention(
     let (query, out) = (self::rows(&query)?, self::rows(&out)?);
     // SAFETY: as the caller promises.
     unsafe { execute(py, PagedAttention { tokens, heads, scale, query, out, cache, batch }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+pub(crate) unsafe fn sample(
+    py: Python<'_>,
+    num_samples: usize,
+    shape: (usize, usize),
+    logits: RowsArgument,
+    rows: Option<usize>,
+    parameters: Option<(usize, usize, usize, usize, usize)>,
+    out: usize,
+) -> PyResult<()> {
+    let (num_rows, vocabulary) = shape;
+    if vocabulary == 0 || vocabulary > i32::MAX as usize || (rows.is_none() && num_rows != num_samples) {
+        return Err(PyValueError::new_err(format!(
+            "{num_samples} samples of {num_rows} rows of {vocabulary} logits: give at least one logit, and a row each"
+        )));
+    }
+    let parameters = parameters.map(|(temperature, top_k, top_p, min_p, uniforms)| Parameters {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        uniforms,
+    });
+    let (logits, rows) = (self::rows(&logits)?, rows.map(Indices));
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, Sampling { samples: num_samples, logits, num_rows, vocabulary, rows, parameters, out }) }
 }
 
 fn rows((dtype, address, stride): &RowsArgument) -> PyResult<Rows> {
