@@ -22,6 +22,7 @@ from pyllm_kernels.dispatch import (
     silu_and_mul,
     swap_blocks,
 )
+from pyllm_kernels.graph import Graph
 from pyllm_kernels.linear import BLOCK_BYTES, PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata
 
@@ -29,6 +30,7 @@ __all__ = [
     "BLOCK_BYTES",
     "AttentionMetadata",
     "BackendError",
+    "Graph",
     "Kernels",
     "PackedLinear",
     "add_rms_norm",

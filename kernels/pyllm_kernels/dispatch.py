@@ -203,6 +203,8 @@ def _reference() -> Kernels:
 def _cpu(device_type: str) -> Kernels:
     if device_type != "cpu":
         raise BackendError(f"the cpu backend runs on cpu, not on {device_type}: use triton or the reference")
+    from pyllm_kernels import cpu
+
     return replace(
         _reference(),
         backend="cpu",
@@ -211,6 +213,11 @@ def _cpu(device_type: str) -> Kernels:
         pack_blocks=linear.pack_blocks,
         packed_linear=linear.packed_linear,
         packed_rows=linear.packed_rows,
+        rms_norm=cpu.rms_norm,
+        add_rms_norm=cpu.add_rms_norm,
+        rope_and_kv_write=cpu.rope_and_kv_write,
+        silu_and_mul=cpu.silu_and_mul,
+        paged_attention=cpu.paged_attention,
     )
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels import _cpu
+from pyllm_kernels import _cpu, graph
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 GROUP = 32
@@ -53,7 +53,7 @@ def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> Packed
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     if packed.layout is None:
-        product = F.linear(x, packed.data)
+        product = graph.not_captured(F.linear)(x, packed.data)
         return product if out is None else out.copy_(product)
     tokens, in_features = x.shape
     out_features = packed.layout.out_features
@@ -64,7 +64,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
         )
     _check_on_cpu("x", x)
     if out is None:
-        out = torch.empty((tokens, out_features), dtype=x.dtype)
+        out = graph.empty((tokens, out_features), x.dtype)
     elif out.shape != (tokens, out_features) or out.dtype is not x.dtype or not out.is_cpu or _stride(out) is None:
         raise ValueError(
             f"out is {out.dtype} {list(out.shape)} on {out.device} with strides {out.stride()}: give {x.dtype} "
@@ -72,18 +72,20 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
         )
     stride = _stride(out) or out_features
     packed.layout.run(x.data_ptr(), tokens, packed.data.data_ptr(), out.data_ptr(), stride)
+    graph.keep(x, packed.data, out)
     return out
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if packed.layout is None:
-        return F.embedding(rows, packed.data)
+        return graph.not_captured(F.embedding)(rows, packed.data)
     (num_rows,) = rows.shape
     if rows.dtype is not torch.int32:
         raise ValueError(f"rows are {rows.dtype}: give int32")
     _check_on_cpu("rows", rows)
-    out = torch.empty((num_rows, packed.layout.in_features), dtype=packed.dtype)
+    out = graph.empty((num_rows, packed.layout.in_features), packed.dtype)
     packed.layout.unpack_rows(packed.data.data_ptr(), rows.data_ptr(), num_rows, out.data_ptr())
+    graph.keep(packed.data, rows)
     return out
 
 

@@ -1,19 +1,34 @@
 //! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of what Python points to, and checks that they fit;
 //! the stub `pyllm_kernels/_cpu.pyi` is its documentation.
 
+mod activation;
+mod arena;
+mod attention;
+mod cache;
+mod capture;
+mod graph;
 mod isa;
 mod linear;
+mod norm;
+mod op;
+mod ops;
+mod packed;
+mod rope;
+mod sampling;
 mod scratch;
 mod threads;
+mod vector;
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use isa::Isa;
 use linear::{Element, Format, Lookup, Product, Quantised};
+use ops::execute;
+use packed::{PackedLinear, PackedRows};
 use threads::Pool;
 
 static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(1)));
@@ -93,9 +108,8 @@ impl Linear {
     ) -> PyResult<()> {
         let (packed, indices) = (with_exposed_provenance(packed), with_exposed_provenance(rows));
         let lookup = Lookup { linear: self.0, packed, indices, out: with_exposed_provenance_mut(out) };
-        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
-        py.detach(|| unsafe { lookup.run(num_rows, &mut pool()) })
-            .map_err(|row| PyIndexError::new_err(format!("row {row} of a matrix of {} rows", self.0.out_features)))
+        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it while it is used.
+        unsafe { execute(py, PackedRows { tokens: num_rows, lookup }) }
     }
 
     /// # Safety
@@ -123,9 +137,8 @@ impl Linear {
             out: with_exposed_provenance_mut(out),
             out_stride: out_stride * self.0.element.bytes(),
         };
-        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
-        py.detach(|| unsafe { product.run(num_rows, Isa::best(), &mut pool()) });
-        Ok(())
+        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it while it is used.
+        unsafe { execute(py, PackedLinear { tokens: num_rows, product }) }
     }
 }
 
@@ -148,7 +161,7 @@ fn instruction_set() -> &'static str {
     Isa::best().name()
 }
 
-fn pool() -> MutexGuard<'static, Pool> {
+pub(crate) fn pool() -> MutexGuard<'static, Pool> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -176,6 +189,10 @@ unsafe fn bytes_mut<'a>(address: usize, length: usize) -> &'a mut [u8] {
 
 #[pymodule]
 mod _cpu {
+    #[pymodule_export]
+    use super::capture::{Graph, Lease};
+    #[pymodule_export]
+    use super::ops::{paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul};
     #[pymodule_export]
     use super::{Linear, instruction_set, num_threads, set_num_threads};
 }

@@ -14,7 +14,7 @@ use std::ops::Range;
 use crate::isa::Isa;
 use crate::threads::Pool;
 use format::GROUP;
-pub(crate) use format::{Element, Format, Quantised};
+pub(crate) use format::{Element, Format, Quantised, round_to_bfloat16};
 use output::{Output, PANEL};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.

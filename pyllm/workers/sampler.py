@@ -7,6 +7,7 @@ the inverse of the cumulative distribution over ascending ids: the first id whos
 from dataclasses import dataclass
 
 import torch
+from pyllm_kernels import cpu
 from torch import Tensor
 
 # The best candidates that top-k and top-p look at first; a row that needs more is sorted whole.
@@ -30,6 +31,19 @@ class SamplingRows:
 
 
 def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Choose tokens as `sample_by_torch` does: on a CPU by a kernel, where a greedy batch costs one pass."""
+    if logits.device.type != "cpu":
+        return sample_by_torch(logits, parameters, uniforms, rows)
+    rows = None if rows is None else rows.to(torch.int32)
+    if bool((parameters.temperature == 0).all()):
+        return cpu.sample_greedily(logits, rows)
+    top_k = parameters.top_k.to(torch.int32)
+    return cpu.sample(logits, parameters.temperature, top_k, parameters.top_p, parameters.min_p, uniforms, rows)
+
+
+def sample_by_torch(
+    logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None
+) -> Tensor:
     """Choose tokens: logits float32 [rows, vocabulary], uniforms float32 [samples] -> int32 [samples].
 
     `rows` int64 [samples] names the row of logits that each sample is drawn from; None: every row once, in order.

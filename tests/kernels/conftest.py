@@ -21,6 +21,6 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=["reference", "triton"])
+@pytest.fixture(params=["reference", "triton"] if torch.cuda.is_available() else ["reference", "cpu", "triton"])
 def kernels(request: pytest.FixtureRequest, device: torch.device) -> Kernels:
     return select(request.param, device)

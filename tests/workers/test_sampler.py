@@ -1,16 +1,28 @@
 """Sampling against a naive loop, against the distribution it stands for, and at its edges."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.workers.sampler import SamplingRows, sample
+from pyllm.workers import sampler
+from pyllm.workers.sampler import SamplingRows
 
+Sample = Callable[..., torch.Tensor]
 Parameters = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
 
 VOCABULARY = 3000  # More than the candidates that are looked at first.
+
+
+SAMPLERS = {"kernel": sampler.sample, "torch": sampler.sample_by_torch}
+
+
+@pytest.fixture(params=SAMPLERS)
+def sample(request: pytest.FixtureRequest) -> Sample:
+    return SAMPLERS[request.param]
 
 
 def rows(*parameters: Parameters) -> SamplingRows:
@@ -50,8 +62,9 @@ parameters = st.tuples(
 
 
 @settings(max_examples=60, deadline=None)
+@pytest.mark.parametrize("sample", SAMPLERS.values(), ids=SAMPLERS)
 @given(st.lists(parameters, min_size=1, max_size=9), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 4.0]))
-def test_it_chooses_as_a_naive_loop_does(chosen: list[Parameters], seed: int, spread: float) -> None:
+def test_it_chooses_as_a_naive_loop_does(sample: Sample, chosen: list[Parameters], seed: int, spread: float) -> None:
     generator = np.random.default_rng(seed)
     logits = (generator.standard_normal((len(chosen), VOCABULARY)) * spread).astype(np.float32)
     uniforms = generator.uniform(size=len(chosen)).astype(np.float32)
@@ -68,7 +81,7 @@ def test_it_chooses_as_a_naive_loop_does(chosen: list[Parameters], seed: int, sp
     [(1.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.0, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.1)],
     ids=["plain", "temperature", "top_k", "top_p", "min_p"],
 )
-def test_frequencies_follow_the_distribution(parameters: Parameters) -> None:
+def test_frequencies_follow_the_distribution(sample: Sample, parameters: Parameters) -> None:
     """Pearson's chi-square over 20,000 draws stays below the 99.99 % quantile for its 11 degrees of freedom at most."""
     temperature, top_k, top_p, min_p = parameters
     logits = torch.linspace(-2, 2, 12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))]
@@ -89,7 +102,7 @@ def test_frequencies_follow_the_distribution(parameters: Parameters) -> None:
     assert ((counts[kept] - expected) ** 2 / expected).sum() < 37.4
 
 
-def test_the_first_of_equal_logits_wins() -> None:
+def test_the_first_of_equal_logits_wins(sample: Sample) -> None:
     logits = torch.zeros(3, VOCABULARY)
     logits[:, [7, 90, 2000]] = 5.0
     uniforms = torch.tensor([0.99, 0.99, 0.99])
@@ -98,7 +111,7 @@ def test_the_first_of_equal_logits_wins() -> None:
     assert sample(logits, rows(*[(1.0, 2, 1.0, 0.0)] * 3), uniforms).tolist() == [90, 90, 90]
 
 
-def test_equal_logits_beyond_the_first_candidates_are_cut_by_id() -> None:
+def test_equal_logits_beyond_the_first_candidates_are_cut_by_id(sample: Sample) -> None:
     logits = torch.zeros(2, VOCABULARY)
     chosen = sample(logits, rows((1.0, 2000, 1.0, 0.0), (1.0, 0, 0.5, 0.0)), torch.tensor([0.99999, 0.99999]))
     assert chosen.tolist() == [1999, 1499]
@@ -106,14 +119,14 @@ def test_equal_logits_beyond_the_first_candidates_are_cut_by_id() -> None:
 
 @pytest.mark.parametrize("uniform", [0.0, 2**-25, 0.5, 1 - 2**-24, 1.0])
 @pytest.mark.parametrize("parameters", [(1.0, 0, 1.0, 0.0), (1.0, 40, 0.9, 0.0), (1e-30, 0, 1.0, 0.0)])
-def test_a_token_of_probability_zero_is_never_chosen(uniform: float, parameters: Parameters) -> None:
+def test_a_token_of_probability_zero_is_never_chosen(sample: Sample, uniform: float, parameters: Parameters) -> None:
     logits = torch.full((1, VOCABULARY), -torch.inf)
     logits[0, [5, 1234]] = torch.tensor([1.0, 1.0])
     token = sample(logits, rows(parameters), torch.tensor([uniform])).item()
     assert token == (5 if uniform < 0.5 else 1234)
 
 
-def test_rows_do_not_depend_on_their_neighbours() -> None:
+def test_rows_do_not_depend_on_their_neighbours(sample: Sample) -> None:
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(11, VOCABULARY, generator=generator) * 2
     uniforms = torch.rand(11, generator=generator)
@@ -125,7 +138,7 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
 
 
 @pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (0.9, 50, 0.9, 0.02)])
-def test_samples_drawn_from_one_row_equal_those_from_copies_of_it(parameters: Parameters) -> None:
+def test_samples_drawn_from_one_row_equal_those_from_copies_of_it(sample: Sample, parameters: Parameters) -> None:
     generator = torch.Generator().manual_seed(4)
     logits = torch.randn(3, VOCABULARY, generator=generator) * 2
     drawn_from = torch.tensor([0, 0, 1, 2, 2, 2])

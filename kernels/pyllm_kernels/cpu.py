@@ -1,0 +1,228 @@
+"""The ops on a CPU, by Rust: each checks what a pointer cannot say, makes the output, and gives addresses.
+
+float32 and bfloat16. float16, which no model needs on a CPU, is the reference's. Nothing here computes.
+"""
+
+import torch
+from torch import Tensor
+
+from pyllm_kernels import _cpu, graph, reference
+from pyllm_kernels.metadata import AttentionMetadata
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_Rows = tuple[str, int, int]
+
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    if x.dtype not in _DTYPES or weight.dtype not in _DTYPES:
+        return graph.not_captured(reference.rms_norm)(x, weight, epsilon)
+    tokens, hidden = x.shape
+    out = graph.empty((tokens, hidden), x.dtype)
+    _check_shape("weight", weight, (hidden,))
+    _cpu.rms_norm((tokens, hidden), _rows("x", x), _rows("weight", weight[None]), epsilon, _rows("out", out))
+    graph.keep(x, weight)
+    return out
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    if x.dtype not in _DTYPES or weight.dtype not in _DTYPES:
+        return graph.not_captured(reference.add_rms_norm)(x, residual, weight, epsilon)
+    tokens, hidden = x.shape
+    _check_shape("residual", residual, (tokens, hidden))
+    _check_dtype("residual", residual, x.dtype)
+    _check_shape("weight", weight, (hidden,))
+    out, total = graph.empty((tokens, hidden), x.dtype), graph.empty((tokens, hidden), x.dtype)
+    stream = _rows("residual", residual), _rows("total", total)
+    _cpu.rms_norm((tokens, hidden), _rows("x", x), _rows("weight", weight[None]), epsilon, _rows("out", out), stream)
+    graph.keep(x, residual, weight)
+    return out, total
+
+
+def silu_and_mul(x: Tensor) -> Tensor:
+    if x.dtype not in _DTYPES:
+        return graph.not_captured(reference.silu_and_mul)(x)
+    tokens, width = x.shape
+    if width % 2:
+        raise ValueError(f"x is {width} wide: it must be a gate and as much to multiply it with")
+    out = graph.empty((tokens, width // 2), x.dtype)
+    _cpu.silu_and_mul((tokens, width // 2), _rows("x", x), _rows("out", out))
+    graph.keep(x)
+    return out
+
+
+def rope_and_kv_write(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    if query.dtype not in _DTYPES or key_cache.dtype not in _DTYPES:
+        return graph.not_captured(reference.rope_and_kv_write)(
+            query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
+        )
+    tokens, heads, head_dim = query.shape
+    kv_heads = key_cache.shape[2]
+    for name, tensor in (("key", key), ("value", value)):
+        _check_shape(name, tensor, (tokens, kv_heads, head_dim))
+        _check_dtype(name, tensor, query.dtype)
+    _check_shape("cos_sin", cos_sin, (cos_sin.shape[0], head_dim))
+    _check_dtype("cos_sin", cos_sin, torch.float32)
+    _check_contiguous("cos_sin", cos_sin)
+    _check_indices("positions", positions, (tokens,))
+    _check_indices("slot_mapping", slot_mapping, (tokens,))
+    _cpu.rope_and_kv_write(
+        (tokens, heads),
+        (_rows_of_heads("query", query), _rows_of_heads("key", key), _rows_of_heads("value", value)),
+        positions.data_ptr(),
+        (cos_sin.data_ptr(), cos_sin.shape[0]),
+        slot_mapping.data_ptr(),
+        _cache(key_cache, value_cache, head_dim),
+    )
+    graph.keep(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
+    return None
+
+
+def paged_attention(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+) -> Tensor:
+    if query.dtype not in _DTYPES or key_cache.dtype not in _DTYPES:
+        return graph.not_captured(reference.paged_attention)(query, key_cache, value_cache, metadata, scale)
+    tokens, heads, head_dim = query.shape
+    (rows,) = metadata.slots.shape
+    num_slots, max_blocks = metadata.block_tables.shape
+    _check_indices("block_tables", metadata.block_tables, (num_slots, max_blocks))
+    _check_indices("slots", metadata.slots, (rows,))
+    _check_indices("query_starts", metadata.query_starts, (rows + 1,))
+    _check_indices("sequence_lengths", metadata.sequence_lengths, (rows,))
+    out = graph.empty((tokens, heads, head_dim), query.dtype)
+    _cpu.paged_attention(
+        (tokens, heads),
+        _rows_of_heads("query", query),
+        _cache(key_cache, value_cache, head_dim),
+        (
+            metadata.block_tables.data_ptr(),
+            (num_slots, max_blocks),
+            metadata.slots.data_ptr(),
+            metadata.query_starts.data_ptr(),
+            metadata.sequence_lengths.data_ptr(),
+            rows,
+        ),
+        scale,
+        _rows_of_heads("out", out),
+    )
+    graph.keep(
+        query,
+        key_cache,
+        value_cache,
+        metadata.block_tables,
+        metadata.slots,
+        metadata.query_starts,
+        metadata.sequence_lengths,
+    )
+    return out
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    rows: Tensor | None = None,
+) -> Tensor:
+    """Choose tokens from logits [rows, vocabulary], float32 or bfloat16 -> int32 [samples].
+
+    Temperature, top-p and min-p float32, top-k int32, uniforms float32: a number a sample, all [samples]; a temperature
+    of 0 takes the first of the greatest logits. `rows` int32 [samples] is the row of logits of each; None: its own.
+    """
+    (samples,) = uniforms.shape
+    for name, tensor, dtype in (
+        ("temperature", temperature, torch.float32),
+        ("top_k", top_k, torch.int32),
+        ("top_p", top_p, torch.float32),
+        ("min_p", min_p, torch.float32),
+        ("uniforms", uniforms, torch.float32),
+    ):
+        _check_shape(name, tensor, (samples,))
+        _check_dtype(name, tensor, dtype)
+        _check_contiguous(name, tensor)
+    parameters = temperature, top_k, top_p, min_p, uniforms
+    addresses = tuple(tensor.data_ptr() for tensor in parameters)
+    out = _sample(logits, samples, rows, addresses)
+    graph.keep(*parameters)
+    return out
+
+
+def sample_greedily(logits: Tensor, rows: Tensor | None = None) -> Tensor:
+    """The first of the greatest logits of each sample, as `sample` does at temperature 0; reads nothing twice."""
+    return _sample(logits, len(logits) if rows is None else len(rows), rows, None)
+
+
+def _sample(logits: Tensor, samples: int, rows: Tensor | None, parameters: tuple[int, ...] | None) -> Tensor:
+    num_rows, vocabulary = logits.shape
+    if logits.dtype not in _DTYPES:
+        raise ValueError(f"logits are {logits.dtype}: give float32 or bfloat16")
+    if rows is not None:
+        _check_indices("rows", rows, (samples,))
+    out = graph.empty((samples,), torch.int32)
+    _cpu.sample(
+        samples,
+        (num_rows, vocabulary),
+        _rows("logits", logits),
+        None if rows is None else rows.data_ptr(),
+        parameters,
+        out.data_ptr(),
+    )
+    graph.keep(logits, *(() if rows is None else (rows,)))
+    return out
+
+
+def _rows(name: str, tensor: Tensor) -> _Rows:
+    """A matrix whose rows are contiguous, by pointer."""
+    if not tensor.is_cpu or (tensor.stride(1) != 1 and tensor.shape[1] > 1) or tensor.stride(0) < 0:
+        raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous rows on a CPU")
+    return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.stride(0)
+
+
+def _rows_of_heads(name: str, tensor: Tensor) -> _Rows:
+    """[tokens, heads, head_dim], whose tokens are contiguous, by pointer."""
+    _, heads, head_dim = tensor.shape
+    if not tensor.is_cpu or tensor.stride(2) != 1 or (tensor.stride(1) != head_dim and heads > 1):
+        raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous heads on a CPU")
+    return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.stride(0)
+
+
+def _cache(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[str, int, int, tuple[int, int, int, int]]:
+    num_blocks, block_size, kv_heads, _ = key_cache.shape
+    shape = num_blocks, block_size, kv_heads, head_dim
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        _check_shape(name, cache, shape)
+        _check_dtype(name, cache, key_cache.dtype)
+        _check_contiguous(name, cache)
+    return _DTYPES[key_cache.dtype], key_cache.data_ptr(), value_cache.data_ptr(), shape
+
+
+def _check_indices(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    _check_shape(name, tensor, shape)
+    _check_dtype(name, tensor, torch.int32)
+    _check_contiguous(name, tensor)
+
+
+def _check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tensor.shape != shape:
+        raise ValueError(f"{name} is of shape {list(tensor.shape)}: it must be of {list(shape)}")
+
+
+def _check_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype is not dtype:
+        raise ValueError(f"{name} is {tensor.dtype}: give {dtype}")
+
+
+def _check_contiguous(name: str, tensor: Tensor) -> None:
+    if not tensor.is_cpu or not tensor.is_contiguous():
+        raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give a contiguous CPU tensor")

@@ -1,0 +1,100 @@
+"""Steps without Python: the ops on a CPU, recorded once, then run again by one call. Like a CUDA graph.
+
+It does not know what the ops compute. Outside of a capture the functions here do what torch does.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from pyllm_kernels import _cpu
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+class Graph:
+    """Ops of the cpu backend, in the order in which they were called during `capture`.
+
+    While it captures, no op computes: it notes its tensors' addresses and sizes. So the tensors given to it must be those
+    that the caller fills before each replay, or weights, or outputs of other ops of the same graph. Views of them may be
+    made, but an op of torch's own that computes would do so once, at the capture, on memory that holds nothing yet.
+
+    The first dimension of the tensors is the most that a replay can have of it, and the same in every op; what has
+    another, such as the rows of a head beside a step's tokens, is captured in a graph of its own. The graph keeps the
+    tensors alive. Outputs lie in its own memory, which the next op takes over once no tensor lies in it any more: one to
+    be read after a replay must be held.
+    """
+
+    def __init__(self) -> None:
+        self._graph = _cpu.Graph()
+        self._kept: list[Tensor] = []
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Record the ops that this thread calls. `RuntimeError` where it captures already."""
+        self._graph.begin_capture()
+        _thread.graph = self
+        try:
+            yield
+        finally:
+            _thread.graph = None
+            self._graph.end_capture()
+
+    def replay(self, num_tokens: int, num_rows: int) -> None:
+        """Run the ops in order for the first so many tokens and sequences.
+
+        `ValueError` where that is more than was captured, and `IndexError` where a position, cell, block or token id names
+        nothing; the ops before that one have run then.
+        """
+        self._graph.replay(num_tokens, num_rows)
+
+    @property
+    def num_ops(self) -> int:
+        """How many ops were recorded."""
+        return self._graph.num_ops
+
+    @property
+    def num_bytes(self) -> int:
+        """How much memory the outputs take."""
+        return self._graph.num_bytes
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        num_bytes = dtype.itemsize
+        for size in shape:
+            num_bytes *= size
+        # The tensor's memory, whatever views it has, holds the lease.
+        return torch.frombuffer(self._graph.lend(num_bytes), dtype=dtype).view(shape)
+
+    def _keep(self, tensors: tuple[Tensor, ...]) -> None:
+        self._kept += (tensor for tensor in tensors if not self._graph.owns(tensor.data_ptr()))
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The output of an op: in the memory of the graph that this thread captures, if it does."""
+    graph = _thread.graph
+    return torch.empty(shape, dtype=dtype) if graph is None else graph._empty(shape, dtype)
+
+
+def keep(*tensors: Tensor) -> None:
+    """Tensors that an op has pointed to: they live as long as the graph that this thread captures, if it does."""
+    if _thread.graph is not None:
+        _thread.graph._keep(tensors)
+
+
+def not_captured(op: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+    """The same op, which is no kernel of ours. `ValueError` during a capture."""
+    if _thread.graph is not None:
+        raise ValueError("a graph takes float32 and bfloat16 only: run float16 without one")
+    return op
+
+
+class _Thread(threading.local):
+    graph: Graph | None = None
+
+
+_thread = _Thread()

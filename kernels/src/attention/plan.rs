@@ -1,0 +1,103 @@
+//! How one call's work is shared out. Decides nothing about a result.
+
+use super::{SPLIT, Sequences};
+
+/// Tokens that share a tile of keys and values once it is loaded.
+const TOKENS_AT_ONCE: usize = 32;
+/// Up to so many tokens, loading a tile costs more than using it.
+const FEW_TOKENS: usize = 4;
+
+/// Some tokens of a row and some of its heads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) row: usize,
+    pub(super) first_token: usize,
+    pub(super) num_tokens: usize,
+    /// Where the first token stands in its sequence.
+    pub(super) position: usize,
+    pub(super) first_kv_head: usize,
+    pub(super) num_kv_heads: usize,
+    /// Where the result goes, if it is that of one split.
+    pub(super) partial: Option<usize>,
+    pub(super) split: usize,
+}
+
+impl Work {
+    /// Pairs of a token and a query head.
+    pub(super) fn pairs(&self, group: usize) -> usize {
+        self.num_tokens * self.num_kv_heads * group
+    }
+
+    /// The last token sees the positions before this one.
+    pub(super) fn end(&self) -> usize {
+        self.position + self.num_tokens
+    }
+
+    /// Pairs are ordered by KV head, then token, then query head.
+    pub(super) fn token_and_head(&self, pair: usize, group: usize) -> (usize, usize) {
+        let kv_head = pair / group / self.num_tokens;
+        let token = pair / group % self.num_tokens;
+        (self.first_token + token, (self.first_kv_head + kv_head) * group + pair % group)
+    }
+}
+
+/// The works of one call, and the memory for it, which stays for the next.
+#[derive(Default)]
+pub(super) struct Plan {
+    pub(super) works: Vec<Work>,
+    /// The works whose splits were done apart, as they are whole.
+    pub(super) merges: Vec<Work>,
+    pub(super) num_partials: usize,
+    pub(super) partials: Vec<f32>,
+}
+
+impl Plan {
+    pub(super) fn make(&mut self, sequences: &Sequences<'_>, kv_heads: usize, num_threads: usize) {
+        self.works.clear();
+        self.merges.clear();
+        self.num_partials = 0;
+        let num_rows = sequences.slots.len();
+        let (apart, enough) = (num_rows * kv_heads < 4 * num_threads && num_threads > 1, num_rows >= 4 * num_threads);
+        for row in 0..num_rows {
+            let (start, end) = (sequences.query_starts[row] as usize, sequences.query_starts[row + 1] as usize);
+            let context = sequences.lengths[row] as usize - (end - start);
+            for first_token in (start..end).step_by(TOKENS_AT_ONCE) {
+                let num_tokens = TOKENS_AT_ONCE.min(end - first_token);
+                let few = num_tokens <= FEW_TOKENS;
+                let num_kv_heads = if few && (enough || num_threads == 1) { kv_heads } else { 1 };
+                for first_kv_head in (0..kv_heads).step_by(num_kv_heads) {
+                    let position = context + first_token - start;
+                    let work = Work {
+                        row,
+                        first_token,
+                        num_tokens,
+                        position,
+                        first_kv_head,
+                        num_kv_heads,
+                        partial: None,
+                        split: 0,
+                    };
+                    if few && apart && work.end() > SPLIT {
+                        self.add_splits(work);
+                    } else {
+                        self.works.push(work);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The most pairs of a work that is done by splits.
+    pub(super) fn max_pairs(&self, group: usize) -> usize {
+        self.merges.iter().map(|work| work.pairs(group)).max().unwrap_or(0)
+    }
+
+    fn add_splits(&mut self, work: Work) {
+        let first = self.num_partials;
+        self.num_partials += work.end().div_ceil(SPLIT);
+        self.merges.push(Work { partial: Some(first), ..work });
+        let splits =
+            (first..self.num_partials).map(|partial| Work { partial: Some(partial), split: partial - first, ..work });
+        self.works.extend(splits);
+    }
+}

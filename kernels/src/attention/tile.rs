@@ -1,0 +1,421 @@
+//! What is computed for a tile of keys and values, in float32, in memory of the thread's own.
+#![expect(clippy::inline_always, reason = "see `Vector`")]
+
+use std::mem::size_of;
+use std::ops::Range;
+
+use crate::cache::Cache;
+use crate::vector::{Kernel, LANES, Storage, Vector};
+
+/// Positions of a tile: four vectors, with six rows of them in the registers of AVX-512.
+pub(super) const TILE: usize = 64;
+/// The most rows that are multiplied at once.
+pub(super) const MAX_ROWS: usize = 6;
+const VECTORS: usize = TILE / LANES;
+
+/// A head's dimensions, rounded up so that a vector of words, of two bfloat16 each, fits.
+pub(super) fn padded(head_dim: usize) -> usize {
+    head_dim.next_multiple_of(2 * LANES)
+}
+
+/// What pairs of a token and a head have summed up so far.
+#[derive(Clone, Copy)]
+pub(super) struct State {
+    /// Weighted values, `width` a pair.
+    pub(super) sums: *mut f32,
+    /// One number a pair: the greatest score...
+    pub(super) greatest: *mut f32,
+    /// ...and the sum of weights, in units of the greatest's.
+    pub(super) weights: *mut f32,
+    pub(super) width: usize,
+}
+
+impl State {
+    /// # Safety
+    ///
+    /// There are so many pairs.
+    pub(super) unsafe fn clear(&self, pairs: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.sums.write_bytes(0, pairs * self.width);
+            std::slice::from_raw_parts_mut(self.greatest, pairs).fill(f32::NEG_INFINITY);
+            self.weights.write_bytes(0, pairs);
+        }
+    }
+}
+
+/// Copy a head of a query, scaled.
+pub(super) struct LoadQueries<X> {
+    pub(super) from: *const X,
+    pub(super) to: *mut f32,
+    pub(super) head_dim: usize,
+    pub(super) scale: f32,
+}
+
+/// Copy a tile's keys of one head to [head_dim, TILE].
+pub(super) struct LoadKeys<'a, C> {
+    pub(super) cache: &'a Cache,
+    pub(super) cells: &'a [usize],
+    /// The head in the first cell.
+    pub(super) from: *const C,
+    pub(super) to: *mut f32,
+}
+
+/// Copy a tile's values of one head to [TILE, padded head_dim].
+pub(super) struct LoadValues<'a, C> {
+    pub(super) cache: &'a Cache,
+    pub(super) cells: &'a [usize],
+    /// The head in the first cell.
+    pub(super) from: *const C,
+    pub(super) to: *mut f32,
+}
+
+/// Take a tile into the state of some pairs: scores, weights, weighted values.
+pub(super) struct Tile {
+    pub(super) head_dim: usize,
+    pub(super) queries: *const f32,
+    pub(super) keys: *const f32,
+    pub(super) values: *const f32,
+    /// Room for `MAX_ROWS` rows of `TILE`.
+    pub(super) scores: *mut f32,
+    pub(super) state: State,
+    /// That of the first token; `pairs` are the ones that see something of the tile.
+    pub(super) first_pair: usize,
+    pub(super) pairs: Range<usize>,
+    pub(super) group: usize,
+    /// Where the first token stands.
+    pub(super) position: usize,
+    /// The tile's first position.
+    pub(super) first: usize,
+}
+
+/// `total += partial`, for some pairs.
+pub(super) struct Merge {
+    pub(super) total: State,
+    pub(super) partial: State,
+    pub(super) pairs: Range<usize>,
+    pub(super) head_dim: usize,
+}
+
+/// Divide a pair's sums by its weights, and write that.
+pub(super) struct Finish<X> {
+    pub(super) state: State,
+    pub(super) to: *mut X,
+    pub(super) head_dim: usize,
+}
+
+// SAFETY: a thread makes these for itself.
+unsafe impl<X> Sync for LoadQueries<X> {}
+// SAFETY: as above.
+unsafe impl<C> Sync for LoadKeys<'_, C> {}
+// SAFETY: as above.
+unsafe impl<C> Sync for LoadValues<'_, C> {}
+// SAFETY: as above.
+unsafe impl Sync for Tile {}
+// SAFETY: as above.
+unsafe impl Sync for Merge {}
+// SAFETY: as above.
+unsafe impl<X> Sync for Finish<X> {}
+
+impl<X: Storage> Kernel for LoadQueries<X> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let scale = V::splat(self.scale);
+            for at in (0..self.head_dim).step_by(LANES) {
+                let query: V = X::load_up_to(self.from.add(at), self.head_dim - at);
+                query.mul(scale).store(self.to.add(at));
+            }
+        }
+    }
+}
+
+impl<C: Storage> Kernel for LoadKeys<'_, C> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        let numbers_a_word = size_of::<f32>() / size_of::<C>();
+        let (head_dim, numbers_at_once) = (self.cache.head_dim, LANES * numbers_a_word);
+        for (index, cells) in self.cells.chunks(LANES).enumerate() {
+            // The last key again where there are no more: its scores are never looked at.
+            let keys: [*const C; LANES] = std::array::from_fn(|lane| {
+                self.from.wrapping_add(cells[lane.min(cells.len() - 1)] * self.cache.width())
+            });
+            for at in (0..head_dim).step_by(numbers_at_once) {
+                let mut tail = [[0.0_f32; LANES]; LANES];
+                // SAFETY: as the caller promises; what is beyond the head is copied from nowhere.
+                let columns = unsafe {
+                    if at + numbers_at_once <= head_dim {
+                        V::load_transposed(&keys.map(|key| key.wrapping_add(at).cast()))
+                    } else {
+                        for (&key, tail) in keys.iter().zip(&mut tail) {
+                            std::ptr::copy_nonoverlapping(key.add(at), tail.as_mut_ptr().cast(), head_dim - at);
+                        }
+                        V::load_transposed(&std::array::from_fn(|lane| tail[lane].as_ptr()))
+                    }
+                };
+                let mut to = self.to.wrapping_add(at * TILE + index * LANES);
+                for column in columns {
+                    // SAFETY: as the caller promises: there is room for all dimensions, padded.
+                    unsafe {
+                        if numbers_a_word == 1 {
+                            column.store(to);
+                        } else {
+                            let [even, odd] = column.bfloat16_pairs();
+                            even.store(to);
+                            odd.store(to.add(TILE));
+                        }
+                    }
+                    to = to.wrapping_add(numbers_a_word * TILE);
+                }
+            }
+        }
+    }
+}
+
+impl<C: Storage> Kernel for LoadValues<'_, C> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        let head_dim = self.cache.head_dim;
+        for (index, cell) in self.cells.iter().enumerate() {
+            // SAFETY: as the caller promises.
+            unsafe {
+                let (from, to) = (self.from.add(cell * self.cache.width()), self.to.add(index * padded(head_dim)));
+                for at in (0..head_dim).step_by(LANES) {
+                    C::load_up_to::<V>(from.add(at), head_dim - at).store(to.add(at));
+                }
+            }
+        }
+    }
+}
+
+impl Kernel for Tile {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        let mut pair = self.pairs.start;
+        // SAFETY: as the caller promises.
+        unsafe {
+            while V::ACCUMULATORS >= MAX_ROWS * VECTORS && pair + MAX_ROWS <= self.pairs.end {
+                self.rows::<V, MAX_ROWS>(pair);
+                pair += MAX_ROWS;
+            }
+            while V::ACCUMULATORS >= 3 * VECTORS && pair + 3 <= self.pairs.end {
+                self.rows::<V, 3>(pair);
+                pair += 3;
+            }
+            while pair < self.pairs.end {
+                self.rows::<V, 1>(pair);
+                pair += 1;
+            }
+        }
+    }
+}
+
+impl Tile {
+    /// So many pairs from one on.
+    ///
+    /// # Safety
+    ///
+    /// As for `Kernel::run`.
+    #[inline(always)]
+    unsafe fn rows<V: Vector, const ROWS: usize>(&self, pair: usize) {
+        let width = self.state.width;
+        // Later tokens see more, or all.
+        let (least, most) = (self.visible(pair), self.visible(pair + ROWS - 1));
+        // SAFETY: as the caller promises.
+        unsafe {
+            let scores = Product {
+                left: self.queries.add(pair * width),
+                left_stride: width,
+                right: self.keys,
+                right_stride: TILE,
+                out: self.scores,
+                out_stride: TILE,
+                depth: self.head_dim,
+                add: false,
+            };
+            scores.compute::<V, ROWS>(most.div_ceil(LANES));
+            for row in 0..ROWS {
+                self.weigh::<V>(pair + row, self.scores.add(row * TILE), self.visible(pair + row));
+            }
+            for at in (0..self.head_dim).step_by(TILE) {
+                let vectors = (self.head_dim - at).div_ceil(LANES).min(VECTORS);
+                let values = Product {
+                    left: self.scores,
+                    left_stride: TILE,
+                    right: self.values.add(at),
+                    right_stride: width,
+                    out: self.state.sums.add(pair * width + at),
+                    out_stride: width,
+                    depth: least,
+                    add: true,
+                };
+                values.compute::<V, ROWS>(vectors);
+                for row in 0..ROWS {
+                    let more = self.visible(pair + row) - least;
+                    if more > 0 {
+                        let rest = Product {
+                            left: values.left.add(row * TILE + least),
+                            right: values.right.add(least * width),
+                            out: values.out.add(row * width),
+                            depth: more,
+                            ..values
+                        };
+                        rest.compute::<V, 1>(vectors);
+                    }
+                }
+            }
+        }
+    }
+
+    /// How many of the tile's positions a pair sees.
+    #[inline(always)]
+    fn visible(&self, pair: usize) -> usize {
+        let token = (pair - self.first_pair) / self.group;
+        (self.position + token + 1 - self.first).min(TILE)
+    }
+
+    /// Turn a row of scores into weights, and take these into the pair's state.
+    ///
+    /// # Safety
+    ///
+    /// As for `Kernel::run`.
+    #[inline(always)]
+    unsafe fn weigh<V: Vector>(&self, pair: usize, scores: *mut f32, visible: usize) {
+        let State { sums, greatest, weights, width } = self.state;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let (lowest, zero) = (V::splat(f32::NEG_INFINITY), V::splat(0.0));
+            let mut maxima = lowest;
+            for at in (0..visible).step_by(LANES) {
+                let seen = V::load(scores.add(at)).first((visible - at).min(LANES), lowest);
+                maxima = maxima.max(seen);
+            }
+            let before = *greatest.add(pair);
+            let most = maxima.greatest();
+            let now = if most > before { most } else { before };
+            if now > before {
+                let factor = V::splat(before - now).exp();
+                *weights.add(pair) *= factor.lowest();
+                for at in (0..self.head_dim).step_by(LANES) {
+                    let sum = sums.add(pair * width + at);
+                    V::load(sum).mul(factor).store(sum);
+                }
+                *greatest.add(pair) = now;
+            }
+            let mut total = zero;
+            for at in (0..visible).step_by(LANES) {
+                let weight = V::load(scores.add(at)).sub(V::splat(now)).exp().first((visible - at).min(LANES), zero);
+                weight.store(scores.add(at));
+                total = total.add(weight);
+            }
+            *weights.add(pair) += total.sum();
+        }
+    }
+}
+
+impl Kernel for Merge {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        let Self { total, partial, head_dim, .. } = *self;
+        for pair in self.pairs.clone() {
+            // SAFETY: as the caller promises.
+            unsafe {
+                let (a, b) = (*total.greatest.add(pair), *partial.greatest.add(pair));
+                let greatest = if a > b { a } else { b };
+                let (a, b) = (V::splat(a - greatest).exp(), V::splat(b - greatest).exp());
+                *total.greatest.add(pair) = greatest;
+                let weights = total.weights.add(pair);
+                *weights = *weights * a.lowest() + *partial.weights.add(pair) * b.lowest();
+                for at in (0..head_dim).step_by(LANES) {
+                    let sum = total.sums.add(pair * total.width + at);
+                    let other = V::load(partial.sums.add(pair * partial.width + at));
+                    V::load(sum).mul(a).add(other.mul(b)).store(sum);
+                }
+            }
+        }
+    }
+}
+
+impl<X: Storage> Kernel for Finish<X> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, pair: usize) {
+        let State { sums, weights, width, .. } = self.state;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let weights = V::splat(*weights.add(pair));
+            for at in (0..self.head_dim).step_by(LANES) {
+                let sum = V::load(sums.add(pair * width + at));
+                X::store_up_to(sum.div(weights), self.to.add(at), self.head_dim - at);
+            }
+        }
+    }
+}
+
+/// `out = left @ right`, or `out += left @ right`, of a few rows and up to four vectors of columns: an output is summed up
+/// in order, in a register.
+#[derive(Clone, Copy)]
+struct Product {
+    left: *const f32,
+    left_stride: usize,
+    right: *const f32,
+    right_stride: usize,
+    out: *mut f32,
+    out_stride: usize,
+    depth: usize,
+    add: bool,
+}
+
+impl Product {
+    /// # Safety
+    ///
+    /// As for `Kernel::run`; the matrices are there.
+    #[inline(always)]
+    unsafe fn compute<V: Vector, const ROWS: usize>(&self, vectors: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match vectors {
+                1 => self.compute_vectors::<V, ROWS, 1>(),
+                2 => self.compute_vectors::<V, ROWS, 2>(),
+                3 => self.compute_vectors::<V, ROWS, 3>(),
+                _ => self.compute_vectors::<V, ROWS, 4>(),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `compute`.
+    #[inline(always)]
+    unsafe fn compute_vectors<V: Vector, const ROWS: usize, const VECTORS: usize>(&self) {
+        let Self { left, left_stride, right, right_stride, out, out_stride, depth, add } = *self;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
+            if add {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    for (column, sum) in sums.iter_mut().enumerate() {
+                        *sum = V::load(out.add(row * out_stride + column * LANES));
+                    }
+                }
+            }
+            for step in 0..depth {
+                let mut columns = [V::splat(0.0); VECTORS];
+                for (index, column) in columns.iter_mut().enumerate() {
+                    *column = V::load(right.add(step * right_stride + index * LANES));
+                }
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let factor = V::splat(*left.add(row * left_stride + step));
+                    for (sum, &column) in sums.iter_mut().zip(&columns) {
+                        *sum = factor.mul_add(column, *sum);
+                    }
+                }
+            }
+            for (row, sums) in sums.iter().enumerate() {
+                for (column, sum) in sums.iter().enumerate() {
+                    sum.store(out.add(row * out_stride + column * LANES));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The shim of graphs, and of the memory that is lent to the tensors of one. `_cpu.pyi` documents both.
+
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::arena::Arena;
+use crate::graph;
+use crate::isa::Isa;
+use crate::op::Extent;
+use crate::ops::{graph_error, record_in};
+use crate::pool;
+
+#[pyclass(frozen, module = "pyllm_kernels._cpu")]
+#[derive(Default)]
+pub(crate) struct Graph {
+    graph: Arc<Mutex<graph::Graph>>,
+    arena: Arc<Arena>,
+}
+
+#[pymethods]
+impl Graph {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    fn begin_capture(&self) -> PyResult<()> {
+        record_in(Some(Arc::clone(&self.graph)))
+    }
+
+    #[expect(clippy::unused_self, reason = "it reads as the pair of `begin_capture`")]
+    fn end_capture(&self) -> PyResult<()> {
+        record_in(None)
+    }
+
+    fn lend(&self, num_bytes: usize) -> PyResult<Lease> {
+        if num_bytes == 0 || num_bytes > isize::MAX as usize {
+            return Err(PyValueError::new_err(format!("a piece of {num_bytes} bytes: ask for at least 1")));
+        }
+        let (index, address) = self.arena.lend(num_bytes);
+        Ok(Lease { arena: Arc::clone(&self.arena), index, address, num_bytes })
+    }
+
+    fn owns(&self, address: usize) -> bool {
+        self.arena.owns(address)
+    }
+
+    /// # Safety
+    ///
+    /// What the ops point to is still there, and nothing else touches it during the call.
+    unsafe fn replay(&self, py: Python<'_>, num_tokens: usize, num_rows: usize) -> PyResult<()> {
+        let extent = Extent { tokens: num_tokens, rows: num_rows };
+        let done = py.detach(|| {
+            let graph = self.graph.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: as the caller promises.
+            unsafe { graph.replay(extent, Isa::best(), &mut pool()) }
+        });
+        done.map_err(|error| graph_error(&error))
+    }
+
+    #[getter]
+    fn num_ops(&self) -> usize {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner).len()
+    }
+
+    #[getter]
+    fn num_bytes(&self) -> usize {
+        self.arena.num_bytes()
+    }
+}
+
+/// A piece of a graph's memory, which goes back when Python lets go of this.
+#[pyclass(frozen, module = "pyllm_kernels._cpu")]
+pub(crate) struct Lease {
+    arena: Arc<Arena>,
+    index: usize,
+    address: usize,
+    num_bytes: usize,
+}
+
+#[pymethods]
+impl Lease {
+    /// # Safety
+    ///
+    /// Python gives a buffer to fill.
+    unsafe fn __getbuffer__(slf: &Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let lease = slf.get();
+        let memory = std::ptr::with_exposed_provenance_mut(lease.address);
+        // SAFETY: the memory lives as long as the lease, of which the view gets a reference; only tensors touch it.
+        let filled =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), memory, lease.num_bytes.cast_signed(), 0, flags) };
+        if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.arena.give_back(self.index);
+    }
+}

@@ -1,0 +1,86 @@
+//! The ops of a step in order, recorded once and run as often as wanted. Knows no tensor: only what ops know of themselves.
+
+use std::fmt;
+
+use crate::isa::Isa;
+use crate::op::{Extent, Op, OutOfRange};
+use crate::threads::Pool;
+
+/// Ops that ran one after the other, and will again.
+#[derive(Default)]
+pub(crate) struct Graph {
+    ops: Vec<Box<dyn Op>>,
+    capacity: Option<Extent>,
+}
+
+/// Why an op cannot join, or a graph not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GraphError {
+    /// An op with another number of tokens than those before it.
+    Tokens {
+        of_op: usize,
+        of_graph: usize,
+    },
+    /// More than the graph was captured for.
+    Capacity {
+        wanted: Extent,
+        capacity: Extent,
+    },
+    Index(OutOfRange),
+}
+
+impl fmt::Display for GraphError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tokens { of_op, of_graph } => write!(
+                formatter,
+                "an op of {of_op} tokens in a graph of {of_graph}: capture what has another first dimension in another graph"
+            ),
+            Self::Capacity { wanted, capacity } => {
+                write!(
+                    formatter,
+                    "{} tokens in {} rows: the graph was captured for up to ",
+                    wanted.tokens, wanted.rows
+                )?;
+                write!(formatter, "{} tokens", capacity.tokens)?;
+                if capacity.rows < usize::MAX { write!(formatter, " in {} rows", capacity.rows) } else { Ok(()) }
+            }
+            Self::Index(error) => error.fmt(formatter),
+        }
+    }
+}
+
+impl Graph {
+    pub(crate) fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Add an op to the end.
+    pub(crate) fn record(&mut self, op: Box<dyn Op>) -> Result<(), GraphError> {
+        let of_op = op.capacity();
+        let capacity = self.capacity.unwrap_or(of_op);
+        if of_op.tokens != capacity.tokens {
+            return Err(GraphError::Tokens { of_op: of_op.tokens, of_graph: capacity.tokens });
+        }
+        self.capacity = Some(Extent { rows: capacity.rows.min(of_op.rows), ..capacity });
+        self.ops.push(op);
+        Ok(())
+    }
+
+    /// Run every op in order; those before a wrong index have run.
+    ///
+    /// # Safety
+    ///
+    /// As for `Op::run`, of all ops, but for the extent, which is checked.
+    pub(crate) unsafe fn replay(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), GraphError> {
+        let capacity = self.capacity.unwrap_or(extent);
+        if extent.tokens > capacity.tokens || extent.rows > capacity.rows {
+            return Err(GraphError::Capacity { wanted: extent, capacity });
+        }
+        for op in &self.ops {
+            // SAFETY: as the caller promises; the extent was checked.
+            unsafe { op.run(extent, isa, pool) }.map_err(GraphError::Index)?;
+        }
+        Ok(())
+    }
+}

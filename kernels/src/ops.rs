@@ -1,0 +1,227 @@
+//! The shim of every op but the packed linears: Python's tuples to an op, and the op to this thread's graph, or run.
+//! `_cpu.pyi` documents each function.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedStr;
+
+use crate::activation::SiluAndMul;
+use crate::attention::{Batch, PagedAttention};
+use crate::cache::Cache;
+use crate::graph::{Graph, GraphError};
+use crate::isa::Isa;
+use crate::linear::Element;
+use crate::norm::{RmsNorm, Stream};
+use crate::op::{Indices, Op, Rows};
+use crate::pool;
+use crate::rope::RopeAndKvWrite;
+use crate::sampling::{Parameters, Sampling};
+
+/// dtype, address, elements from one row to the next.
+type RowsArgument = (PyBackedStr, usize, usize);
+/// dtype, addresses of keys and values, and the shape.
+type CacheArgument = (PyBackedStr, usize, usize, [usize; 4]);
+
+/// Addresses and sizes: block tables and their shape, slots, query starts, sequence lengths, and the number of rows.
+type BatchArgument = (usize, (usize, usize), usize, usize, usize, usize);
+
+thread_local! {
+    static RECORDING: RefCell<Option<Arc<Mutex<Graph>>>> = const { RefCell::new(None) };
+}
+
+/// From now on, until `None` comes, this thread's ops are recorded in the graph.
+pub(crate) fn record_in(graph: Option<Arc<Mutex<Graph>>>) -> PyResult<()> {
+    RECORDING.with_borrow_mut(|recording| {
+        if recording.is_some() && graph.is_some() {
+            return Err(PyRuntimeError::new_err("this thread is capturing a graph already: end that capture first"));
+        }
+        *recording = graph;
+        Ok(())
+    })
+}
+
+/// Run an op on all it has room for, or record it where this thread captures a graph.
+///
+/// # Safety
+///
+/// As for `Op::run`, now and whenever the graph is replayed.
+pub(crate) unsafe fn execute(py: Python<'_>, op: impl Op + 'static) -> PyResult<()> {
+    if let Some(graph) = RECORDING.with_borrow(Clone::clone) {
+        let mut graph = graph.lock().unwrap_or_else(PoisonError::into_inner);
+        return graph.record(Box::new(op)).map_err(|error| graph_error(&error));
+    }
+    // SAFETY: as the caller promises.
+    let done = py.detach(|| unsafe { op.run(op.capacity(), Isa::best(), &mut pool()) });
+    done.map_err(|error| PyIndexError::new_err(error.to_string()))
+}
+
+pub(crate) fn graph_error(error: &GraphError) -> PyErr {
+    match error {
+        GraphError::Index(error) => PyIndexError::new_err(error.to_string()),
+        GraphError::Tokens { .. } | GraphError::Capacity { .. } => PyValueError::new_err(error.to_string()),
+    }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[pyo3(signature = (shape, x, weight, epsilon, out, stream=None))]
+pub(crate) unsafe fn rms_norm(
+    py: Python<'_>,
+    shape: (usize, usize),
+    x: RowsArgument,
+    weight: RowsArgument,
+    epsilon: f32,
+    out: RowsArgument,
+    stream: Option<(RowsArgument, RowsArgument)>,
+) -> PyResult<()> {
+    let stream = stream.map(|(residual, sum)| PyResult::Ok(Stream { residual: rows(&residual)?, sum: rows(&sum)? }));
+    let (tokens, hidden) = shape;
+    let (x, weight, out, stream) = (rows(&x)?, rows(&weight)?, rows(&out)?, stream.transpose()?);
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, RmsNorm { tokens, hidden, epsilon, x, weight, out, stream }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+pub(crate) unsafe fn silu_and_mul(
+    py: Python<'_>,
+    shape: (usize, usize),
+    x: RowsArgument,
+    out: RowsArgument,
+) -> PyResult<()> {
+    let (tokens, intermediate) = shape;
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, SiluAndMul { tokens, intermediate, x: rows(&x)?, out: rows(&out)? }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+pub(crate) unsafe fn rope_and_kv_write(
+    py: Python<'_>,
+    shape: (usize, usize),
+    heads: (RowsArgument, RowsArgument, RowsArgument),
+    positions: usize,
+    cos_sin: (usize, usize),
+    slot_mapping: usize,
+    cache: CacheArgument,
+) -> PyResult<()> {
+    let ((tokens, num_heads), (query, key, value)) = (shape, heads);
+    let (cos_sin, num_positions) = cos_sin;
+    let cache = self::cache(&cache)?;
+    if !cache.head_dim.is_multiple_of(2) {
+        return Err(PyValueError::new_err(format!("heads of {} have no halves: make it even", cache.head_dim)));
+    }
+    let op = RopeAndKvWrite {
+        tokens,
+        heads: num_heads,
+        query: rows(&query)?,
+        key: rows(&key)?,
+        value: rows(&value)?,
+        positions: Indices(positions),
+        cos_sin: Rows { element: Element::Float32, address: cos_sin, stride: cache.head_dim },
+        num_positions,
+        slot_mapping: Indices(slot_mapping),
+        cache,
+    };
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, op) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+pub(crate) unsafe fn paged_attention(
+    py: Python<'_>,
+    shape: (usize, usize),
+    query: RowsArgument,
+    cache: CacheArgument,
+    batch: BatchArgument,
+    scale: f32,
+    out: RowsArgument,
+) -> PyResult<()> {
+    let ((tokens, heads), cache) = (shape, self::cache(&cache)?);
+    if heads == 0 || !heads.is_multiple_of(cache.kv_heads) {
+        return Err(PyValueError::new_err(format!(
+            "{heads} query heads over {} KV heads: each of those must serve as many of these",
+            cache.kv_heads
+        )));
+    }
+    let (block_tables, (num_slots, max_blocks), slots, query_starts, sequence_lengths, rows) = batch;
+    let batch = Batch {
+        rows,
+        block_tables: Indices(block_tables),
+        num_slots,
+        max_blocks,
+        slots: Indices(slots),
+        query_starts: Indices(query_starts),
+        sequence_lengths: Indices(sequence_lengths),
+    };
+    let (query, out) = (self::rows(&query)?, self::rows(&out)?);
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, PagedAttention { tokens, heads, scale, query, out, cache, batch }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+pub(crate) unsafe fn sample(
+    py: Python<'_>,
+    num_samples: usize,
+    shape: (usize, usize),
+    logits: RowsArgument,
+    rows: Option<usize>,
+    parameters: Option<(usize, usize, usize, usize, usize)>,
+    out: usize,
+) -> PyResult<()> {
+    let (num_rows, vocabulary) = shape;
+    if vocabulary == 0 || vocabulary > i32::MAX as usize || (rows.is_none() && num_rows != num_samples) {
+        return Err(PyValueError::new_err(format!(
+            "{num_samples} samples of {num_rows} rows of {vocabulary} logits: give at least one logit, and a row each"
+        )));
+    }
+    let parameters = parameters.map(|(temperature, top_k, top_p, min_p, uniforms)| Parameters {
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        uniforms,
+    });
+    let (logits, rows) = (self::rows(&logits)?, rows.map(Indices));
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, Sampling { samples: num_samples, logits, num_rows, vocabulary, rows, parameters, out }) }
+}
+
+fn rows((dtype, address, stride): &RowsArgument) -> PyResult<Rows> {
+    Ok(Rows { element: element(dtype)?, address: *address, stride: *stride })
+}
+
+fn cache((dtype, key_address, value_address, shape): &CacheArgument) -> PyResult<Cache> {
+    let (&key_address, &value_address, &[num_blocks, block_size, kv_heads, head_dim]) =
+        (key_address, value_address, shape);
+    if shape.contains(&0) || num_blocks.checked_mul(block_size).is_none_or(|cells| cells > i32::MAX as usize) {
+        return Err(PyValueError::new_err(format!(
+            "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
+        )));
+    }
+    let element = element(dtype)?;
+    Ok(Cache { element, key_address, value_address, num_blocks, block_size, kv_heads, head_dim })
+}
+
+fn element(dtype: &str) -> PyResult<Element> {
+    match dtype {
+        "float32" => Ok(Element::Float32),
+        "bfloat16" => Ok(Element::Bfloat16),
+        _ => Err(PyValueError::new_err(format!("no kernel for {dtype}: use float32 or bfloat16"))),
+    }
+}

@@ -1,0 +1,42 @@
+//! The products with packed matrices, and the look-ups in them, as ops of a step's tokens.
+
+use crate::isa::Isa;
+use crate::linear::{Lookup, Product};
+use crate::op::{Extent, Op, OutOfRange};
+use crate::threads::Pool;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedLinear {
+    pub(crate) tokens: usize,
+    pub(crate) product: Product,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedRows {
+    pub(crate) tokens: usize,
+    pub(crate) lookup: Lookup,
+}
+
+impl Op for PackedLinear {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.tokens, rows: usize::MAX }
+    }
+
+    unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        unsafe { self.product.run(extent.tokens, isa, pool) };
+        Ok(())
+    }
+}
+
+impl Op for PackedRows {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.tokens, rows: usize::MAX }
+    }
+
+    unsafe fn run(&self, extent: Extent, _: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        unsafe { self.lookup.run(extent.tokens, pool) }
+            .map_err(|row| OutOfRange::Row { number: row, num_rows: self.lookup.linear.out_features })
+    }
+}

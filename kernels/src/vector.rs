@@ -1,0 +1,211 @@
+//! Sixteen float32 numbers at once, in whatever instructions the machine has, and the one place that chooses them.
+//! Knows no op: an op is written once, over any `Vector`, and `call` compiles it for each.
+//!
+//! Every kind of vector has as many lanes and adds them up in the same order. AVX2 and AVX-512 give the same bits; plain
+//! Rust rounds a product before it adds, as it has no fused instruction to rely on.
+#![expect(clippy::inline_always, reason = "a method takes its caller's instructions only where it is inlined")]
+
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use crate::isa::Isa;
+use portable::Portable;
+
+/// How many numbers a vector has.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen float32 numbers. That a value exists proves that the machine has the instructions of its type, which is why
+/// only what makes one out of nothing is unsafe.
+pub(crate) trait Vector: Copy {
+    /// How many vectors fit into registers, beside a few operands.
+    const ACCUMULATORS: usize;
+
+    /// # Safety
+    ///
+    /// The machine has the type's instructions.
+    unsafe fn splat(value: f32) -> Self;
+    /// # Safety
+    ///
+    /// As for `splat`; sixteen numbers are there.
+    unsafe fn load(from: *const f32) -> Self;
+    /// # Safety
+    ///
+    /// As for `splat`; sixteen numbers are there.
+    unsafe fn load_bfloat16(from: *const u16) -> Self;
+    /// Lane `i` of vector `j` is word `j` behind pointer `i`: sixteen words are read behind each.
+    ///
+    /// # Safety
+    ///
+    /// As for `splat`; the words are there.
+    unsafe fn load_transposed(from: &[*const f32; LANES]) -> [Self; LANES];
+    /// # Safety
+    ///
+    /// There is room for sixteen numbers.
+    unsafe fn store(self, to: *mut f32);
+    /// Each rounded to the nearest, to even where two are equally near.
+    ///
+    /// # Safety
+    ///
+    /// There is room for sixteen numbers.
+    unsafe fn store_bfloat16(self, to: *mut u16);
+
+    fn add(self, other: Self) -> Self;
+    fn sub(self, other: Self) -> Self;
+    fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
+    /// `self * factor + other`.
+    fn mul_add(self, factor: Self, other: Self) -> Self;
+    /// The greater one; `other` where either is not a number.
+    fn max(self, other: Self) -> Self;
+    /// The lesser one; `other` where either is not a number.
+    fn min(self, other: Self) -> Self;
+    /// To the nearest whole number.
+    fn round(self) -> Self;
+    /// `self * 2^exponent`, for whole exponents from -126 to 127.
+    fn scale(self, exponent: Self) -> Self;
+    /// The first `count` lanes of `self`, then `other`'s.
+    fn first(self, count: usize, other: Self) -> Self;
+    /// Where `self >= bound`, `self`, and zero elsewhere.
+    fn at_least(self, bound: Self) -> Self;
+    /// The lower bfloat16 of each word, and the upper one.
+    fn bfloat16_pairs(self) -> [Self; 2];
+    /// Lane `i` and lane `i + 8` are added, then of what that gives lane `i` and `i + 4`, and so on.
+    fn sum(self) -> f32;
+    /// The greatest lane.
+    fn greatest(self) -> f32;
+    /// Lane 0.
+    fn lowest(self) -> f32;
+
+    /// The exponential, to a unit or two in the last place; what is below -87 as if it were that, above 88 likewise.
+    #[inline(always)]
+    fn exp(self) -> Self {
+        // SAFETY: `self` exists.
+        let constant = |value| unsafe { Self::splat(value) };
+        let x = constant(-87.0).max(constant(88.0).min(self)); // in this order, what is not a number stays so
+        let exponent = x.mul(constant(std::f32::consts::LOG2_E)).round();
+        // ln 2 in two parts, the first short enough for the product with any exponent to be exact.
+        let rest = exponent.mul_add(constant(-0.693_359_4), x);
+        let rest = exponent.mul_add(constant(2.121_944_4e-4), rest);
+        // exp(r) = 1 + r + r² q(r); q minimises the greatest relative error for |r| up to ln 2 / 2, which is 3e-9.
+        let q = constant(0.001_381_461_3).mul_add(rest, constant(0.008_368_71));
+        let q = q.mul_add(rest, constant(0.041_668_39));
+        let q = q.mul_add(rest, constant(0.166_665_21));
+        let q = q.mul_add(rest, constant(0.499_999_94));
+        let rest_and_q = q.mul(rest).mul_add(rest, rest);
+        rest_and_q.add(constant(1.0)).scale(exponent)
+    }
+}
+
+/// What numbers are stored as: read into, and written from, lanes of float32.
+pub(crate) trait Storage: Copy + Default + Sync {
+    /// # Safety
+    ///
+    /// As for `Vector::load`.
+    unsafe fn load<V: Vector>(from: *const Self) -> V;
+    /// # Safety
+    ///
+    /// As for `Vector::store`.
+    unsafe fn store<V: Vector>(vector: V, to: *mut Self);
+
+    /// Sixteen numbers, or as many as are left, and zeros.
+    ///
+    /// # Safety
+    ///
+    /// As for `Vector::load`, but for `left` numbers where those are fewer.
+    #[inline(always)]
+    unsafe fn load_up_to<V: Vector>(from: *const Self, left: usize) -> V {
+        // SAFETY: as the caller promises; a vector has room for its first lanes.
+        unsafe {
+            if left >= LANES {
+                return Self::load(from);
+            }
+            let mut numbers = [Self::default(); LANES];
+            std::ptr::copy_nonoverlapping(from, numbers.as_mut_ptr(), left);
+            Self::load(numbers.as_ptr())
+        }
+    }
+
+    /// Sixteen numbers, or as many as there is room for.
+    ///
+    /// # Safety
+    ///
+    /// As for `Vector::store`, but for `left` numbers where those are fewer.
+    #[inline(always)]
+    unsafe fn store_up_to<V: Vector>(vector: V, to: *mut Self, left: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            if left >= LANES {
+                return Self::store(vector, to);
+            }
+            let mut numbers = [Self::default(); LANES];
+            Self::store(vector, numbers.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(numbers.as_ptr(), to, left);
+        }
+    }
+}
+
+impl Storage for f32 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: as the caller promises.
+        unsafe { V::load(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(vector: V, to: *mut Self) {
+        // SAFETY: as the caller promises.
+        unsafe { vector.store(to) }
+    }
+}
+
+/// The upper half of a float32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Bfloat16(pub(crate) u16);
+
+impl Storage for Bfloat16 {
+    #[inline(always)]
+    unsafe fn load<V: Vector>(from: *const Self) -> V {
+        // SAFETY: as the caller promises.
+        unsafe { V::load_bfloat16(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn store<V: Vector>(vector: V, to: *mut Self) {
+        // SAFETY: as the caller promises.
+        unsafe { vector.store_bfloat16(to.cast()) }
+    }
+}
+
+/// Part of an op, written over any vector.
+pub(crate) trait Kernel: Sync {
+    /// Must be `#[inline(always)]`, and whatever it calls with a vector, too.
+    ///
+    /// # Safety
+    ///
+    /// The machine has V's instructions; what the kernel points to is there, and nothing else touches what this part of it
+    /// writes.
+    unsafe fn run<V: Vector>(&self, part: usize);
+}
+
+/// Run a part of a kernel in the instructions of `isa`.
+///
+/// # Safety
+///
+/// As for `Kernel::run`; the machine has `isa`.
+pub(crate) unsafe fn run<K: Kernel>(isa: Isa, kernel: &K, part: usize) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            _ if isa >= Isa::Avx512 => x86::run_avx512(kernel, part),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::run_avx2(kernel, part),
+            _ => kernel.run::<Portable>(part),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+#![expect(clippy::inline_always, reason = "see `Vector`")]
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Numbers in, numbers out, in vectors of any kind.
+struct Map<'a, F> {
+    input: &'a [f32],
+    out: *mut f32,
+    op: F,
+}
+
+// SAFETY: the tests use one thread.
+unsafe impl<F> Sync for Map<'_, F> {}
+
+trait Operation {
+    fn apply<V: Vector>(&self, input: V) -> V;
+}
+
+impl<F: Operation> Kernel for Map<'_, F> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        for at in (0..self.input.len()).step_by(LANES) {
+            let left = self.input.len() - at;
+            // SAFETY: there are as many outputs as inputs.
+            unsafe {
+                f32::store_up_to(
+                    self.op.apply::<V>(f32::load_up_to(&raw const self.input[at], left)),
+                    self.out.add(at),
+                    left,
+                );
+            }
+        }
+    }
+}
+
+fn map(isa: Isa, input: &[f32], op: impl Operation) -> Vec<f32> {
+    let mut out = vec![f32::NAN; input.len()];
+    // SAFETY: there are as many outputs as inputs; the tests ask for what the machine has.
+    unsafe { run(isa, &Map { input, out: out.as_mut_ptr(), op }, 0) };
+    out
+}
+
+struct Exp;
+
+impl Operation for Exp {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        input.exp()
+    }
+}
+
+struct Sum;
+
+impl Operation for Sum {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        // SAFETY: `input` exists.
+        unsafe { V::splat(input.sum()) }
+    }
+}
+
+struct Greatest;
+
+impl Operation for Greatest {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        // SAFETY: `input` exists.
+        unsafe { V::splat(input.greatest()) }
+    }
+}
+
+struct Transpose<'a> {
+    rows: &'a [f32],
+    out: *mut f32,
+}
+
+// SAFETY: the tests use one thread.
+unsafe impl Sync for Transpose<'_> {}
+
+impl Kernel for Transpose<'_> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        // SAFETY: the test gives sixteen rows of sixteen.
+        unsafe {
+            let rows = std::array::from_fn(|row| self.rows[row * LANES..].as_ptr());
+            for (column, vector) in V::load_transposed(&rows).into_iter().enumerate() {
+                vector.store(self.out.add(column * LANES));
+            }
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn exp_is_right_to_two_units(x in prop::collection::vec(-87.0..88.0_f32, 1..40)) {
+        for isa in Isa::available() {
+            for (&x, out) in x.iter().zip(map(isa, &x, Exp)) {
+                let expected = f64::from(x).exp();
+                prop_assert!((f64::from(out) - expected).abs() <= expected * 2.4e-7, "{isa:?}: exp({x}) is {out}");
+            }
+        }
+    }
+
+    #[test]
+    fn lanes_add_up_in_one_order(x in prop::array::uniform16(-1e3..1e3_f32)) {
+        let mut expected = x;
+        for half in [8, 4, 2, 1] {
+            for lane in 0..half {
+                expected[lane] += expected[lane + half];
+            }
+        }
+        let greatest = x.into_iter().fold(f32::NEG_INFINITY, f32::max);
+        for isa in Isa::available() {
+            prop_assert_eq!(map(isa, &x, Sum)[0].to_bits(), expected[0].to_bits());
+            prop_assert_eq!(map(isa, &x, Greatest)[0].to_bits(), greatest.to_bits());
+        }
+    }
+}
+
+#[test]
+fn exp_at_its_ends() {
+    for isa in Isa::available() {
+        let out = map(isa, &[0.0, -0.0, f32::NEG_INFINITY, f32::INFINITY, f32::NAN], Exp);
+        assert_eq!(out[..2], [1.0, 1.0]);
+        assert!(out[2] > 0.0 && out[2] < 2e-38);
+        assert!(out[3] > 1e38 && out[3].is_finite());
+        assert!(out[4].is_nan());
+    }
+}
+
+#[test]
+fn a_square_is_transposed() {
+    let square: Vec<f32> = (0..256_u16).map(f32::from).collect();
+    let expected: Vec<f32> = (0..256).map(|at| square[at % LANES * LANES + at / LANES]).collect();
+    for isa in Isa::available() {
+        let mut out = vec![0.0; 256];
+        let kernel = Transpose { rows: &square, out: out.as_mut_ptr() };
+        // SAFETY: both have sixteen rows of sixteen.
+        unsafe { run(isa, &kernel, 0) };
+        assert_eq!(out, expected, "{isa:?}");
+    }
+}

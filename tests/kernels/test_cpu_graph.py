@@ -1,0 +1,202 @@
+"""Graphs of the cpu backend: a replay is the same as the calls, for any part of what was captured."""
+
+import gc
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+from pyllm_kernels import AttentionMetadata, Graph, select
+from torch import Tensor
+
+KERNELS = select("cpu", "cpu")
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, LAYERS, VOCABULARY, BLOCK_SIZE, BLOCKS = 64, 4, 2, 16, 3, 50, 4, 40
+MAX_TOKENS, MAX_ROWS, MAX_BLOCKS = 24, 5, 8
+
+
+class Model:
+    """A decoder's layers on random weights, with inputs at fixed addresses."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        def linear(out_features: int, in_features: int) -> object:
+            return KERNELS.pack_linear((torch.randn(out_features, in_features) / in_features**0.5).to(dtype))
+
+        qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+        self.embedding = linear(VOCABULARY, HIDDEN)
+        self.layers = [
+            {
+                "qkv": linear(qkv, HIDDEN),
+                "output": linear(HIDDEN, HEADS * HEAD_DIM),
+                "gate_up": linear(4 * HIDDEN, HIDDEN),
+                "down": linear(HIDDEN, 2 * HIDDEN),
+                "norm": torch.rand(HIDDEN).to(dtype),
+            }
+            for _ in range(LAYERS)
+        ]
+        self.cos_sin = torch.randn(MAX_BLOCKS * BLOCK_SIZE, HEAD_DIM)
+        self.caches = torch.zeros(LAYERS, 2, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_DIM, dtype=dtype)
+        self.tokens, self.positions, self.slot_mapping = torch.zeros(3, MAX_TOKENS, dtype=torch.int32)
+        self.metadata = AttentionMetadata(
+            block_tables=torch.randperm(BLOCKS).view(MAX_ROWS, MAX_BLOCKS).to(torch.int32),
+            slots=torch.zeros(MAX_ROWS, dtype=torch.int32),
+            query_starts=torch.zeros(MAX_ROWS + 1, dtype=torch.int32),
+            sequence_lengths=torch.zeros(MAX_ROWS, dtype=torch.int32),
+            max_query_length=MAX_TOKENS,
+            max_sequence_length=MAX_BLOCKS * BLOCK_SIZE,
+            num_tokens=MAX_TOKENS,
+        )
+
+    def fill(self, rows: list[tuple[int, int, int]]) -> tuple[int, int]:
+        """Rows of (slot, context, queries); gives the numbers of tokens and of rows."""
+        at = 0
+        for row, (slot, context, queries) in enumerate(rows):
+            tokens = slice(at, at + queries)
+            positions = torch.arange(context, context + queries)
+            self.tokens[tokens] = torch.randint(VOCABULARY, (queries,), dtype=torch.int32)
+            self.positions[tokens] = positions
+            blocks = self.metadata.block_tables[slot, positions // BLOCK_SIZE]
+            self.slot_mapping[tokens] = blocks * BLOCK_SIZE + positions % BLOCK_SIZE
+            self.metadata.slots[row], self.metadata.sequence_lengths[row] = slot, context + queries
+            at += queries
+            self.metadata.query_starts[row + 1] = at
+        return at, len(rows)
+
+    def first(self, tokens: int, rows: int) -> AttentionMetadata:
+        return replace(
+            self.metadata,
+            slots=self.metadata.slots[:rows],
+            query_starts=self.metadata.query_starts[: rows + 1],
+            sequence_lengths=self.metadata.sequence_lengths[:rows],
+            num_tokens=tokens,
+        )
+
+    def __call__(self, tokens: int, rows: int) -> Tensor:
+        metadata = self.first(tokens, rows)
+        x, residual = KERNELS.packed_rows(self.embedding, self.tokens[:tokens]), None
+        for layer, (keys, values) in zip(self.layers, self.caches, strict=True):
+            x, residual = self.normalise(x, residual, layer["norm"])
+            qkv = KERNELS.packed_linear(x, layer["qkv"]).view(tokens, -1, HEAD_DIM)
+            query, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
+            positions, slot_mapping = self.positions[:tokens], self.slot_mapping[:tokens]
+            KERNELS.rope_and_kv_write(query, key, value, positions, self.cos_sin, slot_mapping, keys, values)
+            x = KERNELS.paged_attention(query, keys, values, metadata, HEAD_DIM**-0.5).flatten(1)
+            x, residual = self.normalise(KERNELS.packed_linear(x, layer["output"]), residual, layer["norm"])
+            x = KERNELS.packed_linear(KERNELS.silu_and_mul(KERNELS.packed_linear(x, layer["gate_up"])), layer["down"])
+        return self.normalise(x, residual, self.layers[0]["norm"])[0]
+
+    def normalise(self, x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return KERNELS.rms_norm(x, weight, 1e-5), x
+        return KERNELS.add_rms_norm(x, residual, weight, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_replay_is_the_calls_for_any_part_of_the_batch(dtype: torch.dtype) -> None:
+    model, graph = Model(dtype), Graph()
+    with graph.capture():
+        hidden = model(MAX_TOKENS, MAX_ROWS)
+    assert graph.num_ops == 1 + LAYERS * 9 + 1
+    assert not model.caches.any(), "a capture computes nothing"
+    # Embedding, residual stream in and out, projections and what they are made into: not as many as there are layers.
+    assert graph.num_bytes <= 10 * MAX_TOKENS * 4 * HIDDEN * dtype.itemsize
+    gc.collect()
+    for rows in (
+        [(1, 0, 7), (0, 0, 9), (4, 0, 1)],
+        [(1, 7, 1), (0, 9, 1), (4, 1, 1)],
+        [(4, 2, 6), (2, 0, 15), (1, 8, 1), (0, 10, 1), (3, 0, 1)],
+        [(0, 11, 1)],
+    ):
+        extent = model.fill(rows)
+        before = model.caches.clone()
+        graph.replay(*extent)
+        caches = model.caches.clone()
+        model.caches.copy_(before)
+        assert torch.equal(hidden[: extent[0]], model(*extent))
+        assert torch.equal(caches, model.caches)
+
+
+def test_an_output_that_is_held_stays_and_another_is_written_over() -> None:
+    graph, x, weight = Graph(), torch.randn(2, 8), torch.ones(8)
+    with graph.capture():
+        held = KERNELS.rms_norm(x, weight, 1e-5).view(4, 4)[1:]  # The view holds what it lies in.
+        first = KERNELS.silu_and_mul(x)
+        address = first.data_ptr()
+        del first
+        second = KERNELS.silu_and_mul(x)
+        assert second.data_ptr() == address
+    graph.replay(2, 0)
+    assert torch.equal(held, KERNELS.rms_norm(x, weight, 1e-5).view(4, 4)[1:])
+    x *= 2
+    graph.replay(1, 0)
+    assert torch.equal(second[0], KERNELS.silu_and_mul(x)[0])
+    assert torch.equal(second[1], KERNELS.silu_and_mul(x / 2)[1])
+
+
+def test_a_graph_keeps_its_inputs_alive_and_an_output_the_memory() -> None:
+    graph = Graph()
+    with graph.capture():
+        out = KERNELS.silu_and_mul(torch.full((3, 2), 2.0))
+    gc.collect()
+    graph.replay(3, 0)
+    expected = KERNELS.silu_and_mul(torch.full((3, 2), 2.0))
+    del graph
+    gc.collect()
+    assert torch.equal(out, expected)
+
+
+def test_more_than_was_captured_is_refused() -> None:
+    model, graph = Model(torch.float32), Graph()
+    with graph.capture():
+        model(MAX_TOKENS, MAX_ROWS)
+    with pytest.raises(ValueError, match="25 tokens in 1 rows: the graph was captured for up to 24 tokens in 5 rows"):
+        graph.replay(MAX_TOKENS + 1, 1)
+    with pytest.raises(ValueError, match="24 tokens in 6 rows"):
+        graph.replay(MAX_TOKENS, MAX_ROWS + 1)
+
+
+def test_indices_are_checked_at_every_replay() -> None:
+    model, graph = Model(torch.float32), Graph()
+    with graph.capture():
+        model(MAX_TOKENS, MAX_ROWS)
+    for tensor, number, message in (
+        (model.tokens, VOCABULARY, "row 50 of a matrix of 50 rows"),
+        (model.positions, -1, "position 0 is -1: it must be from 0 to 31"),
+        (model.slot_mapping, BLOCKS * BLOCK_SIZE, "entry of the slot mapping 0 is 160: it must be from"),
+        (model.metadata.slots, 5, "slot of row 0 is 5: it must be from 0 to 4"),
+        (model.metadata.sequence_lengths, 33, "length of the sequence of row 0 is 33: it must be from 2 to 32"),
+        (model.metadata.sequence_lengths, 1, "length of the sequence of row 0 is 1: it must be from 2 to 32"),
+        (model.metadata.query_starts, 3, "query start 0 is 3: it must be from 0 to 2"),
+    ):
+        extent = model.fill([(0, 0, 2)])
+        before = int(tensor[0])
+        tensor[0] = number
+        with pytest.raises(IndexError, match=message):
+            graph.replay(*extent)
+        tensor[0] = before
+        graph.replay(*extent)
+    model.metadata.block_tables[0, 0] = BLOCKS
+    with pytest.raises(IndexError, match="used entry of a row of the block tables 0 is 40: it must be from 0 to 39"):
+        graph.replay(*extent)
+
+
+def test_what_a_graph_cannot_take_is_refused() -> None:
+    graph, x = Graph(), torch.randn(2, 8)
+    with graph.capture():
+        with pytest.raises(ValueError, match="a graph takes float32 and bfloat16 only"):
+            KERNELS.silu_and_mul(x.half())
+        KERNELS.silu_and_mul(x)
+        with pytest.raises(ValueError, match="an op of 1 tokens in a graph of 2"):
+            KERNELS.silu_and_mul(x[:1])
+        with pytest.raises(RuntimeError, match="this thread is capturing a graph already"), Graph().capture():
+            pass
+    assert graph.num_ops == 1
+
+
+def test_other_threads_go_on_computing() -> None:
+    x = torch.randn(2, 8)
+    expected, elsewhere = KERNELS.silu_and_mul(x), []
+    with Graph().capture():
+        thread = threading.Thread(target=lambda: elsewhere.append(KERNELS.silu_and_mul(x)))
+        thread.start()
+        thread.join()
+    assert torch.equal(elsewhere[0], expected)
