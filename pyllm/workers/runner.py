@@ -26,6 +26,7 @@ from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
 from pyllm.workers.sampler import SamplingRows, sample
 from pyllm.workers.slots import Slots
+from pyllm.workers.step_graph import StepGraph
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
 
@@ -59,6 +60,7 @@ class ModelRunner:
         self._plans = PlanBuffer(device)
         self._kv_cache: KVCache | None = None
         self._host_pool: HostPool | None = None
+        self._graph: StepGraph | None = None
         self._swap_seconds = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
             "num_blocks": self.num_blocks,
@@ -117,12 +119,17 @@ class ModelRunner:
                 self._kernels.copy_blocks(keys, values, copies)
         if not batch.num_tokens:
             return np.empty(0, np.int32)
-        hidden = self.model(self._slots.known_tokens(batch), self._context(batch, self._kv_cache))
-        if not len(batch.host.logits_rows):
+        tokens = self._slots.known_tokens(batch)
+        if self._graph is None:
+            hidden = self.model(tokens, self._context(batch, self._kv_cache))
+        else:
+            hidden = self._graph(tokens, batch)
+        rows = batch.host.logits_rows
+        if not len(rows):
             return np.empty(0, np.int32)
         # Samples of one request are drawn from the same position, whose logits are computed once.
-        positions, rows = np.unique(batch.host.logits_rows, return_inverse=True)
-        forks = len(positions) < len(rows)
+        forks = bool((rows[1:] == rows[:-1]).any())
+        positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, rows)
         wanted = torch.from_numpy(positions).to(self._placement.device) if forks else batch.device.logits_rows
         logits = self.model.logits(hidden[wanted])
         if logits is None:
@@ -162,6 +169,8 @@ class ModelRunner:
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
+        if self._placement.device.type == "cpu":
+            self._graph = self._capture(self._kv_cache)
         if num_host_blocks:
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
@@ -227,6 +236,21 @@ class ModelRunner:
                 torch.ones(rows), torch.zeros(rows, dtype=torch.int64), torch.full((rows,), 0.9), torch.zeros(rows)
             )
             sample(logits, some_filter, torch.full((rows,), 0.5, device=device))
+
+    def _capture(self, kv_cache: KVCache) -> StepGraph | None:
+        """The layers as one call, where all that they do is Rust's: not float16, and no exchange between ranks."""
+        if self._kernels.backend != "cpu" or self._placement.group.size > 1:
+            return None
+        if torch.float16 in {self._placement.dtype, self._cache_shape.dtype}:
+            return None
+        limits = self._engine.scheduler
+
+        def context(attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
+            return ForwardContext(self._kernels, kv_cache, attention, positions, slot_mapping, self._cos_sin)
+
+        return StepGraph(
+            self.model, context, self._slots.block_tables, limits.max_num_batched_tokens, limits.max_num_seqs
+        )
 
     def _free_device_bytes(self) -> int:
         """The share of a GPU that `gpu_memory_utilization` gives us, less all that is in use and a full step's peak."""

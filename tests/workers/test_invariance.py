@@ -69,15 +69,15 @@ class Heads:
         return self.values
 
 
-@st.composite
-def schedules(draw: st.DrawFn) -> list[list[Row]]:
+def schedule(seed: int) -> list[list[Row]]:
     """Steps in which every sequence comes in chunks of its own, now and then left out of one."""
+    generator = random.Random(seed)
     left = {slot: list(sequence) for slot, sequence in enumerate(SEQUENCES)}
     steps = []
     while left:
         rows = []
         for slot in list(left):
-            size = draw(st.sampled_from([0, 1, 1, 2, 3, 17, 40, NUM_TOKENS]))
+            size = generator.choice([0, 1, 2, 17, 40, NUM_TOKENS])
             if size:
                 rows.append(Row(slot, left[slot][:size]))
                 left[slot] = left[slot][size:]
@@ -88,11 +88,11 @@ def schedules(draw: st.DrawFn) -> list[list[Row]]:
     return steps
 
 
-@settings(max_examples=8)
-@given(steps=schedules(), num_threads=st.sampled_from([1, 2, 3]))
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 1 << 32), num_threads=st.sampled_from([1, 2, 3]))
 def test_logits_are_those_of_the_sequence_alone(
-    runner: ModelRunner, expected: list[torch.Tensor], steps: list[list[Row]], num_threads: int
+    runner: ModelRunner, expected: list[torch.Tensor], seed: int, num_threads: int
 ) -> None:
     pyllm_kernels.set_num_threads(num_threads)
-    found = logits(runner, steps, list(range(len(SEQUENCES))))
+    found = logits(runner, schedule(seed), list(range(len(SEQUENCES))))
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -1,0 +1,60 @@
+"""The forward pass on a CPU as one call: the model's ops, captured once for the largest step, replayed for each.
+
+It does not know what the ops compute, nor slots. On GPUs CUDA graphs take this place.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from pyllm_kernels import AttentionMetadata, Graph
+from torch import Tensor
+
+from pyllm.workers.batch import Batch
+from pyllm.workers.context import ForwardContext
+
+# From token ids int32 [tokens], and where they stand, to hidden states [tokens, hidden_size].
+Model = Callable[[Tensor, ForwardContext], Tensor]
+
+
+class StepGraph:
+    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` puts it over given metadata."""
+
+    def __init__(
+        self,
+        model: Model,
+        make_context: Callable[[AttentionMetadata, Tensor, Tensor], ForwardContext],
+        block_tables: Tensor,
+        max_tokens: int,
+        max_rows: int,
+    ) -> None:
+        self._tokens, self._positions, self._slot_mapping = torch.zeros((3, max_tokens), dtype=torch.int32)
+        self._slots, self._sequence_lengths = torch.zeros((2, max_rows), dtype=torch.int32)
+        self._query_starts = torch.zeros(max_rows + 1, dtype=torch.int32)
+        metadata = AttentionMetadata(
+            block_tables=block_tables,
+            slots=self._slots,
+            query_starts=self._query_starts,
+            sequence_lengths=self._sequence_lengths,
+            max_query_length=max_tokens,
+            max_sequence_length=block_tables.shape[1],
+            num_tokens=max_tokens,
+        )
+        self._graph = Graph()
+        with self._graph.capture():
+            self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
+
+    def __call__(self, tokens: Tensor, batch: Batch) -> Tensor:
+        """Hidden states [tokens, hidden_size], which the next call overwrites."""
+        host = batch.host
+        for buffer, values in (
+            (self._tokens, tokens.numpy()),
+            (self._positions, host.positions),
+            (self._slot_mapping, host.slot_mapping),
+            (self._slots, host.slots),
+            (self._query_starts, host.query_starts),
+            (self._sequence_lengths, host.sequence_lengths),
+        ):
+            np.copyto(buffer[: len(values)].numpy(), values)
+        self._graph.replay(batch.num_tokens, batch.num_rows)
+        return self._hidden[: batch.num_tokens]
