@@ -80,7 +80,7 @@ impl Output {
     /// # Safety
     ///
     /// The row is there.
-    pub(crate) unsafe fn from_row(&self, row: usize) -> Self {
+    pub(crate) unsafe fn rows_from(&self, row: usize) -> Self {
         // SAFETY: as the caller promises.
         Self { first: unsafe { self.first.add(row * self.stride) }, ..*self }
     }

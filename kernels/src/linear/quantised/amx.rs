@@ -22,7 +22,7 @@ const HALF_GROUP_BYTES: usize = GROUP * SIDE;
 
 /// Below so many rows the vectors are faster.
 const LEAST_ROWS: usize = 4;
-const LEAST_ROWS_BY_GROUPS: usize = 8;
+const LEAST_ROWS_BY_GROUPS: usize = 33;
 
 /// # Safety
 ///

@@ -47,7 +47,7 @@ weights!(Q4_0: true false false);
 weights!(Q4_1: true false true);
 
 /// What the product of a group of an input row is scaled with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Factors {
     pub(super) scale: f32,
@@ -155,7 +155,7 @@ impl Tile {
                 rows,
                 integers: self.integers.add(side * self.num_groups * self.group_features + within * W::CHUNK),
                 factors: self.factors.add(side * self.num_groups + within),
-                output: self.output.from_row(start),
+                output: self.output.rows_from(start),
                 ..*self
             }
         }
