@@ -16,14 +16,14 @@ mod portable;
 mod tile;
 
 use super::format::{Element, GROUP, Quantised};
-use super::output::Output;
+use super::output::{Output, SIDE};
 use super::{Linear, Part};
 use crate::isa::Isa;
 use crate::scratch::Scratch;
 use crate::threads::Pool;
 use integers::Places;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{Factors, INT8_CHUNK, Int8, Q4_0, Q4_1, Q8_0, SIDE, Tile};
+use tile::{Factors, INT8_CHUNK, Int8, Q4_0, Q4_1, Q8_0, Tile};
 
 /// Features of a group of a matrix with so many inputs, zeros at the end included.
 fn group_features(format: Quantised, in_features: usize) -> usize {

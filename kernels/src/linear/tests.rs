@@ -125,7 +125,8 @@ prop_compose! {
     fn products()(
         bfloat16 in any::<bool>(),
         format in prop::sample::select(FORMATS.to_vec()),
-        (rows, in_features, out_features) in (1..50_usize, 1..140_usize, 1..100_usize),
+        in_features in prop_oneof![1..140_usize, (1..5_usize).prop_map(|groups| groups * GROUP)],
+        (rows, out_features) in (1..70_usize, 1..100_usize),
     )(
         numbers in prop::collection::vec(-2.0..2.0_f32, in_features * out_features),
         bytes in prop::collection::vec(any::<u8>(), in_features.div_ceil(GROUP) * 34 * out_features),

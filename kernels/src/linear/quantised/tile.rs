@@ -6,10 +6,8 @@ use super::{amx, avx2, avx512};
 use crate::isa::Isa;
 use crate::linear::equal_parts;
 use crate::linear::format::GROUP;
-use crate::linear::output::{Output, PANEL};
+use crate::linear::output::{Output, PANEL, SIDE};
 
-/// Rows that lie side by side: a tile of AMX.
-pub(super) const SIDE: usize = 16;
 /// Features that lie side by side in a panel.
 pub(super) const STEP_FEATURES: usize = 4;
 /// Bytes of a step's integers, of 8 bits each.
