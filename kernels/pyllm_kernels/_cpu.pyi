@@ -58,4 +58,4 @@ def num_threads() -> int:
     """How many threads compute."""
 
 def instruction_set() -> str:
-    """What the kernels use of this machine: "portable", "avx2", "avx512_vnni", "avx512_bf16" or "amx_int8"."""
+    """What the kernels use of this machine: "portable", "avx2", "avx512_vnni", "avx512_bf16" or "amx"."""

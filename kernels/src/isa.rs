@@ -13,7 +13,7 @@ pub(crate) enum Isa {
     Avx512,
     /// AVX-512 with dot products of bfloat16.
     Avx512Bf16,
-    /// AMX tiles, with products of int8.
+    /// AMX tiles, with products of int8 and of bfloat16.
     Amx,
 }
 
@@ -38,7 +38,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512_vnni",
             Self::Avx512Bf16 => "avx512_bf16",
-            Self::Amx => "amx_int8",
+            Self::Amx => "amx",
         }
     }
 
@@ -69,12 +69,12 @@ impl Isa {
 /// Whether there are tiles, and Linux lets this process have them: their state is large, so it wants to be asked.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx_is_permitted() -> bool {
-    const TILE_AND_INT8: u32 = 1 << 24 | 1 << 25;
+    const TILES: u32 = 1 << 22 | 1 << 24 | 1 << 25; // of bfloat16, at all, of int8
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const TILE_DATA: i64 = 18;
     static PERMITTED: LazyLock<bool> = LazyLock::new(|| {
-        if std::arch::x86_64::__cpuid_count(7, 0).edx & TILE_AND_INT8 != TILE_AND_INT8 {
+        if std::arch::x86_64::__cpuid_count(7, 0).edx & TILES != TILES {
             return false;
         }
         let mut result = ARCH_PRCTL;

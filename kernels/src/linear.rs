@@ -3,10 +3,15 @@
 //! An output element is one chain of operations that its row and its column alone decide: the number of rows beside it
 //! and of threads change what is computed when, never the order within one.
 
+#![expect(clippy::cast_ptr_alignment, reason = "what may lie anywhere is read as what may: `read_unaligned`, `loadu`")]
+#![expect(clippy::cast_precision_loss, reason = "products of integers are rounded to float32 where it is said")]
+
 mod floats;
 mod format;
 mod output;
 mod quantised;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 use std::mem;
 use std::ops::Range;
@@ -130,7 +135,7 @@ impl Product {
             Format::Element => {
                 self.run_parts(num_rows, FLOAT_ROWS_AT_ONCE, pool, &|part, output| {
                     // SAFETY: as the caller promises.
-                    unsafe { self.multiply_floats(isa, part, output) };
+                    unsafe { self.multiply_floats(isa, &part, output) };
                 });
             }
             Format::Quantised(format) => {
@@ -140,7 +145,7 @@ impl Product {
                 unsafe { rows.quantise(isa, pool) };
                 self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
                     // SAFETY: as the caller promises; the rows were just written.
-                    unsafe { rows.multiply(isa, part, output) };
+                    unsafe { rows.multiply(isa, &part, output) };
                 });
                 pool.scratch = scratch;
             }
@@ -163,7 +168,7 @@ impl Product {
     /// # Safety
     ///
     /// As for `run`; the part and the output are some of its own.
-    unsafe fn multiply_floats(&self, isa: Isa, part: Part, output: Output) {
+    unsafe fn multiply_floats(&self, isa: Isa, part: &Part, output: Output) {
         // SAFETY: as the caller promises.
         unsafe { floats::multiply(&self.linear, isa, self.x, part, output) };
     }

@@ -1,7 +1,9 @@
 //! Weights of the input's own kind, float32 or bfloat16: their panels, and which micro-kernel multiplies them.
 //!
-//! An output element is one sum over the input features, in their order, from one accumulator, in float32.
+//! An output element is one sum over the input features, in their order, in float32.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod portable;
 mod tile;
 #[cfg(target_arch = "x86_64")]
@@ -43,10 +45,21 @@ pub(super) fn unpack_column(panel: &[u8], column: usize, out: &mut [u8]) {
 /// # Safety
 ///
 /// As for `tile::Multiply`: x is the first input row of the linear's kind, and the rest is what `part` says.
-pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: Part, output: Output) {
-    let tiles = tiles(linear.element, isa);
+pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Part, output: Output) {
     let x_stride = linear.in_bytes();
-    for rows in equal_parts(part.rows, tiles.len()) {
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Amx && linear.element == Element::Bfloat16 && amx::takes(linear.in_features) {
+        let start = part.rows.start;
+        // SAFETY: as the caller promises: the rows and the panel are there.
+        unsafe {
+            let (x, output) = (x.add(start * x_stride), output.rows_from(start));
+            let tile = Tile { x, x_stride, weights: part.panel, in_features: linear.in_features, output };
+            amx::multiply(&tile, part.rows.len());
+        }
+        return;
+    }
+    let tiles = tiles(linear.element, isa);
+    for rows in equal_parts(part.rows.clone(), tiles.len()) {
         // SAFETY: as the caller promises: the rows and the panel are there.
         unsafe {
             let tile = Tile {
@@ -54,7 +67,7 @@ pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: Par
                 x_stride,
                 weights: part.panel,
                 in_features: linear.in_features,
-                output: output.from_row(rows.start),
+                output: output.rows_from(rows.start),
             };
             tiles[rows.len() - 1](&tile);
         }

@@ -11,6 +11,8 @@ use super::format::{Element, round_to_bfloat16};
 
 /// Outputs that lie side by side in a panel: two vectors of AVX-512.
 pub(crate) const PANEL: usize = 32;
+/// Rows, and columns, that a tile of AMX multiplies at once.
+pub(crate) const SIDE: usize = PANEL / 2;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
@@ -80,7 +82,7 @@ impl Output {
     /// # Safety
     ///
     /// The row is there.
-    pub(crate) unsafe fn from_row(&self, row: usize) -> Self {
+    pub(crate) unsafe fn rows_from(&self, row: usize) -> Self {
         // SAFETY: as the caller promises.
         Self { first: unsafe { self.first.add(row * self.stride) }, ..*self }
     }

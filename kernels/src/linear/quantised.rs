@@ -16,14 +16,14 @@ mod portable;
 mod tile;
 
 use super::format::{Element, GROUP, Quantised};
-use super::output::Output;
+use super::output::{Output, SIDE};
 use super::{Linear, Part};
 use crate::isa::Isa;
 use crate::scratch::Scratch;
 use crate::threads::Pool;
 use integers::Places;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{Factors, INT8_CHUNK, Int8, Q4_0, Q4_1, Q8_0, SIDE, Tile};
+use tile::{Factors, INT8_CHUNK, Int8, Q4_0, Q4_1, Q8_0, Tile};
 
 /// Features of a group of a matrix with so many inputs, zeros at the end included.
 fn group_features(format: Quantised, in_features: usize) -> usize {
@@ -38,7 +38,7 @@ pub(super) struct Rows {
     in_features: usize,
     /// [rows, `in_features`]
     x: *const u8,
-    num_rows: usize,
+    count: usize,
     group_features: usize,
     num_groups: usize,
     /// As `Tile` has them.
@@ -72,7 +72,7 @@ impl Rows {
             element: linear.element,
             in_features: linear.in_features,
             x,
-            num_rows,
+            count: num_rows,
             group_features,
             num_groups,
             integers: integers.as_mut_ptr().cast(),
@@ -91,10 +91,17 @@ impl Rows {
     ///
     /// x has as many rows, and their room is still theirs; this machine has `isa`.
     pub(super) unsafe fn quantise(&self, isa: Isa, pool: &mut Pool) {
-        pool.run(self.num_rows.div_ceil(SIDE), &|side| {
-            for row in side * SIDE..self.num_rows.min((side + 1) * SIDE) {
+        pool.run(self.count.div_ceil(SIDE), &|side| {
+            for row in side * SIDE..self.count.min((side + 1) * SIDE) {
                 // SAFETY: as the caller promises.
                 unsafe { self.quantise_row(row, isa) };
+            }
+            // A tile of AMX is computed whole: what anyone left there may be numbers that are slow to compute with.
+            for row in self.count.max(side * SIDE)..(side + 1) * SIDE {
+                for group in 0..self.num_groups {
+                    // SAFETY: as the caller promises: there is room for whole tiles.
+                    unsafe { self.factors_of(row).add(group * SIDE).write(Factors::default()) };
+                }
             }
         });
     }
@@ -105,7 +112,7 @@ impl Rows {
     ///
     /// The rows have been quantised, the part's panel is of this format and has their features, and nothing else
     /// touches the output, which begins at row 0; the part begins at a multiple of `SIDE`; this machine has `isa`.
-    pub(super) unsafe fn multiply(&self, isa: Isa, part: Part, output: Output) {
+    pub(super) unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output) {
         let first = part.rows.start;
         debug_assert!(first.is_multiple_of(SIDE));
         // SAFETY: as the caller promises.
@@ -117,7 +124,7 @@ impl Rows {
                 num_groups: self.num_groups,
                 group_features: self.group_features,
                 weights: part.panel,
-                output: output.from_row(first),
+                output: output.rows_from(first),
             };
             match self.format {
                 Quantised::Int8 => tile.multiply::<Int8>(isa),
@@ -140,12 +147,20 @@ impl Rows {
         // SAFETY: as the caller promises: a row has factors for each of its groups.
         unsafe {
             let first = self.integers.add(side * self.num_groups * self.group_features + within * chunk);
-            let mut factors = self.factors.add(side * self.num_groups + within);
+            let mut factors = self.factors_of(row);
             let places = Places { first, chunk, stride: SIDE * chunk };
             integers::quantise(isa, self.element, x, self.group_features, places, |scale, sum| {
                 factors.write(Factors::new(scale, sum, self.format.offset()));
                 factors = factors.wrapping_add(SIDE);
             });
         }
+    }
+
+    /// # Safety
+    ///
+    /// There is room for the row.
+    unsafe fn factors_of(&self, row: usize) -> *mut Factors {
+        // SAFETY: as the caller promises.
+        unsafe { self.factors.add(row / SIDE * SIDE * self.num_groups + row % SIDE) }
     }
 }

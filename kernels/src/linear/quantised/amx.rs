@@ -1,7 +1,4 @@
 //! The micro-kernels in AMX: products of 16 rows and 16 columns at once, for rows enough to be worth it.
-//!
-//! Rust has no stable intrinsics for tiles. The compiler never uses them, so each keeps what it holds from one `asm!` to
-//! the next; this file uses 0 to 3 for products, 4 and 5 for rows, 6 and 7 for columns.
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -12,9 +9,10 @@ use std::arch::x86_64::{
 };
 use std::cell::RefCell;
 
-use super::tile::{INT8_CHUNK, SIDE, STEP_BYTES, Tile, Weights};
+use super::tile::{INT8_CHUNK, STEP_BYTES, Tile, Weights};
 use crate::linear::format::GROUP;
-use crate::linear::output::PANEL;
+use crate::linear::output::{PANEL, SIDE};
+use crate::linear::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 use crate::scratch::Scratch;
 
 /// Bytes of a group's integers, of 8 bits each, in half of a panel.
@@ -22,7 +20,7 @@ const HALF_GROUP_BYTES: usize = GROUP * SIDE;
 
 /// Below so many rows the vectors are faster.
 const LEAST_ROWS: usize = 4;
-const LEAST_ROWS_BY_GROUPS: usize = 8;
+const LEAST_ROWS_BY_GROUPS: usize = 33;
 
 /// # Safety
 ///
@@ -41,91 +39,11 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     }
 }
 
-/// What `ldtilecfg` reads: the sizes of the eight tiles.
-#[repr(C, align(64))]
-struct Configuration {
-    palette: u8,
-    reserved: [u8; 15],
-    row_bytes: [u16; 16],
-    rows: [u8; 16],
-}
-
-impl Configuration {
-    /// For integers of so many features.
-    const fn of_depth(depth: usize) -> Self {
-        let (x_bytes, y_rows) = (depth as u16, (depth / 4) as u8);
-        Self {
-            palette: 1,
-            reserved: [0; 15],
-            row_bytes: [64, 64, 64, 64, x_bytes, x_bytes, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-            rows: [16, 16, 16, 16, 16, 16, y_rows, y_rows, 0, 0, 0, 0, 0, 0, 0, 0],
-        }
-    }
-}
-
-/// Tiles are this thread's until this is dropped; then their state is no longer saved when threads change.
-struct Tiles;
-
-impl Tiles {
-    /// # Safety
-    ///
-    /// This process may use AMX.
-    unsafe fn configure(configuration: &Configuration) -> Self {
-        // SAFETY: as the caller promises; the configuration is a valid one.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, readonly, preserves_flags)) };
-        Self
-    }
-}
-
-impl Drop for Tiles {
-    fn drop(&mut self) {
-        // SAFETY: this was configured, so AMX is there.
-        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
-    }
-}
-
-/// The tile becomes zeros.
-macro_rules! zero {
-    ($tile:literal) => {
-        asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags))
-    };
-}
-
-/// The tile becomes what is at `$from`, its rows `$stride` bytes apart.
-macro_rules! load {
-    ($tile:literal, $from:expr, $stride:expr) => {
-        asm!(
-            concat!("tileloadd tmm", $tile, ", [{from} + {stride} * 1]"),
-            from = in(reg) $from, stride = in(reg) $stride, options(nostack, readonly, preserves_flags)
-        )
-    };
-}
-
-/// Write the tile to `$to`, its rows `$stride` bytes apart.
-macro_rules! store {
-    ($tile:literal, $to:expr, $stride:expr) => {
-        asm!(
-            concat!("tilestored [{to} + {stride} * 1], tmm", $tile),
-            to = in(reg) $to, stride = in(reg) $stride, options(nostack, preserves_flags)
-        )
-    };
-}
-
-/// Add to the products those of two tiles, by an instruction that says which of them has signs.
-macro_rules! add_dots {
-    ($instruction:literal, $products:literal, $rows:literal, $columns:literal) => {
-        asm!(
-            concat!($instruction, " tmm", $products, ", tmm", $rows, ", tmm", $columns),
-            options(nostack, nomem, preserves_flags)
-        )
-    };
-}
-
 /// # Safety
 ///
 /// As for `multiply`.
 unsafe fn one_group<W: Weights>(tile: &Tile) {
-    const CONFIGURATION: Configuration = Configuration::of_depth(INT8_CHUNK);
+    const CONFIGURATION: Configuration = Configuration::new(INT8_CHUNK, [SIDE; 2]);
     // SAFETY: as the caller promises.
     unsafe {
         let _tiles = Tiles::configure(&CONFIGURATION);
@@ -194,7 +112,7 @@ thread_local! {
 ///
 /// As for `multiply`.
 unsafe fn by_groups<W: Weights>(tile: &Tile) {
-    const CONFIGURATION: Configuration = Configuration::of_depth(GROUP);
+    const CONFIGURATION: Configuration = Configuration::new(GROUP, [SIDE; 2]);
     SIGNED.with_borrow_mut(|signed| {
         let signed = signed.bytes(tile.num_groups * HALF_GROUP_BYTES * 2);
         // SAFETY: as the caller promises.

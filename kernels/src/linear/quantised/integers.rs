@@ -142,8 +142,7 @@ unsafe fn quantise_groups<const BYTES: usize>(
 }
 
 /// The nearest integer: behind so large a number there is no room for a fraction.
-#[inline(always)] // as above
-#[expect(clippy::inline_always, reason = "see above")]
+#[inline]
 fn nearest(value: f32) -> i8 {
     const ROUNDER: f32 = 12_582_912.0; // 1.5 × 2²³
     (value + ROUNDER).to_bits() as i8

@@ -52,7 +52,9 @@ unsafe fn add_group<W: Weights>(
                 add_dots(&mut products, cells.map(|byte| byte >> 4), *high);
             }
         } else {
-            steps.iter().for_each(|step| add_dots(&mut products, next(), *step));
+            for step in steps {
+                add_dots(&mut products, next(), *step);
+            }
         }
     }
     // SAFETY: as the caller promises.

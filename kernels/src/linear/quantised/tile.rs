@@ -6,10 +6,8 @@ use super::{amx, avx2, avx512};
 use crate::isa::Isa;
 use crate::linear::equal_parts;
 use crate::linear::format::GROUP;
-use crate::linear::output::{Output, PANEL};
+use crate::linear::output::{Output, PANEL, SIDE};
 
-/// Rows that lie side by side: a tile of AMX.
-pub(super) const SIDE: usize = 16;
 /// Features that lie side by side in a panel.
 pub(super) const STEP_FEATURES: usize = 4;
 /// Bytes of a step's integers, of 8 bits each.
@@ -47,7 +45,7 @@ weights!(Q4_0: true false false);
 weights!(Q4_1: true false true);
 
 /// What the product of a group of an input row is scaled with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Factors {
     pub(super) scale: f32,
@@ -155,7 +153,7 @@ impl Tile {
                 rows,
                 integers: self.integers.add(side * self.num_groups * self.group_features + within * W::CHUNK),
                 factors: self.factors.add(side * self.num_groups + within),
-                output: self.output.from_row(start),
+                output: self.output.rows_from(start),
                 ..*self
             }
         }
