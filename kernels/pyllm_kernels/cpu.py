@@ -126,6 +126,16 @@ def paged_attention(
     return out
 
 
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
+    if key_cache.dtype not in _DTYPES or key_cache.ndim != 4:
+        return graph.not_captured(reference.copy_blocks)(key_cache, value_cache, copies)
+    num_copies = len(copies)
+    _check_indices("copies", copies, (num_copies, 2))
+    _cpu.copy_blocks(_cache(key_cache, value_cache, key_cache.shape[3]), copies.data_ptr(), num_copies)
+    graph.keep(key_cache, value_cache, copies)
+    return None
+
+
 def sample(
     logits: Tensor,
     temperature: Tensor,

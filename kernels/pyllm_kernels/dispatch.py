@@ -218,6 +218,7 @@ def _cpu(device_type: str) -> Kernels:
         rope_and_kv_write=cpu.rope_and_kv_write,
         silu_and_mul=cpu.silu_and_mul,
         paged_attention=cpu.paged_attention,
+        copy_blocks=cpu.copy_blocks,
     )
 
 
