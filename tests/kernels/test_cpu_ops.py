@@ -103,7 +103,7 @@ def test_what_a_pointer_cannot_say_is_checked() -> None:
         KERNELS.add_rms_norm(x, x.bfloat16(), torch.ones(8), 1e-5)
     with pytest.raises(ValueError, match="x is 7 wide: it must be a gate and as much to multiply it with"):
         KERNELS.silu_and_mul(x[:, :7])
-    with pytest.raises(ValueError, match="logits are torch.float16: give float32 or bfloat16"):
+    with pytest.raises(ValueError, match=r"logits are torch\.float16: give float32 or bfloat16"):
         cpu.sample_greedily(x.half())
     with pytest.raises(IndexError, match="row of sample 0 is 4: it must be from 0 to 3"):
         cpu.sample_greedily(x, torch.tensor([4], dtype=torch.int32))
