@@ -10,11 +10,12 @@ import os
 import time
 from collections.abc import Callable
 
-import pyllm_kernels
 import torch
+from torch import Tensor
+
+import pyllm_kernels
 from pyllm_kernels import AttentionMetadata, select
 from pyllm_kernels.graph import Graph
-from torch import Tensor
 
 LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 30, 576, 1536, 9, 3, 64
 BLOCK_SIZE = 16

@@ -1,13 +1,36 @@
-"""The kernels for CPUs, written in Rust: `kernels/src`. `linear.py` is its one caller.
+"""The kernels for CPUs, written in Rust: `kernels/src`. `linear.py`, `cpu.py` and `graph.py` are its callers.
 
 Tensors cross as addresses. Their sizes follow from the other arguments, their elements lie one after the other, and the
 caller keeps them alive and lets nobody write to them during the call. The interpreter lock is released while a kernel
 works. Calls from several threads wait for one another, as there is one pool of threads.
+
+On a thread that captures a `Graph`, whatever computes is recorded instead of run: `Linear.run`, `Linear.unpack_rows`
+and the functions up to `sample`. The addresses must stay good for as long as the graph is replayed then.
 """
 
-from typing import final
+from typing import TypeAlias, final
 
-__all__ = ["Linear", "instruction_set", "num_threads", "set_num_threads"]
+__all__ = [
+    "Graph",
+    "Lease",
+    "Linear",
+    "copy_blocks",
+    "instruction_set",
+    "num_threads",
+    "paged_attention",
+    "rms_norm",
+    "rope_and_kv_write",
+    "sample",
+    "set_num_threads",
+    "silu_and_mul",
+]
+
+_Rows: TypeAlias = tuple[str, int, int]
+"""A matrix with contiguous rows: its dtype, "float32" or "bfloat16", address, and elements from one row to the next."""
+_Cache: TypeAlias = tuple[str, int, int, tuple[int, int, int, int]]
+"""dtype, addresses of keys and values, and the shape of each: [num_blocks, block_size, kv_heads, head_dim]."""
+_Batch: TypeAlias = tuple[int, tuple[int, int], int, int, int, int]
+"""Addresses of int32: block tables and their shape, slots, query starts, sequence lengths; and the number of rows."""
 
 @final
 class Linear:
@@ -50,6 +73,92 @@ class Linear:
 
         Output rows begin `out_stride` elements apart; `ValueError` where that is fewer than they have.
         """
+
+def rms_norm(
+    shape: tuple[int, int],
+    x: _Rows,
+    weight: _Rows,
+    epsilon: float,
+    out: _Rows,
+    stream: tuple[_Rows, _Rows] | None = None,
+) -> None:
+    """Normalise x, [tokens, hidden] as `shape` says; weight is one row, of any dtype, and out is of x's.
+
+    `stream` is the residual stream before and after, of x's dtype: the sum of x and the one is written to the other,
+    and that is normalised.
+    """
+
+def silu_and_mul(shape: tuple[int, int], x: _Rows, out: _Rows) -> None:
+    """`out = silu(gate) * up`: shape is that of out, [tokens, intermediate]; a row of x is the gate, then up."""
+
+def rope_and_kv_write(
+    shape: tuple[int, int],
+    heads: tuple[_Rows, _Rows, _Rows],
+    positions: int,
+    cos_sin: tuple[int, int],
+    slot_mapping: int,
+    cache: _Cache,
+) -> None:
+    """Rotate query and key in place, then write key and value to the cells of the cache, rounded to its dtype.
+
+    `shape` is tokens and query heads; `heads` query, key and value, of one dtype, a token's heads a row. Positions and
+    slot mapping are int32 [tokens]; `cos_sin` is float32 [positions, head_dim], its address and its positions.
+    `IndexError` where a position is not in it, or a cell not in the cache; a negative cell writes nothing.
+    """
+
+def paged_attention(
+    shape: tuple[int, int], query: _Rows, cache: _Cache, batch: _Batch, scale: float, out: _Rows
+) -> None:
+    """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
+
+    Scores, weights and sums are float32, in an order that a token's position alone decides. `IndexError` where the
+    batch's numbers do not name what is there.
+    """
+
+def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:
+    """Copy blocks in both caches, in order; copies int32 [num_copies, 2]. `IndexError` where there is no such block."""
+
+def sample(
+    num_samples: int,
+    shape: tuple[int, int],
+    logits: _Rows,
+    rows: int | None,
+    parameters: tuple[int, int, int, int, int] | None,
+    out: int,
+) -> None:
+    """Choose a token for each sample, to out int32 [num_samples]; `shape` is that of the logits, [rows, vocabulary].
+
+    `rows` is int32 [num_samples], the row of each; None: its own. `parameters` are float32 temperatures, int32 top-k,
+    float32 top-p and min-p, and float32 uniform numbers, each [num_samples]; None: all take the first of the greatest.
+    """
+
+@final
+class Graph:
+    """The ops that one thread has called, to be run again; and memory for what they write. See `graph.py`."""
+
+    def __new__(cls) -> Graph: ...
+    def begin_capture(self) -> None:
+        """Record this thread's ops from now on. `RuntimeError` where it records already."""
+    def end_capture(self) -> None:
+        """Let this thread's ops compute again."""
+    def lend(self, num_bytes: int) -> Lease:
+        """Memory of the graph's own, which nobody else has."""
+    def owns(self, address: int) -> bool:
+        """Whether there is memory of the graph's own."""
+    def replay(self, num_tokens: int, num_rows: int) -> None:
+        """Run the ops in order on the first so many tokens and sequences.
+
+        `ValueError` where one has room for fewer; `IndexError` from an op, the ones before it having run.
+        """
+    @property
+    def num_ops(self) -> int: ...
+    @property
+    def num_bytes(self) -> int:
+        """How much memory has been lent at most."""
+
+@final
+class Lease:
+    """Some bytes of a graph's memory, writable as a buffer, which are lent to others when this is garbage."""
 
 def set_num_threads(num_threads: int) -> None:
     """From now on compute with so many threads, the caller's included; 1 at first. `ValueError` beyond 1 to 1,024."""

@@ -11,6 +11,7 @@ from pyllm_kernels.metadata import AttentionMetadata
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _Rows = tuple[str, int, int]
+_Parameters = tuple[int, int, int, int, int]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -126,6 +127,16 @@ def paged_attention(
     return out
 
 
+def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
+    if key_cache.dtype not in _DTYPES or key_cache.ndim != 4:
+        return graph.not_captured(reference.copy_blocks)(key_cache, value_cache, copies)
+    num_copies = len(copies)
+    _check_indices("copies", copies, (num_copies, 2))
+    _cpu.copy_blocks(_cache(key_cache, value_cache, key_cache.shape[3]), copies.data_ptr(), num_copies)
+    graph.keep(key_cache, value_cache, copies)
+    return None
+
+
 def sample(
     logits: Tensor,
     temperature: Tensor,
@@ -151,10 +162,13 @@ def sample(
         _check_shape(name, tensor, (samples,))
         _check_dtype(name, tensor, dtype)
         _check_contiguous(name, tensor)
-    parameters = temperature, top_k, top_p, min_p, uniforms
-    addresses = tuple(tensor.data_ptr() for tensor in parameters)
-    out = _sample(logits, samples, rows, addresses)
-    graph.keep(*parameters)
+    out = _sample(
+        logits,
+        samples,
+        rows,
+        (temperature.data_ptr(), top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr(), uniforms.data_ptr()),
+    )
+    graph.keep(temperature, top_k, top_p, min_p, uniforms)
     return out
 
 
@@ -163,7 +177,7 @@ def sample_greedily(logits: Tensor, rows: Tensor | None = None) -> Tensor:
     return _sample(logits, len(logits) if rows is None else len(rows), rows, None)
 
 
-def _sample(logits: Tensor, samples: int, rows: Tensor | None, parameters: tuple[int, ...] | None) -> Tensor:
+def _sample(logits: Tensor, samples: int, rows: Tensor | None, parameters: _Parameters | None) -> Tensor:
     num_rows, vocabulary = logits.shape
     if logits.dtype not in _DTYPES:
         raise ValueError(f"logits are {logits.dtype}: give float32 or bfloat16")

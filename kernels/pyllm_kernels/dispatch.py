@@ -134,7 +134,8 @@ def rope_and_kv_write(
     - query [tokens, heads, head_dim]; key, value [tokens, kv_heads, head_dim]: heads contiguous, tokens any stride.
     - positions int32 [tokens]; cos_sin float32 [max_position, head_dim]: the half of cosines, then the half of sines.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
-    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous.
+    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; of key's dtype, on a CPU
+      float32 or bfloat16 beside either of the two.
     """
     kernels = select("auto", query.device)
     kernels.rope_and_kv_write(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
@@ -154,7 +155,8 @@ def paged_attention(
     """Causal attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
     query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
-    [num_blocks, block_size, kv_heads, head_dim] of query's dtype -> [tokens, heads, head_dim].
+    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, on a CPU float32 or bfloat16 beside either of the two
+    -> [tokens, heads, head_dim].
 
     Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
     and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. Scores are
@@ -218,6 +220,7 @@ def _cpu(device_type: str) -> Kernels:
         rope_and_kv_write=cpu.rope_and_kv_write,
         silu_and_mul=cpu.silu_and_mul,
         paged_attention=cpu.paged_attention,
+        copy_blocks=cpu.copy_blocks,
     )
 
 

@@ -20,14 +20,15 @@ _Result = TypeVar("_Result")
 class Graph:
     """Ops of the cpu backend, in the order in which they were called during `capture`.
 
-    While it captures, no op computes: it notes its tensors' addresses and sizes. So the tensors given to it must be those
-    that the caller fills before each replay, or weights, or outputs of other ops of the same graph. Views of them may be
-    made, but an op of torch's own that computes would do so once, at the capture, on memory that holds nothing yet.
+    While it captures, no op computes: it notes its tensors' addresses and sizes. So the tensors given to it must be
+    those that the caller fills before each replay, or weights, or outputs of other ops of the same graph. Views of them
+    may be made, but an op of torch's own that computes would do so once, at the capture, on memory that holds nothing
+    yet.
 
     The first dimension of the tensors is the most that a replay can have of it, and the same in every op; what has
     another, such as the rows of a head beside a step's tokens, is captured in a graph of its own. The graph keeps the
-    tensors alive. Outputs lie in its own memory, which the next op takes over once no tensor lies in it any more: one to
-    be read after a replay must be held.
+    tensors alive. Outputs lie in its own memory, which the next op takes over once no tensor lies in it any more: one
+    to be read after a replay must be held.
     """
 
     def __init__(self) -> None:
@@ -48,8 +49,8 @@ class Graph:
     def replay(self, num_tokens: int, num_rows: int) -> None:
         """Run the ops in order for the first so many tokens and sequences.
 
-        `ValueError` where that is more than was captured, and `IndexError` where a position, cell, block or token id names
-        nothing; the ops before that one have run then.
+        `ValueError` where that is more than was captured, and `IndexError` where a position, cell, block or token id
+        names nothing; the ops before that one have run then.
         """
         self._graph.replay(num_tokens, num_rows)
 

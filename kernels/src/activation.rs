@@ -1,4 +1,4 @@
-//! The gated SiLU (SwiGLU, arXiv 2002.05202).
+//! The gated sigmoid linear unit (arXiv 2002.05202).
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;

@@ -10,15 +10,16 @@ mod tile;
 mod tests;
 
 use std::cell::RefCell;
+use std::ops::Range;
 
 use crate::cache::Cache;
 use crate::isa::Isa;
 use crate::linear::Element;
 use crate::op::{Extent, Indices, Op, OutOfRange, Rows, check_range};
 use crate::threads::Pool;
-use crate::vector::{self, Bfloat16};
+use crate::vector::{self, Bfloat16, Storage};
 use plan::{Plan, Work};
-use tile::{Finish, LoadKeys, LoadQueries, LoadValues, Merge, State, TILE, Tile, padded};
+use tile::{Ahead, Finish, LoadKeys, LoadQueries, LoadValues, Merge, State, TILE, Tile, padded};
 
 /// Positions after which what was summed up is set aside, so that others can compute the rest meanwhile.
 const SPLIT: usize = 512;
@@ -62,14 +63,17 @@ impl Op for PagedAttention {
         // SAFETY: as the caller promises.
         let sequences = unsafe { Sequences::of(&self.batch, extent.rows) };
         sequences.check(extent.tokens, &self.cache, self.batch.num_slots)?;
+        let num_threads = pool.num_threads();
         PLAN.with_borrow_mut(|plan| {
-            plan.make(&sequences, self.cache.kv_heads, pool.num_threads());
+            plan.make(&sequences, self.cache.kv_heads, num_threads);
             let floats_a_split = plan.max_pairs(self.group()) * self.state_floats();
             plan.partials.resize(plan.num_partials * floats_a_split, 0.0);
             let partials = Shared(plan.partials.as_mut_ptr());
             pool.run(plan.works.len(), &|index| {
                 let work = &plan.works[index];
-                let attend = Attend { op: self, sequences: &sequences, isa };
+                // Tasks are claimed from the last to the first: what this thread does next, if all go on as one.
+                let next = index.checked_sub(num_threads).map(|index| &plan.works[index]);
+                let attend = Attend { op: self, sequences: &sequences, isa, next };
                 // SAFETY: as the caller promises; the indices were checked, and a work writes what is its own: its tokens
                 // and heads, or its partials.
                 unsafe {
@@ -81,7 +85,7 @@ impl Op for PagedAttention {
             });
             pool.run(plan.merges.len(), &|index| {
                 let merge = &plan.merges[index];
-                let attend = Attend { op: self, sequences: &sequences, isa };
+                let attend = Attend { op: self, sequences: &sequences, isa, next: None };
                 // SAFETY: as above; the partials were written by the works before.
                 unsafe { attend.merge(merge, partials.at(0), floats_a_split) };
             });
@@ -175,6 +179,8 @@ struct Attend<'a> {
     op: &'a PagedAttention,
     sequences: &'a Sequences<'a>,
     isa: Isa,
+    /// What this thread does afterwards, as far as can be told.
+    next: Option<&'a Work>,
 }
 
 impl Attend<'_> {
@@ -267,10 +273,15 @@ impl Attend<'_> {
         let end = work.end().min((split + 1) * SPLIT);
         // SAFETY: as the caller promises.
         unsafe { state.clear(work.pairs(group)) };
+        let (mut cells, mut coming) = (Cells::default(), Cells::default());
+        self.find_cells(work, split * SPLIT..end, &mut coming);
         for first in (split * SPLIT..end).step_by(TILE) {
-            let mut cells = [0; TILE];
-            let cells = &mut cells[..TILE.min(end - first)];
-            self.sequences.cells(work.row, first, self.op.cache.block_size, cells);
+            std::mem::swap(&mut cells, &mut coming);
+            match self.next {
+                _ if first + TILE < end => self.find_cells(work, first + TILE..end, &mut coming),
+                Some(next) => self.find_cells(next, next.split * SPLIT..next.end(), &mut coming),
+                None => coming.count = 0,
+            }
             // The tokens from here on see something of the tile.
             let unseeing = first.saturating_sub(work.position).min(work.num_tokens);
             for kv_head in 0..work.num_kv_heads {
@@ -290,35 +301,58 @@ impl Attend<'_> {
                 };
                 // SAFETY: as the caller promises.
                 unsafe {
-                    self.load_tile(cells, work.first_kv_head + kv_head, memory);
+                    let ahead = self.ahead(&coming, kv_head, work.num_kv_heads);
+                    self.load_tile(cells.get(), work.first_kv_head + kv_head, ahead, memory);
                     vector::run(self.isa, &tile, 0);
                 }
             }
         }
     }
 
+    /// The cells of the first tile of a range of a work's positions.
+    fn find_cells(&self, work: &Work, positions: Range<usize>, cells: &mut Cells) {
+        cells.count = TILE.min(positions.len());
+        cells.heads = work.first_kv_head..work.first_kv_head + work.num_kv_heads;
+        self.sequences.cells(work.row, positions.start, self.op.cache.block_size, &mut cells.cells[..cells.count]);
+    }
+
+    /// One of so many parts of what is coming: keys and values.
+    fn ahead<'a>(&self, coming: &'a Cells, part: usize, parts: usize) -> [Ahead<'a>; 2] {
+        let (cache, count) = (&self.op.cache, coming.count);
+        let cells = &coming.get()[count * part / parts..count * (part + 1) / parts];
+        let head_bytes = cache.head_dim * cache.element.bytes();
+        [cache.key_address, cache.value_address].map(|address| Ahead {
+            cells,
+            address: address + coming.heads.start * head_bytes,
+            cell_bytes: cache.kv_heads * head_bytes,
+            bytes: coming.heads.len() * head_bytes,
+        })
+    }
+
     /// # Safety
     ///
     /// As for `Kernel::run`.
-    unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, memory: &Memory) {
-        let (cache, isa) = (&self.op.cache, self.isa);
-        let offset = kv_head * cache.head_dim;
-        let &Memory { keys, values, .. } = memory;
+    unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: [Ahead<'_>; 2], memory: &Memory) {
         // SAFETY: as the caller promises.
         unsafe {
-            match cache.element {
-                Element::Float32 => {
-                    vector::run(isa, &LoadKeys { cache, cells, from: cache.keys::<f32>(0).add(offset), to: keys }, 0);
-                    let from = cache.values::<f32>(0).add(offset);
-                    vector::run(isa, &LoadValues { cache, cells, from, to: values }, 0);
-                }
-                Element::Bfloat16 => {
-                    let from = cache.keys::<Bfloat16>(0).add(offset);
-                    vector::run(isa, &LoadKeys { cache, cells, from, to: keys }, 0);
-                    let from = cache.values::<Bfloat16>(0).add(offset);
-                    vector::run(isa, &LoadValues { cache, cells, from, to: values }, 0);
-                }
+            match self.op.cache.element {
+                Element::Float32 => self.load_tile_of::<f32>(cells, kv_head, ahead, memory),
+                Element::Bfloat16 => self.load_tile_of::<Bfloat16>(cells, kv_head, ahead, memory),
             }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `Kernel::run`; the cache is made of C.
+    unsafe fn load_tile_of<C: Storage>(&self, cells: &[usize], kv_head: usize, ahead: [Ahead<'_>; 2], memory: &Memory) {
+        let (cache, offset) = (&self.op.cache, kv_head * self.op.cache.head_dim);
+        // SAFETY: as the caller promises.
+        unsafe {
+            let from = cache.keys::<C>(0).add(offset);
+            vector::run(self.isa, &LoadKeys { cache, cells, ahead: ahead[0], from, to: memory.keys }, 0);
+            let from = cache.values::<C>(0).add(offset);
+            vector::run(self.isa, &LoadValues { cache, cells, ahead: ahead[1], from, to: memory.values }, 0);
         }
     }
 
@@ -401,6 +435,26 @@ impl Attend<'_> {
         unsafe {
             State { sums: memory, greatest: memory.add(pairs * width), weights: memory.add(pairs * (width + 1)), width }
         }
+    }
+}
+
+/// Where the positions of a tile are in the cache.
+struct Cells {
+    cells: [usize; TILE],
+    count: usize,
+    /// The KV heads that are wanted of them.
+    heads: Range<usize>,
+}
+
+impl Default for Cells {
+    fn default() -> Self {
+        Self { cells: [0; TILE], count: 0, heads: 0..0 }
+    }
+}
+
+impl Cells {
+    fn get(&self) -> &[usize] {
+        &self.cells[..self.count]
     }
 }
 

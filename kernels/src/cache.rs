@@ -2,7 +2,7 @@
 
 use crate::linear::Element;
 
-/// Two tensors [num_blocks, block_size, kv_heads, head_dim], contiguous.
+/// Two tensors `[num_blocks, block_size, kv_heads, head_dim]`, contiguous.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cache {
     pub(crate) element: Element,

@@ -4,6 +4,7 @@
 mod activation;
 mod arena;
 mod attention;
+mod blocks;
 mod cache;
 mod capture;
 mod graph;
@@ -192,7 +193,7 @@ mod _cpu {
     #[pymodule_export]
     use super::capture::{Graph, Lease};
     #[pymodule_export]
-    use super::ops::{paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul};
+    use super::ops::{copy_blocks, paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul};
     #[pymodule_export]
     use super::{Linear, instruction_set, num_threads, set_num_threads};
 }

@@ -94,7 +94,9 @@ impl<X: Storage, W: Storage> Kernel for Normalise<'_, X, W> {
                 }
             }
             let sum = sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum();
-            let inverse_rms = V::splat(1.0 / (sum / hidden as f32 + epsilon).sqrt());
+            #[expect(clippy::cast_precision_loss, reason = "no model is as wide as 2^24")]
+            let mean = sum / hidden as f32;
+            let inverse_rms = V::splat(1.0 / (mean + epsilon).sqrt());
             let (weight, out) = (weight.row::<W>(0), out.row::<X>(row));
             for at in (0..hidden).step_by(LANES) {
                 let x: V = X::load_up_to(x.add(at), hidden - at);

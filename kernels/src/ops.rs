@@ -10,6 +10,7 @@ use pyo3::pybacked::PyBackedStr;
 
 use crate::activation::SiluAndMul;
 use crate::attention::{Batch, PagedAttention};
+use crate::blocks::CopyBlocks;
 use crate::cache::Cache;
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
@@ -19,14 +20,6 @@ use crate::op::{Indices, Op, Rows};
 use crate::pool;
 use crate::rope::RopeAndKvWrite;
 use crate::sampling::{Parameters, Sampling};
-
-/// dtype, address, elements from one row to the next.
-type RowsArgument = (PyBackedStr, usize, usize);
-/// dtype, addresses of keys and values, and the shape.
-type CacheArgument = (PyBackedStr, usize, usize, [usize; 4]);
-
-/// Addresses and sizes: block tables and their shape, slots, query starts, sequence lengths, and the number of rows.
-type BatchArgument = (usize, (usize, usize), usize, usize, usize, usize);
 
 thread_local! {
     static RECORDING: RefCell<Option<Arc<Mutex<Graph>>>> = const { RefCell::new(None) };
@@ -73,15 +66,14 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
 pub(crate) unsafe fn rms_norm(
     py: Python<'_>,
     shape: (usize, usize),
-    x: RowsArgument,
-    weight: RowsArgument,
+    x: Rows,
+    weight: Rows,
     epsilon: f32,
-    out: RowsArgument,
-    stream: Option<(RowsArgument, RowsArgument)>,
+    out: Rows,
+    stream: Option<(Rows, Rows)>,
 ) -> PyResult<()> {
-    let stream = stream.map(|(residual, sum)| PyResult::Ok(Stream { residual: rows(&residual)?, sum: rows(&sum)? }));
+    let stream = stream.map(|(residual, sum)| Stream { residual, sum });
     let (tokens, hidden) = shape;
-    let (x, weight, out, stream) = (rows(&x)?, rows(&weight)?, rows(&out)?, stream.transpose()?);
     // SAFETY: as the caller promises.
     unsafe { execute(py, RmsNorm { tokens, hidden, epsilon, x, weight, out, stream }) }
 }
@@ -90,15 +82,10 @@ pub(crate) unsafe fn rms_norm(
 ///
 /// The addresses are of what the stub says.
 #[pyfunction]
-pub(crate) unsafe fn silu_and_mul(
-    py: Python<'_>,
-    shape: (usize, usize),
-    x: RowsArgument,
-    out: RowsArgument,
-) -> PyResult<()> {
+pub(crate) unsafe fn silu_and_mul(py: Python<'_>, shape: (usize, usize), x: Rows, out: Rows) -> PyResult<()> {
     let (tokens, intermediate) = shape;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, SiluAndMul { tokens, intermediate, x: rows(&x)?, out: rows(&out)? }) }
+    unsafe { execute(py, SiluAndMul { tokens, intermediate, x, out }) }
 }
 
 /// # Safety
@@ -108,24 +95,23 @@ pub(crate) unsafe fn silu_and_mul(
 pub(crate) unsafe fn rope_and_kv_write(
     py: Python<'_>,
     shape: (usize, usize),
-    heads: (RowsArgument, RowsArgument, RowsArgument),
+    heads: (Rows, Rows, Rows),
     positions: usize,
     cos_sin: (usize, usize),
     slot_mapping: usize,
-    cache: CacheArgument,
+    cache: Cache,
 ) -> PyResult<()> {
     let ((tokens, num_heads), (query, key, value)) = (shape, heads);
     let (cos_sin, num_positions) = cos_sin;
-    let cache = self::cache(&cache)?;
     if !cache.head_dim.is_multiple_of(2) {
         return Err(PyValueError::new_err(format!("heads of {} have no halves: make it even", cache.head_dim)));
     }
     let op = RopeAndKvWrite {
         tokens,
         heads: num_heads,
-        query: rows(&query)?,
-        key: rows(&key)?,
-        value: rows(&value)?,
+        query,
+        key,
+        value,
         positions: Indices(positions),
         cos_sin: Rows { element: Element::Float32, address: cos_sin, stride: cache.head_dim },
         num_positions,
@@ -143,32 +129,30 @@ pub(crate) unsafe fn rope_and_kv_write(
 pub(crate) unsafe fn paged_attention(
     py: Python<'_>,
     shape: (usize, usize),
-    query: RowsArgument,
-    cache: CacheArgument,
-    batch: BatchArgument,
+    query: Rows,
+    cache: Cache,
+    batch: Batch,
     scale: f32,
-    out: RowsArgument,
+    out: Rows,
 ) -> PyResult<()> {
-    let ((tokens, heads), cache) = (shape, self::cache(&cache)?);
+    let (tokens, heads) = shape;
     if heads == 0 || !heads.is_multiple_of(cache.kv_heads) {
         return Err(PyValueError::new_err(format!(
             "{heads} query heads over {} KV heads: each of those must serve as many of these",
             cache.kv_heads
         )));
     }
-    let (block_tables, (num_slots, max_blocks), slots, query_starts, sequence_lengths, rows) = batch;
-    let batch = Batch {
-        rows,
-        block_tables: Indices(block_tables),
-        num_slots,
-        max_blocks,
-        slots: Indices(slots),
-        query_starts: Indices(query_starts),
-        sequence_lengths: Indices(sequence_lengths),
-    };
-    let (query, out) = (self::rows(&query)?, self::rows(&out)?);
     // SAFETY: as the caller promises.
     unsafe { execute(py, PagedAttention { tokens, heads, scale, query, out, cache, batch }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: Cache, copies: usize, num_copies: usize) -> PyResult<()> {
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, CopyBlocks { cache, copies: Indices(copies), num_copies }) }
 }
 
 /// # Safety
@@ -179,7 +163,7 @@ pub(crate) unsafe fn sample(
     py: Python<'_>,
     num_samples: usize,
     shape: (usize, usize),
-    logits: RowsArgument,
+    logits: Rows,
     rows: Option<usize>,
     parameters: Option<(usize, usize, usize, usize, usize)>,
     out: usize,
@@ -197,25 +181,55 @@ pub(crate) unsafe fn sample(
         min_p,
         uniforms,
     });
-    let (logits, rows) = (self::rows(&logits)?, rows.map(Indices));
+    let rows = rows.map(Indices);
     // SAFETY: as the caller promises.
     unsafe { execute(py, Sampling { samples: num_samples, logits, num_rows, vocabulary, rows, parameters, out }) }
 }
 
-fn rows((dtype, address, stride): &RowsArgument) -> PyResult<Rows> {
-    Ok(Rows { element: element(dtype)?, address: *address, stride: *stride })
+/// dtype, address, elements from one row to the next.
+impl<'py> FromPyObject<'_, 'py> for Rows {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (dtype, address, stride) = object.extract::<(PyBackedStr, usize, usize)>()?;
+        Ok(Self { element: element(&dtype)?, address, stride })
+    }
 }
 
-fn cache((dtype, key_address, value_address, shape): &CacheArgument) -> PyResult<Cache> {
-    let (&key_address, &value_address, &[num_blocks, block_size, kv_heads, head_dim]) =
-        (key_address, value_address, shape);
-    if shape.contains(&0) || num_blocks.checked_mul(block_size).is_none_or(|cells| cells > i32::MAX as usize) {
-        return Err(PyValueError::new_err(format!(
-            "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
-        )));
+/// dtype, addresses of keys and values, and the shape.
+impl<'py> FromPyObject<'_, 'py> for Cache {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (dtype, key_address, value_address, shape) = object.extract::<(PyBackedStr, usize, usize, [usize; 4])>()?;
+        let [num_blocks, block_size, kv_heads, head_dim] = shape;
+        if shape.contains(&0) || num_blocks.checked_mul(block_size).is_none_or(|cells| cells > i32::MAX as usize) {
+            return Err(PyValueError::new_err(format!(
+                "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
+            )));
+        }
+        let element = element(&dtype)?;
+        Ok(Self { element, key_address, value_address, num_blocks, block_size, kv_heads, head_dim })
     }
-    let element = element(dtype)?;
-    Ok(Cache { element, key_address, value_address, num_blocks, block_size, kv_heads, head_dim })
+}
+
+/// Addresses and sizes: block tables and their shape, slots, query starts, sequence lengths, and the number of rows.
+impl<'py> FromPyObject<'_, 'py> for Batch {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (block_tables, (num_slots, max_blocks), slots, query_starts, sequence_lengths, rows) =
+            object.extract::<(usize, (usize, usize), usize, usize, usize, usize)>()?;
+        Ok(Self {
+            rows,
+            block_tables: Indices(block_tables),
+            num_slots,
+            max_blocks,
+            slots: Indices(slots),
+            query_starts: Indices(query_starts),
+            sequence_lengths: Indices(sequence_lengths),
+        })
+    }
 }
 
 fn element(dtype: &str) -> PyResult<Element> {

@@ -87,7 +87,7 @@ impl Sampling {
     unsafe fn token<L: Storage>(&self, sample: usize, row: usize, isa: Isa) -> usize {
         let logits = self.logits.row::<L>(row).cast_const();
         let mut greatest = (f32::NEG_INFINITY, 0);
-        let find = Greatest { logits, vocabulary: self.vocabulary, greatest: &raw mut greatest };
+        let find = Greatest { logits, vocabulary: self.vocabulary, found: &raw mut greatest };
         // SAFETY: as the caller promises.
         unsafe {
             vector::run(isa, &find, 0);
@@ -125,7 +125,8 @@ impl Sampling {
 struct Greatest<L> {
     logits: *const L,
     vocabulary: usize,
-    greatest: *mut (f32, usize),
+    /// Minus infinity and the first place, where no logit is a number.
+    found: *mut (f32, usize),
 }
 
 /// Probabilities in units of the greatest; those below min-p are zero.
@@ -169,8 +170,9 @@ impl<L: Storage> Kernel for Greatest<L> {
             let mut numbers = [0.0; LANES];
             for at in (block..self.vocabulary.min(block + BLOCK)).step_by(LANES) {
                 self.logits::<V>(at).store(numbers.as_mut_ptr());
-                if let Some(lane) = numbers.iter().position(|&number| number == greatest) {
-                    *self.greatest = (greatest, at + lane);
+                let count = LANES.min(self.vocabulary - at);
+                if let Some(lane) = numbers[..count].iter().position(|&number| number >= greatest) {
+                    *self.found = (greatest, at + lane);
                     return;
                 }
             }

@@ -178,6 +178,18 @@ impl Storage for Bfloat16 {
     }
 }
 
+/// Ask for what will be read soon.
+#[inline(always)]
+pub(crate) fn prefetch(address: usize, bytes: usize) {
+    const LINE_BYTES: usize = 64;
+    for offset in (0..bytes).step_by(LINE_BYTES) {
+        #[cfg(target_arch = "x86_64")]
+        x86::prefetch(std::ptr::without_provenance(address + offset));
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = address + offset;
+    }
+}
+
 /// Part of an op, written over any vector.
 pub(crate) trait Kernel: Sync {
     /// Must be `#[inline(always)]`, and whatever it calls with a vector, too.

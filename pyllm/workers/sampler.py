@@ -41,9 +41,7 @@ def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Ten
     return cpu.sample(logits, parameters.temperature, top_k, parameters.top_p, parameters.min_p, uniforms, rows)
 
 
-def sample_by_torch(
-    logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None
-) -> Tensor:
+def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
     """Choose tokens: logits float32 [rows, vocabulary], uniforms float32 [samples] -> int32 [samples].
 
     `rows` int64 [samples] names the row of logits that each sample is drawn from; None: every row once, in order.

@@ -54,7 +54,9 @@ def test_the_interpreter_refuses_bfloat16() -> None:
         paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
 
 
-@pytest.mark.parametrize("backend", ["reference", "triton"] if torch.cuda.is_available() else ["reference", "cpu", "triton"])
+@pytest.mark.parametrize(
+    "backend", ["reference", "triton"] if torch.cuda.is_available() else ["reference", "cpu", "triton"]
+)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=ROWS, seed=st.integers(0, 1000), block_size=st.sampled_from([1, 4, 16]))
 def test_any_batch_over_any_blocks(backend: str, rows: list[tuple[int, int]], seed: int, block_size: int) -> None:

@@ -1,1 +1,247 @@
+use proptest::prelude::*;
 
+use super::*;
+
+/// Sequences in a cache, and the query of each of their positions.
+#[derive(Clone, Debug)]
+struct Case {
+    /// KV heads, query heads that share one, and their size.
+    heads: (usize, usize, usize),
+    block_size: usize,
+    /// Positions of each sequence.
+    lengths: Vec<usize>,
+    bfloat16_cache: bool,
+    seed: u64,
+}
+
+/// What a case is made of, in one order of blocks.
+struct Memory {
+    query: Vec<f32>,
+    /// Keys, then values, in the cache's element.
+    cache: [Vec<u8>; 2],
+    tables: Vec<i32>,
+    max_blocks: usize,
+}
+
+/// Numbers from -1 to 1 that follow from where they stand.
+fn number(seed: u64, index: usize) -> f32 {
+    let mut bits = seed ^ (index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    bits = (bits ^ bits >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    f32::from(((bits >> 40) as u16).cast_signed()) / 32768.0
+}
+
+impl Case {
+    fn memory(&self, blocks_from_the_end: bool) -> Memory {
+        let (kv_heads, group, head_dim) = self.heads;
+        let width = kv_heads * head_dim;
+        let max_blocks = self.lengths.iter().max().map_or(0, |length| length.div_ceil(self.block_size));
+        let num_blocks = self.lengths.len() * max_blocks;
+        let total: usize = self.lengths.iter().sum();
+        let query = (0..total * group * width).map(|index| 4.0 * number(self.seed, index)).collect();
+        let tables: Vec<i32> = (0..num_blocks as i32)
+            .map(|block| if blocks_from_the_end { num_blocks as i32 - 1 - block } else { block })
+            .collect();
+        let cells = num_blocks * self.block_size;
+        let cache = [1, 2].map(|which| {
+            let mut numbers = vec![f32::NAN; cells * width];
+            let mut next = 0;
+            for (row, &length) in self.lengths.iter().enumerate() {
+                for position in 0..length {
+                    let block = tables[row * max_blocks + position / self.block_size] as usize;
+                    let cell = block * self.block_size + position % self.block_size;
+                    for number in &mut numbers[cell * width..][..width] {
+                        *number = self::number(self.seed + which, next);
+                        next += 1;
+                    }
+                }
+            }
+            if self.bfloat16_cache {
+                numbers.iter().flat_map(|&number| crate::linear::round_to_bfloat16(number).to_ne_bytes()).collect()
+            } else {
+                bytemuck::cast_slice(&numbers).to_vec()
+            }
+        });
+        Memory { query, cache, tables, max_blocks }
+    }
+
+    /// Attention of some positions of every row, in a call for all rows: row by row, [tokens, heads, `head_dim`].
+    fn attend(&self, memory: &Memory, ranges: &[Range<usize>], isa: Isa, num_threads: usize) -> Vec<f32> {
+        let (kv_heads, group, head_dim) = self.heads;
+        let width = kv_heads * group * head_dim;
+        let rows: Vec<usize> = (0..self.lengths.len()).filter(|&row| !ranges[row].is_empty()).collect();
+        let mut query: Vec<f32> = Vec::new();
+        let mut starts = vec![0];
+        for &row in &rows {
+            let before: usize = self.lengths[..row].iter().sum();
+            query.extend(&memory.query[(before + ranges[row].start) * width..(before + ranges[row].end) * width]);
+            starts.push((query.len() / width) as i32);
+        }
+        let slots: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+        let lengths: Vec<i32> = rows.iter().map(|&row| ranges[row].end as i32).collect();
+        let mut out = vec![f32::NAN; query.len()];
+        let element = if self.bfloat16_cache { Element::Bfloat16 } else { Element::Float32 };
+        let op = PagedAttention {
+            tokens: query.len() / width,
+            heads: kv_heads * group,
+            scale: 0.3,
+            query: Rows { element: Element::Float32, address: query.as_ptr().expose_provenance(), stride: width },
+            out: Rows { element: Element::Float32, address: out.as_mut_ptr().expose_provenance(), stride: width },
+            cache: Cache {
+                element,
+                key_address: memory.cache[0].as_ptr().expose_provenance(),
+                value_address: memory.cache[1].as_ptr().expose_provenance(),
+                num_blocks: self.lengths.len() * memory.max_blocks,
+                block_size: self.block_size,
+                kv_heads,
+                head_dim,
+            },
+            batch: Batch {
+                rows: rows.len(),
+                block_tables: Indices(memory.tables.as_ptr().expose_provenance()),
+                num_slots: self.lengths.len(),
+                max_blocks: memory.max_blocks,
+                slots: Indices(slots.as_ptr().expose_provenance()),
+                query_starts: Indices(starts.as_ptr().expose_provenance()),
+                sequence_lengths: Indices(lengths.as_ptr().expose_provenance()),
+            },
+        };
+        // SAFETY: every address is of a vector above, as long as the sizes say; the tests ask for what the machine has.
+        unsafe { op.run(op.capacity(), isa, &mut Pool::new(num_threads)) }.expect("the indices are right");
+        out
+    }
+
+    /// Float64, by the definition, over cells that need not be looked up: they are numbered by position.
+    fn expected(&self) -> Vec<f64> {
+        let (kv_heads, group, head_dim) = self.heads;
+        let rounded = |value: f32| {
+            let bits = u32::from(crate::linear::round_to_bfloat16(value)) << 16;
+            f64::from(if self.bfloat16_cache { f32::from_bits(bits) } else { value })
+        };
+        let query = self.memory(false).query;
+        let mut out = Vec::new();
+        let mut before = 0;
+        for &length in &self.lengths {
+            let cell = |which: u64, position: usize, kv_head: usize, at: usize| {
+                rounded(number(self.seed + which, ((before + position) * kv_heads + kv_head) * head_dim + at))
+            };
+            for position in 0..length {
+                for head in 0..kv_heads * group {
+                    let query = &query[((before + position) * kv_heads * group + head) * head_dim..][..head_dim];
+                    let dot = |key: usize| -> f64 {
+                        query.iter().enumerate().map(|(at, &q)| f64::from(q) * cell(1, key, head / group, at)).sum()
+                    };
+                    let scores: Vec<f64> = (0..=position).map(|key| 0.3 * dot(key)).collect();
+                    let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
+                    let total: f64 = weights.iter().sum();
+                    out.extend((0..head_dim).map(|at| {
+                        let values = weights.iter().enumerate();
+                        values.map(|(key, weight)| weight * cell(2, key, head / group, at)).sum::<f64>() / total
+                    }));
+                }
+            }
+            before += length;
+        }
+        out
+    }
+
+    /// Every position, in one call.
+    fn whole(&self) -> Vec<Range<usize>> {
+        self.lengths.iter().map(|&length| 0..length).collect()
+    }
+
+    /// Numbers of a row's positions.
+    fn width(&self) -> usize {
+        self.heads.0 * self.heads.1 * self.heads.2
+    }
+}
+
+fn cases(longest: usize) -> impl Strategy<Value = Case> {
+    let heads = (1..4_usize, 1..8_usize, prop::sample::select(vec![2, 16, 24, 33, 64, 80, 96]));
+    let lengths = prop::collection::vec(1..longest, 1..4);
+    (heads, prop::sample::select(vec![1, 3, 16, 1024]), lengths, any::<bool>(), any::<u32>()).prop_map(
+        |(heads, block_size, lengths, bfloat16_cache, seed)| Case {
+            heads,
+            block_size,
+            lengths,
+            bfloat16_cache,
+            seed: seed.into(),
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn it_is_attention(case in cases(90)) {
+        let memory = case.memory(false);
+        let expected = case.expected();
+        for isa in Isa::available() {
+            for (out, expected) in case.attend(&memory, &case.whole(), isa, 1).into_iter().zip(&expected) {
+                prop_assert!((f64::from(out) - expected).abs() < 1e-5, "{isa:?}: {out} is not {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_position_is_the_same_in_any_chunk_among_any_rows_in_any_blocks_and_on_any_threads(
+        case in cases(140), cuts in prop::collection::vec(0..140_usize, 0..6), num_threads in 1..4_usize,
+    ) {
+        let (memory, elsewhere) = (case.memory(false), case.memory(true));
+        for isa in Isa::available() {
+            let together = case.attend(&memory, &case.whole(), isa, 1);
+            let mut before = 0;
+            for (row, &length) in case.lengths.iter().enumerate() {
+                let mut ends: Vec<_> = cuts.iter().copied().filter(|&cut| cut < length).chain([0, length]).collect();
+                ends.sort_unstable();
+                for ends in ends.windows(2) {
+                    let mut ranges = vec![0..0; case.lengths.len()];
+                    ranges[row] = ends[0]..ends[1];
+                    let part = case.attend(&elsewhere, &ranges, isa, num_threads);
+                    let same = &together[(before + ends[0]) * case.width()..(before + ends[1]) * case.width()];
+                    prop_assert_eq!(&part, same, "{:?}", isa);
+                }
+                before += length;
+            }
+        }
+    }
+}
+
+#[test]
+fn splits_are_the_same_one_after_the_other_and_side_by_side() {
+    let length = 2 * SPLIT + 70;
+    let case = Case { heads: (2, 3, 16), block_size: 16, lengths: vec![length, 3], bfloat16_cache: true, seed: 7 };
+    let memory = case.memory(true);
+    for isa in Isa::available() {
+        // Two hundred positions, across the border of a split, then some of them alone.
+        let chunk = length - 200..length;
+        let together = case.attend(&memory, &[chunk.clone(), 0..3], isa, 1);
+        for position in [2 * SPLIT - 1, 2 * SPLIT, 2 * SPLIT + 1, length - 1] {
+            for num_threads in [1, 2, 5] {
+                for last in [position + 1, (position + 3).min(length)] {
+                    let part = case.attend(&memory, &[position..last, 0..0], isa, num_threads);
+                    let at = (position - chunk.start) * case.width();
+                    assert_eq!(part, together[at..at + part.len()], "{isa:?}, {position}, {num_threads}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_later_position_holds_is_not_looked_at() {
+    let case = Case { heads: (1, 3, 16), block_size: 4, lengths: vec![70], bfloat16_cache: false, seed: 3 };
+    let memory = case.memory(false);
+    let mut poisoned = case.memory(false);
+    for numbers in &mut poisoned.cache {
+        let numbers: &mut [f32] = bytemuck::cast_slice_mut(numbers);
+        numbers[66 * 16..].fill(f32::INFINITY);
+    }
+    for isa in Isa::available() {
+        let expected = case.attend(&memory, std::slice::from_ref(&(0..70)), isa, 1);
+        let out = case.attend(&poisoned, std::slice::from_ref(&(0..70)), isa, 1);
+        assert_eq!(out[..66 * 48], expected[..66 * 48], "{isa:?}");
+    }
+}

@@ -5,7 +5,7 @@ use std::mem::size_of;
 use std::ops::Range;
 
 use crate::cache::Cache;
-use crate::vector::{Kernel, LANES, Storage, Vector};
+use crate::vector::{Kernel, LANES, Storage, Vector, prefetch};
 
 /// Positions of a tile: four vectors, with six rows of them in the registers of AVX-512.
 pub(super) const TILE: usize = 64;
@@ -44,6 +44,29 @@ impl State {
     }
 }
 
+/// What will be read soon: all heads of some cells, as they lie, which the processor is quicker to bring than one head of
+/// each.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<'a> {
+    pub(super) cells: &'a [usize],
+    /// The first of the heads in the first cell, and what a cell takes.
+    pub(super) address: usize,
+    pub(super) cell_bytes: usize,
+    /// What the heads take of it.
+    pub(super) bytes: usize,
+}
+
+impl Ahead<'_> {
+    /// Ask for one of so many parts.
+    #[inline(always)]
+    fn ask(&self, part: usize, parts: usize) {
+        let end = |part: usize| self.cells.len() * part / parts;
+        for cell in &self.cells[end(part)..end(part + 1)] {
+            prefetch(self.address + cell * self.cell_bytes, self.bytes);
+        }
+    }
+}
+
 /// Copy a head of a query, scaled.
 pub(super) struct LoadQueries<X> {
     pub(super) from: *const X,
@@ -52,19 +75,21 @@ pub(super) struct LoadQueries<X> {
     pub(super) scale: f32,
 }
 
-/// Copy a tile's keys of one head to [head_dim, TILE].
+/// Copy a tile's keys of one head to `[head_dim, TILE]`.
 pub(super) struct LoadKeys<'a, C> {
     pub(super) cache: &'a Cache,
     pub(super) cells: &'a [usize],
+    pub(super) ahead: Ahead<'a>,
     /// The head in the first cell.
     pub(super) from: *const C,
     pub(super) to: *mut f32,
 }
 
-/// Copy a tile's values of one head to [TILE, padded head_dim].
+/// Copy a tile's values of one head to `[TILE, padded head_dim]`.
 pub(super) struct LoadValues<'a, C> {
     pub(super) cache: &'a Cache,
     pub(super) cells: &'a [usize],
+    pub(super) ahead: Ahead<'a>,
     /// The head in the first cell.
     pub(super) from: *const C,
     pub(super) to: *mut f32,
@@ -137,6 +162,7 @@ impl<C: Storage> Kernel for LoadKeys<'_, C> {
         let numbers_a_word = size_of::<f32>() / size_of::<C>();
         let (head_dim, numbers_at_once) = (self.cache.head_dim, LANES * numbers_a_word);
         for (index, cells) in self.cells.chunks(LANES).enumerate() {
+            self.ahead.ask(index, self.cells.len().div_ceil(LANES));
             // The last key again where there are no more: its scores are never looked at.
             let keys: [*const C; LANES] = std::array::from_fn(|lane| {
                 self.from.wrapping_add(cells[lane.min(cells.len() - 1)] * self.cache.width())
@@ -176,13 +202,25 @@ impl<C: Storage> Kernel for LoadKeys<'_, C> {
 impl<C: Storage> Kernel for LoadValues<'_, C> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, _: usize) {
-        let head_dim = self.cache.head_dim;
-        for (index, cell) in self.cells.iter().enumerate() {
-            // SAFETY: as the caller promises.
-            unsafe {
-                let (from, to) = (self.from.add(cell * self.cache.width()), self.to.add(index * padded(head_dim)));
-                for at in (0..head_dim).step_by(LANES) {
-                    C::load_up_to::<V>(from.add(at), head_dim - at).store(to.add(at));
+        let (head_dim, width) = (self.cache.head_dim, padded(self.cache.head_dim));
+        for (index, cells) in self.cells.chunks(LANES).enumerate() {
+            self.ahead.ask(index, self.cells.len().div_ceil(LANES));
+            for (lane, cell) in cells.iter().enumerate() {
+                // SAFETY: as the caller promises.
+                unsafe {
+                    let from = self.from.add(cell * self.cache.width());
+                    let to = self.to.add((index * LANES + lane) * width);
+                    let mut at = 0;
+                    while at + VECTORS * LANES <= head_dim {
+                        for vector in 0..VECTORS {
+                            C::load::<V>(from.add(at + vector * LANES)).store(to.add(at + vector * LANES));
+                        }
+                        at += VECTORS * LANES;
+                    }
+                    while at < head_dim {
+                        C::load_up_to::<V>(from.add(at), head_dim - at).store(to.add(at));
+                        at += LANES;
+                    }
                 }
             }
         }

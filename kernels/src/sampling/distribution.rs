@@ -54,7 +54,7 @@ impl Place {
 
     /// Whether a weight is not after this place.
     fn keeps(self, weight: f32, index: usize) -> bool {
-        weight > self.weight || (weight == self.weight && index <= self.index)
+        weight > self.weight || (weight >= self.weight && index <= self.index)
     }
 
     fn kept(self, weight: f32, index: usize) -> f64 {
@@ -96,17 +96,13 @@ fn last_kept(weights: &[f32], limits: Limits) -> Place {
     let buckets = Buckets::of(weights);
     let (mut last, mut total) = (Place::LAST, buckets.sums.iter().sum::<f64>());
     if limits.top_k > 0 {
-        if let Some((place, sum)) = buckets.find(weights, |num_before, _| num_before + 1 >= limits.top_k) {
-            (last, total) = (place, sum);
-        }
+        let kept = buckets.find(weights, |num_before, _| num_before + 1 >= limits.top_k);
+        (last, total) = kept.unwrap_or((last, total));
     }
     if limits.top_p < 1.0 {
         let target = limits.top_p * total;
-        if let Some((place, _)) = buckets.find(weights, |_, sum| sum >= target) {
-            if last.keeps(place.weight, place.index) {
-                last = place;
-            }
-        }
+        let kept = buckets.find(weights, |_, sum| sum >= target).map(|(place, _)| place);
+        last = kept.filter(|place| last.keeps(place.weight, place.index)).unwrap_or(last);
     }
     last
 }

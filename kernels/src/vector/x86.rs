@@ -2,21 +2,21 @@
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512i, _CMP_GE_OQ, _CMP_UNORD_Q, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_max_ps,
-    _mm_max_ss, _mm_movehl_ps, _mm_packus_epi32, _mm_shuffle_ps, _mm_storeu_si128, _mm256_add_epi32, _mm256_add_ps,
-    _mm256_and_ps, _mm256_and_si256, _mm256_blendv_epi8, _mm256_blendv_ps, _mm256_castpd_ps, _mm256_castps_si256,
-    _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128, _mm256_cmp_ps, _mm256_cmpgt_epi32,
-    _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps, _mm256_extractf128_ps,
-    _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps, _mm256_mul_ps,
-    _mm256_or_si256, _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32,
-    _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_ps,
-    _mm256_unpacklo_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_epi32, _mm512_castpd_ps, _mm512_castps_pd,
-    _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16,
-    _mm512_cvtepu16_epi32, _mm512_cvtps_epi32, _mm512_cvtss_f32, _mm512_div_ps, _mm512_extractf64x4_pd,
-    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_epi32, _mm512_mask_blend_ps, _mm512_maskz_mov_ps,
-    _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_epi32, _mm512_roundscale_ps, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps,
-    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m256, __m256i, __m512, __m512i, _CMP_GE_OQ, _CMP_UNORD_Q, _MM_HINT_T1, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32,
+    _mm_max_ps, _mm_max_ss, _mm_movehl_ps, _mm_packus_epi32, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_si128,
+    _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_blendv_epi8, _mm256_blendv_ps,
+    _mm256_castpd_ps, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128,
+    _mm256_cmp_ps, _mm256_cmpgt_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps,
+    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps,
+    _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps,
+    _mm256_setr_epi32, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
+    _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_epi32, _mm512_castpd_ps,
+    _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
+    _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtps_epi32, _mm512_cvtss_f32, _mm512_div_ps,
+    _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_epi32, _mm512_mask_blend_ps,
+    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_epi32, _mm512_roundscale_ps,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
+    _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -38,6 +38,13 @@ pub(super) unsafe fn run_avx512<K: Kernel>(kernel: &K, part: usize) {
 pub(super) unsafe fn run_avx2<K: Kernel>(kernel: &K, part: usize) {
     // SAFETY: as the caller promises.
     unsafe { kernel.run::<Avx2>(part) }
+}
+
+/// Into the second cache: there may be more of it than the first has room for.
+#[inline(always)]
+pub(super) fn prefetch(from: *const u8) {
+    // SAFETY: every processor of the architecture has the instruction, and it ignores an address that is none.
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) };
 }
 
 /// Rounding to the nearest, without exceptions.
@@ -421,9 +428,11 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     fn mul_add(self, factor: Self, other: Self) -> Self {
-        let ([a, b], [c, d], [e, f]) = (self.0, factor.0, other.0);
         // SAFETY: see above.
-        Self(unsafe { [_mm256_fmadd_ps(a, c, e), _mm256_fmadd_ps(b, d, f)] })
+        unsafe {
+            let lower = _mm256_fmadd_ps(self.0[0], factor.0[0], other.0[0]);
+            Self([lower, _mm256_fmadd_ps(self.0[1], factor.0[1], other.0[1])])
+        }
     }
 
     #[inline(always)]

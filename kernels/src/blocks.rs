@@ -1,0 +1,43 @@
+//! Copies of whole cache blocks. Knows no request.
+
+use std::ptr::copy;
+
+use crate::cache::Cache;
+use crate::isa::Isa;
+use crate::op::{Extent, Indices, Op, OutOfRange, check_range};
+use crate::threads::Pool;
+
+/// Copies of (source, destination) in both caches, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyBlocks {
+    pub(crate) cache: Cache,
+    /// Two numbers each; the copies are what a graph would count as tokens.
+    pub(crate) copies: Indices,
+    pub(crate) num_copies: usize,
+}
+
+impl Op for CopyBlocks {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.num_copies, rows: usize::MAX }
+    }
+
+    unsafe fn run(&self, extent: Extent, _: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        let Cache { block_size, num_blocks, .. } = self.cache;
+        let block_bytes = block_size * self.cache.width() * self.cache.element.bytes();
+        // SAFETY: as the caller promises.
+        let copies = unsafe { self.copies.first(2 * extent.tokens) };
+        check_range("number of the copies", copies, 0..num_blocks as i64)?;
+        let caches = [self.cache.keys::<u8>(0).expose_provenance(), self.cache.values::<u8>(0).expose_provenance()];
+        // A copy may be of what the one before has written; the two caches have nothing of each other.
+        pool.run(2, &|which| {
+            for pair in copies.chunks_exact(2) {
+                let block = |index: i32| {
+                    std::ptr::with_exposed_provenance_mut::<u8>(caches[which] + index as usize * block_bytes)
+                };
+                // SAFETY: as the caller promises; both blocks are in the cache.
+                unsafe { copy(block(pair[0]), block(pair[1]), block_bytes) };
+            }
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,109 @@
+"""Norm, activation, block copies and sampling on a CPU: what the tests of all backends leave open."""
+
+import pyllm_kernels
+import pytest
+import torch
+from pyllm_kernels import cpu, select
+from torch import Tensor
+
+KERNELS, REFERENCE = select("cpu", "cpu"), select("reference", "cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+# A sum's order, an exponential's last unit; half a unit of bfloat16.
+TOLERANCE = {torch.float32: {"atol": 1e-6, "rtol": 1e-5}, torch.bfloat16: {"atol": 1e-6, "rtol": 8e-3}}
+WIDTHS = [1, 15, 16, 17, 63, 64, 65, 576, 1000]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("weight_dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norms_of_any_width(width: int, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, 3, width).to(dtype)
+    weight = torch.randn(width).to(weight_dtype)
+    expected, total = REFERENCE.add_rms_norm(x, residual, weight, 1e-5)
+    output, stream = KERNELS.add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(stream, total)
+    torch.testing.assert_close(output, expected, **TOLERANCE[dtype])
+    assert torch.equal(KERNELS.rms_norm(total, weight, 1e-5), output)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_gates_of_any_width(width: int, dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 2 * width) * 5).to(dtype)
+    torch.testing.assert_close(KERNELS.silu_and_mul(x), REFERENCE.silu_and_mul(x), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_are_the_same_alone_and_on_any_threads(dtype: torch.dtype) -> None:
+    x, residual = torch.randn(2, 200, 1536).to(dtype)
+    weight = torch.randn(1536).to(dtype)
+
+    def results(rows: slice) -> list[Tensor]:
+        return [*KERNELS.add_rms_norm(x[rows], residual[rows], weight, 1e-5), KERNELS.silu_and_mul(x[rows])]
+
+    together = results(slice(None))
+    before = pyllm_kernels.num_threads()
+    try:
+        for num_threads in (1, 2, 3):
+            pyllm_kernels.set_num_threads(num_threads)
+            assert all(map(torch.equal, results(slice(None)), together))
+            for row in (0, 77, 199):
+                alone = results(slice(row, row + 1))
+                assert all(torch.equal(a, b[row : row + 1]) for a, b in zip(alone, together, strict=True))
+    finally:
+        pyllm_kernels.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_no_tokens_are_no_work(dtype: torch.dtype) -> None:
+    empty = torch.empty(0, 8, dtype=dtype)
+    assert KERNELS.rms_norm(empty, torch.ones(8, dtype=dtype), 1e-5).shape == (0, 8)
+    assert KERNELS.silu_and_mul(empty).shape == (0, 4)
+    assert cpu.sample_greedily(empty).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_blocks_are_copied_in_order(dtype: torch.dtype) -> None:
+    caches = torch.randn(2, 5, 4, 2, 8).to(dtype)
+    copies = torch.tensor([[0, 3], [3, 1], [4, 4]], dtype=torch.int32)
+    expected = caches.clone()
+    REFERENCE.copy_blocks(*expected, copies)
+    KERNELS.copy_blocks(*caches, copies)
+    assert torch.equal(caches, expected)
+    with pytest.raises(IndexError, match="number of the copies 1 is 5: it must be from 0 to 4"):
+        KERNELS.copy_blocks(*caches, torch.tensor([[0, 5]], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_greedy_samples_are_the_first_of_the_greatest(dtype: torch.dtype) -> None:
+    logits = torch.randint(-9, 9, (40, 5000)).to(dtype)
+    expected = logits.argmax(-1).to(torch.int32)
+    assert torch.equal(cpu.sample_greedily(logits), expected)
+    rows = torch.randint(40, (70,), dtype=torch.int32)
+    assert torch.equal(cpu.sample_greedily(logits, rows), expected[rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_samples_may_share_a_row_and_logits_lie_apart(dtype: torch.dtype) -> None:
+    wide = torch.randn(3, 900).to(dtype)
+    rows = torch.tensor([2, 0, 2, 1], dtype=torch.int32)
+    temperature, top_k, top_p = torch.tensor([1.0, 0.0, 0.7, 1.0]), torch.tensor([0, 0, 5, 0]), torch.ones(4)
+    arguments = temperature, top_k.to(torch.int32), top_p, torch.zeros(4), torch.rand(4)
+    expected = cpu.sample(wide[:, :777].contiguous()[rows], *arguments)
+    assert torch.equal(cpu.sample(wide[:, :777], *arguments, rows), expected)
+
+
+def test_what_a_pointer_cannot_say_is_checked() -> None:
+    x = torch.randn(4, 8)
+    with pytest.raises(ValueError, match=r"x is on cpu with strides \(1, 8\): give contiguous rows on a CPU"):
+        KERNELS.silu_and_mul(x.T)
+    with pytest.raises(ValueError, match=r"weight is of shape \[4\]: it must be of \[8\]"):
+        KERNELS.rms_norm(x, torch.ones(4), 1e-5)
+    with pytest.raises(ValueError, match=r"residual is torch.bfloat16: give torch.float32"):
+        KERNELS.add_rms_norm(x, x.bfloat16(), torch.ones(8), 1e-5)
+    with pytest.raises(ValueError, match="x is 7 wide: it must be a gate and as much to multiply it with"):
+        KERNELS.silu_and_mul(x[:, :7])
+    with pytest.raises(ValueError, match=r"logits are torch\.float16: give float32 or bfloat16"):
+        cpu.sample_greedily(x.half())
+    with pytest.raises(IndexError, match="row of sample 0 is 4: it must be from 0 to 3"):
+        cpu.sample_greedily(x, torch.tensor([4], dtype=torch.int32))
