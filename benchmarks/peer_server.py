@@ -19,6 +19,7 @@ import psutil
 MODEL = "smol"  # what every server calls the model
 READY_LIMIT = 600.0  # seconds; one peer compiles its model before it is ready
 STOP_LIMIT = 60.0
+CHILDREN_LIMIT = 2.0  # after their parent's end
 POLL = 0.05
 
 # Not a chat question: engines that are right differ where two candidates are one step of bfloat16 apart.
@@ -117,8 +118,10 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        for left in psutil.wait_procs(children, timeout=5)[1]:
-            left.kill()
+        left_behind = psutil.wait_procs(children, timeout=CHILDREN_LIMIT)[1]
+        for child in left_behind:
+            child.kill()
+        psutil.wait_procs(left_behind)
 
 
 def per_second(before: tuple[float, Cores], after: tuple[float, Cores]) -> Cores:

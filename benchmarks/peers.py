@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ REQUESTS = {1: 8, 8: 32, 32: 64}  # by how many run at once
 SHARED_PREFIXES = (2000, 80, 341)  # tokens; the last two are those of arXiv 2309.06180, section 6.4
 MIXED = (64, 16, 240)  # requests, and the bounds of the lengths of their prompts and outputs
 BATCH_SIZES = (8, 32)
+INSTRUCTIONS = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8")
+QUIET = 0.1  # cores that others may have during a load whose figures are to count
 SHARED_CACHE = ("--kv-cache-memory-bytes", "4GiB")  # 32 of the longest prompts side by side, in float32, too
 
 
@@ -68,6 +71,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the folder")
     parser.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags for pyllm serve")
     arguments = parser.parse_args()
+    # By default a SIGTERM would end this process alone, and leave a server behind that takes the next one's cores.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder: Path = arguments.folder.resolve()
     results: Path = arguments.results or folder / "results.jsonl"
     for peer in [*ours(arguments.flags), *found_in(folder), *static_batches()]:
@@ -139,11 +144,15 @@ def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Mea
         for name in workloads:
             before = server.clocks()
             figures = asyncio.run(measure(server.address, MODEL, *WORKLOADS[name]))
+            cores = per_second(before, server.clocks())
+            if cores.others + cores.stolen > QUIET:
+                taken = f"others had {cores.others} cores and the host {cores.stolen}"
+                print(f"{peer.name} was disturbed on {name}: {taken}; measure it again", file=sys.stderr)
             yield {
                 **about,
                 "workload": name,
                 **msgspec.to_builtins(figures),
-                "cores": per_second(before, server.clocks())._asdict(),
+                "cores": cores._asdict(),
                 "ready_s": server.ready_seconds,
                 "memory_mb": server.memory(),
             }
@@ -158,10 +167,14 @@ def read(results: Path) -> list[Measurement]:
 
 
 def machine() -> str:
-    """The processor as it calls itself, and its cores."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{models[0] if models else platform.machine()}, {os.cpu_count()} cores"
+    """The processor as it calls itself, its cores, and the instructions that decide how fast it multiplies."""
+    about = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        about[name.strip()] = value.strip()
+    flags = set(about.get("flags", "").split())
+    found = [flag for flag in INSTRUCTIONS if flag in flags]
+    return ", ".join([about.get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
 
 
 def _llama_cpp(program: Path, model: Path, attention: str) -> tuple[str, ...]:

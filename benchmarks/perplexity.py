@@ -147,11 +147,9 @@ class HiddenTap:
 
 def transformers_logits(checkpoint: Checkpoint) -> Logits:
     """Of transformers in float32, on the weights as the file has them, made floats."""
-    from transformers import AutoModelForCausalLM
+    from benchmarks.peer_models import transformers_model
 
-    path = Path(checkpoint.files[0])
-    file = {"gguf_file": path.name} if checkpoint.format == "gguf" else {}
-    model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **file)
+    model = transformers_model(checkpoint, torch.float32)
 
     @torch.inference_mode()
     def logits(tokens: Tokens) -> Tensor:

@@ -8,22 +8,20 @@ length are not counted. The embedded model, in bfloat16. Knows no server.
 import json
 import sys
 import time
-from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.load import MIXED_SEED, Request, mixed_requests, warm_up_requests
+from benchmarks.peer_models import transformers_model, transformers_tokenizer
 from pyllm.checkpoint import read_checkpoint
 
 
 def main() -> None:
     number, least, most, batch_size = map(int, sys.argv[1:])
-    path = Path(read_checkpoint("").files[0])
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, padding_side="left")
+    checkpoint = read_checkpoint("")
+    model, tokenizer = transformers_model(checkpoint, torch.bfloat16), transformers_tokenizer(checkpoint)
+    tokenizer.padding_side = "left"
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.bfloat16)
-    assert model.dtype == torch.bfloat16
     model.generation_config.eos_token_id = None  # every request gets all of its tokens
     model.generation_config.pad_token_id = tokenizer.pad_token_id
 
