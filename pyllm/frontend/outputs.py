@@ -62,6 +62,8 @@ class RequestProcessor:
     Making one submits the request; raises as `EngineClient.submit` does.
     """
 
+    __slots__ = ("_client", "_detokenizers", "_request", "_sink")
+
     def __init__(self, client: EngineClient, tokenizer: "Tokenizer", request: Request, sink: TextSink) -> None:
         prompt, params, scheduling = request
         self._client = client
@@ -100,7 +102,7 @@ class RequestProcessor:
         detokenizer = self._detokenizers.get(sample)
         if detokenizer is None:
             return  # It ended here, by a stop string, and these were on their way.
-        if finish is FinishCode.ERROR:
+        if finish == FinishCode.ERROR:
             self._client.abort(self._request)
             self.error(EngineDeadError("the engine could not go on with this request"))
             return

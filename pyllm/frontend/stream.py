@@ -1,6 +1,7 @@
 """HTTP answers that are pushed: whoever has something to send sends it, without a queue, task or wake-up per answer.
 
-Knows ASGI and one slow reader at a time. Does not know what is sent.
+Knows ASGI, one slow reader at a time, and HTTP's chunks, which it writes itself where the server offers its transport.
+Does not know what is sent.
 """
 
 import asyncio
@@ -8,16 +9,31 @@ import logging
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
+# The scope's extension with a `transport` and its `flow`; without it every part of a body goes through ASGI's `send`.
+TRANSPORT = "pyllm.transport"
 # How long a reader may take nothing at all before its answer is given up.
 READER_PATIENCE = 60.0
 
 logger = logging.getLogger(__name__)
+
+
+class Flow(Protocol):
+    """Whether a transport's buffer is full."""
+
+    write_paused: bool
+
+
+class Direct(NamedTuple):
+    """A server's own way to the socket, for the parts of a body between its start and its end."""
+
+    transport: asyncio.Transport
+    flow: Flow
 
 
 class Channel:
@@ -27,11 +43,23 @@ class Channel:
     the channel is `blocked` until `on_drained` is called. Who sends is expected to merge what it has until then.
     """
 
+    __slots__ = (
+        *("blocked", "started", "stalled"),
+        *("_direct", "_draining", "_on_drained", "_on_stalled", "_patience", "_send", "_waiting"),
+    )
+
     def __init__(
-        self, send: Send, on_drained: Callable[[], None], on_stalled: Callable[[], object], patience: float
+        self,
+        send: Send,
+        direct: Direct | None,
+        on_drained: Callable[[], None],
+        on_stalled: Callable[[], object],
+        patience: float,
     ) -> None:
         self.started = False
         self.stalled = False
+        self.blocked = False  # the reader still has to take what was sent before
+        self._direct = direct
         # The declared type is an awaitable; it is a coroutine function in every server.
         self._send = cast("Callable[[HTTPSendMessage], Coroutine[Any, Any, None]]", send)
         self._on_drained = on_drained
@@ -39,11 +67,6 @@ class Channel:
         self._patience = patience
         self._waiting: deque[HTTPSendMessage] = deque()
         self._draining: asyncio.Task[None] | None = None
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the reader still has to take what was sent before."""
-        return self._draining is not None
 
     def start(self, status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Send the status and the headers."""
@@ -53,8 +76,12 @@ class Channel:
         )
 
     def write(self, body: bytes) -> None:
-        """Send a part of the body."""
-        self._push({"type": "http.response.body", "body": body, "more_body": True})
+        """Send a part of a body that was started without its length."""
+        direct = self._direct
+        if direct is None or self.blocked or direct.flow.write_paused:
+            self._push({"type": "http.response.body", "body": body, "more_body": True})
+        elif not direct.transport.is_closing():
+            direct.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def finish(self, body: bytes) -> None:
         """Send the last part of the body."""
@@ -67,7 +94,7 @@ class Channel:
             self._draining.cancel()
 
     def _push(self, message: HTTPSendMessage) -> None:
-        if self._draining is not None:
+        if self.blocked:
             self._waiting.append(message)
             return
         sending = self._send(message)
@@ -76,6 +103,7 @@ class Channel:
             waited_for = sending.send(None)
         except StopIteration:
             return
+        self.blocked = True
         self._draining = asyncio.create_task(self._drain(_resume(sending, waited_for)))
 
     async def _drain(self, sending: Coroutine[Any, Any, None]) -> None:
@@ -90,6 +118,7 @@ class Channel:
             self._on_stalled()
         else:
             self._draining = None
+            self.blocked = False
             self._on_drained()
 
 
@@ -137,10 +166,11 @@ class _Exchange(ASGIResponse):
         self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
         handler = asyncio.current_task()
         assert handler is not None
-        channel = Channel(send, self._answer.drained, handler.cancel, self._patience)
+        offered = (scope.get("extensions") or {}).get(TRANSPORT)
+        direct = Direct(**offered) if offered else None
+        channel = Channel(send, direct, self._answer.drained, handler.cancel, self._patience)
         try:
             self._answer.begin(channel)
             # It tells of a disconnect, and equally that the answer was sent completely.

@@ -30,7 +30,7 @@ class Tokenizer:
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, vocabulary))
-        self._byte_tables: dict[bool, list[bytes]] = {}
+        self._byte_tables: dict[bool, list[str | bytes]] = {}
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
             self._byte_tables = {skip: byte_table(self._tokenizer, skip) for skip in (False, True)}
 
