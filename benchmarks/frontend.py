@@ -90,7 +90,7 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
 
 
 class Run(NamedTuple):
-    """What the readers told of one run, and the API process's CPU time: while all streams flowed, and from the start."""
+    """What the readers told of one run, and the API process's CPU time: while all streams flowed, and in all."""
 
     flowing: Progress
     ending: Progress

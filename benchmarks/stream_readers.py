@@ -1,4 +1,4 @@
-"""Many HTTP clients in one process: each reads one stream of server-sent events to its end, and looks at little of it."""
+"""Many HTTP clients in one process: each reads one stream of events to its end, and looks at little of it."""
 
 import asyncio
 from multiprocessing.connection import Connection

@@ -6,13 +6,14 @@ import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pyllm.frontend.app import create_app
 from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.stream import TRANSPORT
+from pyllm.frontend.stream import DIRECT, Direct
 
 # Seconds that the last bytes of finished answers get to leave.
 CLOSE_GRACE = 5
@@ -27,7 +28,7 @@ class OpenProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Called by the parser before a request's first line."""
         super().on_message_begin()
-        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport, "flow": self.flow}}
+        cast("dict[str, Any]", self.scope)[DIRECT] = Direct(self.transport, self.flow)
 
 
 class HttpServer(uvicorn.Server):

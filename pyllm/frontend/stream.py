@@ -15,8 +15,8 @@ from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
-# The scope's extension with a `transport` and its `flow`; without it every part of a body goes through ASGI's `send`.
-TRANSPORT = "pyllm.transport"
+# Where a scope may have its `Direct`; without it every part of a body goes through ASGI's `send`.
+DIRECT = "pyllm.direct"
 # How long a reader may take nothing at all before its answer is given up.
 READER_PATIENCE = 60.0
 
@@ -26,13 +26,14 @@ logger = logging.getLogger(__name__)
 class Flow(Protocol):
     """Whether a transport's buffer is full."""
 
-    write_paused: bool
+    @property
+    def write_paused(self) -> bool: ...
 
 
 class Direct(NamedTuple):
     """A server's own way to the socket, for the parts of a body between its start and its end."""
 
-    transport: asyncio.Transport
+    transport: asyncio.WriteTransport
     flow: Flow
 
 
@@ -45,7 +46,7 @@ class Channel:
 
     __slots__ = (
         *("blocked", "started", "stalled"),
-        *("_direct", "_draining", "_on_drained", "_on_stalled", "_patience", "_send", "_waiting"),
+        *("_draining", "_flow", "_on_drained", "_on_stalled", "_patience", "_send", "_transport", "_waiting"),
     )
 
     def __init__(
@@ -59,7 +60,8 @@ class Channel:
         self.started = False
         self.stalled = False
         self.blocked = False  # the reader still has to take what was sent before
-        self._direct = direct
+        self._transport = None if direct is None else direct.transport
+        self._flow = None if direct is None else direct.flow
         # The declared type is an awaitable; it is a coroutine function in every server.
         self._send = cast("Callable[[HTTPSendMessage], Coroutine[Any, Any, None]]", send)
         self._on_drained = on_drained
@@ -77,11 +79,12 @@ class Channel:
 
     def write(self, body: bytes) -> None:
         """Send a part of a body that was started without its length."""
-        direct = self._direct
-        if direct is None or self.blocked or direct.flow.write_paused:
+        transport = self._transport
+        flow = self._flow
+        if transport is None or flow is None or self.blocked or flow.write_paused:
             self._push({"type": "http.response.body", "body": body, "more_body": True})
-        elif not direct.transport.is_closing():
-            direct.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        elif not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def finish(self, body: bytes) -> None:
         """Send the last part of the body."""
@@ -168,8 +171,7 @@ class _Exchange(ASGIResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = asyncio.current_task()
         assert handler is not None
-        offered = (scope.get("extensions") or {}).get(TRANSPORT)
-        direct = Direct(**offered) if offered else None
+        direct = cast("dict[str, Any]", scope).get(DIRECT)
         channel = Channel(send, direct, self._answer.drained, handler.cancel, self._patience)
         try:
             self._answer.begin(channel)

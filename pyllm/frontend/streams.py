@@ -8,6 +8,8 @@ from pyllm.frontend.columns import Columns
 from pyllm.frontend.journal import Journal
 from pyllm.messages import FinishCode
 
+_SINK_FAILED = "the output of this request could not be processed"
+
 logger = logging.getLogger(__name__)
 
 
@@ -92,8 +94,9 @@ class Streams:
                 continue
             try:
                 stream.sink.delta(sample, fresh, finish, cached)
-            except Exception:
-                self._fail_sink(stream)
+            except Exception:  # One caller's fault must not end the streams of the others.
+                logger.exception("the sink of request %d failed", stream.request)
+                self.fail(stream, PyllmError(_SINK_FAILED))
                 failed.append(stream)
         return [stream for request, stream in incomplete.items() if request in self._by_request], failed
 
@@ -104,7 +107,8 @@ class Streams:
             try:
                 stream.sink.delta(sample, [], FinishCode.ABORT, 0)
             except Exception:
-                self._fail_sink(stream)
+                logger.exception("the sink of request %d failed", stream.request)
+                self.fail(stream, PyllmError(_SINK_FAILED))
                 return
 
     def fail(self, stream: Stream, error: PyllmError) -> None:
@@ -112,7 +116,7 @@ class Streams:
         self.forget(stream)
         try:
             stream.sink.error(error)
-        except Exception:  # One caller's fault must not end the streams of the others.
+        except Exception:
             logger.exception("the sink of request %d failed on %r", stream.request, error)
 
     def forget(self, stream: Stream) -> None:
@@ -125,7 +129,3 @@ class Streams:
         stream.open_samples.discard(sample)
         if not stream.open_samples:
             self.forget(stream)
-
-    def _fail_sink(self, stream: Stream) -> None:
-        logger.exception("the sink of request %d failed", stream.request)
-        self.fail(stream, PyllmError("the output of this request could not be processed"))

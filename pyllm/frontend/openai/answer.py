@@ -53,6 +53,11 @@ class StreamedAnswer:
     what comes in one turn of the event loop is written at once.
     """
 
+    __slots__ = (
+        *("_around", "_channel", "_events", "_failure", "_flush_scheduled", "_gathers", "_generation", "_over"),
+        "_pending",
+    )
+
     def __init__(self, generation: Generation, form: Format) -> None:
         self._generation = generation
         self._events = _Events(form)
@@ -81,9 +86,10 @@ class StreamedAnswer:
     def text(self, choice: int, delta: TextDelta) -> None:
         """Write new text, or keep it for the next write."""
         channel = self._channel
-        if self._around is not None and delta.finish_reason is None and not channel.blocked:
+        around = self._around
+        if around is not None and delta.finish_reason is None and not channel.blocked:
             if delta.text:
-                channel.write(self._around[0] + _encode(delta.text) + self._around[1])
+                channel.write(around[0] + _encode(delta.text) + around[1])
             return
         if not self._gathers and not channel.blocked:
             self._write(self._events.text(choice, delta))

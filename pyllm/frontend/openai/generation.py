@@ -41,7 +41,7 @@ class Generation:
         self._scheduling = scheduling
         self._receiver: Receiver
         self._processors: list[RequestProcessor] = []
-        self._sinks: list[_PromptSink] = []
+        self._metrics: list[RequestMetrics] = []
         self._num_open = self.num_choices
 
     @property
@@ -53,8 +53,8 @@ class Generation:
     def usage(self) -> Usage:
         """Tokens so far."""
         num_prompt_tokens = sum(map(len, self._prompts))
-        num_tokens = sum(sink.num_tokens for sink in self._sinks)
-        num_cached_tokens = sum(sink.num_cached_tokens for sink in self._sinks)
+        num_tokens = sum(metrics.num_tokens for metrics in self._metrics)
+        num_cached_tokens = sum(metrics.num_cached_tokens for metrics in self._metrics)
         return Usage(
             num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens, PromptTokensDetails(num_cached_tokens)
         )
@@ -94,8 +94,8 @@ class Generation:
         if self.finished:
             return  # One before it was refused at once.
         metrics = self._state.metrics.request(len(prompt), self._params.n)
+        self._metrics.append(metrics)
         sink = _PromptSink(self, self._receiver, first_choice, metrics)
-        self._sinks.append(sink)
         request = Request(prompt, self._params, self._scheduling)
         self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink))
 
@@ -103,33 +103,27 @@ class Generation:
         self._num_open = 0
         for processor in self._processors:
             processor.drop()
-        for sink in self._sinks:
-            sink.metrics.end(reason)
+        for metrics in self._metrics:
+            metrics.end(reason)
         self._state.leave(self.fail)
 
 
 class _PromptSink:
     """The text sink of one prompt's samples: counts what comes, and passes it on."""
 
-    __slots__ = ("_first_choice", "_generation", "_receiver", "metrics", "num_cached_tokens", "num_tokens")
+    __slots__ = ("_first_choice", "_generation", "_metrics", "_receiver")
 
     def __init__(self, generation: Generation, receiver: Receiver, first_choice: int, metrics: RequestMetrics) -> None:
-        self.metrics = metrics
-        self.num_tokens = 0
-        self.num_cached_tokens = 0
         self._generation = generation
         self._receiver = receiver
         self._first_choice = first_choice
+        self._metrics = metrics
 
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
-        num_tokens = len(delta.tokens)
-        if num_tokens:
-            self.num_tokens += num_tokens
-            self.metrics.delta(sample, num_tokens, num_cached_tokens)
-        if num_cached_tokens > self.num_cached_tokens:  # An abort knows nothing of the cache and says 0.
-            self.num_cached_tokens = num_cached_tokens
+        if delta.tokens:
+            self._metrics.delta(sample, len(delta.tokens), num_cached_tokens)
         if delta.finish_reason is not None:
-            self.metrics.finish(sample, delta.finish_reason)
+            self._metrics.finish(sample, delta.finish_reason)
             self._generation.choice_ended()
         self._receiver.text(self._first_choice + sample, delta)
 
