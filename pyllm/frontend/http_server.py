@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pyllm.frontend.app import create_app
 from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.stream import DIRECT, Direct
+from pyllm.frontend.stream import TRANSPORT
 
 # Seconds that the last bytes of finished answers get to leave.
 CLOSE_GRACE = 5
@@ -28,7 +28,7 @@ class OpenProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Called by the parser before a request's first line."""
         super().on_message_begin()
-        cast("dict[str, Any]", self.scope)[DIRECT] = Direct(self.transport, self.flow)
+        cast("dict[str, Any]", self.scope)[TRANSPORT] = self.transport
 
 
 class HttpServer(uvicorn.Server):

@@ -9,32 +9,18 @@ import logging
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
-# Where a scope may have its `Direct`; without it every part of a body goes through ASGI's `send`.
-DIRECT = "pyllm.direct"
+# Where a scope may have its `asyncio.WriteTransport`; without it every part of a body goes through ASGI's `send`.
+TRANSPORT = "pyllm.transport"
 # How long a reader may take nothing at all before its answer is given up.
 READER_PATIENCE = 60.0
 
 logger = logging.getLogger(__name__)
-
-
-class Flow(Protocol):
-    """Whether a transport's buffer is full."""
-
-    @property
-    def write_paused(self) -> bool: ...
-
-
-class Direct(NamedTuple):
-    """A server's own way to the socket, for the parts of a body between its start and its end."""
-
-    transport: asyncio.WriteTransport
-    flow: Flow
 
 
 class Channel:
@@ -46,13 +32,13 @@ class Channel:
 
     __slots__ = (
         *("blocked", "started", "stalled"),
-        *("_draining", "_flow", "_on_drained", "_on_stalled", "_patience", "_send", "_transport", "_waiting"),
+        *("_draining", "_on_drained", "_on_stalled", "_patience", "_send", "_transport", "_waiting"),
     )
 
     def __init__(
         self,
         send: Send,
-        direct: Direct | None,
+        transport: asyncio.WriteTransport | None,
         on_drained: Callable[[], None],
         on_stalled: Callable[[], object],
         patience: float,
@@ -60,8 +46,7 @@ class Channel:
         self.started = False
         self.stalled = False
         self.blocked = False  # the reader still has to take what was sent before
-        self._transport = None if direct is None else direct.transport
-        self._flow = None if direct is None else direct.flow
+        self._transport = transport
         # The declared type is an awaitable; it is a coroutine function in every server.
         self._send = cast("Callable[[HTTPSendMessage], Coroutine[Any, Any, None]]", send)
         self._on_drained = on_drained
@@ -80,8 +65,7 @@ class Channel:
     def write(self, body: bytes) -> None:
         """Send a part of a body that was started without its length."""
         transport = self._transport
-        flow = self._flow
-        if transport is None or flow is None or self.blocked or flow.write_paused:
+        if transport is None or self.blocked or transport.get_write_buffer_size():
             self._push({"type": "http.response.body", "body": body, "more_body": True})
         elif not transport.is_closing():
             transport.write(b"%x\r\n%b\r\n" % (len(body), body))
@@ -171,8 +155,8 @@ class _Exchange(ASGIResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = asyncio.current_task()
         assert handler is not None
-        direct = cast("dict[str, Any]", scope).get(DIRECT)
-        channel = Channel(send, direct, self._answer.drained, handler.cancel, self._patience)
+        transport = cast("dict[str, Any]", scope).get(TRANSPORT)
+        channel = Channel(send, transport, self._answer.drained, handler.cancel, self._patience)
         try:
             self._answer.begin(channel)
             # It tells of a disconnect, and equally that the answer was sent completely.
