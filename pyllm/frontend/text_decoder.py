@@ -72,11 +72,8 @@ class StreamDecoder:
             return self._stream.step(self._tokenizer, token) or ""
 
 
-def byte_table(tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool) -> list[str | bytes]:
-    """The text of every token of a byte-level vocabulary, by id; that of special tokens is empty if skipped.
-
-    A token that is not whole characters is bytes.
-    """
+def byte_table(tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
+    """Every token of a byte-level vocabulary, by id: its text, or its bytes where they are not whole characters."""
     alphabet = _byte_alphabet()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     table: list[str | bytes] = [""] * (max(vocabulary.values()) + 1)
@@ -90,11 +87,13 @@ def byte_table(tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool) -> li
             table[token] = piece.decode()
         except UnicodeDecodeError:
             table[token] = piece
-    if skip_special_tokens:
-        for token, added in tokenizer.get_added_tokens_decoder().items():
-            if added.special:
-                table[token] = ""
     return table
+
+
+def without_special_tokens(table: list[str | bytes], tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
+    """A copy of the table in which special tokens have no text."""
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    return ["" if token in special else piece for token, piece in enumerate(table)]
 
 
 def _byte_alphabet() -> dict[int, int | str]:
