@@ -84,8 +84,8 @@ class RequestProcessor:
         """End the request; every sample that has not ended gets its last delta at once, with what was held back."""
         if not self.finished:
             self._client.abort(self._request)
-            for sample, detokenizer in enumerate(self._detokenizers):
-                if detokenizer is not None:
+            for sample in range(len(self._detokenizers)):
+                if (detokenizer := self._detokenizers[sample]) is not None:
                     self._close(sample)
                     self._sink.text(sample, detokenizer.feed([], FinishCode.ABORT), 0)
 

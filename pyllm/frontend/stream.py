@@ -72,10 +72,12 @@ class Channel:
 
     def finish(self, body: bytes) -> None:
         """Send the last part of the body."""
+        self._transport = None  # It is the next exchange's from now on.
         self._push({"type": "http.response.body", "body": body, "more_body": False})
 
     def close(self) -> None:
         """Send nothing more."""
+        self._transport = None
         self._waiting.clear()
         if self._draining is not None:
             self._draining.cancel()
