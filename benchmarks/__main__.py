@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import memory, scheduler, startup, step
+from benchmarks import frontend, memory, scheduler, startup, step
 from benchmarks.record import Record
 
 # What each part's figures are called, and what measures them.
@@ -12,6 +12,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     **scheduler.FIGURES,
     **memory.FIGURES,
     "step": step.run,
+    **frontend.FIGURES,
     "startup": startup.run,
 }
 

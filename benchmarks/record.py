@@ -21,6 +21,9 @@ class Record(TypedDict, total=False):
     n: int
     beams: int
     expected_growth: float
+    streams: int
+    errors: int  # streams that did not end as they should
+    tokens_per_event: float
     # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends.
     reserved: float
     static: float

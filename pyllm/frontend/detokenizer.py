@@ -9,7 +9,7 @@ from pyllm.sampling_params import SamplingParams
 _REASONS = {code: code.name.lower() for code in FinishCode if code}
 
 
-class TextDelta(msgspec.Struct):
+class TextDelta(msgspec.Struct, gc=False):
     """New text, and the tokens that count as output with it.
 
     `finish_reason` is stop, length, abort, error, deadline, or None while the sample goes on. `stop_reason` is the stop
@@ -41,8 +41,10 @@ class Detokenizer:
     it. A stop token has no text. With `include_stop_str_in_output` both are part of the text.
     """
 
+    __slots__ = ("_decode", "_held", "_include_stop", "_longest_stop", "_stop_strings", "_stop_token_ids")
+
     def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
-        self._decoder = decoder
+        self._decode = decoder.decode
         self._stop_strings = params.stop_strings
         self._longest_stop = max(map(len, self._stop_strings), default=0)
         self._stop_token_ids = params.stop_token_ids
@@ -51,6 +53,8 @@ class Detokenizer:
 
     def feed(self, tokens: list[int], finish: FinishCode) -> TextDelta:
         """The text that these tokens add; with a `finish`, or after a stop string, the sample's last."""
+        if not finish and not self._stop_strings:
+            return TextDelta(self._decode(tokens), tokens)
         stopped = finish is FinishCode.STOP and bool(tokens)
         visible = tokens[:-1] if stopped and not self._include_stop else tokens
         if self._stop_strings:
@@ -60,7 +64,7 @@ class Detokenizer:
             if finish:
                 delta.text += self._held
         else:
-            delta = TextDelta(self._decoder.decode(visible), tokens)
+            delta = TextDelta(self._decode(visible), tokens)
         if finish:
             delta.finish_reason = _REASONS[finish]
             if stopped and tokens[-1] in self._stop_token_ids:
@@ -70,7 +74,7 @@ class Detokenizer:
     def _feed_until_stop(self, tokens: list[int], visible: list[int]) -> TextDelta:
         pieces = []
         for count, token in enumerate(visible, 1):
-            window = self._held + self._decoder.decode((token,))
+            window = self._held + self._decode((token,))
             if (match := self._find(window)) is not None:
                 start, end = match
                 pieces.append(window[: end if self._include_stop else start])

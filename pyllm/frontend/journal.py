@@ -34,11 +34,12 @@ class Journal:
         """
         output = self._outputs[sample]
         seen = len(output) - offset
-        if seen < 0:
-            return None
-        fresh = tokens[seen:] if seen else tokens
-        output.fromlist(fresh)
-        return fresh
+        if seen:
+            if seen < 0:
+                return None
+            tokens = tokens[seen:]
+        output.fromlist(tokens)
+        return tokens
 
     def close(self, sample: int) -> None:
         """Note that nothing more is wanted of this sample."""

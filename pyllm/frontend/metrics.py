@@ -56,6 +56,8 @@ Stats = Mapping[str, int]
 class Histogram:
     """Counts of observations up to each bound; the last count is for those above all bounds."""
 
+    __slots__ = ("bounds", "counts", "sum")
+
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
@@ -194,31 +196,33 @@ class Metrics(Collector):
 class RequestMetrics:
     """One request's times and counts, as they happen."""
 
-    __slots__ = ("_arrival", "_last", "_metrics", "_num_open", "_num_prompt_tokens", "_num_tokens")
+    __slots__ = ("_arrival", "_last", "_metrics", "_num_open", "_num_prompt_tokens", "_num_tokens", "num_cached_tokens")
 
     def __init__(self, metrics: Metrics, num_prompt_tokens: int, num_samples: int) -> None:
         self._metrics = metrics
         self._num_prompt_tokens = num_prompt_tokens
         self._num_open = num_samples
         self._arrival = metrics.clock()
-        self._last: dict[int, float] = {}
-        self._num_tokens: dict[int, int] = {}
+        self.num_cached_tokens = 0
+        self._last: list[float | None] = [None] * num_samples
+        self._num_tokens = [0] * num_samples
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all samples so far."""
+        return sum(self._num_tokens)
 
     def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> None:
         """A sample got tokens."""
         metrics = self._metrics
         now = metrics.clock()
-        last = self._last.get(sample)
+        last = self._last[sample]
         if last is not None:
             metrics.inter_token.observe(now - last)
         else:
-            if not self._last:
-                metrics.prompt_tokens += self._num_prompt_tokens
-                metrics.cached_prompt_tokens += num_cached_tokens
-                metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
-            metrics.first_token.observe(now - self._arrival)
+            self._begin(now, num_cached_tokens)
         self._last[sample] = now
-        self._num_tokens[sample] = self._num_tokens.get(sample, 0) + num_tokens
+        self._num_tokens[sample] += num_tokens
         metrics.generation_tokens += num_tokens
 
     def finish(self, sample: int, reason: str) -> None:
@@ -227,12 +231,21 @@ class RequestMetrics:
         self._num_open -= 1
         metrics.finished[reason] += 1
         metrics.request_seconds.observe(metrics.clock() - self._arrival)
-        metrics.request_generation_tokens.observe(self._num_tokens.get(sample, 0))
+        metrics.request_generation_tokens.observe(self._num_tokens[sample])
 
     def end(self, reason: str) -> None:
         """Whatever has not ended by itself ends now."""
         self._metrics.finished[reason] += self._num_open
         self._num_open = 0
+
+    def _begin(self, now: float, num_cached_tokens: int) -> None:
+        metrics = self._metrics
+        if not any(self._num_tokens):
+            self.num_cached_tokens = num_cached_tokens
+            metrics.prompt_tokens += self._num_prompt_tokens
+            metrics.cached_prompt_tokens += num_cached_tokens
+            metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
+        metrics.first_token.observe(now - self._arrival)
 
 
 def share(part: int, whole: int) -> float:

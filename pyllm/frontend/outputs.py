@@ -62,28 +62,32 @@ class RequestProcessor:
     Making one submits the request; raises as `EngineClient.submit` does.
     """
 
+    __slots__ = ("_client", "_detokenizers", "_num_open", "_request", "_sink")
+
     def __init__(self, client: EngineClient, tokenizer: "Tokenizer", request: Request, sink: TextSink) -> None:
         prompt, params, scheduling = request
         self._client = client
         self._sink = sink
-        self._detokenizers: dict[int, Detokenizer] = {
-            sample: Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params)
-            for sample in range(params.n)
-        }
+        # By sample; None once it has ended.
+        self._detokenizers: list[Detokenizer | None] = [
+            Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params) for _ in range(params.n)
+        ]
+        self._num_open = params.n
         self._request = client.submit(prompt, params, self, scheduling)
 
     @property
     def finished(self) -> bool:
         """Whether every sample has ended, or the request has failed."""
-        return not self._detokenizers
+        return self._num_open == 0
 
     def abort(self) -> None:
         """End the request; every sample that has not ended gets its last delta at once, with what was held back."""
         if not self.finished:
             self._client.abort(self._request)
-            for sample, detokenizer in list(self._detokenizers.items()):
-                del self._detokenizers[sample]
-                self._sink.text(sample, detokenizer.feed([], FinishCode.ABORT), 0)
+            for sample in range(len(self._detokenizers)):
+                if (detokenizer := self._detokenizers[sample]) is not None:
+                    self._close(sample)
+                    self._sink.text(sample, detokenizer.feed([], FinishCode.ABORT), 0)
 
     async def explain(self) -> list[SampleReport]:
         """Where each sample stands, and why; raises as `EngineClient.explain` does."""
@@ -92,21 +96,21 @@ class RequestProcessor:
     def drop(self) -> None:
         """End the request; the sink hears nothing more of it."""
         if not self.finished:
-            self._detokenizers.clear()
+            self._close_all()
             self._client.abort(self._request)
 
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
         """Take new tokens from the client."""
-        detokenizer = self._detokenizers.get(sample)
+        detokenizer = self._detokenizers[sample]
         if detokenizer is None:
             return  # It ended here, by a stop string, and these were on their way.
-        if finish is FinishCode.ERROR:
+        if finish == FinishCode.ERROR:
             self._client.abort(self._request)
             self.error(EngineDeadError("the engine could not go on with this request"))
             return
         delta = detokenizer.feed(tokens, finish)
         if delta.finish_reason is not None:
-            del self._detokenizers[sample]
+            self._close(sample)
             if not finish:
                 self._client.abort(self._request, sample)
         self._sink.text(sample, delta, cached_tokens)
@@ -114,8 +118,16 @@ class RequestProcessor:
     def error(self, error: PyllmError) -> None:
         """Pass the request's failure on."""
         if not self.finished:
-            self._detokenizers.clear()
+            self._close_all()
             self._sink.error(error)
+
+    def _close(self, sample: int) -> None:
+        self._detokenizers[sample] = None
+        self._num_open -= 1
+
+    def _close_all(self) -> None:
+        self._detokenizers = [None] * len(self._detokenizers)
+        self._num_open = 0
 
 
 class OutputFold:

@@ -1,6 +1,7 @@
 """HTTP answers that are pushed: whoever has something to send sends it, without a queue, task or wake-up per answer.
 
-Knows ASGI and one slow reader at a time. Does not know what is sent.
+Knows ASGI, one slow reader at a time, and HTTP's chunks, which it writes itself where the server offers its transport.
+Does not know what is sent.
 """
 
 import asyncio
@@ -14,6 +15,8 @@ from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
+# Where a scope may have its `asyncio.WriteTransport`; without it every part of a body goes through ASGI's `send`.
+TRANSPORT = "pyllm.transport"
 # How long a reader may take nothing at all before its answer is given up.
 READER_PATIENCE = 60.0
 
@@ -27,11 +30,23 @@ class Channel:
     the channel is `blocked` until `on_drained` is called. Who sends is expected to merge what it has until then.
     """
 
+    __slots__ = (
+        *("blocked", "started", "stalled"),
+        *("_draining", "_on_drained", "_on_stalled", "_patience", "_send", "_transport", "_waiting"),
+    )
+
     def __init__(
-        self, send: Send, on_drained: Callable[[], None], on_stalled: Callable[[], object], patience: float
+        self,
+        send: Send,
+        transport: asyncio.WriteTransport | None,
+        on_drained: Callable[[], None],
+        on_stalled: Callable[[], object],
+        patience: float,
     ) -> None:
         self.started = False
         self.stalled = False
+        self.blocked = False  # the reader still has to take what was sent before
+        self._transport = transport
         # The declared type is an awaitable; it is a coroutine function in every server.
         self._send = cast("Callable[[HTTPSendMessage], Coroutine[Any, Any, None]]", send)
         self._on_drained = on_drained
@@ -39,11 +54,6 @@ class Channel:
         self._patience = patience
         self._waiting: deque[HTTPSendMessage] = deque()
         self._draining: asyncio.Task[None] | None = None
-
-    @property
-    def blocked(self) -> bool:
-        """Whether the reader still has to take what was sent before."""
-        return self._draining is not None
 
     def start(self, status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Send the status and the headers."""
@@ -53,21 +63,27 @@ class Channel:
         )
 
     def write(self, body: bytes) -> None:
-        """Send a part of the body."""
-        self._push({"type": "http.response.body", "body": body, "more_body": True})
+        """Send a part of a body that was started without its length."""
+        transport = self._transport
+        if transport is None or self.blocked or transport.get_write_buffer_size():
+            self._push({"type": "http.response.body", "body": body, "more_body": True})
+        elif not transport.is_closing():
+            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
 
     def finish(self, body: bytes) -> None:
         """Send the last part of the body."""
+        self._transport = None  # It is the next exchange's from now on.
         self._push({"type": "http.response.body", "body": body, "more_body": False})
 
     def close(self) -> None:
         """Send nothing more."""
+        self._transport = None
         self._waiting.clear()
         if self._draining is not None:
             self._draining.cancel()
 
     def _push(self, message: HTTPSendMessage) -> None:
-        if self._draining is not None:
+        if self.blocked:
             self._waiting.append(message)
             return
         sending = self._send(message)
@@ -76,6 +92,7 @@ class Channel:
             waited_for = sending.send(None)
         except StopIteration:
             return
+        self.blocked = True
         self._draining = asyncio.create_task(self._drain(_resume(sending, waited_for)))
 
     async def _drain(self, sending: Coroutine[Any, Any, None]) -> None:
@@ -90,6 +107,7 @@ class Channel:
             self._on_stalled()
         else:
             self._draining = None
+            self.blocked = False
             self._on_drained()
 
 
@@ -137,10 +155,10 @@ class _Exchange(ASGIResponse):
         self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope
         handler = asyncio.current_task()
         assert handler is not None
-        channel = Channel(send, self._answer.drained, handler.cancel, self._patience)
+        transport = cast("dict[str, Any]", scope).get(TRANSPORT)
+        channel = Channel(send, transport, self._answer.drained, handler.cancel, self._patience)
         try:
             self._answer.begin(channel)
             # It tells of a disconnect, and equally that the answer was sent completely.

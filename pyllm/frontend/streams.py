@@ -8,6 +8,8 @@ from pyllm.frontend.columns import Columns
 from pyllm.frontend.journal import Journal
 from pyllm.messages import FinishCode
 
+_SINK_FAILED = "the output of this request could not be processed"
+
 logger = logging.getLogger(__name__)
 
 
@@ -73,24 +75,40 @@ class Streams:
         stream once.
         """
         requests, samples, offsets, starts, tokens, finishes, cached_tokens = columns
+        streams = self._by_wire_id
         incomplete: dict[int, Stream] = {}
         failed = []
-        for row, wire_id in enumerate(requests):
-            stream = self._by_wire_id.get(wire_id)
-            sample = samples[row]
+        for wire_id, sample, offset, start, end, finish, cached in zip(
+            requests, samples, offsets, starts, starts[1:], finishes, cached_tokens, strict=False
+        ):
+            stream = streams.get(wire_id)
             if stream is None or sample not in stream.open_samples:
                 continue
-            fresh = stream.journal.accept(sample, offsets[row], tokens[starts[row] : starts[row + 1]])
+            fresh = stream.journal.accept(sample, offset, tokens[start:end])
             if fresh is None:
                 incomplete[stream.request] = stream
-            elif (fresh or finishes[row]) and not self._push(stream, sample, fresh, finishes[row], cached_tokens[row]):
+                continue
+            if finish:
+                self._close(stream, sample)
+            elif not fresh:
+                continue
+            try:
+                stream.sink.delta(sample, fresh, finish, cached)
+            except Exception:  # One caller's fault must not end the streams of the others.
+                logger.exception("the sink of request %d failed", stream.request)
+                self.fail(stream, PyllmError(_SINK_FAILED))
                 failed.append(stream)
         return [stream for request, stream in incomplete.items() if request in self._by_request], failed
 
     def end_closed_samples(self, stream: Stream) -> None:
         """Give a last delta to the samples that nobody wants more of, because the core will not."""
         for sample in [sample for sample in stream.open_samples if stream.journal.is_closed(sample)]:
-            if not self._push(stream, sample, [], FinishCode.ABORT, 0):
+            self._close(stream, sample)
+            try:
+                stream.sink.delta(sample, [], FinishCode.ABORT, 0)
+            except Exception:
+                logger.exception("the sink of request %d failed", stream.request)
+                self.fail(stream, PyllmError(_SINK_FAILED))
                 return
 
     def fail(self, stream: Stream, error: PyllmError) -> None:
@@ -98,7 +116,7 @@ class Streams:
         self.forget(stream)
         try:
             stream.sink.error(error)
-        except Exception:  # One caller's fault must not end the streams of the others.
+        except Exception:
             logger.exception("the sink of request %d failed on %r", stream.request, error)
 
     def forget(self, stream: Stream) -> None:
@@ -106,16 +124,8 @@ class Streams:
         self._by_request.pop(stream.request, None)
         self._by_wire_id.pop(stream.wire_id, None)
 
-    def _push(self, stream: Stream, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> bool:
-        if finish:
-            stream.journal.close(sample)
-            stream.open_samples.discard(sample)
-            if not stream.open_samples:
-                self.forget(stream)
-        try:
-            stream.sink.delta(sample, tokens, finish, cached_tokens)
-        except Exception:
-            logger.exception("the sink of request %d failed", stream.request)
-            self.fail(stream, PyllmError("the output of this request could not be processed"))
-            return False
-        return True
+    def _close(self, stream: Stream, sample: int) -> None:
+        stream.journal.close(sample)
+        stream.open_samples.discard(sample)
+        if not stream.open_samples:
+            self.forget(stream)

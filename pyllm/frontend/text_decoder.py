@@ -23,24 +23,29 @@ class TextDecoder(Protocol):
 class ByteDecoder:
     """For byte-level vocabularies (GPT-2, Llama 3, Qwen): every token is some bytes of UTF-8.
 
-    `table[token]` is the token's bytes; ids past its end have no text. What is not UTF-8 becomes U+FFFD, exactly as in
+    `table` is as `byte_table` makes it; ids past its end have no text. What is not UTF-8 becomes U+FFFD, exactly as in
     `tokenizers`. A token costs a table look-up, however long the sample is.
     """
 
-    def __init__(self, table: Sequence[bytes], context: Sequence[int]) -> None:
+    __slots__ = ("_begun", "_table")
+
+    def __init__(self, table: Sequence[str | bytes], context: Sequence[int]) -> None:
         self._table = table
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._begun = b""  # a character whose end has not come yet
         self.decode(context[-CONTEXT_TOKENS:])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
         table = self._table
-        try:
-            if len(tokens) == 1:
-                return self._decode(table[tokens[0]])
-            return self._decode(b"".join([table[token] for token in tokens]))
-        except IndexError:
-            return self._decode(b"".join([table[token] for token in tokens if token < len(table)]))
+        if len(tokens) == 1 and not self._begun and tokens[0] < len(table):
+            piece = table[tokens[0]]
+            if isinstance(piece, str):
+                return piece
+        pieces = [table[token] for token in tokens if token < len(table)]
+        known = self._begun + b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
+        text, end = codecs.utf_8_decode(known, "replace", False)
+        self._begun = known[end:]
+        return text
 
 
 class StreamDecoder:
@@ -67,21 +72,28 @@ class StreamDecoder:
             return self._stream.step(self._tokenizer, token) or ""
 
 
-def byte_table(tokenizer: tokenizers.Tokenizer, skip_special_tokens: bool) -> list[bytes]:
-    """The bytes of every token of a byte-level vocabulary, by id; those of special tokens are empty if skipped."""
+def byte_table(tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
+    """Every token of a byte-level vocabulary, by id: its text, or its bytes where they are not whole characters."""
     alphabet = _byte_alphabet()
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    table = [b""] * (max(vocabulary.values()) + 1)
+    table: list[str | bytes] = [""] * (max(vocabulary.values()) + 1)
     for text, token in vocabulary.items():
         try:
-            table[token] = text.translate(alphabet).encode("latin-1")
+            piece = text.translate(alphabet).encode("latin-1")
         except UnicodeEncodeError:  # An added token with a character outside the alphabet stands for itself.
-            table[token] = text.encode()
-    if skip_special_tokens:
-        for token, added in tokenizer.get_added_tokens_decoder().items():
-            if added.special:
-                table[token] = b""
+            table[token] = text
+            continue
+        try:
+            table[token] = piece.decode()
+        except UnicodeDecodeError:
+            table[token] = piece
     return table
+
+
+def without_special_tokens(table: list[str | bytes], tokenizer: tokenizers.Tokenizer) -> list[str | bytes]:
+    """A copy of the table in which special tokens have no text."""
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    return ["" if token in special else piece for token, piece in enumerate(table)]
 
 
 def _byte_alphabet() -> dict[int, int | str]:

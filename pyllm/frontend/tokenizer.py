@@ -7,7 +7,7 @@ from tokenizers import decoders
 
 from pyllm.checkpoint import TokenizerFiles
 from pyllm.errors import ConfigError
-from pyllm.frontend.text_decoder import ByteDecoder, StreamDecoder, TextDecoder, byte_table
+from pyllm.frontend.text_decoder import ByteDecoder, StreamDecoder, TextDecoder, byte_table, without_special_tokens
 
 # Below this a text is encoded in less time than a thread takes to be woken.
 INLINE_CHARACTERS = 4096
@@ -30,9 +30,10 @@ class Tokenizer:
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, vocabulary))
-        self._byte_tables: dict[bool, list[bytes]] = {}
+        self._byte_tables: dict[bool, list[str | bytes]] = {}
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
-            self._byte_tables = {skip: byte_table(self._tokenizer, skip) for skip in (False, True)}
+            table = byte_table(self._tokenizer)
+            self._byte_tables = {False: table, True: without_special_tokens(table, self._tokenizer)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` begins it with the BOS token, where the model has one."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.stream import Channel, PushedResponse
+from pyllm.frontend.stream import TRANSPORT, Channel, PushedResponse
 from tests.frontend.serving import until
 
 
@@ -54,9 +54,27 @@ class Answer:
         self.calls.append("end")
 
 
-async def serve(answer: Any, socket: Socket, patience: float = 60.0) -> "asyncio.Task[None]":
+class Transport:
+    """What a server writes to; `buffered` bytes wait in it."""
+
+    def __init__(self) -> None:
+        self.taken: list[bytes] = []
+        self.buffered = 0
+        self.closing = False
+
+    def write(self, data: bytes) -> None:
+        self.taken.append(data)
+
+    def get_write_buffer_size(self) -> int:
+        return self.buffered
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+async def serve(answer: Any, socket: Socket, patience: float = 60.0, **scope: Any) -> "asyncio.Task[None]":
     exchange = PushedResponse(answer, patience).to_asgi_response()
-    task = asyncio.create_task(exchange({"type": "http"}, socket.receive, socket.send))
+    task = asyncio.create_task(exchange({"type": "http", **scope}, socket.receive, socket.send))
     await asyncio.sleep(0)
     return task
 
@@ -94,6 +112,46 @@ async def test_a_slow_socket_blocks_the_channel_until_it_has_taken_everything() 
     answer.channel.finish(b"c")
     await task
     assert socket.body == b"abc"
+
+
+async def test_parts_of_a_body_go_to_the_transport_as_chunks() -> None:
+    answer, socket, transport = Answer(), Socket(), Transport()
+    task = await serve(answer, socket, **{TRANSPORT: transport})
+    answer.channel.start(200, b"text/plain")
+    answer.channel.write(b"a" * 17)
+    assert transport.taken == [b"11\r\n" + b"a" * 17 + b"\r\n"]
+    answer.channel.finish(b"b")
+    await task
+    assert (socket.body, [message["type"][14:] for message in socket.taken]) == (b"b", ["start", "body"])
+
+
+async def test_what_waits_in_the_transport_sends_the_next_part_the_servers_way() -> None:
+    answer, socket, transport = Answer(), Socket(), Transport()
+    task = await serve(answer, socket, **{TRANSPORT: transport})
+    answer.channel.start(200, b"text/plain")
+    transport.buffered = 1
+    socket.open.clear()
+    answer.channel.write(b"a")
+    transport.buffered = 0
+    answer.channel.write(b"b")
+    assert answer.channel.blocked
+    socket.open.set()
+    await until(lambda: not answer.channel.blocked)
+    answer.channel.write(b"c")
+    answer.channel.finish(b"")
+    await task
+    assert (socket.body, transport.taken) == (b"ab", [b"1\r\nc\r\n"])
+
+
+async def test_a_transport_that_closes_is_written_nothing() -> None:
+    answer, socket, transport = Answer(), Socket(), Transport()
+    task = await serve(answer, socket, **{TRANSPORT: transport})
+    answer.channel.start(200, b"text/plain")
+    transport.closing = True
+    answer.channel.write(b"a")
+    socket.disconnected.set()
+    await task
+    assert transport.taken == []
 
 
 async def test_a_disconnect_ends_the_answer() -> None:

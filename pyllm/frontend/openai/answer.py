@@ -53,12 +53,18 @@ class StreamedAnswer:
     what comes in one turn of the event loop is written at once.
     """
 
+    __slots__ = (
+        *("_around", "_channel", "_events", "_failure", "_flush_scheduled", "_gathers", "_generation", "_over"),
+        "_pending",
+    )
+
     def __init__(self, generation: Generation, form: Format) -> None:
         self._generation = generation
         self._events = _Events(form)
         self._channel: Channel
         self._pending: dict[int, TextDelta] = {}
         self._gathers = generation.num_choices > 1
+        self._around: tuple[bytes, bytes] | None = None  # the only choice's text, once its first event is out
         self._flush_scheduled = False
         self._failure: PyllmError | None = None
         self._over = False
@@ -79,14 +85,21 @@ class StreamedAnswer:
 
     def text(self, choice: int, delta: TextDelta) -> None:
         """Write new text, or keep it for the next write."""
-        if not self._gathers and not self._channel.blocked:
+        channel = self._channel
+        around = self._around
+        if around is not None and delta.finish_reason is None and not channel.blocked:
+            if delta.text:
+                channel.write(around[0] + _encode(delta.text) + around[1])
+            return
+        if not self._gathers and not channel.blocked:
             self._write(self._events.text(choice, delta))
+            self._around = self._events.around(choice)
             return
         if (pending := self._pending.get(choice)) is not None:
             pending.merge(delta)
         else:
             self._pending[choice] = delta
-        if not self._channel.blocked and not self._flush_scheduled:
+        if not channel.blocked and not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -180,6 +193,10 @@ class _Events:
         self._greeted.add(choice)
         first = self._form.first(choice)
         return events if first is None else self._chunk(first) + events
+
+    def around(self, choice: int) -> tuple[bytes, bytes] | None:
+        """What surrounds a choice's new text; None as long as it has had none."""
+        return self._around.get(choice)
 
     def usage(self, usage: Usage) -> bytes:
         """The event after all choices; nothing unless the client asked for it."""

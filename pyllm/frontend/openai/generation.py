@@ -43,8 +43,6 @@ class Generation:
         self._processors: list[RequestProcessor] = []
         self._metrics: list[RequestMetrics] = []
         self._num_open = self.num_choices
-        self._num_tokens = 0
-        self._num_cached_tokens = [0] * len(prompts)
 
     @property
     def finished(self) -> bool:
@@ -55,11 +53,10 @@ class Generation:
     def usage(self) -> Usage:
         """Tokens so far."""
         num_prompt_tokens = sum(map(len, self._prompts))
+        num_tokens = sum(metrics.num_tokens for metrics in self._metrics)
+        num_cached_tokens = sum(metrics.num_cached_tokens for metrics in self._metrics)
         return Usage(
-            num_prompt_tokens,
-            self._num_tokens,
-            num_prompt_tokens + self._num_tokens,
-            PromptTokensDetails(sum(self._num_cached_tokens)),
+            num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens, PromptTokensDetails(num_cached_tokens)
         )
 
     def start(self, receiver: Receiver) -> None:
@@ -72,7 +69,7 @@ class Generation:
         self._state.enter(self.fail)
         try:
             for index, prompt in enumerate(self._prompts):
-                self._submit(index, prompt)
+                self._submit(prompt, index * self._params.n)
         except PyllmError:
             self._end("error")
             raise
@@ -87,23 +84,18 @@ class Generation:
             self._end("error")
             self._receiver.error(error)
 
-    def take(self, prompt: int, choice: int, delta: TextDelta, num_cached_tokens: int) -> None:
-        """Count new text and pass it on."""
-        self._num_tokens += delta.num_tokens
-        # An abort knows nothing of the cache and says 0.
-        self._num_cached_tokens[prompt] = max(self._num_cached_tokens[prompt], num_cached_tokens)
-        if delta.finish_reason is not None:
-            self._num_open -= 1
-            if self._num_open == 0:
-                self._state.leave(self.fail)
-        self._receiver.text(choice, delta)
+    def choice_ended(self) -> None:
+        """Note that the next text of one choice is its last."""
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._state.leave(self.fail)
 
-    def _submit(self, index: int, prompt: list[int]) -> None:
+    def _submit(self, prompt: list[int], first_choice: int) -> None:
         if self.finished:
             return  # One before it was refused at once.
         metrics = self._state.metrics.request(len(prompt), self._params.n)
         self._metrics.append(metrics)
-        sink = _PromptSink(self, index, index * self._params.n, metrics)
+        sink = _PromptSink(self, self._receiver, first_choice, metrics)
         request = Request(prompt, self._params, self._scheduling)
         self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink))
 
@@ -117,22 +109,23 @@ class Generation:
 
 
 class _PromptSink:
-    """The text sink of one prompt's samples."""
+    """The text sink of one prompt's samples: counts what comes, and passes it on."""
 
-    __slots__ = ("_first_choice", "_generation", "_metrics", "_prompt")
+    __slots__ = ("_first_choice", "_generation", "_metrics", "_receiver")
 
-    def __init__(self, generation: Generation, prompt: int, first_choice: int, metrics: RequestMetrics) -> None:
+    def __init__(self, generation: Generation, receiver: Receiver, first_choice: int, metrics: RequestMetrics) -> None:
         self._generation = generation
-        self._prompt = prompt
+        self._receiver = receiver
         self._first_choice = first_choice
         self._metrics = metrics
 
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
         if delta.tokens:
-            self._metrics.delta(sample, delta.num_tokens, num_cached_tokens)
+            self._metrics.delta(sample, len(delta.tokens), num_cached_tokens)
         if delta.finish_reason is not None:
             self._metrics.finish(sample, delta.finish_reason)
-        self._generation.take(self._prompt, self._first_choice + sample, delta, num_cached_tokens)
+            self._generation.choice_ended()
+        self._receiver.text(self._first_choice + sample, delta)
 
     def error(self, error: PyllmError) -> None:
         self._generation.fail(error)

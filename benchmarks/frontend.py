@@ -1,0 +1,222 @@
+"""Tokens per CPU-second of the API process and of an `EngineClient`, over a core without a model.
+
+The core, the readers and what is measured have a process each. CPU time counts from when all streams flow until the
+first has ended, on all threads; what the requests themselves cost is a figure of its own. Each figure is the best of
+some runs: whatever else runs on the machine takes its caches.
+"""
+
+import asyncio
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import psutil
+import uvloop
+
+from benchmarks import paced_core, stream_readers
+from benchmarks.record import Record
+from benchmarks.stream_readers import Load, Progress
+from pyllm import SamplingParams
+from pyllm.config import ApiConfig, CoreConfig, ServerConfig
+from pyllm.frontend.client import EngineClient
+from pyllm.messages import FinishCode
+from pyllm.sockets import bind_listener
+from pyllm.supervisor import Process, spawn
+
+RUNS = 3
+HOST = "127.0.0.1"
+EVENTS_WITHOUT_TOKENS = 3  # of a stream: the role, the usage, [DONE]
+CLIENT_ROWS = 256
+
+
+class Case(NamedTuple):
+    """So many streams, a step every `interval` seconds, and how many tokens a stream has."""
+
+    streams: int
+    interval: float
+    tokens: int
+
+
+# About 30,000 tokens a second, so that the readers, the core and the API process fit on two CPUs.
+STREAMS = (Case(64, 0.002, 3000), Case(1000, 0.030, 250), Case(2000, 0.060, 150))
+REQUESTS = Case(1000, 0.002, 1)
+CLIENT = Case(CLIENT_ROWS, 0.001, 3000)
+
+
+def streams() -> Iterator[Record]:
+    for case in STREAMS:
+        runs = [uvloop.run(_serve(case)) for _ in range(RUNS)]
+        events = runs[0].last.events - EVENTS_WITHOUT_TOKENS * case.streams
+        tokens_per_event = case.streams * case.tokens / events
+        events_per_second = max((run.ending.events - run.flowing.events) / run.cpu_seconds for run in runs)
+        yield {
+            "name": "frontend.tokens_per_cpu_second",
+            "value": round(events_per_second * tokens_per_event),
+            "unit": "1/s",
+            "streams": case.streams,
+            "tokens_per_event": round(tokens_per_event, 3),
+            "errors": sum(run.last.errors for run in runs),
+        }
+
+
+def requests() -> Iterator[Record]:
+    runs = [uvloop.run(_serve(REQUESTS)) for _ in range(RUNS)]
+    yield {
+        "name": "frontend.request_us",
+        "value": round(min(run.all_cpu_seconds for run in runs) / REQUESTS.streams * 1e6),
+        "unit": "us",
+        "errors": sum(run.last.errors for run in runs),
+    }
+
+
+def client() -> Iterator[Record]:
+    runs = [uvloop.run(_read_tokens(CLIENT)) for _ in range(RUNS)]
+    yield {
+        "name": "frontend.client_tokens_per_cpu_second",
+        "value": round(max(run.tokens / run.cpu_seconds for run in runs)),
+        "unit": "1/s",
+        "rows": CLIENT.streams,
+        "tokens_per_event": round(sum(run.tokens for run in runs) / sum(run.deltas for run in runs), 3),
+    }
+
+
+FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
+    "frontend.tokens_per_cpu_second": streams,
+    "frontend.request_us": requests,
+    "frontend.client_tokens_per_cpu_second": client,
+}
+
+
+class Run(NamedTuple):
+    """What the readers told of one run, and the API process's CPU time: while all streams flowed, and in all."""
+
+    flowing: Progress
+    ending: Progress
+    last: Progress
+    cpu_seconds: float
+    all_cpu_seconds: float
+
+
+async def _serve(case: Case) -> Run:
+    async with _core(case) as core:
+        with bind_listener(HOST, 0) as listener:
+            config = ApiConfig(
+                server=ServerConfig(),
+                core_address=core.bind,
+                checkpoint=core.checkpoint,
+                served_model_name=core.engine.model.served_model_name,
+            )
+            api = spawn("API process", "api", config, listener.fileno())
+            api.watch()
+            await api.ready(60.0)
+            try:
+                return await _load(case, api, listener.getsockname()[1])
+            finally:
+                await api.stop(10.0)
+
+
+async def _load(case: Case, api: Process, port: int) -> Run:
+    body = {
+        "messages": [{"role": "user", "content": "Tell me about the sea, the sky and what is between them."}],
+        "max_tokens": case.tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    load = Load(HOST, port, case.streams, json.dumps(body).encode(), case.tokens)
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    begun = _cpu_seconds(api)
+    readers = context.Process(target=stream_readers.main, args=(load, theirs))
+    readers.start()
+    theirs.close()
+    reports = [(await asyncio.to_thread(_receive, ours), _cpu_seconds(api)) for _ in range(3)]
+    readers.join()
+    (flowing, first), (ending, second), (last, third) = reports
+    return Run(flowing, ending, last, second - first, third - begun)
+
+
+def _receive(connection: Connection) -> Progress:
+    progress = connection.recv()
+    assert isinstance(progress, Progress)
+    return progress
+
+
+def _cpu_seconds(process: Process) -> float:
+    times = psutil.Process(process.pid).cpu_times()
+    return times.user + times.system
+
+
+@asynccontextmanager
+async def _core(case: Case) -> AsyncIterator[CoreConfig]:
+    with tempfile.TemporaryDirectory() as folder:
+        config = paced_core.config(folder, case.streams)
+        core = paced_core.start(config, case.interval)
+        try:
+            await core.ready(60.0)
+            yield config
+        finally:
+            await core.stop(10.0)
+
+
+class ClientRun(NamedTuple):
+    """What an `EngineClient` in this process took, and its CPU time for it."""
+
+    tokens: int
+    deltas: int
+    cpu_seconds: float
+
+
+async def _read_tokens(case: Case) -> ClientRun:
+    params = SamplingParams(max_tokens=case.tokens, ignore_eos=True)
+    async with _core(case) as core:
+        engine = await EngineClient.connect(core.bind)
+        try:
+            count = _Count(case.streams)
+            for _ in range(case.streams):
+                engine.submit([1, 2, 3], params, _CountingSink(count))
+            await count.all_flow
+            tokens, deltas, begun = count.tokens, count.deltas, time.process_time()
+            await count.first_ended
+            return ClientRun(count.tokens - tokens, count.deltas - deltas, time.process_time() - begun)
+        finally:
+            engine.close()
+
+
+class _Count:
+    def __init__(self, streams: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.all_flow: asyncio.Future[None] = loop.create_future()
+        self.first_ended: asyncio.Future[None] = loop.create_future()
+        self.waiting = streams
+        self.tokens = 0
+        self.deltas = 0
+
+
+class _CountingSink:
+    """The least that one can do with tokens."""
+
+    def __init__(self, count: _Count) -> None:
+        self._count = count
+        self._begun = False
+
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+        count = self._count
+        count.tokens += len(tokens)
+        count.deltas += 1
+        if not self._begun:
+            self._begun = True
+            count.waiting -= 1
+            if not count.waiting:
+                count.all_flow.set_result(None)
+        if finish and not count.first_ended.done():
+            count.first_ended.set_result(None)
+
+    def error(self, error: Exception) -> None:
+        if not self._count.first_ended.done():  # What is left is ended by closing the client.
+            self._count.first_ended.set_exception(error)

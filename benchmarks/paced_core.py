@@ -1,0 +1,93 @@
+"""A core without a model that samples one token a row at a fixed rate, in a process of its own, and its API process.
+
+What is measured in front of it is the path of a token from the core's socket on.
+"""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Awaitable
+from multiprocessing.connection import Connection
+
+import zmq
+
+from pyllm._rust import Plan
+from pyllm.child import attach
+from pyllm.config import CoreConfig, engine_config
+from pyllm.core import process
+from pyllm.core.executors.simulated import SimulatedExecutor, StepCost
+from pyllm.launch import resolve
+from pyllm.messages import Sampled
+from pyllm.supervisor import Process
+
+NO_COST = StepCost(base=0.0, prefill_token=0.0, decode_row=0.0, context=0.0)
+MAX_MODEL_LEN = 4096
+BLOCK_SIZE = 16
+
+
+class PacedExecutor:
+    """A simulated executor whose steps begin at least `interval` seconds after one another."""
+
+    def __init__(self, executor: SimulatedExecutor, interval: float) -> None:
+        self._executor = executor
+        self._interval = interval
+        self._due = 0.0
+        self.start = executor.start
+        self.collective = executor.collective
+        self.close = executor.close
+
+    def submit(self, plan: Plan) -> Awaitable[Sampled]:
+        return self._answer(self._executor.submit(plan))
+
+    async def _answer(self, sampled: Awaitable[Sampled]) -> Sampled:
+        now = time.monotonic()
+        await asyncio.sleep(self._due - now)
+        self._due = max(now, self._due) + self._interval
+        return await sampled
+
+
+def config(folder: str, rows: int) -> CoreConfig:
+    """A core with the embedded model's vocabulary, a row and room in the cache for each of `rows` sequences."""
+    engine, checkpoint = resolve(
+        engine_config(
+            {
+                "max_num_seqs": rows,
+                "max_num_batched_tokens": 1 << 16,
+                "max_model_len": MAX_MODEL_LEN,
+                "block_size": BLOCK_SIZE,
+                "device": "cpu",
+            }
+        )
+    )
+    return CoreConfig(
+        engine=engine,
+        checkpoint=checkpoint,
+        bind=f"ipc://{folder}/core",
+        socket_folder=folder,
+        ready_timeout=60.0,
+        shutdown_timeout=10.0,
+    )
+
+
+def start(core: CoreConfig, interval: float) -> Process:
+    """Start the core's process, watched by the running event loop."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_main, args=(core, interval, theirs))
+    child.start()
+    theirs.close()
+    assert child.pid is not None
+    started = Process("core", child.pid, ours, lambda: child.exitcode)
+    started.watch()
+    return started
+
+
+def _main(core: CoreConfig, interval: float, connection: Connection) -> None:
+    child = attach(connection, "pyllm::core-0")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    simulated = SimulatedExecutor(
+        NO_COST,
+        num_blocks=core.engine.scheduler.max_num_seqs * MAX_MODEL_LEN // BLOCK_SIZE,
+        vocab_size=core.checkpoint.architecture.vocab_size,
+    )
+    process.run(core, PacedExecutor(simulated, interval), context, child)

@@ -1,0 +1,88 @@
+"""Many HTTP clients in one process: each reads one stream of events to its end, and looks at little of it."""
+
+import asyncio
+from multiprocessing.connection import Connection
+from typing import NamedTuple, cast
+
+import uvloop
+
+
+class Load(NamedTuple):
+    """`streams` connections at once, each with the request `body`, whose usage at the end is to be `num_tokens`."""
+
+    host: str
+    port: int
+    streams: int
+    body: bytes
+    num_tokens: int
+
+
+class Progress(NamedTuple):
+    """Events that have come, and streams that did not end as they should, so far."""
+
+    events: int
+    errors: int
+
+
+def main(load: Load, connection: Connection) -> None:
+    """Entry point of the process. Sends three `Progress`: all streams flow, the first has ended, all have ended."""
+    uvloop.run(_read(load, connection))
+
+
+async def _read(load: Load, connection: Connection) -> None:
+    readers = _Readers(load, connection)
+    loop = asyncio.get_running_loop()
+    for _ in range(load.streams):
+        await loop.create_connection(lambda: _Reader(readers), load.host, load.port)
+    await readers.all_ended
+
+
+class _Readers:
+    def __init__(self, load: Load, connection: Connection) -> None:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {load.host}\r\nconnection: close\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(load.body)}\r\n\r\n"
+        self.request = head.encode() + load.body
+        self.usage = b'"completion_tokens":%d,' % load.num_tokens
+        self.all_ended = asyncio.get_running_loop().create_future()
+        self.events = 0
+        self._errors = 0
+        self._num_waiting = self._num_open = self._num_streams = load.streams
+        self._connection = connection
+
+    def begun(self) -> None:
+        self._num_waiting -= 1
+        if not self._num_waiting:
+            self._report()
+
+    def ended(self, well: bool) -> None:
+        self._errors += not well
+        if self._num_open == self._num_streams:
+            self._report()
+        self._num_open -= 1
+        if not self._num_open:
+            self._report()
+            self.all_ended.set_result(None)
+
+    def _report(self) -> None:
+        self._connection.send(Progress(self.events, self._errors))
+
+
+class _Reader(asyncio.Protocol):
+    """`tail` is the last that came: enough for the end of a stream to be in it."""
+
+    def __init__(self, readers: _Readers) -> None:
+        self._readers = readers
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        cast("asyncio.Transport", transport).write(self._readers.request)  # uvloop's is none by inheritance
+
+    def data_received(self, data: bytes) -> None:
+        if not self._tail:
+            self._readers.begun()
+        self._readers.events += data.count(b"data: ")
+        self._tail = data if len(data) > 500 else self._tail[-500:] + data
+
+    def connection_lost(self, error: Exception | None) -> None:
+        done = self._tail.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        self._readers.ended(error is None and done and self._readers.usage in self._tail)
