@@ -24,7 +24,8 @@ class PackedLinear:
     """A matrix in the form that its backend multiplies with.
 
     `format` is the weight's dtype, "int8" or one of `BLOCK_BYTES`; `dtype` that of inputs and outputs. `data` is all of
-    its memory, as `layout` says; where that is None, `data` is what was packed, the floats or the blocks.
+    its memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is None, it is what was
+    packed, the floats or the blocks.
     """
 
     data: Tensor
@@ -103,6 +104,8 @@ def _pack(weight: Tensor, weight_format: str, dtype: torch.dtype, in_features: i
     _check_on_cpu("weight", weight)
     layout = _cpu.Linear(weight_format, _name(dtype), in_features, weight.shape[0])
     data = torch.empty(layout.packed_bytes, dtype=torch.uint8)
+    if weight_format == _name(dtype):
+        data = data.view(dtype)
     layout.pack(weight.data_ptr(), data.data_ptr())
     return PackedLinear(data, weight_format, dtype, layout)
 

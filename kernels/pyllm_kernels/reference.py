@@ -109,7 +109,7 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     if packed.format not in _QUANTISED:
         return F.linear(x, packed.data)
     scales, minimums, integers = _groups(packed.data, packed.format)
-    x_scales, x_integers = _quantise(x.float().unflatten(1, integers.shape[1:]))
+    x_scales, x_integers = _quantise(x.float().reshape(-1, *integers.shape[1:]))
     # float64 has room for every sum of integers that is exact in Rust.
     products = torch.einsum("tgi,ogi->tog", x_integers.double(), integers.double()).float()
     sums = (x_scales[:, None, :, 0] * scales[None, :, :, 0]) * products  # [tokens, out_features, groups]
@@ -121,7 +121,7 @@ def _groups(data: Tensor, weight_format: str) -> tuple[Tensor, Tensor, Tensor]:
     if weight_format == "int8":
         scales, integers = _quantise(data.float().unsqueeze(1))
         return scales, torch.zeros_like(scales), integers
-    blocks = data.unflatten(1, (-1, BLOCK_BYTES[weight_format]))
+    blocks = data.reshape(len(data), -1, BLOCK_BYTES[weight_format])
     scales = _half(blocks[..., :2])
     if weight_format == "q8_0":
         return scales, torch.zeros_like(scales), blocks[..., 2:].contiguous().view(torch.int8).float()

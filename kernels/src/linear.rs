@@ -3,6 +3,9 @@
 //! An output element is one chain of operations that its row and its column alone decide: the number of rows beside it
 //! and of threads change what is computed when, never the order within one.
 
+#![expect(clippy::cast_ptr_alignment, reason = "what may lie anywhere is read as what may: `read_unaligned`, `loadu`")]
+#![expect(clippy::cast_precision_loss, reason = "products of integers are rounded to float32 where it is said")]
+
 mod floats;
 mod format;
 mod output;
@@ -21,6 +24,9 @@ use output::{Output, PANEL};
 const FLOAT_ROWS_AT_ONCE: usize = 192;
 /// The same of quantised rows, in bytes.
 const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
+
+/// A block of rows is a multiple of it, but for the last.
+const BLOCK_ROWS: usize = 32;
 
 const MAX_FEATURES: usize = i32::MAX as usize;
 /// So many products of two numbers up to 127 fit in 31 bits.
@@ -127,7 +133,7 @@ impl Product {
             Format::Element => {
                 self.run_parts(num_rows, FLOAT_ROWS_AT_ONCE, pool, &|part, output| {
                     // SAFETY: as the caller promises.
-                    unsafe { self.multiply_floats(isa, part, output) };
+                    unsafe { self.multiply_floats(isa, &part, output) };
                 });
             }
             Format::Quantised(format) => {
@@ -137,7 +143,7 @@ impl Product {
                 unsafe { rows.quantise(isa, pool) };
                 self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
                     // SAFETY: as the caller promises; the rows were just written.
-                    unsafe { rows.multiply(isa, part, output) };
+                    unsafe { rows.multiply(isa, &part, output) };
                 });
                 pool.scratch = scratch;
             }
@@ -147,9 +153,10 @@ impl Product {
     /// Call `run` once for each panel and each block of rows.
     fn run_parts(&self, num_rows: usize, rows_at_once: usize, pool: &mut Pool, run: &(dyn Fn(Part, Output) + Sync)) {
         let (num_panels, num_blocks) = (self.linear.num_panels(), num_rows.div_ceil(rows_at_once));
-        pool.run(num_blocks * num_panels, &|task| {
+        let block_rows = num_rows.div_ceil(num_blocks.max(1)).next_multiple_of(BLOCK_ROWS);
+        pool.run(num_rows.div_ceil(block_rows.max(1)) * num_panels, &|task| {
             let (block, panel) = (task / num_panels, task % num_panels);
-            let rows = equal_part(0..num_rows, block, num_blocks);
+            let rows = block * block_rows..num_rows.min((block + 1) * block_rows);
             // SAFETY: the matrix has this panel, and so have the outputs its columns.
             let (panel, output) = unsafe { (self.panel(panel), self.output(panel)) };
             run(Part { rows, panel }, output);
@@ -159,7 +166,7 @@ impl Product {
     /// # Safety
     ///
     /// As for `run`; the part and the output are some of its own.
-    unsafe fn multiply_floats(&self, isa: Isa, part: Part, output: Output) {
+    unsafe fn multiply_floats(&self, isa: Isa, part: &Part, output: Output) {
         // SAFETY: as the caller promises.
         unsafe { floats::multiply(&self.linear, isa, self.x, part, output) };
     }

@@ -43,10 +43,10 @@ pub(super) fn unpack_column(panel: &[u8], column: usize, out: &mut [u8]) {
 /// # Safety
 ///
 /// As for `tile::Multiply`: x is the first input row of the linear's kind, and the rest is what `part` says.
-pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: Part, output: Output) {
+pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Part, output: Output) {
     let tiles = tiles(linear.element, isa);
     let x_stride = linear.in_bytes();
-    for rows in equal_parts(part.rows, tiles.len()) {
+    for rows in equal_parts(part.rows.clone(), tiles.len()) {
         // SAFETY: as the caller promises: the rows and the panel are there.
         unsafe {
             let tile = Tile {
@@ -54,7 +54,7 @@ pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: Par
                 x_stride,
                 weights: part.panel,
                 in_features: linear.in_features,
-                output: output.from_row(rows.start),
+                output: output.rows_from(rows.start),
             };
             tiles[rows.len() - 1](&tile);
         }

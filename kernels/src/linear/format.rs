@@ -107,8 +107,13 @@ mod tests {
 
     #[test]
     fn rounding_to_bfloat16_goes_to_the_nearest_even() {
-        let cases =
-            [(1.0, 0x3f80), (1.003_906_25, 0x3f80), (1.011_718_75, 0x3f82), (f32::INFINITY, 0x7f80), (3.4e38, 0x7f80)];
+        let cases = [
+            (1.0, 0x3f80),
+            (257.0 / 256.0, 0x3f80),
+            (259.0 / 256.0, 0x3f82),
+            (f32::INFINITY, 0x7f80),
+            (3.4e38, 0x7f80),
+        ];
         for (value, expected) in cases {
             assert_eq!(round_to_bfloat16(value), expected, "{value}");
         }

@@ -1,5 +1,12 @@
 //! Where a micro-kernel puts its sums: some rows of one panel's columns.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    __m512, _CMP_UNORD_Q, _mm256_mask_storeu_epi16, _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512,
+    _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_mask_mov_epi32, _mm512_mask_storeu_ps, _mm512_or_si512,
+    _mm512_set1_epi32, _mm512_srli_epi32,
+};
+
 use super::format::{Element, round_to_bfloat16};
 
 /// Outputs that lie side by side in a panel: two vectors of AVX-512.
@@ -37,12 +44,43 @@ impl Output {
         }
     }
 
+    /// The same of 16 columns from `column` on.
+    ///
+    /// # Safety
+    ///
+    /// As for `store`.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(crate) unsafe fn store_avx512(&self, row: usize, column: usize, sums: __m512) {
+        let columns = self.columns.saturating_sub(column).min(16);
+        let mask = ((1_u32 << columns) - 1) as u16;
+        // SAFETY: as the caller promises; what the mask leaves out is not touched.
+        unsafe {
+            let out = self.first.add(row * self.stride).wrapping_add(column * self.element.bytes());
+            match self.element {
+                Element::Float32 => _mm512_mask_storeu_ps(out.cast(), mask, sums),
+                Element::Bfloat16 => {
+                    // As in `round_to_bfloat16`.
+                    let bits = _mm512_castps_si512(sums);
+                    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+                    let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+                    let not_numbers = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(sums, sums);
+                    let rounded = _mm512_mask_mov_epi32(rounded, not_numbers, quiet);
+                    let halves = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(rounded));
+                    _mm256_mask_storeu_epi16(out.cast(), mask, halves);
+                }
+            }
+        }
+    }
+
     /// The rows from `row` on.
     ///
     /// # Safety
     ///
     /// The row is there.
-    pub(crate) unsafe fn from_row(&self, row: usize) -> Self {
+    pub(crate) unsafe fn rows_from(&self, row: usize) -> Self {
         // SAFETY: as the caller promises.
         Self { first: unsafe { self.first.add(row * self.stride) }, ..*self }
     }

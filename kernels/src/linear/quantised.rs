@@ -5,6 +5,8 @@
 //! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -15,21 +17,17 @@ mod tile;
 
 use super::format::{Element, GROUP, Quantised};
 use super::output::Output;
-use super::{Linear, Part, equal_part};
+use super::{Linear, Part};
 use crate::isa::Isa;
 use crate::scratch::Scratch;
 use crate::threads::Pool;
+use integers::Places;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{Factors, Int8, Q4_0, Q4_1, Q8_0, Tile};
-
-/// Below so many features in all rows, waking threads costs more than they save.
-const FEATURES_A_TASK: usize = 4096;
-/// A row ends with zeros up to a multiple of this, where it is one group.
-const INT8_FEATURES: usize = 64;
+use tile::{Factors, INT8_CHUNK, Int8, Q4_0, Q4_1, Q8_0, SIDE, Tile};
 
 /// Features of a group of a matrix with so many inputs, zeros at the end included.
 fn group_features(format: Quantised, in_features: usize) -> usize {
-    if format == Quantised::Int8 { in_features.next_multiple_of(INT8_FEATURES) } else { GROUP }
+    if format == Quantised::Int8 { in_features.next_multiple_of(INT8_CHUNK) } else { GROUP }
 }
 
 /// Input rows as integers, each group with what its product is to be scaled with.
@@ -40,12 +38,11 @@ pub(super) struct Rows {
     in_features: usize,
     /// [rows, `in_features`]
     x: *const u8,
-    num_rows: usize,
+    count: usize,
     group_features: usize,
     num_groups: usize,
-    /// [rows, groups, `group_features`]
+    /// As `Tile` has them.
     integers: *mut i8,
-    /// [rows, groups]
     factors: *mut Factors,
 }
 
@@ -65,16 +62,17 @@ impl Rows {
     ) -> Self {
         let group_features = group_features(format, linear.in_features);
         let num_groups = linear.in_features.div_ceil(group_features);
-        // A tile of AMX is read whole, even where it has fewer rows.
-        let integer_bytes = num_rows.next_multiple_of(16) * num_groups * group_features;
-        let memory = scratch.bytes(integer_bytes + num_rows * num_groups * size_of::<Factors>());
+        // A tile of AMX is read whole, with its factors, even where it has fewer rows.
+        let whole_rows = num_rows.next_multiple_of(SIDE);
+        let integer_bytes = whole_rows * num_groups * group_features;
+        let memory = scratch.bytes(integer_bytes + whole_rows * num_groups * size_of::<Factors>());
         let (integers, factors) = memory.split_at_mut(integer_bytes);
         Self {
             format,
             element: linear.element,
             in_features: linear.in_features,
             x,
-            num_rows,
+            count: num_rows,
             group_features,
             num_groups,
             integers: integers.as_mut_ptr().cast(),
@@ -84,7 +82,7 @@ impl Rows {
 
     /// How many of the rows fill so many bytes.
     pub(super) fn at_once(&self, bytes: usize) -> usize {
-        (bytes / (self.num_groups * self.group_features)).next_multiple_of(32)
+        (bytes / (self.num_groups * self.group_features)).max(1)
     }
 
     /// Fill the rows, in the calling thread where they are few.
@@ -93,11 +91,17 @@ impl Rows {
     ///
     /// x has as many rows, and their room is still theirs; this machine has `isa`.
     pub(super) unsafe fn quantise(&self, isa: Isa, pool: &mut Pool) {
-        let num_tasks = (self.num_rows * self.in_features).div_ceil(FEATURES_A_TASK).min(self.num_rows);
-        pool.run(num_tasks, &|task| {
-            for row in equal_part(0..self.num_rows, task, num_tasks) {
+        pool.run(self.count.div_ceil(SIDE), &|side| {
+            for row in side * SIDE..self.count.min((side + 1) * SIDE) {
                 // SAFETY: as the caller promises.
                 unsafe { self.quantise_row(row, isa) };
+            }
+            // A tile of AMX is computed whole: what anyone left there may be numbers that are slow to compute with.
+            for row in self.count.max(side * SIDE)..(side + 1) * SIDE {
+                for group in 0..self.num_groups {
+                    // SAFETY: as the caller promises: there is room for whole tiles.
+                    unsafe { self.factors_of(row).add(group * SIDE).write(Factors::default()) };
+                }
             }
         });
     }
@@ -107,19 +111,20 @@ impl Rows {
     /// # Safety
     ///
     /// The rows have been quantised, the part's panel is of this format and has their features, and nothing else
-    /// touches the output, which begins at row 0; this machine has `isa`.
-    pub(super) unsafe fn multiply(&self, isa: Isa, part: Part, output: Output) {
-        let (stride, first) = (self.num_groups * self.group_features, part.rows.start);
+    /// touches the output, which begins at row 0; the part begins at a multiple of `SIDE`; this machine has `isa`.
+    pub(super) unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output) {
+        let first = part.rows.start;
+        debug_assert!(first.is_multiple_of(SIDE));
         // SAFETY: as the caller promises.
         unsafe {
             let tile = Tile {
                 rows: part.rows.len(),
-                integers: self.integers.add(first * stride),
+                integers: self.integers.add(first * self.num_groups * self.group_features),
                 factors: self.factors.add(first * self.num_groups),
                 num_groups: self.num_groups,
                 group_features: self.group_features,
                 weights: part.panel,
-                output: output.from_row(first),
+                output: output.rows_from(first),
             };
             match self.format {
                 Quantised::Int8 => tile.multiply::<Int8>(isa),
@@ -134,22 +139,28 @@ impl Rows {
     ///
     /// As for `quantise`; no other thread has the row.
     unsafe fn quantise_row(&self, row: usize, isa: Isa) {
-        let (x_bytes, stride) = (self.in_features * self.element.bytes(), self.num_groups * self.group_features);
+        let x_bytes = self.in_features * self.element.bytes();
         // SAFETY: as the caller promises.
-        let (x, integers, factors) = unsafe {
-            (
-                std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes),
-                std::slice::from_raw_parts_mut(self.integers.add(row * stride), stride),
-                std::slice::from_raw_parts_mut(self.factors.add(row * self.num_groups), self.num_groups),
-            )
-        };
-        let mut factors = factors.iter_mut();
-        // SAFETY: as the caller promises.
+        let x = unsafe { std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes) };
+        let (side, within) = (row / SIDE * SIDE, row % SIDE);
+        let chunk = self.group_features.min(INT8_CHUNK);
+        // SAFETY: as the caller promises: a row has factors for each of its groups.
         unsafe {
-            integers::quantise(isa, self.element, x, self.group_features, integers, |scale, sum| {
-                let factors = factors.next().expect("a row has factors for each of its groups");
-                *factors = Factors::new(scale, sum, self.format.offset());
+            let first = self.integers.add(side * self.num_groups * self.group_features + within * chunk);
+            let mut factors = self.factors_of(row);
+            let places = Places { first, chunk, stride: SIDE * chunk };
+            integers::quantise(isa, self.element, x, self.group_features, places, |scale, sum| {
+                factors.write(Factors::new(scale, sum, self.format.offset()));
+                factors = factors.wrapping_add(SIDE);
             });
         }
+    }
+
+    /// # Safety
+    ///
+    /// There is room for the row.
+    unsafe fn factors_of(&self, row: usize) -> *mut Factors {
+        // SAFETY: as the caller promises.
+        unsafe { self.factors.add(row / SIDE * SIDE * self.num_groups + row % SIDE) }
     }
 }

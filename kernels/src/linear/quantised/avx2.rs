@@ -8,8 +8,8 @@ use std::arch::x86_64::{
 };
 
 use super::tile::{STEP_BYTES, STEP_FEATURES, Tile, Weights};
+use crate::linear::for_rows;
 use crate::linear::output::PANEL;
-use crate::linear::{equal_parts, for_rows};
 
 /// # Safety
 ///
@@ -17,10 +17,8 @@ use crate::linear::{equal_parts, for_rows};
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // Two products and two sums a row, of half of the panel at a time, among 16 registers.
     let kernels: [unsafe fn(&Tile); 2] = for_rows!(rows<W>: 1 2);
-    for part in equal_parts(0..tile.rows, kernels.len()) {
-        // SAFETY: as the caller promises.
-        unsafe { kernels[part.len() - 1](&tile.part(part.start, part.len())) };
-    }
+    // SAFETY: as the caller promises.
+    unsafe { tile.parts::<W>(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
 /// # Safety
@@ -61,20 +59,20 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, column: usize) 
     // SAFETY: as the caller promises.
     unsafe {
         for group in 0..num_groups {
-            let first = group * tile.group_features;
-            let factors: [_; ROWS] = std::array::from_fn(|row| tile.factors(row, group));
+            let factors = tile.factors(group);
+            let factors: [_; ROWS] = std::array::from_fn(|row| factors.add(row).read());
             let mut products = factors.map(|factors| [_mm256_set1_epi32(factors.start); 2]);
-            if W::NIBBLES {
-                let half = tile.group_features / 2;
-                for feature in (0..half).step_by(STEP_FEATURES) {
+            for chunk in 0..tile.chunks_a_group::<W>() {
+                let x = tile.chunk::<W>(group + chunk);
+                let x = |row: usize, step: usize| x.add(row * W::CHUNK).cast::<i32>().add(step).read_unaligned();
+                for step in 0..W::CHUNK / STEP_FEATURES / if W::NIBBLES { 2 } else { 1 } {
                     let bytes = next_vectors(&mut weights, column);
-                    add_dots(&mut products, low_nibbles(bytes), |row| tile.step(row, first + feature));
-                    add_dots(&mut products, high_nibbles(bytes), |row| tile.step(row, first + half + feature));
-                }
-            } else {
-                for feature in (0..tile.group_features).step_by(STEP_FEATURES) {
-                    let bytes = next_vectors(&mut weights, column);
-                    add_dots(&mut products, bytes, |row| tile.step(row, first + feature));
+                    if W::NIBBLES {
+                        add_dots(&mut products, low_nibbles(bytes), |row| x(row, step));
+                        add_dots(&mut products, high_nibbles(bytes), |row| x(row, step + W::CHUNK / STEP_FEATURES / 2));
+                    } else {
+                        add_dots(&mut products, bytes, |row| x(row, step));
+                    }
                 }
             }
             let scales = if W::ONE_GROUP { floats(weights, column) } else { next_half_floats(&mut weights, column) };

@@ -3,12 +3,12 @@
 use std::arch::x86_64::{
     __m256i, __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512, _mm512_cvtepi32_ps,
     _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
-    _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16,
 };
 
 use super::tile::{STEP_BYTES, STEP_FEATURES, Tile, Weights};
+use crate::linear::for_rows;
 use crate::linear::output::PANEL;
-use crate::linear::{equal_parts, for_rows};
 
 /// How far ahead of the integers in use memory is asked for more.
 const AHEAD: usize = 2048;
@@ -21,16 +21,14 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     let few: [unsafe fn(&Tile); 6] = for_rows!(rows<W>: 1 2 3 4 5 6);
     let many: [unsafe fn(&Tile); 12] = for_rows!(rows<W>: 1 2 3 4 5 6 7 8 9 10 11 12);
     let kernels: &[unsafe fn(&Tile)] = if W::ONE_GROUP { &many } else { &few };
-    for part in equal_parts(0..tile.rows, kernels.len()) {
-        // SAFETY: as the caller promises.
-        unsafe { kernels[part.len() - 1](&tile.part(part.start, part.len())) };
-    }
+    // SAFETY: as the caller promises.
+    unsafe { tile.parts::<W>(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
 /// # Safety
 ///
 /// As for `Tile::multiply`.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     let mut weights = tile.weights;
@@ -38,20 +36,20 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
         for group in 0..num_groups {
-            let first = group * tile.group_features;
-            let factors: [_; ROWS] = std::array::from_fn(|row| tile.factors(row, group));
+            let factors = tile.factors(group);
+            let factors: [_; ROWS] = std::array::from_fn(|row| factors.add(row).read());
             let mut products = factors.map(|factors| [_mm512_set1_epi32(factors.start); 2]);
-            if W::NIBBLES {
-                let half = tile.group_features / 2;
-                for feature in (0..half).step_by(STEP_FEATURES) {
+            for chunk in 0..tile.chunks_a_group::<W>() {
+                let x = tile.chunk::<W>(group + chunk);
+                let x = |row: usize, step: usize| x.add(row * W::CHUNK).cast::<i32>().add(step).read_unaligned();
+                for step in 0..W::CHUNK / STEP_FEATURES / if W::NIBBLES { 2 } else { 1 } {
                     let bytes = next_vectors(&mut weights);
-                    add_dots(&mut products, low_nibbles(bytes), |row| tile.step(row, first + feature));
-                    add_dots(&mut products, high_nibbles(bytes), |row| tile.step(row, first + half + feature));
-                }
-            } else {
-                for feature in (0..tile.group_features).step_by(STEP_FEATURES) {
-                    let bytes = next_vectors(&mut weights);
-                    add_dots(&mut products, bytes, |row| tile.step(row, first + feature));
+                    if W::NIBBLES {
+                        add_dots(&mut products, low_nibbles(bytes), |row| x(row, step));
+                        add_dots(&mut products, high_nibbles(bytes), |row| x(row, step + W::CHUNK / STEP_FEATURES / 2));
+                    } else {
+                        add_dots(&mut products, bytes, |row| x(row, step));
+                    }
                 }
             }
             let scales = if W::ONE_GROUP { floats(weights) } else { next_half_floats(&mut weights) };
@@ -73,7 +71,8 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
             }
         }
         for (row, sums) in sums.into_iter().enumerate() {
-            tile.output.store(row, &array(sums));
+            tile.output.store_avx512(row, 0, sums[0]);
+            tile.output.store_avx512(row, 16, sums[1]);
         }
     }
 }
@@ -140,17 +139,4 @@ unsafe fn next_half_floats(weights: &mut *const u8) -> [__m512; 2] {
         [_mm256_loadu_si256(here.cast()), _mm256_loadu_si256(here.add(32).cast())]
     };
     [_mm512_cvtph_ps(first), _mm512_cvtph_ps(second)]
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn array(sums: [__m512; 2]) -> [f32; PANEL] {
-    let mut array = [0.0; PANEL];
-    let (first, second) = array.split_at_mut(16);
-    // SAFETY: each half has 16 places.
-    unsafe {
-        _mm512_storeu_ps(first.as_mut_ptr(), sums[0]);
-        _mm512_storeu_ps(second.as_mut_ptr(), sums[1]);
-    }
-    array
 }

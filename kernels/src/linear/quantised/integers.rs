@@ -7,110 +7,142 @@ const LARGEST: f32 = 127.0;
 /// Below it everything is 0: its inverse would not be finite. 2⁻¹⁰⁰.
 const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
 
-/// Write `integers`, zeros behind the last element, and tell each group's scale and sum of integers.
+/// Where integers go: a chunk of them, then, `stride` after its start, the next.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub(super) first: *mut i8,
+    pub(super) chunk: usize,
+    pub(super) stride: usize,
+}
+
+/// Write integers, zeros behind the last up to the end of its chunk, and tell each group's scale and sum of integers.
 ///
 /// An integer is `element × (127 / largest magnitude)` to the nearest, to even where two are equally near; the scale is
-/// `largest magnitude / 127`, and not a number where an element is not finite. `integers` are whole groups.
+/// `largest magnitude / 127`, and not a number where an element is not finite.
 ///
 /// # Safety
 ///
-/// This machine has `isa`.
+/// There are places for all elements, and nothing else touches them; groups are whole chunks; this machine has `isa`.
 pub(super) unsafe fn quantise(
     isa: Isa,
     element: Element,
     elements: &[u8],
     group_features: usize,
-    integers: &mut [i8],
+    places: Places,
     group: impl FnMut(f32, i32),
 ) {
     match isa {
         // SAFETY: as the caller promises.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe {
-            quantise_avx512(element, elements, group_features, integers, group);
+            quantise_avx512(element, elements, group_features, places, group);
         },
         // SAFETY: as the caller promises.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { quantise_avx2(element, elements, group_features, integers, group) },
-        _ => quantise_portable(element, elements, group_features, integers, group),
+        Isa::Avx2 => unsafe { quantise_avx2(element, elements, group_features, places, group) },
+        // SAFETY: as the caller promises.
+        _ => unsafe { quantise_portable(element, elements, group_features, places, group) },
     }
 }
 
 /// The portable form, compiled for AVX-512.
+///
+/// # Safety
+///
+/// As for `quantise`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn quantise_avx512(
+unsafe fn quantise_avx512(
     element: Element,
     elements: &[u8],
     group_features: usize,
-    integers: &mut [i8],
+    places: Places,
     group: impl FnMut(f32, i32),
 ) {
-    quantise_portable(element, elements, group_features, integers, group);
+    // SAFETY: as the caller promises.
+    unsafe { quantise_portable(element, elements, group_features, places, group) };
 }
 
 /// The portable form, compiled for AVX2.
+///
+/// # Safety
+///
+/// As for `quantise`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn quantise_avx2(
+unsafe fn quantise_avx2(
     element: Element,
     elements: &[u8],
     group_features: usize,
-    integers: &mut [i8],
+    places: Places,
     group: impl FnMut(f32, i32),
 ) {
-    quantise_portable(element, elements, group_features, integers, group);
+    // SAFETY: as the caller promises.
+    unsafe { quantise_portable(element, elements, group_features, places, group) };
 }
 
+/// # Safety
+///
+/// As for `quantise`.
 #[inline(always)] // so that it is compiled anew for each instruction set
 #[expect(clippy::inline_always, reason = "see above")]
-fn quantise_portable(
+unsafe fn quantise_portable(
     element: Element,
     elements: &[u8],
     group_features: usize,
-    integers: &mut [i8],
+    places: Places,
     group: impl FnMut(f32, i32),
 ) {
-    match element {
-        Element::Float32 => {
-            quantise_groups(elements.as_chunks().0, f32::from_ne_bytes, group_features, integers, group);
-        }
-        Element::Bfloat16 => {
-            let widen = |bytes| from_bfloat16(u16::from_ne_bytes(bytes));
-            quantise_groups(elements.as_chunks().0, widen, group_features, integers, group);
+    // SAFETY: as the caller promises.
+    unsafe {
+        match element {
+            Element::Float32 => {
+                quantise_groups(elements.as_chunks().0, f32::from_ne_bytes, group_features, places, group);
+            }
+            Element::Bfloat16 => {
+                let widen = |bytes| from_bfloat16(u16::from_ne_bytes(bytes));
+                quantise_groups(elements.as_chunks().0, widen, group_features, places, group);
+            }
         }
     }
 }
 
+/// # Safety
+///
+/// As for `quantise`.
 #[inline(always)] // as above
 #[expect(clippy::inline_always, reason = "see above")]
-fn quantise_groups<const BYTES: usize>(
+unsafe fn quantise_groups<const BYTES: usize>(
     elements: &[[u8; BYTES]],
     widen: impl Fn([u8; BYTES]) -> f32,
     group_features: usize,
-    integers: &mut [i8],
+    mut places: Places,
     mut group: impl FnMut(f32, i32),
 ) {
-    for (elements, integers) in elements.chunks(group_features).zip(integers.chunks_exact_mut(group_features)) {
+    for elements in elements.chunks(group_features) {
         // Magnitudes are ordered as their bits are, with what is not finite above all others.
         let bits = elements.iter().map(|&bytes| widen(bytes).to_bits() & 0x7fff_ffff).fold(0, u32::max);
         let largest = f32::from_bits(bits);
         let inverse = if largest >= SMALLEST { LARGEST / largest } else { 0.0 };
-        let (filled, rest) = integers.split_at_mut(elements.len());
         let mut sum = 0;
-        for (integer, &bytes) in filled.iter_mut().zip(elements) {
-            *integer = nearest(widen(bytes) * inverse);
-            sum += i32::from(*integer);
+        for elements in elements.chunks(places.chunk) {
+            // SAFETY: as the caller promises: this chunk's places.
+            let integers = unsafe { std::slice::from_raw_parts_mut(places.first, places.chunk) };
+            places.first = places.first.wrapping_add(places.stride);
+            let (filled, rest) = integers.split_at_mut(elements.len());
+            for (integer, &bytes) in filled.iter_mut().zip(elements) {
+                *integer = nearest(widen(bytes) * inverse);
+                sum += i32::from(*integer);
+            }
+            rest.fill(0);
         }
-        rest.fill(0);
         let scale = if largest < SMALLEST { 0.0 } else { largest / LARGEST };
         group(if largest.is_finite() { scale } else { f32::NAN }, sum);
     }
 }
 
 /// The nearest integer: behind so large a number there is no room for a fraction.
-#[inline(always)] // as above
-#[expect(clippy::inline_always, reason = "see above")]
+#[inline]
 fn nearest(value: f32) -> i8 {
     const ROUNDER: f32 = 12_582_912.0; // 1.5 × 2²³
     (value + ROUNDER).to_bits() as i8
@@ -122,11 +154,13 @@ mod tests {
 
     fn quantised(isa: Isa, elements: &[f32], group_features: usize) -> (Vec<i8>, Vec<(u32, i32)>) {
         let bytes: Vec<u8> = elements.iter().flat_map(|element| element.to_ne_bytes()).collect();
-        let mut integers = vec![99; elements.len().next_multiple_of(group_features)];
+        let chunk = group_features / 2;
+        let mut integers = vec![99; elements.len().next_multiple_of(chunk)];
         let mut groups = Vec::new();
-        // SAFETY: the instructions are available ones.
+        let places = Places { first: integers.as_mut_ptr(), chunk, stride: chunk };
+        // SAFETY: all chunks have their places, and the instructions are available ones.
         unsafe {
-            quantise(isa, Element::Float32, &bytes, group_features, &mut integers, |scale, sum| {
+            quantise(isa, Element::Float32, &bytes, group_features, places, |scale, sum| {
                 groups.push((scale.to_bits(), sum));
             });
         }
@@ -137,7 +171,7 @@ mod tests {
     fn the_largest_becomes_127_and_halves_go_to_even() {
         for isa in Isa::available() {
             let (integers, groups) = quantised(isa, &[-254.0, 3.0, 5.0, -1.0, 0.0, 0.0, 1e-32, 3.0, 3.0], 4);
-            assert_eq!(integers, [-127, 2, 2, 0, 0, 0, 0, 127, 127, 0, 0, 0]);
+            assert_eq!(integers, [-127, 2, 2, 0, 0, 0, 0, 127, 127, 0]);
             let expected = [(2.0_f32, -123), (3.0 / 127.0, 127), (3.0 / 127.0, 127)];
             assert_eq!(groups, expected.map(|(scale, sum)| (scale.to_bits(), sum)));
         }

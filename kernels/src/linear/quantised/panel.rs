@@ -4,7 +4,8 @@
 //! adding the format's offset. Where they have 4 bits, a byte has those of a step in its low half, and those of the step
 //! half a group later in its high half, as GGUF has them.
 
-use super::tile::STEP_FEATURES;
+use super::integers::Places;
+use super::tile::{INT8_CHUNK, STEP_FEATURES};
 use super::{group_features, integers};
 use crate::isa::Isa;
 use crate::linear::Linear;
@@ -101,9 +102,10 @@ impl Layout {
     fn pack_floats(&self, element: Element, row: &[u8], column: usize, panel: &mut [u8]) {
         let mut integers = vec![0; self.group_features];
         let mut row_scale = 0.0_f32;
-        // SAFETY: this machine has its best.
+        let places = Places { first: integers.as_mut_ptr(), chunk: INT8_CHUNK, stride: INT8_CHUNK };
+        // SAFETY: the row is one group of whole chunks, and this machine has its best.
         unsafe {
-            integers::quantise(Isa::best(), element, row, self.group_features, &mut integers, |scale, _| {
+            integers::quantise(Isa::best(), element, row, self.group_features, places, |scale, _| {
                 row_scale = scale;
             });
         }

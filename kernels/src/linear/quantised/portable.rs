@@ -8,51 +8,53 @@ use crate::linear::output::PANEL;
 ///
 /// As for `Tile::multiply`.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    for row in 0..tile.rows {
-        let mut sums = [0.0; PANEL];
-        let mut weights = tile.weights;
-        for group in 0..tile.num_groups {
-            // SAFETY: as the caller promises.
-            unsafe { weights = add_group::<W>(tile, row, group, weights, &mut sums) };
+    // SAFETY: as the caller promises.
+    unsafe {
+        for row in tile.parts::<W>(1) {
+            let mut sums = [0.0; PANEL];
+            let mut weights = row.weights;
+            for group in 0..row.num_groups {
+                weights = add_group::<W>(&row, group, weights, &mut sums);
+            }
+            row.output.store(0, &sums);
         }
-        // SAFETY: as the caller promises.
-        unsafe { tile.output.store(row, &sums) };
     }
 }
 
 /// # Safety
 ///
-/// As for `Tile::multiply`; `weights` is the group's, and what comes back the next one's.
+/// As for `Tile::multiply`, with one row; `weights` is the group's, and what comes back the next one's.
 unsafe fn add_group<W: Weights>(
-    tile: &Tile,
-    row: usize,
+    row: &Tile,
     group: usize,
     mut weights: *const u8,
     sums: &mut [f32; PANEL],
 ) -> *const u8 {
-    let first = group * tile.group_features;
+    let chunks = row.chunks_a_group::<W>();
     // SAFETY: as the caller promises.
-    let factors = unsafe { tile.factors(row, group) };
+    let factors = unsafe { row.factors(group).read() };
     let mut products = [factors.start; PANEL];
-    // SAFETY: as the caller promises.
-    let step = |feature: usize| unsafe { tile.step(row, first + feature) }.to_ne_bytes().map(u8::cast_signed);
-    if W::NIBBLES {
-        let half = tile.group_features / 2;
-        for feature in (0..half).step_by(STEP_FEATURES) {
-            // SAFETY: as the caller promises.
-            let cells = unsafe { weights.cast::<[u8; STEP_BYTES]>().read() };
-            add_dots(&mut products, cells.map(|byte| byte & 0xf), step(feature));
-            add_dots(&mut products, cells.map(|byte| byte >> 4), step(half + feature));
-            // SAFETY: as the caller promises.
-            weights = unsafe { weights.add(STEP_BYTES) };
-        }
-    } else {
-        for feature in (0..tile.group_features).step_by(STEP_FEATURES) {
-            // SAFETY: as the caller promises.
-            let cells = unsafe { weights.cast::<[u8; STEP_BYTES]>().read() };
-            add_dots(&mut products, cells, step(feature));
-            // SAFETY: as the caller promises.
-            weights = unsafe { weights.add(STEP_BYTES) };
+    for chunk in group * chunks..(group + 1) * chunks {
+        // SAFETY: as the caller promises.
+        let x = unsafe { std::slice::from_raw_parts(row.chunk::<W>(chunk), W::CHUNK) };
+        let steps = x.as_chunks::<STEP_FEATURES>().0;
+        // SAFETY: as the caller promises, for as many steps as there are.
+        let mut next = || unsafe {
+            let cells = weights.cast::<[u8; STEP_BYTES]>().read();
+            weights = weights.add(STEP_BYTES);
+            cells
+        };
+        if W::NIBBLES {
+            let (lows, highs) = steps.split_at(steps.len() / 2);
+            for (low, high) in lows.iter().zip(highs) {
+                let cells = next();
+                add_dots(&mut products, cells.map(|byte| byte & 0xf), *low);
+                add_dots(&mut products, cells.map(|byte| byte >> 4), *high);
+            }
+        } else {
+            for step in steps {
+                add_dots(&mut products, next(), *step);
+            }
         }
     }
     // SAFETY: as the caller promises.

@@ -2,10 +2,14 @@
 
 use super::portable;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use crate::isa::Isa;
+use crate::linear::equal_parts;
+use crate::linear::format::GROUP;
 use crate::linear::output::{Output, PANEL};
 
+/// Rows that lie side by side: a tile of AMX.
+pub(super) const SIDE: usize = 16;
 /// Features that lie side by side in a panel.
 pub(super) const STEP_FEATURES: usize = 4;
 /// Bytes of a step's integers, of 8 bits each.
@@ -18,7 +22,12 @@ pub(super) trait Weights {
     /// A row is one group; its scale is a float32.
     const ONE_GROUP: bool;
     const HAS_MIN: bool;
+    /// Features of a row that lie side by side.
+    const CHUNK: usize = if Self::ONE_GROUP { INT8_CHUNK } else { GROUP };
 }
+
+/// The deepest tile of AMX.
+pub(super) const INT8_CHUNK: usize = 64;
 
 macro_rules! weights {
     ($name:ident: $nibbles:literal $one_group:literal $has_min:literal) => {
@@ -38,7 +47,7 @@ weights!(Q4_0: true false false);
 weights!(Q4_1: true false true);
 
 /// What the product of a group of an input row is scaled with.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Factors {
     pub(super) scale: f32,
@@ -57,9 +66,9 @@ impl Factors {
 
 pub(super) struct Tile {
     pub(super) rows: usize,
-    /// [rows, `num_groups`, `group_features`]
+    /// [rows / `SIDE`, features / chunk, `SIDE`, chunk]: what a tile of AMX takes lies in one piece.
     pub(super) integers: *const i8,
-    /// [rows, `num_groups`]
+    /// [rows / `SIDE`, `num_groups`, `SIDE`]
     pub(super) factors: *const Factors,
     /// 1 where the format has one group.
     pub(super) num_groups: usize,
@@ -73,14 +82,16 @@ pub(super) struct Tile {
 impl Tile {
     /// # Safety
     ///
-    /// Every row, group and column that the tile names is there, the panel is of this format, nothing else touches the
-    /// output, and this machine has `isa`.
+    /// Every row, group and column that the tile names is there, the rows up to a multiple of `SIDE` can be read, the
+    /// panel is of this format, nothing else touches the output, and this machine has `isa`.
     pub(super) unsafe fn multiply<W: Weights>(&self, isa: Isa) {
         // SAFETY: as the caller promises.
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => avx512::multiply::<W>(self),
+                Isa::Amx => amx::multiply::<W>(self),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 | Isa::Avx512Bf16 => avx512::multiply::<W>(self),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => avx2::multiply::<W>(self),
                 _ => portable::multiply::<W>(self),
@@ -88,45 +99,63 @@ impl Tile {
         }
     }
 
-    /// The next features of a row, from `feature` on.
+    /// Where a chunk of the first row lies; the same chunk of the next `SIDE - 1` rows is behind it.
     ///
     /// # Safety
     ///
-    /// As for `multiply`; the row has them.
+    /// As for `multiply`; the rows have the chunk.
     #[inline]
-    pub(super) unsafe fn step(&self, row: usize, feature: usize) -> i32 {
+    pub(super) unsafe fn chunk<W: Weights>(&self, chunk: usize) -> *const i8 {
         // SAFETY: as the caller promises.
-        unsafe { self.integers.add(row * self.row_features() + feature).cast::<i32>().read_unaligned() }
+        unsafe { self.integers.add(chunk * SIDE * W::CHUNK) }
     }
 
+    /// Where a group's factors of the first row lie; those of the next `SIDE - 1` rows are behind it.
+    ///
     /// # Safety
     ///
-    /// As for `multiply`; the row has the group.
+    /// As for `multiply`; the rows have the group.
     #[inline]
-    pub(super) unsafe fn factors(&self, row: usize, group: usize) -> Factors {
+    pub(super) unsafe fn factors(&self, group: usize) -> *const Factors {
         // SAFETY: as the caller promises.
-        unsafe { self.factors.add(row * self.num_groups + group).read() }
+        unsafe { self.factors.add(group * SIDE) }
     }
 
+    /// How many chunks a group has.
     #[inline]
-    pub(super) fn row_features(&self) -> usize {
-        self.num_groups * self.group_features
+    pub(super) fn chunks_a_group<W: Weights>(&self) -> usize {
+        if W::ONE_GROUP { self.group_features / W::CHUNK } else { 1 }
+    }
+
+    /// The rows in parts of at most `largest`, none of which has rows on both sides of a multiple of `SIDE`.
+    ///
+    /// # Safety
+    ///
+    /// As for `multiply`.
+    #[inline]
+    pub(super) unsafe fn parts<W: Weights>(&self, largest: usize) -> impl Iterator<Item = Self> {
+        (0..self.rows).step_by(SIDE).flat_map(move |side| {
+            let rows = equal_parts(side..self.rows.min(side + SIDE), largest);
+            // SAFETY: as the caller promises; these are rows of the tile.
+            rows.map(|rows| unsafe { self.part::<W>(rows.start, rows.len()) })
+        })
     }
 
     /// The rows from `start` on, `rows` of them.
     ///
     /// # Safety
     ///
-    /// The tile has them.
+    /// As for `multiply`; the tile has them.
     #[inline]
-    pub(super) unsafe fn part(&self, start: usize, rows: usize) -> Self {
+    pub(super) unsafe fn part<W: Weights>(&self, start: usize, rows: usize) -> Self {
+        let (side, within) = (start / SIDE * SIDE, start % SIDE);
         // SAFETY: as the caller promises.
         unsafe {
             Self {
                 rows,
-                integers: self.integers.add(start * self.row_features()),
-                factors: self.factors.add(start * self.num_groups),
-                output: self.output.from_row(start),
+                integers: self.integers.add(side * self.num_groups * self.group_features + within * W::CHUNK),
+                factors: self.factors.add(side * self.num_groups + within),
+                output: self.output.rows_from(start),
                 ..*self
             }
         }

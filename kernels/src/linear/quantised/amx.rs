@@ -1,0 +1,351 @@
+//! The micro-kernels in AMX: products of 16 rows and 16 columns at once, for rows enough to be worth it.
+//!
+//! Rust has no stable intrinsics for tiles. The compiler never uses them, so each keeps what it holds from one `asm!` to
+//! the next; this file uses 0 to 3 for products, 4 and 5 for rows, 6 and 7 for columns.
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m512, __m512i, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
+    _mm512_fmadd_ps, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16, _mm512_store_si512, _mm512_sub_epi8,
+    _mm512_xor_si512,
+};
+use std::cell::RefCell;
+
+use super::tile::{INT8_CHUNK, SIDE, STEP_BYTES, Tile, Weights};
+use crate::linear::format::GROUP;
+use crate::linear::output::PANEL;
+use crate::scratch::Scratch;
+
+/// Bytes of a group's integers, of 8 bits each, in half of a panel.
+const HALF_GROUP_BYTES: usize = GROUP * SIDE;
+
+/// Below so many rows the vectors are faster.
+const LEAST_ROWS: usize = 4;
+const LEAST_ROWS_BY_GROUPS: usize = 33;
+
+/// # Safety
+///
+/// As for `Tile::multiply`; so many whole tiles of rows can be read.
+pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
+    let least = if W::ONE_GROUP { LEAST_ROWS } else { LEAST_ROWS_BY_GROUPS };
+    // SAFETY: as the caller promises.
+    unsafe {
+        if tile.rows < least {
+            super::avx512::multiply::<W>(tile);
+        } else if W::ONE_GROUP {
+            one_group::<W>(tile);
+        } else {
+            by_groups::<W>(tile);
+        }
+    }
+}
+
+/// What `ldtilecfg` reads: the sizes of the eight tiles.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    reserved: [u8; 15],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Configuration {
+    /// For integers of so many features.
+    const fn of_depth(depth: usize) -> Self {
+        let (x_bytes, y_rows) = (depth as u16, (depth / 4) as u8);
+        Self {
+            palette: 1,
+            reserved: [0; 15],
+            row_bytes: [64, 64, 64, 64, x_bytes, x_bytes, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+            rows: [16, 16, 16, 16, 16, 16, y_rows, y_rows, 0, 0, 0, 0, 0, 0, 0, 0],
+        }
+    }
+}
+
+/// Tiles are this thread's until this is dropped; then their state is no longer saved when threads change.
+struct Tiles;
+
+impl Tiles {
+    /// # Safety
+    ///
+    /// This process may use AMX.
+    unsafe fn configure(configuration: &Configuration) -> Self {
+        // SAFETY: as the caller promises; the configuration is a valid one.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, readonly, preserves_flags)) };
+        Self
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: this was configured, so AMX is there.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}
+
+/// The tile becomes zeros.
+macro_rules! zero {
+    ($tile:literal) => {
+        asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags))
+    };
+}
+
+/// The tile becomes what is at `$from`, its rows `$stride` bytes apart.
+macro_rules! load {
+    ($tile:literal, $from:expr, $stride:expr) => {
+        asm!(
+            concat!("tileloadd tmm", $tile, ", [{from} + {stride} * 1]"),
+            from = in(reg) $from, stride = in(reg) $stride, options(nostack, readonly, preserves_flags)
+        )
+    };
+}
+
+/// Write the tile to `$to`, its rows `$stride` bytes apart.
+macro_rules! store {
+    ($tile:literal, $to:expr, $stride:expr) => {
+        asm!(
+            concat!("tilestored [{to} + {stride} * 1], tmm", $tile),
+            to = in(reg) $to, stride = in(reg) $stride, options(nostack, preserves_flags)
+        )
+    };
+}
+
+/// Add to the products those of two tiles, by an instruction that says which of them has signs.
+macro_rules! add_dots {
+    ($instruction:literal, $products:literal, $rows:literal, $columns:literal) => {
+        asm!(
+            concat!($instruction, " tmm", $products, ", tmm", $rows, ", tmm", $columns),
+            options(nostack, nomem, preserves_flags)
+        )
+    };
+}
+
+/// # Safety
+///
+/// As for `multiply`.
+unsafe fn one_group<W: Weights>(tile: &Tile) {
+    const CONFIGURATION: Configuration = Configuration::of_depth(INT8_CHUNK);
+    // SAFETY: as the caller promises.
+    unsafe {
+        let _tiles = Tiles::configure(&CONFIGURATION);
+        for start in (0..tile.rows).step_by(2 * SIDE) {
+            one_group_part::<W>(&tile.part::<W>(start, (tile.rows - start).min(2 * SIDE)));
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `multiply`, with at most twice `SIDE` rows; the tiles are configured.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn one_group_part<W: Weights>(tile: &Tile) {
+    let mut products = [const { Products([[0; SIDE]; SIDE]) }; 4];
+    let (x_stride, panel_stride) = (INT8_CHUNK, STEP_BYTES);
+    let two = tile.rows > SIDE;
+    // SAFETY: as the caller promises.
+    unsafe {
+        zero!(0);
+        zero!(1);
+        zero!(2);
+        zero!(3);
+        for chunk in 0..tile.chunks_a_group::<W>() {
+            let x = tile.chunk::<W>(chunk);
+            let weights = tile.weights.add(chunk * INT8_CHUNK * PANEL);
+            load!(4, x, x_stride);
+            load!(6, weights, panel_stride);
+            add_dots!("tdpbsud", 0, 4, 6);
+            load!(7, weights.add(STEP_BYTES / 2), panel_stride);
+            add_dots!("tdpbsud", 1, 4, 7);
+            if two {
+                load!(5, x.add(SIDE * tile.group_features), x_stride);
+                add_dots!("tdpbsud", 2, 5, 6);
+                add_dots!("tdpbsud", 3, 5, 7);
+            }
+        }
+        store!(0, &raw mut products[0], SIDE * 4);
+        store!(1, &raw mut products[1], SIDE * 4);
+        if two {
+            store!(2, &raw mut products[2], SIDE * 4);
+            store!(3, &raw mut products[3], SIDE * 4);
+        }
+        let scales = tile.weights.add(tile.group_features * PANEL).cast::<f32>();
+        let scales = [_mm512_loadu_ps(scales), _mm512_loadu_ps(scales.add(SIDE))];
+        for row in 0..tile.rows {
+            let factors = tile.factors(0).add(row).read();
+            for half in 0..2 {
+                let products = &products[row / SIDE * 2 + half].0[row % SIDE];
+                let product =
+                    _mm512_add_epi32(_mm512_load_si512(products.as_ptr().cast()), _mm512_set1_epi32(factors.start));
+                let scale = _mm512_mul_ps(_mm512_set1_ps(factors.scale), scales[half]);
+                let sum = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(product), _mm512_setzero_ps());
+                tile.output.store_avx512(row, half * SIDE, sum);
+            }
+        }
+    }
+}
+
+thread_local! {
+    /// The integers of half of a panel, of 8 bits each and with their signs.
+    static SIGNED: RefCell<Scratch> = RefCell::default();
+}
+
+/// # Safety
+///
+/// As for `multiply`.
+unsafe fn by_groups<W: Weights>(tile: &Tile) {
+    const CONFIGURATION: Configuration = Configuration::of_depth(GROUP);
+    SIGNED.with_borrow_mut(|signed| {
+        let signed = signed.bytes(tile.num_groups * HALF_GROUP_BYTES * 2);
+        // SAFETY: as the caller promises.
+        unsafe {
+            sign::<W>(tile, signed);
+            let _tiles = Tiles::configure(&CONFIGURATION);
+            for part in tile.parts::<W>(SIDE) {
+                half_panel::<W>(&part, signed, 0);
+                half_panel::<W>(&part, signed, 1);
+            }
+        }
+    });
+}
+
+const fn group_bytes<W: Weights>() -> usize {
+    integer_bytes::<W>() + PANEL * if W::HAS_MIN { 4 } else { 2 }
+}
+
+const fn integer_bytes<W: Weights>() -> usize {
+    GROUP * PANEL / if W::NIBBLES { 2 } else { 1 }
+}
+
+/// Write to `signed` each group's integers: those of the first half of the columns, then those of the second.
+///
+/// # Safety
+///
+/// As for `multiply`; `signed` has room, and begins at a cache line.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn sign<W: Weights>(tile: &Tile, signed: &mut [u8]) {
+    let (low_bits, eight, top_bit) = (_mm512_set1_epi8(0xf), _mm512_set1_epi8(8), _mm512_set1_epi8(-128));
+    let nibbles = |bytes: __m512i| {
+        let nibbles = _mm512_and_si512(bytes, low_bits);
+        if W::HAS_MIN { nibbles } else { _mm512_sub_epi8(nibbles, eight) }
+    };
+    let mut weights = tile.weights;
+    for group in signed.chunks_exact_mut(2 * HALF_GROUP_BYTES).take(tile.num_groups) {
+        for half in 0..2 {
+            // SAFETY: as the caller promises: a step of half of a panel is a vector.
+            let vector = |step: usize| unsafe {
+                _mm512_loadu_si512(weights.add(step * STEP_BYTES + half * STEP_BYTES / 2).cast())
+            };
+            let out = group[half * HALF_GROUP_BYTES..].as_mut_ptr();
+            for step in 0..GROUP / 4 {
+                let integers = if !W::NIBBLES {
+                    _mm512_xor_si512(vector(step), top_bit)
+                } else if step < GROUP / 8 {
+                    nibbles(vector(step))
+                } else {
+                    nibbles(_mm512_srli_epi16::<4>(vector(step - GROUP / 8)))
+                };
+                // SAFETY: half a group has room for all of its steps.
+                unsafe { _mm512_store_si512(out.add(step * STEP_BYTES / 2).cast(), integers) };
+            }
+        }
+        // SAFETY: as the caller promises.
+        weights = unsafe { weights.add(group_bytes::<W>()) };
+    }
+}
+
+/// A tile of products, a row after the other.
+#[repr(C, align(64))]
+struct Products([[i32; SIDE]; SIDE]);
+
+/// # Safety
+///
+/// As for `multiply`, with at most `SIDE` rows; the tiles are configured, and `signed` is written.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn half_panel<W: Weights>(tile: &Tile, signed: &[u8], half: usize) {
+    let mut sums = [_mm512_setzero_ps(); SIDE];
+    let mut products = [const { Products([[0; SIDE]; SIDE]) }; 2];
+    // SAFETY: as the caller promises.
+    unsafe {
+        begin_group::<W>(tile, signed, half, 0);
+        begin_group::<W>(tile, signed, half, 1);
+        end_group(0, &mut products[0]);
+        for group in 0..tile.num_groups {
+            end_group(group + 1, &mut products[(group + 1) % 2]);
+            begin_group::<W>(tile, signed, half, group + 2);
+            let products = &products[group % 2];
+            let first = tile.weights.add(group * group_bytes::<W>() + integer_bytes::<W>() + half * SIDE * 2);
+            let scales = half_floats(first);
+            let factors = tile.factors(group);
+            for (row, sum) in sums.iter_mut().enumerate() {
+                let scale = _mm512_mul_ps(_mm512_set1_ps((*factors.add(row)).scale), scales);
+                let product = _mm512_cvtepi32_ps(_mm512_load_si512(products.0[row].as_ptr().cast()));
+                *sum = _mm512_fmadd_ps(scale, product, *sum);
+            }
+            if W::HAS_MIN {
+                let mins = half_floats(first.add(PANEL * 2));
+                for (row, sum) in sums.iter_mut().enumerate() {
+                    *sum = _mm512_fmadd_ps(mins, _mm512_set1_ps((*factors.add(row)).scaled_sum), *sum);
+                }
+            }
+        }
+        for (row, sum) in sums.into_iter().take(tile.rows).enumerate() {
+            tile.output.store_avx512(row, half * SIDE, sum);
+        }
+    }
+}
+
+/// Let the tiles multiply a group, if there is one of this number. The tiles of even and odd groups take turns, so that
+/// vectors add up one group while two are on their way.
+///
+/// # Safety
+///
+/// As for `half_panel`.
+#[inline]
+unsafe fn begin_group<W: Weights>(tile: &Tile, signed: &[u8], half: usize, group: usize) {
+    if group >= tile.num_groups {
+        return;
+    }
+    let columns = signed[(group * 2 + half) * HALF_GROUP_BYTES..].as_ptr();
+    // SAFETY: as the caller promises; the group is there.
+    unsafe {
+        let rows = tile.chunk::<W>(group);
+        if group.is_multiple_of(2) {
+            zero!(0);
+            load!(4, rows, GROUP);
+            load!(6, columns, SIDE * 4);
+            add_dots!("tdpbssd", 0, 4, 6);
+        } else {
+            zero!(1);
+            load!(5, rows, GROUP);
+            load!(7, columns, SIDE * 4);
+            add_dots!("tdpbssd", 1, 5, 7);
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `half_panel`; the group was begun, and none of its parity since.
+#[inline]
+unsafe fn end_group(group: usize, products: &mut Products) {
+    let to = products.0.as_mut_ptr();
+    // SAFETY: as the caller promises.
+    unsafe {
+        if group.is_multiple_of(2) {
+            store!(0, to, SIDE * 4);
+        } else {
+            store!(1, to, SIDE * 4);
+        }
+    }
+}
+
+/// # Safety
+///
+/// The float16 of half a panel are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn half_floats(from: *const u8) -> __m512 {
+    // SAFETY: as the caller promises.
+    _mm512_cvtph_ps(unsafe { _mm256_loadu_si256(from.cast()) })
+}
