@@ -77,10 +77,9 @@ impl Graph {
         if extent.tokens > capacity.tokens || extent.rows > capacity.rows {
             return Err(GraphError::Capacity { wanted: extent, capacity });
         }
-        for op in &self.ops {
+        pool.keep_awake(|pool| {
             // SAFETY: as the caller promises; the extent was checked.
-            unsafe { op.run(extent, isa, pool) }.map_err(GraphError::Index)?;
-        }
-        Ok(())
+            self.ops.iter().try_for_each(|op| unsafe { op.run(extent, isa, pool) }).map_err(GraphError::Index)
+        })
     }
 }

@@ -53,6 +53,19 @@ impl Pool {
         }
         self.shared.run(num_tasks, task);
     }
+
+    /// Do work of many jobs, one soon after the other: no thread goes to sleep before it is done.
+    pub(crate) fn keep_awake<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        struct Rest(Arc<Shared>);
+        impl Drop for Rest {
+            fn drop(&mut self) {
+                self.0.awake.store(false, Ordering::SeqCst);
+            }
+        }
+        self.shared.awake.store(true, Ordering::SeqCst);
+        let _rest = Rest(Arc::clone(&self.shared));
+        work(self)
+    }
 }
 
 impl Drop for Pool {
@@ -76,6 +89,7 @@ struct Shared {
     unfinished: AtomicUsize,
     panicked: AtomicBool,
     closing: AtomicBool,
+    awake: AtomicBool,
     // Sleepers hold the lock from their last look at what they wait for until they sleep.
     sleep: Mutex<()>,
     num_sleeping: AtomicUsize,
@@ -104,7 +118,7 @@ impl Shared {
             self.work_came.notify_all();
         }
         while self.run_one() {}
-        if !spin_until(|| self.unfinished.load(Ordering::SeqCst) == 0) {
+        if !self.spin_until(|| self.unfinished.load(Ordering::SeqCst) == 0) {
             let mut guard = self.lock();
             self.caller_sleeps.store(true, Ordering::SeqCst);
             while self.unfinished.load(Ordering::SeqCst) > 0 {
@@ -118,7 +132,7 @@ impl Shared {
     fn work(&self) {
         let came = || self.unclaimed.load(Ordering::SeqCst) > 0 || self.closing.load(Ordering::SeqCst);
         while !self.closing.load(Ordering::SeqCst) {
-            if self.run_one() || spin_until(came) {
+            if self.run_one() || self.spin_until(came) {
                 continue;
             }
             let mut guard = self.lock();
@@ -148,24 +162,26 @@ impl Shared {
         true
     }
 
+    /// Whether `done` became true within `SPIN`, or however long all are to stay awake.
+    fn spin_until(&self, done: impl Fn() -> bool) -> bool {
+        let mut started = Instant::now();
+        loop {
+            for _ in 0..64 {
+                if done() {
+                    return true;
+                }
+                spin_loop();
+            }
+            if self.awake.load(Ordering::SeqCst) {
+                started = Instant::now();
+            } else if started.elapsed() > SPIN {
+                return false;
+            }
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.sleep.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Whether `done` became true within `SPIN`.
-fn spin_until(done: impl Fn() -> bool) -> bool {
-    let started = Instant::now();
-    loop {
-        for _ in 0..64 {
-            if done() {
-                return true;
-            }
-            spin_loop();
-        }
-        if started.elapsed() > SPIN {
-            return false;
-        }
     }
 }
 
@@ -198,6 +214,23 @@ mod tests {
                 thread::yield_now();
             }
         });
+    }
+
+    #[test]
+    fn threads_that_stay_awake_do_every_job_and_may_rest_after_a_panic() {
+        let mut pool = Pool::new(3);
+        let sum = AtomicUsize::new(0);
+        pool.keep_awake(|pool| {
+            for _ in 0..50 {
+                pool.run(4, &|task| {
+                    sum.fetch_add(task, Ordering::Relaxed);
+                });
+            }
+        });
+        assert_eq!(sum.into_inner(), 300);
+        let failed = catch_unwind(AssertUnwindSafe(|| pool.keep_awake(|_| panic!("between two jobs"))));
+        assert!(failed.is_err());
+        assert!(!pool.shared.awake.load(Ordering::SeqCst));
     }
 
     #[test]
