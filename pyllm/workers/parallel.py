@@ -64,8 +64,11 @@ class RankGroup:
         return tensor
 
 
-def set_threads(ranks: int) -> None:
-    """Share the CPUs that this process may use evenly among the ranks beside it."""
+def set_threads(ranks: int, kernel_backend: str) -> None:
+    """Share the CPUs that this process may use evenly among the ranks beside it.
+
+    They are the threads of whoever computes: torch's would spin for a while after each op, in the way of the kernels'.
+    """
     num_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-    torch.set_num_threads(num_threads)
+    torch.set_num_threads(num_threads if kernel_backend == "reference" else 1)
     pyllm_kernels.set_num_threads(num_threads)
