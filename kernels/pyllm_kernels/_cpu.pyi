@@ -38,7 +38,8 @@ class Linear:
 
     Every output is made by one chain of float32 operations, rounded once: the same for any number of rows and threads.
 
-    - Of floats, the chain is the sum over the inputs in their order. It is not the same on every instruction set.
+    - Of floats, the chain is the sum over the inputs, in an order that follows from the matrix's shape and from the
+      instruction set alone.
     - Of integers, the input's rows are made into integers, too, -127 to 127, with a scale for each row ("int8") or for
       each group of 32 features (the others, which are GGUF's). Integer products are exact; the chain is over the groups
       in their order, `sum = fma(input scale * weight scale, product, sum)`, then for "q4_1"

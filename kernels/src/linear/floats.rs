@@ -1,6 +1,7 @@
 //! Weights of the input's own kind, float32 or bfloat16: their panels, and which micro-kernel multiplies them.
 //!
-//! An output element is one sum over the input features, in their order, in float32.
+//! An output element is one sum over the input features in float32, in an order that the matrix and the instruction set
+//! decide.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
