@@ -17,6 +17,9 @@ use crate::scratch::Scratch;
 /// Long enough for the next layer's kernel to come, short enough to leave a shared processor to others.
 const SPIN: Duration = Duration::from_micros(50);
 
+/// From then on whoever waits lets others have its processor: it may be the very thread that it waits for.
+const POLITE: Duration = Duration::from_micros(5);
+
 /// A fixed number of threads, the caller's included.
 pub(crate) struct Pool {
     /// For what a kernel keeps from one run of tasks to its next.
@@ -164,7 +167,7 @@ impl Shared {
 
     /// Whether `done` became true within `SPIN`, or however long all are to stay awake.
     fn spin_until(&self, done: impl Fn() -> bool) -> bool {
-        let mut started = Instant::now();
+        let started = Instant::now();
         loop {
             for _ in 0..64 {
                 if done() {
@@ -172,9 +175,11 @@ impl Shared {
                 }
                 spin_loop();
             }
-            if self.awake.load(Ordering::SeqCst) {
-                started = Instant::now();
-            } else if started.elapsed() > SPIN {
+            let waited = started.elapsed();
+            if waited > POLITE {
+                thread::yield_now();
+            }
+            if waited > SPIN && !self.awake.load(Ordering::SeqCst) {
                 return false;
             }
         }
