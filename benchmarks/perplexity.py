@@ -29,7 +29,8 @@ from pyllm.checkpoint import Checkpoint
 from pyllm.config import EngineConfig, WorkerConfig, engine_config, option_names
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Sampling, Step
-from pyllm.workers.context import ForwardContext
+from pyllm.workers.batch import Batch
+from pyllm.workers.kv_cache import KVCache
 from pyllm.workers.process import load
 from pyllm.workers.runner import ModelRunner
 
@@ -130,17 +131,16 @@ def runner_logits(engine: EngineConfig, checkpoint: Checkpoint) -> Logits:
 
 
 class HiddenTap:
-    """Stands before a runner's model and keeps what its last layer gives for every token of a context."""
+    """Stands before a runner's forward pass and keeps what its last layer gives for every token of a context."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.hidden: list[Tensor] = []  # of each step, [tokens, hidden_size]
         self.num_contexts = 0
-        self._model = runner.model
-        self.logits = runner.model.logits
-        runner.model = self  # type: ignore[assignment]  # It is called as a model is, and asked for nothing else.
+        self._forward = runner.forward
+        runner.forward = self  # type: ignore[method-assign,assignment]
 
-    def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:
-        hidden = self._model(tokens, context)
+    def __call__(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+        hidden = self._forward(batch, kv_cache)
         self.hidden.append(hidden.clone())
         return hidden
 

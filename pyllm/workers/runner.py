@@ -119,11 +119,7 @@ class ModelRunner:
                 self._kernels.copy_blocks(keys, values, copies)
         if not batch.num_tokens:
             return np.empty(0, np.int32)
-        tokens = self._slots.known_tokens(batch)
-        if self._graph is None:
-            hidden = self.model(tokens, self._context(batch, self._kv_cache))
-        else:
-            hidden = self._graph(tokens, batch)
+        hidden = self.forward(batch, self._kv_cache)
         rows = batch.host.logits_rows
         if not len(rows):
             return np.empty(0, np.int32)
@@ -140,6 +136,13 @@ class ModelRunner:
         self._placement.group.broadcast(sampled)
         self._slots.remember(batch, sampled)
         return sampled.cpu().numpy()
+
+    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+        """The hidden states of every token, [tokens, hidden_size], after the last layer's norm."""
+        tokens = self._slots.known_tokens(batch)
+        if self._graph is not None:
+            return self._graph(tokens, batch)
+        return self.model(tokens, self._context(batch, kv_cache))
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         """Answer a `Control` by one of the public methods below, up to `instruction_set`.
