@@ -69,3 +69,38 @@ impl<X: Storage> Kernel for Gate<'_, X> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_kernel_computes_the_gate(x in prop::collection::vec(-30.0..30.0_f32, 1..150)) {
+            let (intermediate, x) = (x.len(), [x.clone(), x].concat());
+            let mut fused = Vec::new();
+            for isa in Isa::available() {
+                let mut out = vec![f32::NAN; intermediate];
+                let rows = |address| Rows { element: Element::Float32, address, stride: 0 };
+                let op = SiluAndMul {
+                    tokens: 1,
+                    intermediate,
+                    x: rows(x.as_ptr().expose_provenance()),
+                    out: rows(out.as_mut_ptr().expose_provenance()),
+                };
+                // SAFETY: x has twice as many numbers as out; the test asks for what the machine has.
+                unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
+                for (&out, &x) in out.iter().zip(&x) {
+                    let expected = f64::from(x).powi(2) / (1.0 + f64::from(-x).exp());
+                    prop_assert!((f64::from(out) - expected).abs() <= 1e-6 * expected.abs() + 1e-30, "{isa:?}: {x}");
+                }
+                if isa > Isa::Portable {
+                    fused.push(out);
+                }
+            }
+            prop_assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "AVX2 and AVX-512 differ");
+        }
+    }
+}

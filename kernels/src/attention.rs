@@ -313,7 +313,7 @@ impl Attend<'_> {
     fn find_cells(&self, work: &Work, positions: Range<usize>, cells: &mut Cells) {
         cells.count = TILE.min(positions.len());
         cells.heads = work.first_kv_head..work.first_kv_head + work.num_kv_heads;
-        self.sequences.cells(work.row, positions.start, self.op.cache.block_size, &mut cells.cells[..cells.count]);
+        self.sequences.cells(work.row, positions.start, self.op.cache.block_size, &mut cells.places[..cells.count]);
     }
 
     /// One of so many parts of what is coming: keys and values.
@@ -440,7 +440,7 @@ impl Attend<'_> {
 
 /// Where the positions of a tile are in the cache.
 struct Cells {
-    cells: [usize; TILE],
+    places: [usize; TILE],
     count: usize,
     /// The KV heads that are wanted of them.
     heads: Range<usize>,
@@ -448,13 +448,13 @@ struct Cells {
 
 impl Default for Cells {
     fn default() -> Self {
-        Self { cells: [0; TILE], count: 0, heads: 0..0 }
+        Self { places: [0; TILE], count: 0, heads: 0..0 }
     }
 }
 
 impl Cells {
     fn get(&self) -> &[usize] {
-        &self.cells[..self.count]
+        &self.places[..self.count]
     }
 }
 

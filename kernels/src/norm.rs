@@ -106,3 +106,53 @@ impl<X: Storage, W: Storage> Kernel for Normalise<'_, X, W> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn rows(numbers: &mut [f32]) -> Rows {
+        Rows { element: Element::Float32, address: numbers.as_mut_ptr().expose_provenance(), stride: numbers.len() }
+    }
+
+    proptest! {
+        #[test]
+        fn every_kernel_normalises_the_sum(
+            numbers in prop::collection::vec((-9.0..9.0_f32, -9.0..9.0_f32, -2.0..2.0_f32), 1..150),
+        ) {
+            let hidden = numbers.len();
+            let mut x: Vec<f32> = numbers.iter().map(|number| number.0).collect();
+            let mut residual: Vec<f32> = numbers.iter().map(|number| number.1).collect();
+            let mut weight: Vec<f32> = numbers.iter().map(|number| number.2).collect();
+            let sum: Vec<f32> = numbers.iter().map(|number| number.0 + number.1).collect();
+            let mean = sum.iter().map(|&sum| f64::from(sum).powi(2)).sum::<f64>() / f64::from(hidden as u32);
+            let mut fused = Vec::new();
+            for isa in Isa::available() {
+                let (mut out, mut total) = (vec![f32::NAN; hidden], vec![f32::NAN; hidden]);
+                let stream = Some(Stream { residual: rows(&mut residual), sum: rows(&mut total) });
+                let op = RmsNorm {
+                    tokens: 1,
+                    hidden,
+                    epsilon: 1e-5,
+                    x: rows(&mut x),
+                    weight: rows(&mut weight),
+                    out: rows(&mut out),
+                    stream,
+                };
+                // SAFETY: every row is a vector of as many numbers; the test asks for what the machine has.
+                unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
+                prop_assert_eq!(&total, &sum);
+                for ((&out, &sum), &weight) in out.iter().zip(&sum).zip(&weight) {
+                    let expected = f64::from(sum) / (mean + 1e-5).sqrt() * f64::from(weight);
+                    prop_assert!((f64::from(out) - expected).abs() <= 1e-6 * (1.0 + expected.abs()), "{isa:?}");
+                }
+                if isa > Isa::Portable {
+                    fused.push(out);
+                }
+            }
+            prop_assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "AVX2 and AVX-512 differ");
+        }
+    }
+}

@@ -124,3 +124,74 @@ unsafe fn copy<V: Vector, X: Storage, C: Storage>(from: *const X, to: *mut C, co
         unsafe { C::store_up_to(X::load_up_to::<V>(from.add(at), count - at), to.add(at), count - at) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_kernel_rotates_and_writes(
+            half in 1..40_usize, heads in 1..4_usize, kv_heads in 1..3_usize, angle in 0.0..6.0_f32, cell in -1..6_i32,
+        ) {
+            let head_dim = 2 * half;
+            let numbers = |count: usize| -> Vec<f32> { (0..count).map(|at| f32::from((at % 23) as u8) - 11.0).collect() };
+            let (query, key) = (numbers(heads * head_dim), numbers(kv_heads * head_dim));
+            let (positions, cells) = ([1_i32], [cell]);
+            let mut cos_sin = vec![f32::NAN; 2 * head_dim];
+            cos_sin[head_dim..head_dim + half].fill(angle.cos());
+            cos_sin[head_dim + half..].fill(angle.sin());
+            for isa in Isa::available() {
+                let (mut rotated, mut new_key, mut value) = (query.clone(), key.clone(), key.clone());
+                let mut caches = [vec![f32::NAN; 6 * key.len()], vec![f32::NAN; 6 * key.len()]];
+                let rows = |numbers: &mut [f32]| Rows {
+                    element: Element::Float32,
+                    address: numbers.as_mut_ptr().expose_provenance(),
+                    stride: head_dim,
+                };
+                let op = RopeAndKvWrite {
+                    tokens: 1,
+                    heads,
+                    query: rows(&mut rotated),
+                    key: rows(&mut new_key),
+                    value: rows(&mut value),
+                    positions: Indices(positions.as_ptr().expose_provenance()),
+                    cos_sin: rows(&mut cos_sin),
+                    num_positions: 2,
+                    slot_mapping: Indices(cells.as_ptr().expose_provenance()),
+                    cache: Cache {
+                        element: Element::Float32,
+                        key_address: caches[0].as_mut_ptr().expose_provenance(),
+                        value_address: caches[1].as_mut_ptr().expose_provenance(),
+                        num_blocks: 3,
+                        block_size: 2,
+                        kv_heads,
+                        head_dim,
+                    },
+                };
+                // SAFETY: every address is of a vector above, as long as the sizes say; the test asks for what the machine
+                // has.
+                unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("the indices are right");
+                for (before, after) in [(&query, &rotated), (&key, &new_key)] {
+                    for (before, after) in before.chunks(head_dim).zip(after.chunks(head_dim)) {
+                        for pair in 0..half {
+                            let (a, b) = (before[pair], before[pair + half]);
+                            let expected = [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()];
+                            prop_assert!((after[pair] - expected[0]).abs() < 1e-5, "{isa:?}");
+                            prop_assert!((after[pair + half] - expected[1]).abs() < 1e-5, "{isa:?}");
+                        }
+                    }
+                }
+                for (cache, written) in caches.iter().zip([&new_key, &key]) {
+                    for (index, there) in cache.chunks(key.len()).enumerate() {
+                        let untouched = there.iter().all(|number| number.is_nan());
+                        let right = if cell == index as i32 { there == written } else { untouched };
+                        prop_assert!(right, "{isa:?}, cell {index}");
+                    }
+                }
+            }
+        }
+    }
+}

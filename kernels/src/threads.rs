@@ -57,7 +57,8 @@ impl Pool {
         self.shared.run(num_tasks, task);
     }
 
-    /// Do work of many jobs, one soon after the other: no thread goes to sleep before it is done.
+    /// Do work of many jobs, one soon after the other: the threads wait for the next one awake. The caller still sleeps
+    /// where a job takes long to end, as the thread that it waits for may need its processor.
     pub(crate) fn keep_awake<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
         struct Rest(Arc<Shared>);
         impl Drop for Rest {
@@ -121,7 +122,7 @@ impl Shared {
             self.work_came.notify_all();
         }
         while self.run_one() {}
-        if !self.spin_until(|| self.unfinished.load(Ordering::SeqCst) == 0) {
+        if !spin_until(|| self.unfinished.load(Ordering::SeqCst) == 0) {
             let mut guard = self.lock();
             self.caller_sleeps.store(true, Ordering::SeqCst);
             while self.unfinished.load(Ordering::SeqCst) > 0 {
@@ -135,7 +136,7 @@ impl Shared {
     fn work(&self) {
         let came = || self.unclaimed.load(Ordering::SeqCst) > 0 || self.closing.load(Ordering::SeqCst);
         while !self.closing.load(Ordering::SeqCst) {
-            if self.run_one() || self.spin_until(came) {
+            if self.run_one() || spin_until(came) || self.awake.load(Ordering::SeqCst) {
                 continue;
             }
             let mut guard = self.lock();
@@ -165,28 +166,28 @@ impl Shared {
         true
     }
 
-    /// Whether `done` became true within `SPIN`, or however long all are to stay awake.
-    fn spin_until(&self, done: impl Fn() -> bool) -> bool {
-        let started = Instant::now();
-        loop {
-            for _ in 0..64 {
-                if done() {
-                    return true;
-                }
-                spin_loop();
-            }
-            let waited = started.elapsed();
-            if waited > POLITE {
-                thread::yield_now();
-            }
-            if waited > SPIN && !self.awake.load(Ordering::SeqCst) {
-                return false;
-            }
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.sleep.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether `done` became true within `SPIN`.
+fn spin_until(done: impl Fn() -> bool) -> bool {
+    let started = Instant::now();
+    loop {
+        for _ in 0..64 {
+            if done() {
+                return true;
+            }
+            spin_loop();
+        }
+        let waited = started.elapsed();
+        if waited > SPIN {
+            return false;
+        }
+        if waited > POLITE {
+            thread::yield_now();
+        }
     }
 }
 
