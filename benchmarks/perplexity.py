@@ -125,7 +125,7 @@ def runner_logits(engine: EngineConfig, checkpoint: Checkpoint) -> Logits:
             scheduler.take_deltas(0)
         result = runner.model.logits(torch.cat(tap.hidden)[FIRST:-1])
         assert result is not None, "there is one rank"
-        return result.cpu()
+        return result.float().cpu()
 
     return logits
 

@@ -127,7 +127,7 @@ class ModelRunner:
         forks = bool((rows[1:] == rows[:-1]).any())
         positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, rows)
         wanted = torch.from_numpy(positions).to(self._placement.device) if forks else batch.device.logits_rows
-        logits = self.model.logits(hidden[wanted])
+        logits = self.logits(hidden, wanted)
         if logits is None:
             sampled = torch.empty(len(rows), dtype=torch.int32, device=self._placement.device)
         else:
@@ -141,8 +141,14 @@ class ModelRunner:
         """The hidden states of every token, [tokens, hidden_size], after the last layer's norm."""
         tokens = self._slots.known_tokens(batch)
         if self._graph is not None:
-            return self._graph(tokens, batch)
+            return self._graph.hidden(tokens, batch)
         return self.model(tokens, self._context(batch, kv_cache))
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
+        """Of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first."""
+        if self._graph is not None and len(rows) <= self._engine.scheduler.max_num_seqs:
+            return self._graph.logits(hidden, rows)
+        return self.model.logits(hidden[rows])
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         """Answer a `Control` by one of the public methods below, up to `instruction_set`.

@@ -32,8 +32,8 @@ class SamplingRows:
 
 def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
     """Choose tokens as `sample_by_torch` does: on a CPU by a kernel, where a greedy batch costs one pass."""
-    if logits.device.type != "cpu":
-        return sample_by_torch(logits, parameters, uniforms, rows)
+    if logits.device.type != "cpu" or logits.dtype is torch.float16:
+        return sample_by_torch(logits.float(), parameters, uniforms, rows)
     rows = None if rows is None else rows.to(torch.int32)
     if bool((parameters.temperature == 0).all()):
         return cpu.sample_greedily(logits, rows)

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from pyllm.workers.batch import Batch
 from pyllm.workers.context import ForwardContext
-
-# From token ids int32 [tokens], and where they stand, to hidden states [tokens, hidden_size].
-Model = Callable[[Tensor, ForwardContext], Tensor]
+from pyllm.workers.models.llama import LlamaForCausalLM
 
 
 class StepGraph:
@@ -22,7 +20,7 @@ class StepGraph:
 
     def __init__(
         self,
-        model: Model,
+        model: LlamaForCausalLM,
         make_context: Callable[[AttentionMetadata, Tensor, Tensor], ForwardContext],
         block_tables: Tensor,
         max_tokens: int,
@@ -37,14 +35,17 @@ class StepGraph:
             query_starts=self._query_starts,
             sequence_lengths=self._sequence_lengths,
             max_query_length=max_tokens,
-            max_sequence_length=block_tables.shape[1],
+            max_sequence_length=0,
             num_tokens=max_tokens,
         )
-        self._graph = Graph()
-        with self._graph.capture():
+        self._layers, self._head = Graph(), Graph()
+        with self._layers.capture():
             self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
+        self._wanted = torch.empty((max_rows, self._hidden.shape[1]), dtype=self._hidden.dtype)
+        with self._head.capture():
+            self._logits = model.logits(self._wanted)
 
-    def __call__(self, tokens: Tensor, batch: Batch) -> Tensor:
+    def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden_size], which the next call overwrites."""
         host = batch.host
         for buffer, values in (
@@ -56,5 +57,11 @@ class StepGraph:
             (self._sequence_lengths, host.sequence_lengths),
         ):
             np.copyto(buffer[: len(values)].numpy(), values)
-        self._graph.replay(batch.num_tokens, batch.num_rows)
+        self._layers.replay(batch.num_tokens, batch.num_rows)
         return self._hidden[: batch.num_tokens]
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Of some rows of hidden states: [rows, vocab_size], which the next call overwrites."""
+        wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])
+        self._head.replay(len(wanted), len(wanted))
+        return self._logits[: len(wanted)]

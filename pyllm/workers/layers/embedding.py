@@ -3,7 +3,6 @@
 The rows are kept once, packed for the head: a tied embedding takes its vectors out of that.
 """
 
-import torch
 from pyllm_kernels import PackedLinear
 from torch import Tensor
 
@@ -44,7 +43,7 @@ class VocabularyParallelHead:
         self._placement = placement
         self._rows = rows
 
-    def __call__(self, x: Tensor) -> Tensor | None:  # [rows, hidden_size] -> float32 [rows, vocab_size]
+    def __call__(self, x: Tensor) -> Tensor | None:  # [rows, hidden_size] -> [rows, vocab_size], of x's dtype
         share = self._placement.kernels.packed_linear(x, self._rows.packed)
         logits = self._placement.group.concatenate(share)
-        return None if logits is None else logits[:, : self._rows.vocab_size].to(torch.float32)
+        return None if logits is None else logits[:, : self._rows.vocab_size]

@@ -114,5 +114,5 @@ class LlamaForCausalLM:
         return self.norm(x, residual, context)[0]
 
     def logits(self, x: Tensor) -> Tensor | None:
-        """From [rows, hidden_size] to float32 [rows, vocab_size] on rank 0; None on the others."""
+        """From [rows, hidden_size] to [rows, vocab_size] on rank 0; None on the others."""
         return self.head(x)
