@@ -14,6 +14,7 @@ from pyllm_kernels.dispatch import (
     packed_linear,
     packed_rows,
     paged_attention,
+    plan_attention,
     rms_norm,
     rope_and_kv_write,
     select,
@@ -21,10 +22,11 @@ from pyllm_kernels.dispatch import (
     swap_blocks,
 )
 from pyllm_kernels.linear import PackedLinear
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
 
 __all__ = [
     "AttentionMetadata",
+    "AttentionShape",
     "BackendError",
     "Kernels",
     "PackedLinear",
@@ -36,6 +38,7 @@ __all__ = [
     "packed_linear",
     "packed_rows",
     "paged_attention",
+    "plan_attention",
     "rms_norm",
     "rope_and_kv_write",
     "select",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyllm_kernels import linear, reference
 from pyllm_kernels.linear import PackedLinear
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
 
 
 class BackendError(ValueError):
@@ -31,6 +31,7 @@ class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rope_and_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
     silu_and_mul: Callable[[Tensor], Tensor]
+    plan_attention: Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -122,6 +123,14 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return select("auto", x.device).silu_and_mul(x)
 
 
+def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
+    """The metadata with the task map of one step in it, for every layer of that shape.
+
+    `paged_attention` makes its own where this was not called, which costs a kernel or two a layer on a GPU.
+    """
+    return select("auto", metadata.slots.device).plan_attention(metadata, shape)
+
+
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
@@ -132,7 +141,8 @@ def paged_attention(
 
     Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
     and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. Scores are
-    multiplied by `scale`; softmax and sums are float32. A row's result does not depend on the other rows.
+    multiplied by `scale`; softmax and sums are float32. A row's result does not depend on the other rows, except, on a
+    GPU and unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
     """
     return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, scale)
 
@@ -166,6 +176,7 @@ def _reference() -> Kernels:
         add_rms_norm=reference.add_rms_norm,
         rope_and_kv_write=reference.rope_and_kv_write,
         silu_and_mul=reference.silu_and_mul,
+        plan_attention=reference.plan_attention,
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
         swap_blocks=reference.swap_blocks,
@@ -205,6 +216,7 @@ def _triton(device_type: str) -> Kernels:
         add_rms_norm=norm.add_rms_norm,
         rope_and_kv_write=rope.rope_and_kv_write,
         silu_and_mul=activation.silu_and_mul,
+        plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,
         swap_blocks=reference.swap_blocks,  # ...and Triton has nothing to add to a copy over PCIe.

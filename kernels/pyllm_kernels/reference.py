@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels.linear import PackedLinear
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
@@ -57,6 +57,11 @@ def rope_and_kv_write(
 def silu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(x.dtype)
+
+
+def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
+    del shape
+    return metadata
 
 
 def paged_attention(
