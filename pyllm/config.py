@@ -128,6 +128,16 @@ class DeviceConfig(_Config, frozen=True):
 
     device: Annotated[Device, Meta(description="auto takes CUDA where there is a card")] = "auto"
     kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
+    attention_backend: Annotated[
+        str,
+        Meta(
+            description="auto (as the other kernels), triton, cpu, sdpa (plain torch), "
+            "or an entry point of the group pyllm.attention_backends"
+        ),
+    ] = "auto"
+    batch_invariant: Annotated[
+        bool, Meta(description="on a GPU, too, give each request the tokens that it gets alone; slower there")
+    ] = False
 
 
 class EngineConfig(_Config, frozen=True):

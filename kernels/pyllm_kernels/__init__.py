@@ -5,10 +5,12 @@ knows of requests, schedulers or models. Importing this package imports torch, b
 """
 
 from pyllm_kernels._cpu import instruction_set, num_threads, set_num_threads
+from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.dispatch import (
     BackendError,
     Kernels,
     add_rms_norm,
+    batch_invariant,
     copy_blocks,
     pack_linear,
     packed_linear,
@@ -28,9 +30,12 @@ __all__ = [
     "AttentionMetadata",
     "AttentionShape",
     "BackendError",
+    "CardError",
     "Kernels",
     "PackedLinear",
     "add_rms_norm",
+    "batch_invariant",
+    "check_card",
     "copy_blocks",
     "instruction_set",
     "num_threads",

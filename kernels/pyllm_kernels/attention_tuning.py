@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import torch
 
+from pyllm_kernels.cards import OLDEST_CAPABILITY
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -67,8 +69,6 @@ _DECODE = {
     80: {64: DecodeTile(64, 4, 5, 8, 128), 128: DecodeTile(64, 4, 5, 4, 128), 256: DecodeTile(32, 4, 5, 4, 128)},
     75: {64: DecodeTile(32, 4, 2, 4, 128), 128: DecodeTile(16, 4, 2, 4, 128), 256: DecodeTile(16, 4, 2, 4, 128)},
 }
-OLDEST_CAPABILITY = 75
-
 _Tile = TypeVar("_Tile")
 
 

@@ -56,6 +56,18 @@ def select(backend: str, device: torch.device | str) -> Kernels:
     raise BackendError(f"unknown kernel backend {backend!r}: choose auto, cpu, reference or triton")
 
 
+def batch_invariant(kernels: Kernels) -> Kernels:
+    """The same ops, their linear layers such that a row's result does not depend on the others on a GPU, either.
+
+    Attention is asked for it by its metadata; the other ops work row by row.
+    """
+    if kernels.backend != "triton":
+        return kernels
+    from pyllm_kernels import linear_invariant
+
+    return replace(kernels, packed_linear=linear_invariant.packed_linear)
+
+
 def pack_linear(weight: Tensor) -> PackedLinear:
     """A matrix [out_features, in_features] in the form that `packed_linear` takes, which may share its memory."""
     return select("auto", weight.device).pack_linear(weight)

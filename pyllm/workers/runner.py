@@ -5,19 +5,31 @@ Knows no process and no socket (`process.py`), and of scheduling only what a pla
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import AttentionMetadata, BackendError, instruction_set, select
+from pyllm_kernels import (
+    AttentionMetadata,
+    AttentionShape,
+    BackendError,
+    CardError,
+    Kernels,
+    batch_invariant,
+    check_card,
+    instruction_set,
+    select,
+)
 from torch import Tensor
 
-from pyllm.config import WorkerConfig
+from pyllm.config import EngineConfig, WorkerConfig
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampled, Step
+from pyllm.workers.attention_backends import load_attention_backend
 from pyllm.workers.batch import Batch, IntArray, PlanBuffer
-from pyllm.workers.context import ForwardContext
+from pyllm.workers.context import AttentionHook, ForwardContext
 from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders import TensorTable, weight_reader
@@ -42,16 +54,20 @@ class ModelRunner:
         self._checkpoint = config.checkpoint
         self._architecture = config.checkpoint.architecture
         device = worker_device(config)
-        try:
-            self._kernels = select(engine.device.kernel_backend, device)
-        except BackendError as error:
-            raise ConfigError(f"kernel_backend {engine.device.kernel_backend}: {error}") from error
+        self._kernels = _kernels(engine, device)
+        self._hooks: tuple[AttentionHook, ...] = ()
         self._placement = Placement(group, _DTYPES[engine.model.dtype], device, self._kernels)
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size
         kv_cache_dtype = _DTYPES[engine.cache.kv_cache_dtype]
         self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size, kv_cache_dtype)
+        self._attention_shape = AttentionShape(
+            heads=self._architecture.num_attention_heads // group.size,
+            kv_heads=self._cache_shape.num_kv_heads,
+            head_dim=self._architecture.head_dim,
+            dtype=self._placement.dtype,
+        )
         self._block_bytes = self._cache_shape.block_bytes
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
         self._plans = PlanBuffer(device)
@@ -132,6 +148,10 @@ class ModelRunner:
         self._slots.remember(batch, sampled)
         return sampled.cpu().numpy()
 
+    def add_attention_hook(self, hook: AttentionHook) -> None:
+        """Have every layer of every step from now on pass by `hook`."""
+        self._hooks += (hook,)
+
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         """Answer a `Control` by one of the public methods below, up to `instruction_set`.
 
@@ -208,11 +228,12 @@ class ModelRunner:
             max_query_length=int(lengths.max()),
             max_sequence_length=int(lengths.max()),
             num_tokens=num_tokens,
+            batch_invariant=self._engine.device.batch_invariant,
         )
         context = ForwardContext(
             kernels=self._kernels,
             kv_cache=KVCache(self._cache_shape, 1, self._placement.device),
-            attention=attention,
+            attention=self._kernels.plan_attention(attention, self._attention_shape),
             positions=ints(np.concatenate([np.arange(length) for length in lengths])),
             slot_mapping=ints(np.full(num_tokens, -1)),
             cos_sin=self._cos_sin,
@@ -248,14 +269,16 @@ class ModelRunner:
             max_query_length=batch.max_query_length,
             max_sequence_length=batch.max_sequence_length,
             num_tokens=batch.num_tokens,
+            batch_invariant=self._engine.device.batch_invariant,
         )
         return ForwardContext(
             kernels=self._kernels,
             kv_cache=kv_cache,
-            attention=attention,
+            attention=self._kernels.plan_attention(attention, self._attention_shape),
             positions=device.positions,
             slot_mapping=device.slot_mapping,
             cos_sin=self._cos_sin,
+            hooks=self._hooks,
         )
 
 
@@ -263,3 +286,21 @@ def worker_device(config: WorkerConfig) -> torch.device:
     """The device of a rank: GPU number `rank`, or the CPU."""
     kind = config.engine.device.device
     return torch.device("cuda", config.rank) if kind == "cuda" else torch.device(kind)
+
+
+def _kernels(engine: EngineConfig, device: torch.device) -> Kernels:
+    """The ops as configured, those of attention from a backend of their own."""
+    backend = engine.device.kernel_backend
+    try:
+        kernels = select(backend, device)
+        if device.type == "cuda":
+            dtypes = _DTYPES[engine.model.dtype], _DTYPES[engine.cache.kv_cache_dtype]
+            check_card(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), *dtypes)
+    except BackendError as error:
+        raise ConfigError(f"kernel_backend {backend}: {error}") from error
+    except CardError as error:
+        raise ConfigError(str(error)) from error
+    if engine.device.batch_invariant:
+        kernels = batch_invariant(kernels)
+    attention = load_attention_backend(engine.device.attention_backend, device, backend)
+    return replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)

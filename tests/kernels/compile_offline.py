@@ -13,11 +13,13 @@ import triton
 from pyllm_kernels import (
     AttentionMetadata,
     AttentionShape,
+    PackedLinear,
     activation,
     attention_decode,
     attention_prefill,
     attention_tasks,
     blocks,
+    linear_invariant,
     norm,
     rope,
 )
@@ -27,14 +29,8 @@ from triton.backends.compiler import GPUTarget
 
 # Of one program, in bytes (CUDA C++ guide).
 SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
-    75: 64 * 1024,
-    80: 163 * 1024,
-    86: 99 * 1024,
-    89: 99 * 1024,
-    90: 227 * 1024,
-}  # Of one program, in bytes (CUDA C++ guide).
 
-MODULES = (norm, activation, rope, blocks, attention_tasks, attention_prefill, attention_decode)
+MODULES = (norm, activation, rope, blocks, attention_tasks, linear_invariant, attention_prefill, attention_decode)
 
 
 class OfflineDriver:
@@ -72,6 +68,7 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     norm.rms_norm(hidden, hidden[0], 1e-5)
     norm.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
     activation.silu_and_mul(hidden)
+    linear_invariant.packed_linear(hidden, PackedLinear(hidden, None))
     query = hidden.view(tokens, heads, head_dim)
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
     key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)

@@ -14,6 +14,7 @@ KERNELS = {
     "_silu_and_mul_kernel",
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
+    "_linear_kernel",
     "_tiles_kernel",
     "_splits_kernel",
     "_prefill_kernel",

@@ -1,4 +1,4 @@
-"""Causal attention over the paged KV cache: position, write, read. Knows no projection."""
+"""Causal attention over the paged KV cache: position, write, read. Knows no projection, nor who hooks in."""
 
 from torch import Tensor
 
@@ -14,9 +14,14 @@ class PagedAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
         """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_dim]."""
+        for hook in context.hooks:
+            hook.before_attention(self._layer, context)
         keys, values = context.kv_cache.layers[self._layer]
         kernels = context.kernels
         kernels.rope_and_kv_write(
             query, key, value, context.positions, context.cos_sin, context.slot_mapping, keys, values
         )
-        return kernels.paged_attention(query, keys, values, context.attention, self._scale)
+        output = kernels.paged_attention(query, keys, values, context.attention, self._scale)
+        for hook in context.hooks:
+            output = hook.after_attention(self._layer, output, context)
+        return output
