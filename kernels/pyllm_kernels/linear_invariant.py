@@ -17,10 +17,10 @@ _BLOCK_M = 64
 _ROWS_OF_A_GROUP = 8
 
 
-def packed_linear(x: Tensor, packed: PackedLinear) -> Tensor:
+def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     tokens, in_features = x.shape
     out_features = packed.data.shape[0]
-    output = torch.empty((tokens, out_features), dtype=x.dtype, device=x.device)
+    output = torch.empty((tokens, out_features), dtype=x.dtype, device=x.device) if out is None else out
     narrow = x.element_size() == 2
     block_n = 64 if narrow else 32
     grid = (triton.cdiv(tokens, _BLOCK_M) * triton.cdiv(out_features, block_n),)
@@ -29,6 +29,7 @@ def packed_linear(x: Tensor, packed: PackedLinear) -> Tensor:
         packed.data,
         output,
         tokens,
+        output.stride(0),
         IN_FEATURES=in_features,
         OUT_FEATURES=out_features,
         BLOCK_M=_BLOCK_M,
@@ -49,6 +50,7 @@ def _linear_kernel(
     weight_ptr,
     output_ptr,
     tokens,
+    output_stride,
     IN_FEATURES: tl.constexpr,
     OUT_FEATURES: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -80,6 +82,6 @@ def _linear_kernel(
             x = tl.load(x_ptrs + start, mask=(rows < tokens)[:, None] & inside, other=0.0)
             weight = tl.load(weight_ptrs + start, mask=(outputs < OUT_FEATURES)[:, None] & inside, other=0.0)
         accumulator = tl.dot(x, tl.trans(weight), accumulator, input_precision="ieee")
-    output_ptrs = output_ptr + rows.to(tl.int64)[:, None] * OUT_FEATURES + outputs[None, :]
+    output_ptrs = output_ptr + rows.to(tl.int64)[:, None] * output_stride + outputs[None, :]
     mask = (rows < tokens)[:, None] & (outputs < OUT_FEATURES)[None, :]
     tl.store(output_ptrs, accumulator.to(output_ptr.dtype.element_ty), mask=mask)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyllm.workers.staging import to_device
+
 # The best candidates that top-k and top-p look at first; a row that needs more is sorted whole.
 _NUM_CANDIDATES = 1024
 # Rows whose weights stay in a CPU's second-level cache from one pass to the next.
@@ -40,6 +42,8 @@ def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Ten
     if bool(greedy.all()):
         best = logits.argmax(dim=-1).to(torch.int32)
         return best if rows is None else best[rows]
+    if logits.is_cuda:
+        return sample_by_kernel(logits, parameters, uniforms, rows)
     limited = ~greedy & ((parameters.top_k > 0) | (parameters.top_p < 1))
     tokens = torch.empty(len(uniforms), dtype=torch.int32, device=logits.device)
     at_once = _CPU_ROWS_AT_ONCE if logits.device.type == "cpu" else len(logits)
@@ -49,6 +53,22 @@ def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Ten
             their_logits = logits[there if rows is None else rows[there]]
             tokens[there] = choose(their_logits, parameters.select(some), uniforms[there]).to(torch.int32)
     return tokens
+
+
+def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
+    """What `sample` does, by the Triton kernel: one launch for rows of every kind, and nothing that waits for it."""
+    from pyllm_kernels import sampling
+
+    if rows is None:
+        rows = torch.arange(len(uniforms), device=logits.device)
+    # As one copy: the integers travel as the bits of floats.
+    numbers = (parameters.temperature, parameters.top_p, parameters.min_p)
+    top_k = parameters.top_k.to(torch.int32).view(torch.float32)
+    packed = to_device(torch.stack((*numbers, top_k)), logits.device)
+    temperature, top_p, min_p = packed[:3]
+    return sampling.sample(
+        logits, temperature, packed[3].view(torch.int32), top_p, min_p, uniforms, rows.to(torch.int32)
+    )
 
 
 def _argmax(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from pyllm_kernels import (
     linear_invariant,
     norm,
     rope,
+    sampling,
 )
 from pyllm_kernels.attention_tasks import make_tasks
 from pyllm_kernels.attention_tuning import Card, decode_tile, prefill_tile
@@ -30,7 +31,17 @@ from triton.backends.compiler import GPUTarget
 # Of one program, in bytes (CUDA C++ guide).
 SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
 
-MODULES = (norm, activation, rope, blocks, attention_tasks, linear_invariant, attention_prefill, attention_decode)
+MODULES = (
+    norm,
+    activation,
+    rope,
+    blocks,
+    attention_tasks,
+    sampling,
+    linear_invariant,
+    attention_prefill,
+    attention_decode,
+)
 
 
 class OfflineDriver:
@@ -73,6 +84,8 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
     key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)
     positions = torch.zeros(tokens, dtype=torch.int32)
+    ones = torch.ones(2)
+    sampling.sample(torch.zeros(2, 5000), ones, positions[:2], ones, ones, ones, positions[:2])
     cos_sin = torch.zeros(64, head_dim)
     rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, key_cache, value_cache)
     blocks.copy_blocks(key_cache, value_cache, positions.view(-1, 2))

@@ -15,6 +15,7 @@ KERNELS = {
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
     "_linear_kernel",
+    "_sample_kernel",
     "_tiles_kernel",
     "_splits_kernel",
     "_prefill_kernel",
