@@ -111,6 +111,8 @@ def _precision(config: EngineConfig, checkpoint: Checkpoint, device: str) -> tup
         is_quantised = any(entry.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
         quantization = "int8" if is_quantised and device == "cpu" and model.dtype == "auto" else "none"
     dtype = file_dtype if model.dtype == "auto" else model.dtype
+    if config.cache.kv_cache_dtype == "fp8" and device != "cuda":
+        raise ConfigError(f"kv_cache_dtype fp8 is for GPUs, and the device is {device}: use bfloat16, or auto")
     if quantization == "none":
         kv_cache_dtype = config.cache.kv_cache_dtype
         return dtype, quantization, dtype if kv_cache_dtype == "auto" else kv_cache_dtype

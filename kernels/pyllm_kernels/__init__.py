@@ -12,6 +12,7 @@ from pyllm_kernels.dispatch import (
     add_rms_norm,
     batch_invariant,
     copy_blocks,
+    norm_rope_and_kv_write,
     pack_linear,
     packed_linear,
     packed_rows,
@@ -24,20 +25,23 @@ from pyllm_kernels.dispatch import (
     swap_blocks,
 )
 from pyllm_kernels.linear import PackedLinear
-from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
     "AttentionMetadata",
     "AttentionShape",
     "BackendError",
     "CardError",
+    "KVScales",
     "Kernels",
     "PackedLinear",
+    "QKNorm",
     "add_rms_norm",
     "batch_invariant",
     "check_card",
     "copy_blocks",
     "instruction_set",
+    "norm_rope_and_kv_write",
     "num_threads",
     "pack_linear",
     "packed_linear",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyllm_kernels import linear, reference
 from pyllm_kernels.linear import PackedLinear
-from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 
 class BackendError(ValueError):
@@ -30,6 +30,9 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rope_and_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    norm_rope_and_kv_write: Callable[
+        [QKNorm | None, KVScales, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None
+    ]
     silu_and_mul: Callable[[Tensor], Tensor]
     plan_attention: Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
@@ -121,10 +124,31 @@ def rope_and_kv_write(
     - query [tokens, heads, head_dim]; key, value [tokens, kv_heads, head_dim]: heads contiguous, tokens any stride.
     - positions int32 [tokens]; cos_sin float32 [max_position, head_dim]: the half of cosines, then the half of sines.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
-    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous.
+    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; key and value are rounded to
+      their dtype, in fp8 (e4m3) to the largest number where they are too large.
     """
     kernels = select("auto", query.device)
     kernels.rope_and_kv_write(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
+
+
+def norm_rope_and_kv_write(
+    norm: QKNorm | None,
+    scales: KVScales,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    """`rope_and_kv_write`, before it `rms_norm` of each head of query and key, in place, where there is a norm.
+
+    Key and value are divided by their scales as they are written to an fp8 cache.
+    """
+    tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
+    select("auto", query.device).norm_rope_and_kv_write(norm, scales, *tensors)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -149,7 +173,7 @@ def paged_attention(
     """Causal attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
     query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
-    [num_blocks, block_size, kv_heads, head_dim] of query's dtype -> [tokens, heads, head_dim].
+    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3) -> [tokens, heads, head_dim].
 
     Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
     and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. Scores are
@@ -187,6 +211,7 @@ def _reference() -> Kernels:
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
         rope_and_kv_write=reference.rope_and_kv_write,
+        norm_rope_and_kv_write=reference.norm_rope_and_kv_write,
         silu_and_mul=reference.silu_and_mul,
         plan_attention=reference.plan_attention,
         paged_attention=reference.paged_attention,
@@ -227,6 +252,7 @@ def _triton(device_type: str) -> Kernels:
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rope_and_kv_write=rope.rope_and_kv_write,
+        norm_rope_and_kv_write=rope.norm_rope_and_kv_write,
         silu_and_mul=activation.silu_and_mul,
         plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,

@@ -1,4 +1,4 @@
-"""What attention must know about a batch: where each row's queries and cached tokens are, and which program does what.
+"""What attention must know about a batch, and about a layer: rows, tasks, norms and scales.
 
 It does not know which request a row belongs to; a row finds its blocks through its slot.
 """
@@ -65,3 +65,20 @@ class AttentionMetadata:
     num_tokens: int
     batch_invariant: bool = False
     tasks: AttentionTasks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """RMSNorm of each head of the query and of the key, before they are rotated; weights [head_dim]."""
+
+    query_weight: Tensor
+    key_weight: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What the numbers in a cache are multiplied with to give keys and values; of use where they are fp8."""
+
+    key: float = 1.0
+    value: float = 1.0

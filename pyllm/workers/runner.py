@@ -41,7 +41,12 @@ from pyllm.workers.slots import Slots
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 class ModelRunner:

@@ -13,7 +13,9 @@ import triton
 from pyllm_kernels import (
     AttentionMetadata,
     AttentionShape,
+    KVScales,
     PackedLinear,
+    QKNorm,
     activation,
     attention_decode,
     attention_prefill,
@@ -29,7 +31,7 @@ from pyllm_kernels.attention_tuning import Card, decode_tile, prefill_tile
 from triton.backends.compiler import GPUTarget
 
 # Of one program, in bytes (CUDA C++ guide).
-SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}
+SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
 
 MODULES = (
     norm,
@@ -104,8 +106,17 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
         )
         metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
         output = torch.empty_like(query)
-        attention_prefill.prefill_attention(query, key_cache, value_cache, metadata, 0.1, prefill, output)
-        attention_decode.decode_attention(query, key_cache, value_cache, metadata, 0.1, decode, output)
+        caches = [(key_cache, value_cache)]
+        if capability >= 89:
+            caches.append((key_cache.to(torch.float8_e4m3fn), value_cache.to(torch.float8_e4m3fn)))
+        for keys, values in caches:
+            attention_prefill.prefill_attention(query, keys, values, metadata, 0.1, prefill, output)
+            attention_decode.decode_attention(query, keys, values, metadata, 0.1, decode, output)
+            rope.norm_rope_and_kv_write(
+                QKNorm(cos_sin[0], cos_sin[0], 1e-5),
+                KVScales(),
+                *(query, key, key, positions, cos_sin, positions, keys, values),
+            )
 
 
 def main(capability: int, dtype: torch.dtype) -> None:
