@@ -136,6 +136,7 @@ class DeviceConfig(_Config, frozen=True):
             "or an entry point of the group pyllm.attention_backends"
         ),
     ] = "auto"
+    enforce_eager: Annotated[bool, Meta(description="capture no CUDA graphs of decode steps")] = False
     batch_invariant: Annotated[
         bool, Meta(description="on a GPU, too, give each request the tokens that it gets alone; slower there")
     ] = False

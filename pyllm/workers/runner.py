@@ -28,8 +28,9 @@ from pyllm.config import EngineConfig, WorkerConfig
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampled, Step
 from pyllm.workers.attention_backends import load_attention_backend
-from pyllm.workers.batch import Batch, IntArray, PlanBuffer
+from pyllm.workers.batch import Batch, PlanBuffer
 from pyllm.workers.context import AttentionHook, ForwardContext
+from pyllm.workers.decode_graphs import Capture, CudaCapture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
 from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders import TensorTable, weight_reader
@@ -38,6 +39,7 @@ from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
 from pyllm.workers.sampler import SamplingRows, sample
 from pyllm.workers.slots import Slots
+from pyllm.workers.staging import HostCopy, to_device
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
 
@@ -59,7 +61,11 @@ class ModelRunner:
         self._checkpoint = config.checkpoint
         self._architecture = config.checkpoint.architecture
         device = worker_device(config)
-        self._kernels = _kernels(engine, device)
+        kernels = _kernels(engine, device)
+        attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
+        self._kernels = replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)
+        self._may_capture = device.type == "cuda" and attention.in_graphs and not engine.device.enforce_eager
+        self._graphs: DecodeGraphs | None = None
         self._hooks: tuple[AttentionHook, ...] = ()
         self._placement = Placement(group, _DTYPES[engine.model.dtype], device, self._kernels)
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
@@ -112,13 +118,17 @@ class ModelRunner:
         Raises:
             ProtocolError: the plan is malformed, or asks for what this worker cannot do.
         """
+        return self.begin(step, frame).answer()
+
+    def begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
+        """The same, but on a GPU nothing is waited for: the next step may begin before this one is answered."""
         batch = self._plans.load(step.counts, frame)
-        tokens = self.execute(batch)
-        return Sampled(step.step, batch.host.sampled_starts.tobytes(), tokens.tobytes())
+        starts = batch.host.sampled_starts.tobytes()
+        return RunningStep(step.step, starts, HostCopy(self.execute(batch)))
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> IntArray:
-        """One step; gives the sampled tokens, int32 [sampled positions].
+    def execute(self, batch: Batch) -> Tensor:
+        """One step; gives the sampled tokens, int32 [sampled positions], on the device.
 
         The order is part of the plan's meaning: slot copies, slot initialisations, block-table changes, swaps to the
         host, swaps from it, block copies, then the forward pass.
@@ -135,23 +145,24 @@ class ModelRunner:
             for keys, values in self._kv_cache.layers:
                 self._kernels.copy_blocks(keys, values, copies)
         if not batch.num_tokens:
-            return np.empty(0, np.int32)
-        hidden = self.model(self._slots.known_tokens(batch), self._context(batch, self._kv_cache))
+            return torch.empty(0, dtype=torch.int32)
+        hidden = self._forward(batch, self._kv_cache)
         if not len(batch.host.logits_rows):
-            return np.empty(0, np.int32)
+            return torch.empty(0, dtype=torch.int32)
         # Samples of one request are drawn from the same position, whose logits are computed once.
         positions, rows = np.unique(batch.host.logits_rows, return_inverse=True)
         forks = len(positions) < len(rows)
-        wanted = torch.from_numpy(positions).to(self._placement.device) if forks else batch.device.logits_rows
+        device = self._placement.device
+        wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
         logits = self.model.logits(hidden[wanted])
         if logits is None:
-            sampled = torch.empty(len(rows), dtype=torch.int32, device=self._placement.device)
+            sampled = torch.empty(len(rows), dtype=torch.int32, device=device)
         else:
-            drawn_from = torch.from_numpy(rows).to(self._placement.device) if forks else None
+            drawn_from = to_device(torch.from_numpy(rows), device) if forks else None
             sampled = sample(logits, self._slots.sampling_rows(batch), batch.device.uniforms, drawn_from)
         self._placement.group.broadcast(sampled)
         self._slots.remember(batch, sampled)
-        return sampled.cpu().numpy()
+        return sampled
 
     def add_attention_hook(self, hook: AttentionHook) -> None:
         """Have every layer of every step from now on pass by `hook`."""
@@ -185,9 +196,17 @@ class ModelRunner:
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
+        if self._may_capture:
+            self.capture(CudaCapture())
         if num_host_blocks:
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        """Record the forward pass of decode batches of some sizes, for steps to replay; the KV cache is there."""
+        sizes = capture_sizes(self._engine.scheduler.max_num_seqs)
+        self._graphs = DecodeGraphs(self._decode, sizes, self._placement.device, capture)
 
     def swap_seconds(self) -> float:
         """Seconds to move one block to the host and back, as measured when the pool was made; 0 without a pool."""
@@ -264,6 +283,38 @@ class ModelRunner:
         free, total = torch.cuda.mem_get_info(device)
         return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
 
+    def _forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
+        """The pass over the plan's tokens, [tokens, hidden_size]. Hooks are Python: no graph passes by them."""
+        graphs = self._graphs
+        if graphs is not None and not self._hooks and batch.num_rows <= graphs.max_rows and is_decode(batch.host):
+            return graphs.run(batch.host)
+        return self.model(self._slots.known_tokens(batch), self._context(batch, kv_cache))
+
+    def _decode(self, inputs: DecodeInputs) -> Tensor:
+        """What a graph holds: the pass over one token of each row, whatever the lengths."""
+        assert self._kv_cache is not None
+        num_rows = len(inputs.slots)
+        attention = AttentionMetadata(
+            block_tables=self._slots.block_tables,
+            slots=inputs.slots,
+            query_starts=inputs.query_starts,
+            sequence_lengths=inputs.sequence_lengths,
+            max_query_length=1,
+            max_sequence_length=self._max_model_len,
+            num_tokens=num_rows,
+            batch_invariant=self._engine.device.batch_invariant,
+        )
+        context = ForwardContext(
+            kernels=self._kernels,
+            kv_cache=self._kv_cache,
+            attention=self._kernels.plan_attention(attention, self._attention_shape),
+            positions=inputs.positions,
+            slot_mapping=inputs.slot_mapping,
+            cos_sin=self._cos_sin,
+        )
+        tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
+        return self.model(tokens, context)
+
     def _context(self, batch: Batch, kv_cache: KVCache) -> ForwardContext:
         device = batch.device
         attention = AttentionMetadata(
@@ -287,6 +338,23 @@ class ModelRunner:
         )
 
 
+class RunningStep:
+    """A step that was begun, and whose tokens are on their way to the host."""
+
+    def __init__(self, step: int, starts: bytes, tokens: HostCopy) -> None:
+        self._step = step
+        self._starts = starts
+        self._tokens = tokens
+
+    def is_done(self) -> bool:
+        """Whether `answer` would not wait."""
+        return self._tokens.is_done()
+
+    def answer(self) -> Sampled:
+        """Wait for the tokens."""
+        return Sampled(self._step, self._starts, self._tokens.wait().numpy().tobytes())
+
+
 def worker_device(config: WorkerConfig) -> torch.device:
     """The device of a rank: GPU number `rank`, or the CPU."""
     kind = config.engine.device.device
@@ -294,7 +362,7 @@ def worker_device(config: WorkerConfig) -> torch.device:
 
 
 def _kernels(engine: EngineConfig, device: torch.device) -> Kernels:
-    """The ops as configured, those of attention from a backend of their own."""
+    """The ops as configured, for a card that can run them."""
     backend = engine.device.kernel_backend
     try:
         kernels = select(backend, device)
@@ -305,7 +373,4 @@ def _kernels(engine: EngineConfig, device: torch.device) -> Kernels:
         raise ConfigError(f"kernel_backend {backend}: {error}") from error
     except CardError as error:
         raise ConfigError(str(error)) from error
-    if engine.device.batch_invariant:
-        kernels = batch_invariant(kernels)
-    attention = load_attention_backend(engine.device.attention_backend, device, backend)
-    return replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)
+    return batch_invariant(kernels) if engine.device.batch_invariant else kernels

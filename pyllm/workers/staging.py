@@ -26,6 +26,10 @@ class HostCopy:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch gives events no types.
             self._done.record()
 
+    def is_done(self) -> bool:
+        """Whether `wait` would not wait."""
+        return self._done is None or bool(self._done.query())  # type: ignore[no-untyped-call]  # As above.
+
     def wait(self) -> Tensor:
         """The tensor in host memory."""
         if self._done is not None:
