@@ -8,7 +8,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 
 import torch
 from pyllm_kernels import CardError, check_card, select
@@ -80,11 +79,11 @@ def all_figures(bench: Bench, float8: bool) -> Iterator[figures.Figure]:
     yield from figures.prefill_attention(bench)
     yield from figures.small_ops(bench)
     yield from figures.sampling(bench)
-    if find_spec("pyllm") is None:
-        print("pyllm is not installed: the steps of a model were not measured", file=sys.stderr)
+    try:
+        from benchmarks.gpu import llama
+    except ImportError as error:
+        print(f"pyllm is not installed, so no step of a model was measured: {error}", file=sys.stderr)
         return
-    from benchmarks.gpu import llama
-
     yield from llama.steps(bench)
 
 
