@@ -1,6 +1,6 @@
 # Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
 #   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
-#   ARGS="..."            flags for `make serve`, and for pyllm in `make bench-peers`
+#   ARGS="..."            flags for `make serve` and `make gpu-check`, and for pyllm in `make bench-peers`
 #   CASES=NUMBER          cases of each property for `make proofs`, 10,000 unless given
 #   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`
 #   RESULTS=FILE          the results of `make bench-peers`, results.jsonl in PEERS unless given
@@ -13,7 +13,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle bench peers bench-peers format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle bench peers bench-peers gpu-check format clean
 
 setup: $(VENV)/.extension
 
@@ -73,6 +73,10 @@ peers: setup
 
 bench-peers: setup
 	@$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESULTS),--results $(RESULTS)) $(PEERS) -- $(ARGS)
+
+# On a machine with a CUDA card: every kernel against its reference, then the table of figures.
+gpu-check: setup
+	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 format: setup
 	$(BIN)/ruff check --fix

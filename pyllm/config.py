@@ -20,7 +20,7 @@ Device = Literal["auto", "cpu", "cuda"]
 KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
 Quantization = Literal["auto", "none", "int8", "gguf"]
-KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +52,8 @@ class CacheConfig(_Config, frozen=True):
         Meta(description="KV cache of each rank, for example 64MiB; default: 512MiB on CPU"),
     ] = None
     kv_cache_dtype: Annotated[
-        KVCacheDtype, Meta(description="precision of keys and values; auto: bfloat16 with quantised weights")
+        KVCacheDtype,
+        Meta(description="precision of keys and values; fp8 on GPUs; auto: bfloat16 with quantised weights"),
     ] = "auto"
     gpu_memory_utilization: Annotated[
         float, Meta(description="share of a GPU's memory that weights and KV cache may take", gt=0, le=1)
@@ -128,6 +129,17 @@ class DeviceConfig(_Config, frozen=True):
 
     device: Annotated[Device, Meta(description="auto takes CUDA where there is a card")] = "auto"
     kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
+    attention_backend: Annotated[
+        str,
+        Meta(
+            description="auto (as the other kernels), triton, cpu, sdpa (plain torch), "
+            "or an entry point of the group pyllm.attention_backends"
+        ),
+    ] = "auto"
+    enforce_eager: Annotated[bool, Meta(description="capture no CUDA graphs of decode steps")] = False
+    batch_invariant: Annotated[
+        bool, Meta(description="on a GPU, too, give each request the tokens that it gets alone; slower there")
+    ] = False
 
 
 class EngineConfig(_Config, frozen=True):

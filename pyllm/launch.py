@@ -36,6 +36,7 @@ from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
 from pyllm.sockets import SocketFolder, bind_listener
+from pyllm.workers.attention_backends import find_attention_backend
 
 if TYPE_CHECKING:
     from pyllm.workers.runner import ModelRunner
@@ -66,6 +67,11 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     longest = architecture.max_position_embeddings
     _check_cache(config.cache)
     find_policy(config.scheduler.scheduling_policy)
+    find_attention_backend(config.device.attention_backend)
+    if config.device.batch_invariant and device == "cuda" and ranks > 1:
+        raise ConfigError(
+            f"batch_invariant on GPUs runs one rank, not {ranks}: the order in which NCCL adds depends on the batch"
+        )
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
     if recording:
         check_new(Path(recording))
@@ -105,6 +111,8 @@ def _precision(config: EngineConfig, checkpoint: Checkpoint, device: str) -> tup
         is_quantised = any(entry.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
         quantization = "int8" if is_quantised and device == "cpu" and model.dtype == "auto" else "none"
     dtype = file_dtype if model.dtype == "auto" else model.dtype
+    if config.cache.kv_cache_dtype == "fp8" and device != "cuda":
+        raise ConfigError(f"kv_cache_dtype fp8 is for GPUs, and the device is {device}: use bfloat16, or auto")
     if quantization == "none":
         kv_cache_dtype = config.cache.kv_cache_dtype
         return dtype, quantization, dtype if kv_cache_dtype == "auto" else kv_cache_dtype

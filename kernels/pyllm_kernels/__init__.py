@@ -5,17 +5,21 @@ knows of requests, schedulers or models. Importing this package imports torch, b
 """
 
 from pyllm_kernels._cpu import instruction_set, num_threads, set_num_threads
+from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.dispatch import (
     BackendError,
     Kernels,
     add_rms_norm,
+    batch_invariant,
     copy_blocks,
+    norm_rope_and_kv_write,
     pack_blocks,
     pack_int8,
     pack_linear,
     packed_linear,
     packed_rows,
     paged_attention,
+    plan_attention,
     rms_norm,
     rope_and_kv_write,
     select,
@@ -24,18 +28,25 @@ from pyllm_kernels.dispatch import (
 )
 from pyllm_kernels.graph import Graph
 from pyllm_kernels.linear import BLOCK_BYTES, PackedLinear
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
     "BLOCK_BYTES",
     "AttentionMetadata",
+    "AttentionShape",
     "BackendError",
+    "CardError",
     "Graph",
+    "KVScales",
     "Kernels",
     "PackedLinear",
+    "QKNorm",
     "add_rms_norm",
+    "batch_invariant",
+    "check_card",
     "copy_blocks",
     "instruction_set",
+    "norm_rope_and_kv_write",
     "num_threads",
     "pack_blocks",
     "pack_int8",
@@ -43,6 +54,7 @@ __all__ = [
     "packed_linear",
     "packed_rows",
     "paged_attention",
+    "plan_attention",
     "rms_norm",
     "rope_and_kv_write",
     "select",

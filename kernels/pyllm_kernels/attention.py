@@ -1,14 +1,25 @@
 """Paged attention in Triton: rows of one query token go to the decode kernel, longer ones to the prefill kernel.
 
-Which kernel computes a row follows from that row alone, and so does its result. It does not know the tiles' arithmetic.
+Which kernel computes a row follows from that row alone. Under `batch_invariant` it is the prefill kernel for all, which
+adds up in an order fixed by position. It does not know the tiles' arithmetic.
 """
 
+from dataclasses import replace
+
 import torch
+import triton
 from torch import Tensor
 
 from pyllm_kernels.attention_decode import decode_attention
 from pyllm_kernels.attention_prefill import prefill_attention
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.attention_tasks import make_tasks
+from pyllm_kernels.attention_tuning import DecodeTile, PrefillTile, card_of, decode_tile, prefill_tile
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
+
+
+def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
+    prefill, decode = _tiles(shape, metadata.slots.device)
+    return replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card_of(metadata.slots.device)))
 
 
 def paged_attention(
@@ -16,12 +27,21 @@ def paged_attention(
 ) -> Tensor:
     if query.dtype is torch.bfloat16 and not query.is_cuda:
         raise ValueError("Triton's interpreter gets bfloat16 dot products wrong: use float32 or float16, or a GPU")
+    shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype)
+    if metadata.tasks is None:
+        metadata = plan_attention(metadata, shape)
+    assert metadata.tasks is not None
+    prefill, decode = _tiles(shape, query.device)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    num_rows = metadata.slots.shape[0]
-    # A lone row is of one kind. Of several rows the host knows the longest only: each kernel passes over
-    # the rows of the other kind, which costs it next to nothing.
-    if metadata.max_query_length > 1:
-        prefill_attention(query, key_cache, value_cache, metadata, scale, output)
-    if metadata.max_query_length == 1 or num_rows > 1:
-        decode_attention(query, key_cache, value_cache, metadata, scale, output)
+    # Each kernel passes over the rows of the other kind: they are not among its tasks.
+    if metadata.tasks.tiles is not None:
+        prefill_attention(query, key_cache, value_cache, metadata, scale, prefill, output)
+    if metadata.tasks.splits is not None:
+        decode_attention(query, key_cache, value_cache, metadata, scale, decode, output)
     return output
+
+
+def _tiles(shape: AttentionShape, device: torch.device) -> tuple[PrefillTile, DecodeTile]:
+    card, padded = card_of(device), max(triton.next_power_of_2(shape.head_dim), 16)
+    element_size = shape.dtype.itemsize
+    return prefill_tile(card, padded, element_size), decode_tile(card, padded, element_size)

@@ -1,7 +1,7 @@
 """Decode: one query token a row, its cached tokens cut into splits that are attended side by side and then merged.
 
-A split is SPLIT_TOKENS absolute positions, whatever the batch, and the merge adds splits in their order, so a row's
-result depends on that row alone. It passes over rows of more than one query token, which prefill serves.
+How long a split is, the task map says: it depends on the whole batch and on the card, so that there is work for every
+multiprocessor, and a row's last bits with it. It passes over rows of more than one query token, which prefill serves.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -13,29 +13,38 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tile import attend, tile_positions
+from pyllm_kernels.attention_tile import attend
+from pyllm_kernels.attention_tuning import DecodeTile
 from pyllm_kernels.metadata import AttentionMetadata
 
-SPLIT_TOKENS = 256
 _MERGED_SPLITS = 16
 
 
 def decode_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float, output: Tensor
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    tile: DecodeTile,
+    output: Tensor,
 ) -> None:
     """Write the rows of one query token into `output`; arguments as in `paged_attention`."""
+    tasks = metadata.tasks
+    assert tasks is not None
+    assert tasks.splits is not None
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    num_rows = metadata.slots.shape[0]
-    num_splits = triton.cdiv(metadata.max_sequence_length, SPLIT_TOKENS)
+    num_rows, max_splits = metadata.slots.shape[0], tasks.splits.shape[0]
     block_d = max(triton.next_power_of_2(head_dim), 16)
     # One split needs no merge: it is written out at once, to the same bits that a merge of one would give.
+    may_split = metadata.max_sequence_length > tile.min_split
     split_outputs, log_sums = output, output
-    if num_splits > 1:
-        shape = (num_rows, heads, num_splits)
-        split_outputs = torch.empty((*shape, head_dim), dtype=torch.float32, device=query.device)
-        log_sums = torch.empty(shape, dtype=torch.float32, device=query.device)
-    _decode_split_kernel[(num_rows, kv_heads, num_splits)](
+    if may_split:
+        split_outputs = torch.empty((max_splits, heads, head_dim), dtype=torch.float32, device=query.device)
+        log_sums = torch.empty((max_splits, heads), dtype=torch.float32, device=query.device)
+    # The heads of one split run side by side, so that the blocks they share are read from DRAM together.
+    _decode_split_kernel[(kv_heads, max_splits)](
         query,
         key_cache,
         value_cache,
@@ -43,10 +52,11 @@ def decode_attention(
         metadata.slots,
         metadata.query_starts,
         metadata.sequence_lengths,
+        tasks.splits,
+        tasks.split_tokens,
         output,
         split_outputs,
         log_sums,
-        num_splits,
         scale * math.log2(math.e),
         query.stride(0),
         metadata.block_tables.stride(0),
@@ -54,26 +64,25 @@ def decode_attention(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        SPLIT=SPLIT_TOKENS,
-        ONE_SPLIT=num_splits == 1,
+        MAY_SPLIT=may_split,
         BLOCK_M=max(triton.next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
-        BLOCK_N=tile_positions(key_cache),
+        BLOCK_N=tile.block_n,
         BLOCK_D=block_d,
-        num_warps=4,
-        num_stages=3 if query.element_size() == 2 else 2,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         enable_fp_fusion=True,
     )
-    if num_splits > 1:
-        _merge_kernel[(num_rows, heads)](
+    if may_split:
+        _merge_kernel[(heads, num_rows)](
             split_outputs,
             log_sums,
             metadata.query_starts,
             metadata.sequence_lengths,
+            tasks.split_starts,
+            tasks.split_tokens,
             output,
-            num_splits,
             HEADS=heads,
             HEAD_DIM=head_dim,
-            SPLIT=SPLIT_TOKENS,
             BLOCK_SPLITS=_MERGED_SPLITS,
             BLOCK_D=block_d,
             num_warps=4,
@@ -81,7 +90,7 @@ def decode_attention(
         )
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit
 def _decode_split_kernel(
     query_ptr,
     key_cache_ptr,
@@ -90,10 +99,11 @@ def _decode_split_kernel(
     slots_ptr,
     query_starts_ptr,
     sequence_lengths_ptr,
+    splits_ptr,
+    split_tokens_ptr,
     output_ptr,
     split_outputs_ptr,
     log_sums_ptr,
-    num_splits,
     scale_log2,
     query_stride,
     table_stride,
@@ -101,45 +111,43 @@ def _decode_split_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr,
-    ONE_SPLIT: tl.constexpr,
+    MAY_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    kv_head = tl.program_id(1)
-    split = tl.program_id(2)
-    token = tl.load(query_starts_ptr + row)
-    query_length = tl.load(query_starts_ptr + row + 1) - token
-    sequence_length = tl.load(sequence_lengths_ptr + row)
-    split_start = split * SPLIT
-    if (query_length != 1) | (split_start >= sequence_length):
+    kv_head = tl.program_id(0)
+    task = tl.program_id(1)
+    row = tl.load(splits_ptr + 2 * task)
+    if row < 0:
         return
+    split = tl.load(splits_ptr + 2 * task + 1)
+    split_tokens = tl.load(split_tokens_ptr)
+    token = tl.load(query_starts_ptr + row).to(tl.int64)
+    sequence_length = tl.load(sequence_lengths_ptr + row)
+    table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
+
     GROUP: tl.constexpr = HEADS // KV_HEADS
     members = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_D)
     mask = (members < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
     heads = kv_head * GROUP + members
     head_offsets = heads[:, None] * HEAD_DIM + columns[None, :]
-    query = tl.load(query_ptr + token.to(tl.int64) * query_stride + head_offsets, mask=mask, other=0.0)
+    query = tl.load(query_ptr + token * query_stride + head_offsets, mask=mask, other=0.0)
 
-    query_positions = tl.full([BLOCK_M], 0, dtype=tl.int32) + (sequence_length - 1)
-    key_ptr = key_cache_ptr + kv_head * HEAD_DIM
-    value_ptr = value_cache_ptr + kv_head * HEAD_DIM
-    table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
-
-    split_end = tl.minimum(split_start + SPLIT, sequence_length)
+    # A multiple of BLOCK_N, which the compiler cannot see in a loaded number.
+    split_start = split * tl.multiple_of(split_tokens, BLOCK_N)
+    split_end = tl.minimum(split_start + split_tokens, sequence_length)
     whole_tiles_end = split_start + (split_end - split_start) // BLOCK_N * BLOCK_N
     accumulator, running_max, running_sum = attend(
         query,
-        query_positions,
+        tl.zeros([BLOCK_M], dtype=tl.int32) + (sequence_length - 1),
         split_start,
         whole_tiles_end,
         split_end,
         sequence_length,
-        key_ptr,
-        value_ptr,
+        key_cache_ptr + kv_head * HEAD_DIM,
+        value_cache_ptr + kv_head * HEAD_DIM,
         table_ptr,
         scale_log2,
         BLOCK_SIZE,
@@ -150,46 +158,48 @@ def _decode_split_kernel(
         BLOCK_D,
     )
     output = accumulator / running_sum[:, None]
-    if ONE_SPLIT:
-        output_ptrs = output_ptr + token.to(tl.int64) * HEADS * HEAD_DIM + head_offsets
+    if sequence_length <= split_tokens:
+        output_ptrs = output_ptr + token * HEADS * HEAD_DIM + head_offsets
         tl.store(output_ptrs, output.to(output_ptr.dtype.element_ty), mask=mask)
-    else:
-        splits = (row.to(tl.int64) * HEADS + heads) * num_splits + split  # [BLOCK_M], as the scratch is laid out
-        tl.store(split_outputs_ptr + splits[:, None] * HEAD_DIM + columns[None, :], output, mask=mask)
-        tl.store(log_sums_ptr + splits, running_max + tl.log2(running_sum), mask=members < GROUP)
+    elif MAY_SPLIT:
+        split_ptrs = split_outputs_ptr + (task * HEADS).to(tl.int64) * HEAD_DIM + head_offsets
+        tl.store(split_ptrs, output, mask=mask)
+        tl.store(log_sums_ptr + task * HEADS + heads, running_max + tl.log2(running_sum), mask=members < GROUP)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit
 def _merge_kernel(
     split_outputs_ptr,
     log_sums_ptr,
     query_starts_ptr,
     sequence_lengths_ptr,
+    split_starts_ptr,
+    split_tokens_ptr,
     output_ptr,
-    num_splits,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
-    SPLIT: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    head = tl.program_id(1)
+    head = tl.program_id(0)
+    row = tl.program_id(1)
     token = tl.load(query_starts_ptr + row)
-    if tl.load(query_starts_ptr + row + 1) - token != 1:
+    query_length = tl.load(query_starts_ptr + row + 1) - token
+    num_splits = tl.cdiv(tl.load(sequence_lengths_ptr + row), tl.load(split_tokens_ptr))
+    if (query_length != 1) | (num_splits == 1):
         return
-    used_splits = tl.cdiv(tl.load(sequence_lengths_ptr + row), SPLIT)
-    first_split = (row.to(tl.int64) * HEADS + head) * num_splits
+    first_split = tl.load(split_starts_ptr + row)
     columns = tl.arange(0, BLOCK_D)
     accumulator = tl.zeros([BLOCK_D], dtype=tl.float32)
     running_max = float("-inf")
     running_sum = 0.0
-    for start in range(0, used_splits, BLOCK_SPLITS):
+    for start in range(0, num_splits, BLOCK_SPLITS):
         splits = start + tl.arange(0, BLOCK_SPLITS)
-        used = splits < used_splits
-        log_sums = tl.load(log_sums_ptr + first_split + splits, mask=used, other=float("-inf"))
+        used = splits < num_splits
+        partials = (first_split + splits) * HEADS + head
+        log_sums = tl.load(log_sums_ptr + partials, mask=used, other=float("-inf"))
         outputs = tl.load(
-            split_outputs_ptr + (first_split + splits)[:, None] * HEAD_DIM + columns[None, :],
+            split_outputs_ptr + partials.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :],
             mask=used[:, None] & (columns < HEAD_DIM)[None, :],
             other=0.0,
         )  # [BLOCK_SPLITS, BLOCK_D]
@@ -199,5 +209,7 @@ def _merge_kernel(
         running_sum = running_sum * rescale + tl.sum(weights, axis=0)
         accumulator = accumulator * rescale + tl.sum(weights[:, None] * outputs, axis=0)
         running_max = new_max
+    # A row that pads the batch has no split, and gets zeros.
+    output = accumulator / tl.where(num_splits == 0, 1.0, running_sum)
     output_ptrs = output_ptr + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + columns
-    tl.store(output_ptrs, (accumulator / running_sum).to(output_ptr.dtype.element_ty), mask=columns < HEAD_DIM)
+    tl.store(output_ptrs, output.to(output_ptr.dtype.element_ty), mask=columns < HEAD_DIM)

@@ -1,7 +1,7 @@
 """Chunked prefill: rows of any length over the paged cache, a KV head's query group packed into the query block.
 
 A program takes BLOCK_M (token, head) pairs of one row and one KV head and visits key tiles from position 0 on, so that
-a token's result does not depend on where its chunk began. It passes over rows of one token, which decode serves.
+a token's result does not depend on where its chunk began. Which row, the task map says.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -12,26 +12,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tile import attend, tile_positions
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.attention_tasks import queries_of_tile
+from pyllm_kernels.attention_tile import attend
+from pyllm_kernels.attention_tuning import PrefillTile
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
 
 
 def prefill_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float, output: Tensor
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    tile: PrefillTile,
+    output: Tensor,
 ) -> None:
-    """Write the rows of more than one query token into `output`; arguments as in `paged_attention`."""
+    """Write the rows that the task map's tiles name into `output`; arguments as in `paged_attention`."""
+    assert metadata.tasks is not None
+    assert metadata.tasks.tiles is not None
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    group = heads // kv_heads
-    # Float32 has twice the bytes and no tensor cores.
-    narrow = query.element_size() == 2
-    block_m = max((128 if head_dim <= 128 else 64) if narrow else 32, triton.next_power_of_2(group))
-    block_q = block_m // group
-    num_rows = metadata.slots.shape[0]
-    # Row i's query blocks begin at `query_starts[i] // block_q + i`: a bound that leaves each row room
-    # for its last, partial block, known without asking the device.
-    grid = (metadata.num_tokens // block_q + num_rows, kv_heads)
-    _prefill_kernel[grid](
+    shape = AttentionShape(heads, kv_heads, head_dim, query.dtype)
+    # The heads of one tile run side by side, so that the blocks they share are read from DRAM together.
+    _prefill_kernel[(kv_heads, metadata.tasks.tiles.shape[0])](
         query,
         key_cache,
         value_cache,
@@ -39,8 +42,8 @@ def prefill_attention(
         metadata.slots,
         metadata.query_starts,
         metadata.sequence_lengths,
+        metadata.tasks.tiles,
         output,
-        num_rows,
         scale * math.log2(math.e),
         query.stride(0),
         metadata.block_tables.stride(0),
@@ -48,17 +51,17 @@ def prefill_attention(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_Q=block_q,
-        BLOCK_M=block_m,
-        BLOCK_N=tile_positions(key_cache),
+        BLOCK_Q=queries_of_tile(shape, tile),
+        BLOCK_M=max(tile.block_m, triton.next_power_of_2(heads // kv_heads)),
+        BLOCK_N=tile.block_n,
         BLOCK_D=max(triton.next_power_of_2(head_dim), 16),
-        num_warps=8 if block_m >= 128 else 4,
-        num_stages=3 if narrow else 2,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         enable_fp_fusion=True,
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def _prefill_kernel(
     query_ptr,
     key_cache_ptr,
@@ -67,8 +70,8 @@ def _prefill_kernel(
     slots_ptr,
     query_starts_ptr,
     sequence_lengths_ptr,
+    tiles_ptr,
     output_ptr,
-    num_rows,
     scale_log2,
     query_stride,
     table_stride,
@@ -81,15 +84,14 @@ def _prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # The last blocks of a row see the most keys: they start first, and the short ones fill the end.
-    query_block = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
-    row = _row_of_block(query_starts_ptr, query_block, num_rows, BLOCK_Q)
+    kv_head = tl.program_id(0)
+    tile = tl.program_id(1)
+    row = tl.load(tiles_ptr + 2 * tile)
+    if row < 0:
+        return
+    first_query = tl.load(tiles_ptr + 2 * tile + 1)
     query_start = tl.load(query_starts_ptr + row)
     query_length = tl.load(query_starts_ptr + row + 1) - query_start
-    first_query = (query_block - query_start // BLOCK_Q - row) * BLOCK_Q
-    if (first_query >= query_length) | (query_length == 1):
-        return
     GROUP: tl.constexpr = HEADS // KV_HEADS
     pairs = tl.arange(0, BLOCK_M)
     queries = first_query + pairs // GROUP
@@ -131,16 +133,3 @@ def _prefill_kernel(
     )
     output = (accumulator / running_sum[:, None]).to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + tokens[:, None] * HEADS * HEAD_DIM + head_offsets, output, mask=mask)
-
-
-@triton.jit
-def _row_of_block(query_starts_ptr, query_block, num_rows, BLOCK_Q: tl.constexpr):
-    """The last row whose blocks begin at or before `query_block`, by bisection."""
-    low = num_rows * 0
-    high = num_rows
-    while high - low > 1:
-        middle = (low + high) // 2
-        begins = tl.load(query_starts_ptr + middle) // BLOCK_Q + middle
-        low = tl.where(begins <= query_block, middle, low)
-        high = tl.where(begins <= query_block, high, middle)
-    return low

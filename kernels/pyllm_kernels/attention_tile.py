@@ -7,13 +7,6 @@ It does not know how queries are packed or which positions are visited. Sums are
 
 import triton
 import triton.language as tl
-from torch import Tensor
-
-
-def tile_positions(cache: Tensor) -> int:
-    """Positions in a tile: at most 64, and 16 KiB of keys. Chosen by shape and dtype, never by batch."""
-    row_bytes = triton.next_power_of_2(cache.shape[-1]) * cache.element_size()
-    return int(max(min(64, 16384 // row_bytes), 16))
 
 
 @triton.jit
@@ -38,11 +31,12 @@ def attend(
     """The weighted sums of values, the maxima and the sums of weights over the positions from `start` to `end`.
 
     Float32 [BLOCK_M, BLOCK_D], [BLOCK_M] and [BLOCK_M]; maxima are in units of log2, so that `exp2` serves. Positions
-    go in tiles of BLOCK_N from `start`. Those before `seen_by_all`, where a tile begins, need no mask. Either way the
-    arithmetic of a visible position is the same: scores are masked before they are scaled, so that both loops contract
-    to the same multiply-adds.
+    go in tiles of BLOCK_N from `start`, a multiple of it. Those before `seen_by_all`, where a tile begins, need no
+    mask. Either way the arithmetic of a visible position is the same: scores are masked before they are scaled, so
+    that both loops contract to the same multiply-adds.
     """
     columns = tl.arange(0, BLOCK_D)
+    within = tl.arange(0, BLOCK_N)
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     running_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     running_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -50,19 +44,36 @@ def attend(
         first = seen_by_all if MASKED else start
         last = end if MASKED else seen_by_all
         for tile_start in range(first, last, BLOCK_N):
-            positions = tile_start + tl.arange(0, BLOCK_N)
-            if MASKED:
-                cached = positions < sequence_length
-                blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=cached, other=0)
-                mask = cached[:, None] & (columns < HEAD_DIM)[None, :]
+            positions = tile_start + within
+            if BLOCK_SIZE % BLOCK_N == 0:
+                # The tile lies in one block: its cells are a matrix, and one entry of the table is read.
+                block = tl.load(table_ptr + tile_start // BLOCK_SIZE).to(tl.int64)
+                cells = block * BLOCK_SIZE + (tile_start % BLOCK_SIZE + within)
+            elif MASKED:
+                blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=positions < sequence_length, other=0)
+                cells = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
             else:
-                blocks = tl.load(table_ptr + positions // BLOCK_SIZE)
-                mask = (columns < HEAD_DIM)[None, :]
-            tokens = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
-            offsets = tokens[:, None] * TOKEN_STRIDE + columns[None, :]
+                cells = tl.load(table_ptr + positions // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
+            offsets = cells[:, None] * TOKEN_STRIDE + columns[None, :]
             # What lies past the end may be NaN; loaded as zero it stays zero under a weight of zero.
-            key = tl.load(key_ptr + offsets, mask=mask, other=0.0)  # [BLOCK_N, BLOCK_D]
-            value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+            cached = (positions < sequence_length)[:, None]
+            if MASKED and HEAD_DIM == BLOCK_D:
+                key = tl.load(key_ptr + offsets, mask=cached, other=0.0)  # [BLOCK_N, BLOCK_D]
+                value = tl.load(value_ptr + offsets, mask=cached, other=0.0)
+            elif MASKED:
+                mask = cached & (columns < HEAD_DIM)[None, :]
+                key = tl.load(key_ptr + offsets, mask=mask, other=0.0)
+                value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+            elif HEAD_DIM == BLOCK_D:
+                key = tl.load(key_ptr + offsets)
+                value = tl.load(value_ptr + offsets)
+            else:
+                mask = (columns < HEAD_DIM)[None, :]
+                key = tl.load(key_ptr + offsets, mask=mask, other=0.0)
+                value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
+            # Of a cache in fp8 these are conversions; the products are of the query's dtype, the sums float32.
+            key = key.to(query.dtype)
+            value = value.to(query.dtype)
 
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
             if MASKED:

@@ -2,6 +2,7 @@
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -12,6 +13,8 @@ _BLOCK = 512
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     if not copies.shape[0]:
         return
+    if key_cache.element_size() == 1:  # Bytes are bytes: nothing is converted.
+        key_cache, value_cache = key_cache.view(torch.uint8), value_cache.view(torch.uint8)
     block_elements = key_cache[0].numel()
     grid = (triton.cdiv(block_elements, _BLOCK),)
     _copy_blocks_kernel[grid](

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyllm_kernels import linear, reference
 from pyllm_kernels.linear import PackedLinear
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 
 class BackendError(ValueError):
@@ -39,7 +39,11 @@ class Kernels:
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rope_and_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
+    norm_rope_and_kv_write: Callable[
+        [QKNorm | None, KVScales, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None
+    ]
     silu_and_mul: Callable[[Tensor], Tensor]
+    plan_attention: Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -62,6 +66,18 @@ def select(backend: str, device: torch.device | str) -> Kernels:
     if backend == "triton":
         return _triton(device_type)
     raise BackendError(f"unknown kernel backend {backend!r}: choose auto, cpu, reference or triton")
+
+
+def batch_invariant(kernels: Kernels) -> Kernels:
+    """The same ops, their linear layers such that a row's result does not depend on the others on a GPU, either.
+
+    Attention is asked for it by its metadata; the other ops work row by row.
+    """
+    if kernels.backend != "triton":
+        return kernels
+    from pyllm_kernels import linear_invariant
+
+    return replace(kernels, packed_linear=linear_invariant.packed_linear)
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
@@ -134,11 +150,31 @@ def rope_and_kv_write(
     - query [tokens, heads, head_dim]; key, value [tokens, kv_heads, head_dim]: heads contiguous, tokens any stride.
     - positions int32 [tokens]; cos_sin float32 [max_position, head_dim]: the half of cosines, then the half of sines.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
-    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; of key's dtype, on a CPU
-      float32 or bfloat16 beside either of the two.
+    - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; key and value are rounded to
+      their dtype, in fp8 (e4m3) to the largest number where they are too large. On a CPU float32 and bfloat16 mix.
     """
     kernels = select("auto", query.device)
     kernels.rope_and_kv_write(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
+
+
+def norm_rope_and_kv_write(
+    norm: QKNorm | None,
+    scales: KVScales,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    """`rope_and_kv_write`, before it `rms_norm` of each head of query and key, in place, where there is a norm.
+
+    Key and value are divided by their scales as they are written to an fp8 cache.
+    """
+    tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
+    select("auto", query.device).norm_rope_and_kv_write(norm, scales, *tensors)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
@@ -149,18 +185,27 @@ def silu_and_mul(x: Tensor) -> Tensor:
     return select("auto", x.device).silu_and_mul(x)
 
 
+def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
+    """The metadata with the task map of one step in it, for every layer of that shape.
+
+    `paged_attention` makes its own where this was not called, which costs a kernel or two a layer on a GPU.
+    """
+    return select("auto", metadata.slots.device).plan_attention(metadata, shape)
+
+
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
 ) -> Tensor:
     """Causal attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
     query [tokens, heads, head_dim] (tokens any stride); key_cache, value_cache
-    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, on a CPU float32 or bfloat16 beside either of the two
+    [num_blocks, block_size, kv_heads, head_dim] of query's dtype, or fp8 (e4m3); on a CPU float32 and bfloat16 mix
     -> [tokens, heads, head_dim].
 
     Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
     and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. Scores are
-    multiplied by `scale`; softmax and sums are float32. A row's result does not depend on the other rows.
+    multiplied by `scale`; softmax and sums are float32. A row's result does not depend on the other rows, except, on a
+    GPU and unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
     """
     return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, scale)
 
@@ -195,7 +240,9 @@ def _reference() -> Kernels:
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
         rope_and_kv_write=reference.rope_and_kv_write,
+        norm_rope_and_kv_write=reference.norm_rope_and_kv_write,
         silu_and_mul=reference.silu_and_mul,
+        plan_attention=reference.plan_attention,
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
         swap_blocks=reference.swap_blocks,
@@ -246,7 +293,9 @@ def _triton(device_type: str) -> Kernels:
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         rope_and_kv_write=rope.rope_and_kv_write,
+        norm_rope_and_kv_write=rope.norm_rope_and_kv_write,
         silu_and_mul=activation.silu_and_mul,
+        plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,
         swap_blocks=reference.swap_blocks,  # ...and Triton has nothing to add to a copy over PCIe.

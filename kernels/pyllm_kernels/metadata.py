@@ -1,11 +1,40 @@
-"""What attention must know about a batch: where each row's queries and cached tokens are.
+"""What attention must know about a batch, and about a layer: rows, tasks, norms and scales.
 
 It does not know which request a row belongs to; a row finds its blocks through its slot.
 """
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """What the tasks of a step depend on beside the batch: one rank's heads, and the dtype of its queries."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTasks:
+    """Which program does what, made on the device once a step and shared by the layers. All int32.
+
+    - `tiles` [max_tiles, 2]: a prefill tile's row and its first query, counted from the row's start.
+    - `splits` [max_splits, 2]: a decode split's row and its number within the row; `split_starts` [rows]: each row's
+      first split; `split_tokens` [1]: the positions of a split, the same for all rows.
+
+    A row of -1 means that there is nothing to do: how many tasks there may be follows from the shapes of the batch, how
+    many there are only the device knows. None: no row of that kind can be in the batch.
+    """
+
+    tiles: Tensor | None
+    splits: Tensor | None
+    split_starts: Tensor | None
+    split_tokens: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +48,12 @@ class AttentionMetadata:
       `i * block_size` to `(i + 1) * block_size - 1`; entries past a sequence's end are never used.
     - `slots` [rows]: each row's line of `block_tables`.
     - `query_starts` [rows + 1]: row i owns the query tokens `query_starts[i]` to `query_starts[i + 1] - 1`.
-    - `sequence_lengths` [rows]: tokens of the sequence in the cache, this step's own included.
-    - `max_query_length`, `max_sequence_length`: over the rows; `num_tokens`: `query_starts[-1]`.
+    - `sequence_lengths` [rows]: tokens of the sequence in the cache, this step's own included. A row of length 0 pads
+      the batch: it has no blocks, and its output means nothing.
+    - `max_query_length`, `max_sequence_length`: over the rows, or more; `num_tokens`: `query_starts[-1]`.
+    - `batch_invariant`: on a GPU, whether each row must get the bits that it gets alone, and its tokens the same
+      whether they come one by one or many at once. Costs speed there; holds on a CPU without being asked.
+    - `tasks`: what `plan_attention` adds.
     """
 
     block_tables: Tensor
@@ -30,3 +63,22 @@ class AttentionMetadata:
     max_query_length: int
     max_sequence_length: int
     num_tokens: int
+    batch_invariant: bool = False
+    tasks: AttentionTasks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """RMSNorm of each head of the query and of the key, before they are rotated; weights [head_dim]."""
+
+    query_weight: Tensor
+    key_weight: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What the numbers in a cache are multiplied with to give keys and values; of use where they are fp8."""
+
+    key: float = 1.0
+    value: float = 1.0

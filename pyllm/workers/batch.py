@@ -61,11 +61,14 @@ class Batch:
 
 
 class PlanBuffer:
-    """The aligned memory that plans are copied into; it doubles when one does not fit."""
+    """The aligned memory that plans are copied into; it doubles when one does not fit.
+
+    A plan for a GPU has pinned memory of its own, as the one before may still be on its way there.
+    """
 
     def __init__(self, device: torch.device, capacity: int = 1 << 16) -> None:
         self._device = device
-        self._allocate(capacity)
+        self._memory = torch.empty(capacity if device.type != "cuda" else 0, dtype=torch.uint8)
 
     def load(self, counts: tuple[int, ...], frame: bytes | memoryview) -> Batch:
         """Copy a plan in and give its sections.
@@ -79,22 +82,25 @@ class PlanBuffer:
         source = np.frombuffer(frame, np.uint8)
         if len(source) != size:
             raise ProtocolError(f"a plan with the counts {counts} has {size} bytes, but {len(source)} came")
-        if size > len(self._memory):
-            self._allocate(max(size, 2 * len(self._memory)))
-        self._memory.numpy()[:size] = source
-        memory = self._memory[:size]
+        memory = self._room(size)
+        memory.numpy()[:] = source
         host = _sections(memory.numpy(), offsets, counts, _NUMPY_DTYPES)
         return Batch(
             host=Sections(**host),
-            device=Sections(**_sections(memory.to(self._device), offsets, counts, _TORCH_DTYPES)),
+            device=Sections(**_sections(memory.to(self._device, non_blocking=True), offsets, counts, _TORCH_DTYPES)),
             num_tokens=len(host["tokens"]),
             num_rows=len(host["slots"]),
             max_query_length=int(np.diff(host["query_starts"]).max(initial=0)),
             max_sequence_length=int(host["sequence_lengths"].max(initial=0)),
         )
 
-    def _allocate(self, capacity: int) -> None:
-        self._memory = torch.empty(capacity, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+    def _room(self, size: int) -> Tensor:
+        if self._device.type == "cuda":
+            # torch keeps such memory, and does not give it out again while a copy from it is under way.
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        if size > len(self._memory):
+            self._memory = torch.empty(max(size, 2 * len(self._memory)), dtype=torch.uint8)
+        return self._memory[:size]
 
 
 def check_counts(counts: tuple[int, ...]) -> None:

@@ -147,7 +147,7 @@ def _available_host_bytes() -> int:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros that cost nothing until they are touched: on a CPU the kernel hands out such pages one by one."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device).view(dtype)
     num_bytes = math.prod(shape) * dtype.itemsize
     memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT

@@ -7,9 +7,10 @@ import gc
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import zmq
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from pyllm.workers.runner import ModelRunner
 
 Socket = zmq.Socket[bytes]
+
+# Seconds between two looks at a GPU that is still computing, and at the mailbox.
+_PAUSE = 20e-6
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +77,30 @@ def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
     return runner
 
 
-def serve(socket: Socket, runner: "ModelRunner", rank: int, report: Callable[[str, int], None]) -> None:
+class Pending(Protocol):
+    """A step that was begun."""
+
+    def is_done(self) -> bool:
+        """Whether `answer` would not wait."""
+
+    def answer(self) -> Sampled:
+        """The step's tokens, once they are there."""
+
+
+class Rank(Protocol):
+    """What the mailbox needs of a runner."""
+
+    def begin(self, step: Step, frame: bytes) -> Pending:
+        """Start a step. Where it runs beside this thread, the next one may begin before its answer is asked for."""
+
+    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Answer a `Control`."""
+
+
+def serve(socket: Socket, runner: Rank, rank: int, report: Callable[[str, int], None]) -> None:
     """Answer steps and controls in the order they come, until the socket's context ends.
 
+    A step that comes while a GPU computes the one before is begun at once, so that the GPU never waits for this side.
     Rank 0 alone answers a step; every rank answers a control. `report` is told the stage and the last completed step.
     A frame that is no message is logged and dropped. An error inside a step, a broken plan included, is raised: the
     core waits for that step's answer, and the ranks may differ after it.
@@ -83,8 +108,21 @@ def serve(socket: Socket, runner: "ModelRunner", rank: int, report: Callable[[st
     decoder = msgspec.msgpack.Decoder(WorkerInput)
     encoder = msgspec.msgpack.Encoder()
     completed = -1
+    pending: Pending | None = None
+
+    def answer_pending() -> None:
+        nonlocal completed, pending
+        if pending is not None:
+            sampled, pending = pending.answer(), None
+            completed = sampled.step
+            if rank == 0:
+                socket.send(encoder.encode(sampled))
+
     while True:
         try:
+            if pending is not None and not _message_comes_before(pending, socket):
+                answer_pending()
+                report("ready", completed)
             header, *frames = socket.recv_multipart()
         except zmq.ContextTerminated:
             return
@@ -93,25 +131,36 @@ def serve(socket: Socket, runner: "ModelRunner", rank: int, report: Callable[[st
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.error("dropped a malformed frame: %s", error)
             continue
-        answer: Sampled | Reply
         match message:
             case Step(step):
                 report(f"running step {step}", completed)
-                answer = runner.run(message, frames[0] if frames else b"")
-                completed = step
+                begun = runner.begin(message, frames[0] if frames else b"")
+                if pending is not None:
+                    answer_pending()
+                    report(f"running step {step}", completed)
+                pending = begun
             case Control(method=method):
+                answer_pending()
                 report(f"answering {method}", completed)
-                answer = _reply(runner, message)
-        report("ready", completed)
-        if rank == 0 or isinstance(answer, Reply):
-            socket.send(encoder.encode(answer))
+                reply = _reply(runner, message)
+                report("ready", completed)
+                socket.send(encoder.encode(reply))
+
+
+def _message_comes_before(pending: Pending, socket: Socket) -> bool:
+    """Wait for the step's end or for the next message, and tell whether it was a message."""
+    while not pending.is_done():
+        if socket.poll(0):
+            return True
+        time.sleep(_PAUSE)
+    return False
 
 
 def _report(child: Child, stage: str, step: int) -> None:
     child.stage, child.step = stage, step
 
 
-def _reply(runner: "ModelRunner", control: Control) -> Reply:
+def _reply(runner: Rank, control: Control) -> Reply:
     try:
         return Reply(control.id, True, runner.call(control.method, control.args))
     except Exception as error:

@@ -5,19 +5,32 @@ Knows no process and no socket (`process.py`), and of scheduling only what a pla
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import AttentionMetadata, BackendError, instruction_set, select
+from pyllm_kernels import (
+    AttentionMetadata,
+    AttentionShape,
+    BackendError,
+    CardError,
+    Kernels,
+    batch_invariant,
+    check_card,
+    instruction_set,
+    select,
+)
 from torch import Tensor
 
-from pyllm.config import WorkerConfig
+from pyllm.config import EngineConfig, WorkerConfig
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampled, Step
-from pyllm.workers.batch import Batch, IntArray, PlanBuffer
-from pyllm.workers.context import ForwardContext
+from pyllm.workers.attention_backends import load_attention_backend
+from pyllm.workers.batch import Batch, PlanBuffer
+from pyllm.workers.context import AttentionHook, ForwardContext
+from pyllm.workers.decode_graphs import Capture, CudaCapture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
 from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders import TensorTable, weight_reader
@@ -26,11 +39,17 @@ from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
 from pyllm.workers.sampler import SamplingRows, sample
 from pyllm.workers.slots import Slots
+from pyllm.workers.staging import HostCopy, to_device
 from pyllm.workers.step_graph import StepGraph
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
 
 
 class ModelRunner:
@@ -43,10 +62,13 @@ class ModelRunner:
         self._checkpoint = config.checkpoint
         self._architecture = config.checkpoint.architecture
         device = worker_device(config)
-        try:
-            self._kernels = select(engine.device.kernel_backend, device)
-        except BackendError as error:
-            raise ConfigError(f"kernel_backend {engine.device.kernel_backend}: {error}") from error
+        kernels = _kernels(engine, device)
+        attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
+        self._kernels = replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)
+        self._may_capture = attention.in_graphs and not engine.device.enforce_eager
+        self._graphs: DecodeGraphs | None = None
+        self._step_graph: StepGraph | None = None
+        self._hooks: tuple[AttentionHook, ...] = ()
         self._placement = Placement(
             group, _DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization
         )
@@ -55,13 +77,18 @@ class ModelRunner:
         block_size = engine.cache.block_size
         kv_cache_dtype = _DTYPES[engine.cache.kv_cache_dtype]
         self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size, kv_cache_dtype)
+        self._attention_shape = AttentionShape(
+            heads=self._architecture.num_attention_heads // group.size,
+            kv_heads=self._cache_shape.num_kv_heads,
+            head_dim=self._architecture.head_dim,
+            dtype=self._placement.dtype,
+        )
         self._block_bytes = self._cache_shape.block_bytes
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
         self._plans = PlanBuffer(device)
         self._kv_cache: KVCache | None = None
         self._host_pool: HostPool | None = None
-        self._graph: StepGraph | None = None
-        self._swap_seconds = 0.0
+                self._swap_seconds = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
             "num_blocks": self.num_blocks,
             "num_host_blocks": self.num_host_blocks,
@@ -95,13 +122,17 @@ class ModelRunner:
         Raises:
             ProtocolError: the plan is malformed, or asks for what this worker cannot do.
         """
+        return self.begin(step, frame).answer()
+
+    def begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
+        """The same, but on a GPU nothing is waited for: the next step may begin before this one is answered."""
         batch = self._plans.load(step.counts, frame)
-        tokens = self.execute(batch)
-        return Sampled(step.step, batch.host.sampled_starts.tobytes(), tokens.tobytes())
+        starts = batch.host.sampled_starts.tobytes()
+        return RunningStep(step.step, starts, HostCopy(self.execute(batch)))
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> IntArray:
-        """One step; gives the sampled tokens, int32 [sampled positions].
+    def execute(self, batch: Batch) -> Tensor:
+        """One step; gives the sampled tokens, int32 [sampled positions], on the device.
 
         The order is part of the plan's meaning: slot copies, slot initialisations, block-table changes, swaps to the
         host, swaps from it, block copies, then the forward pass.
@@ -118,36 +149,44 @@ class ModelRunner:
             for keys, values in self._kv_cache.layers:
                 self._kernels.copy_blocks(keys, values, copies)
         if not batch.num_tokens:
-            return np.empty(0, np.int32)
+            return torch.empty(0, dtype=torch.int32)
         hidden = self.forward(batch, self._kv_cache)
         rows = batch.host.logits_rows
         if not len(rows):
-            return np.empty(0, np.int32)
+            return torch.empty(0, dtype=torch.int32)
         # Samples of one request are drawn from the same position, whose logits are computed once.
         forks = bool((rows[1:] == rows[:-1]).any())
         positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, rows)
-        wanted = torch.from_numpy(positions).to(self._placement.device) if forks else batch.device.logits_rows
+        device = self._placement.device
+        wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
         logits = self.logits(hidden, wanted)
         if logits is None:
-            sampled = torch.empty(len(rows), dtype=torch.int32, device=self._placement.device)
+            sampled = torch.empty(len(rows), dtype=torch.int32, device=device)
         else:
-            drawn_from = torch.from_numpy(rows).to(self._placement.device) if forks else None
+            drawn_from = to_device(torch.from_numpy(rows), device) if forks else None
             sampled = sample(logits, self._slots.sampling_rows(batch), batch.device.uniforms, drawn_from)
         self._placement.group.broadcast(sampled)
         self._slots.remember(batch, sampled)
-        return sampled.cpu().numpy()
+        return sampled
+
+    def add_attention_hook(self, hook: AttentionHook) -> None:
+        """Have every layer of every step from now on pass by `hook`."""
+        self._hooks += (hook,)
 
     def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
-        """The hidden states of every token, [tokens, hidden_size], after the last layer's norm."""
+        """The pass over the plan's tokens, [tokens, hidden_size]. Hooks are Python: no graph passes by them."""
+        graphs = self._graphs
+        if graphs is not None and not self._hooks and batch.num_rows <= graphs.max_rows and is_decode(batch.host):
+            return graphs.run(batch.host)
         tokens = self._slots.known_tokens(batch)
-        if self._graph is not None:
-            return self._graph.hidden(tokens, batch)
+        if self._step_graph is not None and not self._hooks:
+            return self._step_graph.hidden(tokens, batch)
         return self.model(tokens, self._context(batch, kv_cache))
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
         """Of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first."""
-        if self._graph is not None and len(rows) <= self._engine.scheduler.max_num_seqs:
-            return self._graph.logits(hidden, rows)
+        if self._step_graph is not None and len(rows) <= self._engine.scheduler.max_num_seqs:
+            return self._step_graph.logits(hidden, rows)
         return self.model.logits(hidden[rows])
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
@@ -178,11 +217,19 @@ class ModelRunner:
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
-        if self._placement.device.type == "cpu":
-            self._graph = self._capture(self._kv_cache)
+        if self._may_capture and self._placement.device.type == "cuda":
+            self.capture(CudaCapture())
+        elif self._may_capture and self._kernels.backend == "cpu":
+            self._step_graph = self._capture_step(self._kv_cache)
         if num_host_blocks:
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        """Record the forward pass of decode batches of some sizes, for steps to replay; the KV cache is there."""
+        sizes = capture_sizes(self._engine.scheduler.max_num_seqs)
+        self._graphs = DecodeGraphs(self._decode, sizes, self._placement.device, capture)
 
     def swap_seconds(self) -> float:
         """Seconds to move one block to the host and back, as measured when the pool was made; 0 without a pool."""
@@ -228,11 +275,12 @@ class ModelRunner:
             max_query_length=int(lengths.max()),
             max_sequence_length=int(lengths.max()),
             num_tokens=num_tokens,
+            batch_invariant=self._engine.device.batch_invariant,
         )
         context = ForwardContext(
             kernels=self._kernels,
             kv_cache=KVCache(self._cache_shape, 1, self._placement.device),
-            attention=attention,
+            attention=self._kernels.plan_attention(attention, self._attention_shape),
             positions=ints(np.concatenate([np.arange(length) for length in lengths])),
             slot_mapping=ints(np.full(num_tokens, -1)),
             cos_sin=self._cos_sin,
@@ -246,11 +294,9 @@ class ModelRunner:
             )
             sample(logits, some_filter, torch.full((rows,), 0.5, device=device))
 
-    def _capture(self, kv_cache: KVCache) -> StepGraph | None:
+    def _capture_step(self, kv_cache: KVCache) -> StepGraph | None:
         """The layers as one call, where all that they do is Rust's: not float16, and no exchange between ranks."""
-        if self._kernels.backend != "cpu" or self._placement.group.size > 1:
-            return None
-        if torch.float16 in {self._placement.dtype, self._cache_shape.dtype}:
+        if self._placement.group.size > 1 or torch.float16 in {self._placement.dtype, self._cache_shape.dtype}:
             return None
         limits = self._engine.scheduler
 
@@ -273,6 +319,31 @@ class ModelRunner:
         free, total = torch.cuda.mem_get_info(device)
         return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
 
+    def _decode(self, inputs: DecodeInputs) -> Tensor:
+        """What a graph holds: the pass over one token of each row, whatever the lengths."""
+        assert self._kv_cache is not None
+        num_rows = len(inputs.slots)
+        attention = AttentionMetadata(
+            block_tables=self._slots.block_tables,
+            slots=inputs.slots,
+            query_starts=inputs.query_starts,
+            sequence_lengths=inputs.sequence_lengths,
+            max_query_length=1,
+            max_sequence_length=self._max_model_len,
+            num_tokens=num_rows,
+            batch_invariant=self._engine.device.batch_invariant,
+        )
+        context = ForwardContext(
+            kernels=self._kernels,
+            kv_cache=self._kv_cache,
+            attention=self._kernels.plan_attention(attention, self._attention_shape),
+            positions=inputs.positions,
+            slot_mapping=inputs.slot_mapping,
+            cos_sin=self._cos_sin,
+        )
+        tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
+        return self.model(tokens, context)
+
     def _context(self, batch: Batch, kv_cache: KVCache) -> ForwardContext:
         device = batch.device
         attention = AttentionMetadata(
@@ -283,18 +354,52 @@ class ModelRunner:
             max_query_length=batch.max_query_length,
             max_sequence_length=batch.max_sequence_length,
             num_tokens=batch.num_tokens,
+            batch_invariant=self._engine.device.batch_invariant,
         )
         return ForwardContext(
             kernels=self._kernels,
             kv_cache=kv_cache,
-            attention=attention,
+            attention=self._kernels.plan_attention(attention, self._attention_shape),
             positions=device.positions,
             slot_mapping=device.slot_mapping,
             cos_sin=self._cos_sin,
+            hooks=self._hooks,
         )
+
+
+class RunningStep:
+    """A step that was begun, and whose tokens are on their way to the host."""
+
+    def __init__(self, step: int, starts: bytes, tokens: HostCopy) -> None:
+        self._step = step
+        self._starts = starts
+        self._tokens = tokens
+
+    def is_done(self) -> bool:
+        """Whether `answer` would not wait."""
+        return self._tokens.is_done()
+
+    def answer(self) -> Sampled:
+        """Wait for the tokens."""
+        return Sampled(self._step, self._starts, self._tokens.wait().numpy().tobytes())
 
 
 def worker_device(config: WorkerConfig) -> torch.device:
     """The device of a rank: GPU number `rank`, or the CPU."""
     kind = config.engine.device.device
     return torch.device("cuda", config.rank) if kind == "cuda" else torch.device(kind)
+
+
+def _kernels(engine: EngineConfig, device: torch.device) -> Kernels:
+    """The ops as configured, for a card that can run them."""
+    backend = engine.device.kernel_backend
+    try:
+        kernels = select(backend, device)
+        if device.type == "cuda":
+            dtypes = _DTYPES[engine.model.dtype], _DTYPES[engine.cache.kv_cache_dtype]
+            check_card(torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device), *dtypes)
+    except BackendError as error:
+        raise ConfigError(f"kernel_backend {backend}: {error}") from error
+    except CardError as error:
+        raise ConfigError(str(error)) from error
+    return batch_invariant(kernels) if engine.device.batch_invariant else kernels

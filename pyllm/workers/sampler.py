@@ -10,6 +10,8 @@ import torch
 from pyllm_kernels import cpu
 from torch import Tensor
 
+from pyllm.workers.staging import to_device
+
 # The best candidates that top-k and top-p look at first; a row that needs more is sorted whole.
 _NUM_CANDIDATES = 1024
 # Rows whose weights stay in a CPU's second-level cache from one pass to the next.
@@ -31,8 +33,10 @@ class SamplingRows:
 
 
 def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Choose tokens as `sample_by_torch` does: on a CPU by a kernel, where a greedy batch costs one pass."""
-    if logits.device.type != "cpu" or logits.dtype is torch.float16:
+    """Choose tokens as `sample_by_torch` does, by a kernel: a greedy batch costs one pass over the logits."""
+    if logits.is_cuda:
+        return sample_by_kernel(logits.float(), parameters, uniforms, rows)
+    if logits.dtype is torch.float16:
         return sample_by_torch(logits.float(), parameters, uniforms, rows)
     rows = None if rows is None else rows.to(torch.int32)
     if bool((parameters.temperature == 0).all()):
@@ -61,6 +65,22 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
             their_logits = logits[there if rows is None else rows[there]]
             tokens[there] = choose(their_logits, parameters.select(some), uniforms[there]).to(torch.int32)
     return tokens
+
+
+def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
+    """What `sample` does, by the Triton kernel: one launch for rows of every kind, and nothing that waits for it."""
+    from pyllm_kernels import sampling
+
+    if rows is None:
+        rows = torch.arange(len(uniforms), device=logits.device)
+    # As one copy: the integers travel as the bits of floats.
+    numbers = (parameters.temperature, parameters.top_p, parameters.min_p)
+    top_k = parameters.top_k.to(torch.int32).view(torch.float32)
+    packed = to_device(torch.stack((*numbers, top_k)), logits.device)
+    temperature, top_p, min_p = packed[:3]
+    return sampling.sample(
+        logits, temperature, packed[3].view(torch.int32), top_p, min_p, uniforms, rows.to(torch.int32)
+    )
 
 
 def _argmax(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pyllm.errors import ProtocolError
 from pyllm.messages import Sampling
 from pyllm.workers.batch import Batch
 from pyllm.workers.sampler import SamplingRows
+from pyllm.workers.staging import to_device
 
 
 class Slots:
@@ -47,16 +48,16 @@ class Slots:
         tokens = batch.device.tokens
         if len(unknown):
             rows = np.searchsorted(batch.host.query_starts, unknown, side="right") - 1
-            slots = self._to_device(batch.host.slots[rows])
-            tokens[self._to_device(unknown)] = self.last_tokens[slots]
+            slots, places = self._to_device(batch.host.slots[rows], unknown)
+            tokens[places] = self.last_tokens[slots]
         return tokens
 
     def remember(self, batch: Batch, sampled: Tensor) -> None:
         """Keep each sampling row's last token of `sampled`, int32 [sampled positions]."""
         ends = batch.host.sampled_starts[1:]
         rows = np.flatnonzero(np.diff(batch.host.sampled_starts))
-        slots = self._to_device(batch.host.slots[rows])
-        self.last_tokens[slots] = sampled[self._to_device(ends[rows] - 1)]
+        slots, places = self._to_device(batch.host.slots[rows], ends[rows] - 1)
+        self.last_tokens[slots] = sampled[places]
 
     def sampling_rows(self, batch: Batch) -> SamplingRows:
         """The parameters of each sampled position."""
@@ -80,10 +81,14 @@ class Slots:
         origins = list(range(len(self.last_tokens)))
         for source, destination in zip(pairs[::2], pairs[1::2], strict=True):
             origins[destination] = origins[source]
-        destinations = sorted(set(pairs[1::2]))
-        sources = [origins[slot] for slot in destinations]
-        for table in (self.block_tables, self.last_tokens, self._temperature, self._top_k, self._top_p, self._min_p):
+        destinations = np.array(sorted(set(pairs[1::2])))
+        sources = np.array(origins)[destinations]
+        for table in (self._temperature, self._top_k, self._top_p, self._min_p):
             table[destinations] = table[sources]
+        to, of = self._to_device(destinations, sources)
+        for table in (self.block_tables, self.last_tokens):
+            table[to] = table[of]
 
-    def _to_device(self, indices: npt.NDArray[np.signedinteger]) -> Tensor:
-        return torch.from_numpy(indices).to(self.block_tables.device)
+    def _to_device(self, *indices: npt.NDArray[np.signedinteger]) -> Tensor:
+        """Arrays of one length as the lines of one tensor, int64."""
+        return to_device(torch.from_numpy(np.stack(indices).astype(np.int64)), self.block_tables.device)

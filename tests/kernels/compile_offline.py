@@ -6,13 +6,44 @@ A process of its own (`python compile_offline.py CAPABILITY DTYPE`), because it 
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import triton
-from pyllm_kernels import AttentionMetadata, activation, attention_decode, attention_prefill, blocks, norm, rope
+from pyllm_kernels import (
+    AttentionMetadata,
+    AttentionShape,
+    KVScales,
+    PackedLinear,
+    QKNorm,
+    activation,
+    attention_decode,
+    attention_prefill,
+    attention_tasks,
+    blocks,
+    linear_invariant,
+    norm,
+    rope,
+    sampling,
+)
+from pyllm_kernels.attention_tasks import make_tasks
+from pyllm_kernels.attention_tuning import Card, decode_tile, prefill_tile
 from triton.backends.compiler import GPUTarget
 
-SHARED_MEMORY = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024}  # Of one program, in bytes (CUDA C++ guide).
+# Of one program, in bytes (CUDA C++ guide).
+SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10}
+
+MODULES = (
+    norm,
+    activation,
+    rope,
+    blocks,
+    attention_tasks,
+    sampling,
+    linear_invariant,
+    attention_prefill,
+    attention_decode,
+)
 
 
 class OfflineDriver:
@@ -44,19 +75,25 @@ class OfflineDriver:
         pass
 
 
-def launch_everything(dtype: torch.dtype) -> None:
+def launch_everything(capability: int, dtype: torch.dtype) -> None:
     tokens, heads, kv_heads, head_dim, block_size = 40, 32, 8, 128, 16
     hidden = torch.zeros(tokens, heads * head_dim, dtype=dtype)
     norm.rms_norm(hidden, hidden[0], 1e-5)
     norm.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
     activation.silu_and_mul(hidden)
+    linear_invariant.packed_linear(hidden, PackedLinear(hidden, None))
     query = hidden.view(tokens, heads, head_dim)
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
     key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)
     positions = torch.zeros(tokens, dtype=torch.int32)
+    ones = torch.ones(2)
+    sampling.sample(torch.zeros(2, 5000), ones, positions[:2], ones, ones, ones, positions[:2])
     cos_sin = torch.zeros(64, head_dim)
     rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, key_cache, value_cache)
     blocks.copy_blocks(key_cache, value_cache, positions.view(-1, 2))
+    card = Card(capability, 100)
+    shape = AttentionShape(heads, kv_heads, head_dim, dtype)
+    prefill, decode = (tile(card, head_dim, dtype.itemsize) for tile in (prefill_tile, decode_tile))
     for longest in (200, 1000):  # One KV split, and several.
         metadata = AttentionMetadata(
             block_tables=torch.zeros(4, 64, dtype=torch.int32),
@@ -67,15 +104,25 @@ def launch_everything(dtype: torch.dtype) -> None:
             max_sequence_length=longest,
             num_tokens=tokens,
         )
+        metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
         output = torch.empty_like(query)
-        attention_prefill.prefill_attention(query, key_cache, value_cache, metadata, 0.1, output)
-        attention_decode.decode_attention(query, key_cache, value_cache, metadata, 0.1, output)
+        caches = [(key_cache, value_cache)]
+        if capability >= 89:
+            caches.append((key_cache.to(torch.float8_e4m3fn), value_cache.to(torch.float8_e4m3fn)))
+        for keys, values in caches:
+            attention_prefill.prefill_attention(query, keys, values, metadata, 0.1, prefill, output)
+            attention_decode.decode_attention(query, keys, values, metadata, 0.1, decode, output)
+            rope.norm_rope_and_kv_write(
+                QKNorm(cos_sin[0], cos_sin[0], 1e-5),
+                KVScales(),
+                *(query, key, key, positions, cos_sin, positions, keys, values),
+            )
 
 
 def main(capability: int, dtype: torch.dtype) -> None:
     triton.runtime.driver.set_active(OfflineDriver(capability))
-    launch_everything(dtype)
-    for module in (norm, activation, rope, blocks, attention_prefill, attention_decode):
+    launch_everything(capability, dtype)
+    for module in MODULES:
         for function in vars(module).values():
             if isinstance(function, triton.JITFunction) and function.device_caches:
                 for kernel in function.device_caches[0][0].values():

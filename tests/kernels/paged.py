@@ -73,6 +73,10 @@ class PagedBatch:
         """The last `length` tokens of a batch of one row, the others being context."""
         return self.one_row_of(self.query[-length:])
 
+    def invariant(self) -> "PagedBatch":
+        """The same batch, asked to give each row the bits that it gets alone."""
+        return replace(self, metadata=replace(self.metadata, batch_invariant=True))
+
     def one_row_of(self, query: Tensor) -> "PagedBatch":
         length = query.shape[0]
         starts = torch.tensor([0, length], dtype=torch.int32, device=query.device)

@@ -1,5 +1,7 @@
 """Paged attention as the engine calls it: rows of any kind together, whatever blocks they are given."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +21,7 @@ def test_decodes_beside_prefills(kernels: Kernels, device: torch.device) -> None
 
 
 def test_a_row_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device) -> None:
-    batch = paged_batch([(1, 270), (30, 10), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device)
+    batch = paged_batch([(1, 270), (30, 10), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device).invariant()
     together = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
     for index in range(4):
         row = batch.row(index)
@@ -36,6 +38,17 @@ def test_the_query_may_be_a_view_of_a_wider_projection(kernels: Kernels, device:
     output = kernels.paged_attention(projected[:, :heads], *arguments)
     assert output.is_contiguous()
     assert torch.equal(output, kernels.paged_attention(batch.query, *arguments))
+
+
+def test_keys_and_values_may_be_fp8(kernels: Kernels, device: torch.device) -> None:
+    batch = paged_batch([(1, 300), (20, 30), (1, 5)], Shape(), device)
+    batch = replace(
+        batch,
+        key_cache=batch.key_cache.to(torch.float8_e4m3fn),
+        value_cache=batch.value_cache.to(torch.float8_e4m3fn),
+    )
+    output = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
 def test_the_reference_serves_bfloat16(device: torch.device) -> None:

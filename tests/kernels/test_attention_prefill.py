@@ -1,5 +1,7 @@
 """Rows of several query tokens: whole prompts, chunks after a context, and batches of both."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from pyllm_kernels import Kernels
@@ -49,6 +51,25 @@ def test_the_order_of_kv_tiles_does_not_depend_on_the_chunk(kernels: Kernels, de
         assert torch.equal(second, whole[40:])
     else:
         torch.testing.assert_close(second, whole[40:], atol=1e-6, rtol=1e-6)
+
+
+def test_invariant_tokens_are_the_same_one_by_one_and_at_once(kernels: Kernels, device: torch.device) -> None:
+    """A token that was decoded is computed once more, within a chunk, when its sequence was preempted."""
+    batch = paged_batch([(70, 0)], Shape(heads=4, kv_heads=2, head_dim=16), device).invariant()
+    arguments = batch.key_cache, batch.value_cache
+    together = kernels.paged_attention(batch.query, *arguments, batch.metadata, batch.scale)
+    for length in (1, 33, 64, 65, 70):
+        row = batch.one_row_of(batch.query[length - 1 : length])
+        metadata = replace(
+            row.metadata,
+            sequence_lengths=torch.full_like(row.metadata.sequence_lengths, length),
+            max_sequence_length=length,
+        )
+        alone = kernels.paged_attention(row.query, *arguments, metadata, batch.scale)
+        if kernels.backend == "triton":
+            assert torch.equal(alone[0], together[length - 1])
+        else:
+            torch.testing.assert_close(alone[0], together[length - 1], atol=1e-6, rtol=1e-6)
 
 
 def check(kernels: Kernels, rows: list[tuple[int, int]], shape: Shape, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""What the interpreter cannot show: every kernel compiles for Hopper and Ampere, and fits there. Needs no GPU."""
+"""What the interpreter cannot show: every kernel compiles for Hopper, Ampere and Turing, and fits. Needs no GPU."""
 
 import json
 import os
@@ -14,6 +14,10 @@ KERNELS = {
     "_silu_and_mul_kernel",
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
+    "_linear_kernel",
+    "_sample_kernel",
+    "_tiles_kernel",
+    "_splits_kernel",
     "_prefill_kernel",
     "_decode_split_kernel",
     "_merge_kernel",
@@ -21,9 +25,12 @@ KERNELS = {
 
 
 @pytest.mark.parametrize(
-    ("capability", "dtype", "prefill_unit"), [(90, "bfloat16", "warpgroup_mma"), (86, "float16", "mma")]
+    ("capability", "dtype", "prefill_unit", "decode_unit"),
+    [(90, "bfloat16", "warpgroup_mma", "mma"), (86, "float16", "mma", "mma"), (75, "float16", None, None)],
 )
-def test_every_kernel_compiles(capability: int, dtype: str, prefill_unit: str, tmp_path: Path) -> None:
+def test_every_kernel_compiles(
+    capability: int, dtype: str, prefill_unit: str | None, decode_unit: str | None, tmp_path: Path
+) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     process = subprocess.run(
         [sys.executable, "-W", "error", Path(__file__).with_name("compile_offline.py"), str(capability), dtype],
@@ -36,5 +43,6 @@ def test_every_kernel_compiles(capability: int, dtype: str, prefill_unit: str, t
     reports = [json.loads(line) for line in process.stdout.splitlines()]
     assert {report["kernel"] for report in reports} == KERNELS
     units = {report["kernel"]: report for report in reports}
-    assert units["_prefill_kernel"][prefill_unit]
-    assert units["_decode_split_kernel"]["mma"]
+    for kernel, unit in (("_prefill_kernel", prefill_unit), ("_decode_split_kernel", decode_unit)):
+        used = {name for name in ("warpgroup_mma", "mma") if units[kernel][name]}
+        assert used == ({unit} if unit else set())  # For Turing, Triton has no tensor cores.

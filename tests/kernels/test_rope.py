@@ -4,7 +4,7 @@ import cmath
 
 import pytest
 import torch
-from pyllm_kernels import Kernels
+from pyllm_kernels import Kernels, KVScales, QKNorm
 from torch import Tensor
 
 from tests.kernels.paged import Shape
@@ -97,3 +97,52 @@ def test_position_zero_changes_nothing(kernels: Kernels, device: torch.device) -
     assert torch.equal(query, before)
     assert (key_cache == SENTINEL).all()
     assert (value_cache == SENTINEL).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_norm_of_each_head_comes_before_the_rotation(
+    kernels: Kernels, dtype: torch.dtype, device: torch.device
+) -> None:
+    query = torch.randn(5, 6, 80, dtype=dtype, device=device) * 3
+    key, value = torch.randn(2, 5, 2, 80, dtype=dtype, device=device)
+    norm = QKNorm(*(torch.rand(2, 80, dtype=dtype, device=device) + 0.5), epsilon=1e-5)
+    positions = torch.randint(MAX_POSITION, (5,), dtype=torch.int32, device=device)
+    expected = []
+    for heads, weight in ((query, norm.query_weight), (key, norm.key_weight)):
+        normed = torch.nn.functional.rms_norm(heads.double(), (80,), weight.double(), 1e-5).to(dtype)
+        expected.append(rotated(normed.cpu(), positions))
+    cells = torch.tensor([7, -1, 30, 2, 79], dtype=torch.int32, device=device)
+    key_cache, value_cache = torch.full((2, NUM_BLOCKS, 16, 2, 80), SENTINEL, dtype=dtype, device=device)
+
+    table = cos_sin_table(80).to(device)
+    tensors = query, key, value, positions, table, cells, key_cache, value_cache
+    kernels.norm_rope_and_kv_write(norm, KVScales(), *tensors)
+
+    tolerance = {"atol": 2 * TOLERANCE[dtype], "rtol": 2 * TOLERANCE[dtype]}
+    torch.testing.assert_close(query.double().cpu(), expected[0], **tolerance)
+    torch.testing.assert_close(key.double().cpu(), expected[1], **tolerance)
+    written = [0, 2, 3, 4]
+    assert torch.equal(key_cache.flatten(0, 1)[cells[written].long()], key[written])
+    assert torch.equal(value_cache.flatten(0, 1)[cells[written].long()], value[written])
+    assert (key_cache.flatten(0, 1)[0] == SENTINEL).all()
+
+
+def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels: Kernels, device: torch.device) -> None:
+    # Numbers that fp8 holds as they are: Triton's interpreter does not round others as hardware does.
+    exact = torch.randn(2, 3, 2, 64).to(torch.float8_e4m3fn).float().to(device)
+    key, value = exact[0] * 0.5, exact[1] * 2
+    query = torch.randn(3, 4, 64, device=device)
+    zeros = torch.zeros(3, dtype=torch.int32, device=device)
+    cells = torch.tensor([17, -1, 3], dtype=torch.int32, device=device)
+    caches = [torch.zeros(NUM_BLOCKS, 16, 2, 64, dtype=torch.uint8, device=device) for _ in range(2)]
+    key_cache, value_cache = (cache.view(torch.float8_e4m3fn) for cache in caches)
+    scales = KVScales(key=0.5, value=2.0)
+    value[2, 0, 0], value[2, 1, 5] = 5000.0, -5000.0
+    exact[1, 2, 0, 0], exact[1, 2, 1, 5] = 448.0, -448.0
+
+    table = cos_sin_table(64).to(device)
+    kernels.norm_rope_and_kv_write(None, scales, query, key, value, zeros, table, cells, key_cache, value_cache)
+
+    for row, cell in ((0, 17), (2, 3)):
+        assert torch.equal(key_cache.flatten(0, 1)[cell].float(), exact[0, row])
+        assert torch.equal(value_cache.flatten(0, 1)[cell].float(), exact[1, row])

@@ -25,21 +25,46 @@ from tests.tiny_model import write_tiny_model
 from tests.workers.engine import greedy, loaded_runner, worker_config
 
 STAGES = ["importing torch", "joining ranks", "loading weights"]
-FAULT = 666
+FAULT, SLOW = 666, 999
 
 Socket = zmq.Socket[bytes]
 
 
-class FakeRunner:
-    """Samples the sum of each plan's tokens; the token FAULT is an error that is not the plan's."""
+class FakeStep:
+    """As a GPU computes it: done once it is asked for, or once `ends` is set."""
 
-    def run(self, step: Step, frame: bytes) -> Sampled:
+    def __init__(self, sampled: Sampled, ends: threading.Event | None) -> None:
+        self._sampled = sampled
+        self._ends = ends
+
+    def is_done(self) -> bool:
+        return self._ends is None or self._ends.is_set()
+
+    def answer(self) -> Sampled:
+        assert self._ends is None or self._ends.wait(10)
+        return self._sampled
+
+
+class FakeRunner:
+    """Samples the sum of each plan's tokens; the token FAULT is an error that is not the plan's.
+
+    A step with the token SLOW goes on until a later step sets `catches_up`.
+    """
+
+    def __init__(self) -> None:
+        self.catches_up = threading.Event()
+
+    def begin(self, step: Step, frame: bytes) -> FakeStep:
         tokens = np.frombuffer(frame, np.int32)[: step.counts[0]]
         if len(tokens) != step.counts[0]:
             raise ProtocolError("the frame is short")
         if FAULT in tokens:
             raise RuntimeError("the machine is broken")
-        return Sampled(step.step, b"", tokens.sum(dtype=np.int32).tobytes())
+        sampled = Sampled(step.step, b"", tokens.sum(dtype=np.int32).tobytes())
+        if SLOW in tokens:
+            return FakeStep(sampled, self.catches_up)
+        self.catches_up.set()
+        return FakeStep(sampled, None)
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
         return {"add": lambda a, b: a + b}[method](*args)
@@ -121,6 +146,18 @@ def test_steps_and_controls_are_answered_in_order(mailbox: Mailbox) -> None:
     mailbox.receive()
     expected = [("running step 0", -1), ("ready", 0), ("answering add", 0), ("ready", 0), ("running step 1", 0)]
     assert mailbox.reports[:5] == expected
+
+
+def test_the_next_step_begins_before_a_slow_one_is_answered(mailbox: Mailbox) -> None:
+    """Step 0 does not end before step 1 has begun."""
+    mailbox.send(*plan(0, SLOW))
+    mailbox.send(*plan(1, 5, 6))
+    mailbox.send(Control(7, "add", (3, 4)))
+    answers = [mailbox.receive() for _ in range(3)]
+    assert [sum_of(answer) for answer in answers[:2]] == [SLOW, 11]
+    assert answers[2] == Reply(7, True, 7)
+    expected = [("running step 0", -1), ("running step 1", -1), ("running step 1", 0), ("ready", 1)]
+    assert [report for report in mailbox.reports if "add" not in report[0]][:4] == expected
 
 
 def test_only_rank_0_answers_steps(other_mailbox: Mailbox) -> None:

@@ -8,11 +8,13 @@ import msgspec
 import pytest
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampling, Step
+from pyllm.workers.context import ForwardContext
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner
 from tests.plans import Planner, Row, encode
@@ -266,6 +268,37 @@ def test_the_largest_step_leaves_no_trace(runner: ModelRunner, expected: list[li
     run(runner, planner.step(Row(0, PROMPTS[0])))
     runner.run_largest_step()
     assert run(runner, planner.step(Row(0, [-1]))) == [expected[0][1]]
+
+
+class WatchingHook:
+    """Sees each layer before and after, and may turn attention's output to nothing."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.seen: list[tuple[str, int]] = []
+
+    def before_attention(self, layer: int, context: ForwardContext) -> None:
+        self.seen.append(("before", layer))
+
+    def after_attention(self, layer: int, output: Tensor, context: ForwardContext) -> Tensor:
+        self.seen.append(("after", layer))
+        return output * self.factor
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+def test_every_layers_attention_passes_by_its_hooks(
+    runner: ModelRunner, expected: list[list[int]], factor: float
+) -> None:
+    hook = WatchingHook(factor)
+    runner.add_attention_hook(hook)
+    tokens = greedy(runner, Planner(), 0, PROMPTS[0], 2)
+    assert hook.seen == [("before", 0), ("after", 0), ("before", 1), ("after", 1)] * 2
+    assert (tokens == expected[0][:2]) is (factor == 1.0)
+
+
+def test_attention_may_come_from_another_backend(model: str, expected: list[list[int]]) -> None:
+    runner = loaded_runner(model, attention_backend="sdpa")
+    assert greedy(runner, Planner(), 0, PROMPTS[0], NUM_TOKENS) == expected[0]
 
 
 def test_a_step_before_the_kv_cache_is_refused(model: str) -> None:

@@ -1,0 +1,294 @@
+"""Every Triton kernel against its torch reference on one device, in each dtype that the device has.
+
+Also what a reference cannot show: rows that are the same alone, and ops that a CUDA graph can hold. Raises nothing: a
+kernel that fails to compile is a check that failed.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from pyllm_kernels import AttentionShape, Kernels, KVScales, PackedLinear, QKNorm, batch_invariant, select
+from torch import Tensor
+
+from benchmarks.gpu.batches import PagedBatch, paged_batch
+
+Pairs = list[tuple[Tensor, Tensor]]
+Checks = dict[str, tuple[Callable[["Setting"], Pairs], float | None]]
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+BITWISE = 0.0
+_FLOAT8_STEP = 0.13  # Between two neighbours of e4m3, which Triton and torch may round to.
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a check runs, and how large: small in Triton's interpreter, which takes milliseconds for a tile."""
+
+    triton: Kernels
+    reference: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    small: bool
+
+    def randn(self, *shape: int) -> Tensor:
+        return torch.randn(shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Result:
+    """`error` is the largest difference, absolute where numbers are below 1 and relative above; or what was raised."""
+
+    name: str
+    dtype: str
+    ok: bool
+    error: float | str
+
+
+def run(device: torch.device, dtypes: list[torch.dtype], *, float8: bool, small: bool = False) -> Iterator[Result]:
+    """All checks, in each dtype."""
+    for dtype in dtypes:
+        setting = Setting(select("triton", device), select("reference", device), device, dtype, small)
+        yield from judge(setting, checks(setting, float8))
+
+
+def checks(setting: Setting, float8: bool) -> Checks:
+    """What there is to check, and the tolerance where it is not that of the dtype."""
+    found: Checks = {
+        "norm": (_norms, None),
+        "activation": (_activation, None),
+        "rope": (_rope, None),
+        "qk_norm_rope": (_qk_norm_rope, None),
+        "attention": (_attention, None),
+        "attention_invariant": (_attention_invariant, BITWISE),
+        "attention_padded": (_attention_padded, None),
+        "linear_invariant": (_linear_invariant, BITWISE),
+        "copy_blocks": (_copy_blocks, BITWISE),
+    }
+    if float8:
+        found["attention_fp8"] = (_attention_float8, None)
+    if setting.dtype is torch.float32:
+        found["sampling"] = (_sampling, BITWISE)
+    if setting.device.type == "cuda":
+        if float8:
+            found["write_fp8"] = (_write_float8, _FLOAT8_STEP)
+        found["attention_in_graph"] = (_attention_in_graph, None)
+        found["no_synchronisation"] = (_no_synchronisation, None)
+    return found
+
+
+def judge(setting: Setting, found: Checks) -> Iterator[Result]:
+    """What became of each check."""
+    dtype = str(setting.dtype).removeprefix("torch.")
+    for name, (check, tolerance) in found.items():
+        try:
+            error = max((_difference(actual, expected) for actual, expected in check(setting)), default=0.0)
+        except Exception as raised:  # noqa: BLE001  # The other kernels are checked all the same.
+            yield Result(name, dtype, False, f"{type(raised).__name__}: {raised}"[:300])
+        else:
+            most = TOLERANCE[setting.dtype] if tolerance is None else tolerance
+            yield Result(name, dtype, error <= most, round(error, 8))
+
+
+def _difference(actual: Tensor, expected: Tensor) -> float:
+    actual, expected = actual.double().cpu(), expected.double().cpu()
+    difference = ((actual - expected).abs() / expected.abs().clamp(min=1)).max() if actual.numel() else torch.zeros(())
+    return float(difference.nan_to_num(nan=float("inf")))
+
+
+def _attention_shape(setting: Setting) -> AttentionShape:
+    if setting.small:
+        return AttentionShape(heads=4, kv_heads=2, head_dim=16, dtype=setting.dtype)
+    return AttentionShape(heads=32, kv_heads=8, head_dim=128, dtype=setting.dtype)
+
+
+def _norms(setting: Setting) -> Pairs:
+    x, residual, weight = setting.randn(7, 96), setting.randn(7, 96), setting.randn(96)
+    ours, theirs = (
+        (kernels.rms_norm(x, weight, 1e-5), *kernels.add_rms_norm(x, residual, weight, 1e-5))
+        for kernels in (setting.triton, setting.reference)
+    )
+    return list(zip(ours, theirs, strict=True))
+
+
+def _activation(setting: Setting) -> Pairs:
+    x = setting.randn(5, 2 * 1100)
+    return [(setting.triton.silu_and_mul(x), setting.reference.silu_and_mul(x))]
+
+
+def _rope(setting: Setting) -> Pairs:
+    return _written(setting, lambda kernels, tensors: kernels.rope_and_kv_write(*tensors))
+
+
+def _qk_norm_rope(setting: Setting) -> Pairs:
+    norm = QKNorm(setting.randn(64), setting.randn(64), 1e-6)
+    return _written(setting, lambda kernels, tensors: kernels.norm_rope_and_kv_write(norm, KVScales(), *tensors))
+
+
+def _write_float8(setting: Setting) -> Pairs:
+    scales = KVScales(0.5, 2.0)
+    return _written(
+        setting,
+        lambda kernels, tensors: kernels.norm_rope_and_kv_write(None, scales, *tensors),
+        cache_dtype=torch.float8_e4m3fn,
+    )
+
+
+def _written(
+    setting: Setting,
+    write: Callable[[Kernels, tuple[Tensor, ...]], None],
+    cache_dtype: torch.dtype | None = None,
+) -> Pairs:
+    """What an op makes of query, key and both caches, by both backends."""
+    query, key, value = setting.randn(6, 8, 64), setting.randn(6, 2, 64), setting.randn(6, 2, 64)
+    positions = torch.tensor([0, 1, 5, 40, 41, 99], dtype=torch.int32, device=setting.device)
+    cells = torch.tensor([17, -1, 3, 0, 79, 64], dtype=torch.int32, device=setting.device)
+    cos_sin = torch.randn(100, 64, device=setting.device)
+    outcomes = []
+    for kernels in (setting.triton, setting.reference):
+        changed = query.clone(), key.clone()
+        caches = [setting.randn(5, 16, 2, 64).mul_(0).to(cache_dtype or setting.dtype) for _ in range(2)]
+        write(kernels, (*changed, value, positions, cos_sin, cells, *caches))
+        outcomes.append((*changed, *caches))
+    return list(zip(*outcomes, strict=True))
+
+
+def _mixed(setting: Setting, **options: bool | torch.dtype) -> PagedBatch:
+    rows = [(1, 0), (40, 25), (1, 300), (2, 0), (1, 15)]
+    if not setting.small:
+        rows += [(1, 20_000), (300, 1000), (1, 4097), (129, 0)]
+    return paged_batch(rows, _attention_shape(setting), setting.device, **options)  # type: ignore[arg-type]
+
+
+def _attend(kernels: Kernels, batch: PagedBatch) -> Tensor:
+    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+
+
+def _attention(setting: Setting) -> Pairs:
+    batch = _mixed(setting)
+    return [(_attend(setting.triton, batch), _attend(setting.reference, batch))]
+
+
+def _attention_float8(setting: Setting) -> Pairs:
+    batch = _mixed(setting, cache_dtype=torch.float8_e4m3fn)
+    return [(_attend(setting.triton, batch), _attend(setting.reference, batch))]
+
+
+def _attention_invariant(setting: Setting) -> Pairs:
+    """Each row alone; and of a longer row each token alone, as if it had been decoded."""
+    batch = _mixed(setting, batch_invariant=True)
+    together, pairs = _attend(setting.triton, batch), []
+    starts, lengths = batch.metadata.query_starts.tolist(), batch.metadata.sequence_lengths.tolist()
+    for row, length in enumerate(lengths):
+        for first in sorted({starts[row], starts[row + 1] - 1}):
+            tokens = slice(first, starts[row + 1])
+            pairs.append((_attend(setting.triton, _one_row(batch, row, tokens, length)), together[tokens]))
+    return pairs
+
+
+def _one_row(batch: PagedBatch, row: int, tokens: slice, length: int) -> PagedBatch:
+    number = tokens.stop - tokens.start
+    metadata = replace(
+        batch.metadata,
+        slots=batch.metadata.slots[row : row + 1],
+        query_starts=torch.tensor([0, number], dtype=torch.int32, device=batch.query.device),
+        sequence_lengths=batch.metadata.sequence_lengths[row : row + 1],
+        max_query_length=number,
+        max_sequence_length=length,
+        num_tokens=number,
+    )
+    return replace(batch, query=batch.query[tokens], metadata=metadata)
+
+
+def _padded(setting: Setting) -> tuple[PagedBatch, Tensor]:
+    """A decode batch with two rows that pad it, as a CUDA graph computes it; and what the others must be."""
+    contexts = [299, 4, 130] if setting.small else [299, 4, 9000]
+    batch = paged_batch([(1, context) for context in contexts], _attention_shape(setting), setting.device)
+    expected = _attend(setting.reference, batch)
+    nothing = torch.zeros(2, dtype=torch.int32, device=setting.device)
+    metadata = replace(
+        batch.metadata,
+        slots=torch.cat((batch.metadata.slots, nothing)),
+        sequence_lengths=torch.cat((batch.metadata.sequence_lengths, nothing)),
+        query_starts=torch.arange(6, dtype=torch.int32, device=setting.device),
+        max_sequence_length=1 << 17,
+        num_tokens=5,
+    )
+    return replace(batch, query=torch.cat((batch.query, batch.query[:2])), metadata=metadata), expected
+
+
+def _attention_padded(setting: Setting) -> Pairs:
+    batch, expected = _padded(setting)
+    output = _attend(setting.triton, batch)
+    return [(output[:3], expected), (output[3:], torch.zeros_like(output[3:]))]
+
+
+def _attention_in_graph(setting: Setting) -> Pairs:
+    """Captured with no row in it, replayed with three."""
+    batch, expected = _padded(setting)
+    lengths = batch.metadata.sequence_lengths.clone()
+    batch.metadata.sequence_lengths.zero_()
+    _attend(setting.triton, batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = _attend(setting.triton, batch)
+    batch.metadata.sequence_lengths.copy_(lengths)
+    graph.replay()
+    return [(output[:3], expected)]
+
+
+def _no_synchronisation(setting: Setting) -> Pairs:
+    """torch raises where an op of its own makes the host wait."""
+    batch = _mixed(setting)
+    _attend(setting.triton, batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        output = _attend(setting.triton, batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return [(output, _attend(setting.reference, batch))]
+
+
+def _linear_invariant(setting: Setting) -> Pairs:
+    x, packed = setting.randn(131, 96), PackedLinear(setting.randn(70, 96), None)
+    linear = batch_invariant(setting.triton).packed_linear
+    together = linear(x, packed)
+    rows = (slice(0, 1), slice(17, 18), slice(64, 131))
+    return [(linear(x[some].contiguous(), packed), together[some]) for some in rows]
+
+
+def _copy_blocks(setting: Setting) -> Pairs:
+    copies = torch.tensor([[0, 1], [1, 2], [4, 0]], dtype=torch.int32, device=setting.device)
+    cache = setting.randn(2, 5, 16, 2, 64)
+    outcomes = []
+    for kernels in (setting.triton, setting.reference):
+        changed = cache.clone()
+        kernels.copy_blocks(changed[0], changed[1], copies)
+        outcomes.append(changed)
+    return [(outcomes[0], outcomes[1])]
+
+
+def _sampling(setting: Setting) -> Pairs:
+    """The token drawn must be one that the uniform number, moved by rounding errors, falls on; 0 where it is."""
+    from pyllm_kernels.sampling import sample
+
+    vocabulary, rows = (500, 4) if setting.small else (131_072, 64)
+    logits = setting.randn(rows, vocabulary) * 3
+    device = setting.device
+    top_k = torch.tensor([0, 50, 0, 400], dtype=torch.int32, device=device).repeat(rows // 4)
+    top_p = torch.tensor([1.0, 1.0, 0.9, 0.8], device=device).repeat(rows // 4)
+    uniforms = torch.rand(rows, device=device)
+    ones = torch.ones(rows, device=device)
+    every_row = torch.arange(rows, dtype=torch.int32, device=device)
+    tokens = sample(logits, ones, top_k, top_p, ones * 0, uniforms, every_row).long()
+
+    weights, order = logits.double().softmax(-1).sort(dim=-1, descending=True, stable=True)
+    ranks = torch.arange(vocabulary, device=device)
+    weights = weights.masked_fill((top_k > 0).unsqueeze(-1) & (ranks >= top_k.unsqueeze(-1)), 0)
+    before = weights.cumsum(-1) - weights
+    weights = weights.masked_fill(before >= top_p.unsqueeze(-1).double() * weights.sum(-1, keepdim=True), 0)
+    by_id = torch.zeros_like(weights).scatter_(1, order, weights)
+    ends = by_id.cumsum(-1) / by_id.sum(-1, keepdim=True)
+    end = ends.gather(1, tokens.unsqueeze(-1)).squeeze(-1)
+    begin = end - (by_id / by_id.sum(-1, keepdim=True)).gather(1, tokens.unsqueeze(-1)).squeeze(-1)
+    wrong = (uniforms < begin - 1e-4) | (uniforms > end + 1e-4)
+    return [(wrong.float(), torch.zeros_like(uniforms))]

@@ -1,0 +1,211 @@
+"""The table of figures: which cases, how their bytes and operations are counted, and what is wanted of each.
+
+Times come from a timer that is handed in, so that the arithmetic can be tested without a card.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypedDict
+
+import torch
+from pyllm_kernels import AttentionShape, Kernels
+from torch.nn import functional as F
+
+from benchmarks.gpu.batches import PagedBatch, paged_batch
+from benchmarks.gpu.timing import Timer
+
+
+class Figure(TypedDict, total=False):
+    """One line. `share` is of the yardstick in the same units; `met` compares `value` or `share` with `goal`."""
+
+    name: str
+    case: str
+    value: float
+    unit: str
+    share: float
+    goal: float
+    met: bool
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What the card does at best, as measured on it."""
+
+    bandwidth: float  # bytes per second of a copy
+    matrix_rate: float  # operations per second
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where figures are taken."""
+
+    kernels: Kernels
+    device: torch.device
+    dtype: torch.dtype
+    timer: Timer
+    yardstick: Yardstick
+
+
+# Rows, tokens in the cache of each, and the share of the copy bandwidth that decode attention is to reach.
+DECODES = {
+    "1x1k": (1, 1024, None),
+    "1x32k": (1, 32_768, 0.75),
+    "16x1k": (16, 1024, 0.60),
+    "16x8k": (16, 8192, 0.85),
+    "64x1k": (64, 1024, None),
+    "64x4k": (64, 4096, 0.88),
+    "256x1k": (256, 1024, 0.85),
+}
+# Prompt tokens, block size, whether blocks lie in order, and operations a second that prefill is to reach on an H200.
+PREFILLS = {
+    "dense 8k": (8192, 128, True, 400e12),
+    "dense 16k": (16_384, 128, True, 400e12),
+    "paged 8k": (8192, 16, False, 350e12),
+    "paged 16k": (16_384, 16, False, 350e12),
+}
+LLAMA = (32, 8, 128)  # heads, KV heads, head_dim
+
+
+def attention_shape(dtype: torch.dtype) -> AttentionShape:
+    """Llama-3.1-8B's, by whose KV heads and head_dim the goals are set."""
+    return AttentionShape(*LLAMA, dtype)
+
+
+def decode_bytes(shape: AttentionShape, num_rows: int, context: int, item_bytes: int) -> int:
+    """Keys and values that decode attention must read."""
+    return 2 * num_rows * context * shape.kv_heads * shape.head_dim * item_bytes
+
+
+def prefill_operations(shape: AttentionShape, length: int) -> float:
+    """Of causal attention over a whole prompt: two products, half of each masked, as is customary."""
+    return 4 * shape.heads * shape.head_dim * length * length / 2
+
+
+def decode_attention(bench: Bench, cases: dict[str, tuple[int, int, float | None]] = DECODES) -> Iterator[Figure]:
+    """In the model's dtype; the task map is made once for all layers of a step, and has a figure of its own."""
+    shape = attention_shape(bench.dtype)
+    for name, (num_rows, context, goal) in cases.items():
+        batch = _decode_batch(bench, shape, num_rows, context, bench.dtype)
+        seconds = bench.timer(partial(_attend, bench.kernels, batch))
+        yield _of_bandwidth(
+            bench,
+            ("decode_attention", name),
+            seconds,
+            decode_bytes(shape, num_rows, context, bench.dtype.itemsize),
+            goal,
+        )
+    metadata = replace(batch.metadata, tasks=None)
+    seconds = bench.timer(lambda: bench.kernels.plan_attention(metadata, shape))
+    yield {"name": "gpu.attention_tasks", "case": name, "value": round(seconds * 1e6, 2), "unit": "us"}
+
+
+def decode_attention_float8(
+    bench: Bench, cases: dict[str, tuple[int, int, float | None]] = DECODES
+) -> Iterator[Figure]:
+    """Over an fp8 cache: half the bytes."""
+    shape = attention_shape(bench.dtype)
+    for name, (num_rows, context, _) in cases.items():
+        batch = _decode_batch(bench, shape, num_rows, context, torch.float8_e4m3fn)
+        seconds = bench.timer(partial(_attend, bench.kernels, batch))
+        num_bytes = decode_bytes(shape, num_rows, context, 1)
+        yield _of_bandwidth(bench, ("decode_attention_fp8", name), seconds, num_bytes)
+
+
+def prefill_attention(bench: Bench, cases: dict[str, tuple[int, int, bool, float]] = PREFILLS) -> Iterator[Figure]:
+    """Whole prompts, and beside them torch's own attention over keys and values that lie in one piece."""
+    shape = attention_shape(bench.dtype)
+    for name, (length, block_size, in_order, goal) in cases.items():
+        batch = paged_batch([(length, 0)], shape, bench.device, block_size=block_size, in_order=in_order)
+        batch = replace(batch, metadata=bench.kernels.plan_attention(batch.metadata, shape))
+        seconds = bench.timer(partial(_attend, bench.kernels, batch))
+        yield _of_matrix_rate(bench, ("prefill_attention", name), seconds, prefill_operations(shape, length), goal)
+    query = torch.randn(1, shape.heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
+    key, value = torch.randn(2, 1, shape.kv_heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
+    seconds = bench.timer(lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True))
+    yield _of_matrix_rate(bench, ("torch_attention", name), seconds, prefill_operations(shape, length))
+
+
+def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Iterator[Figure]:
+    """What lies between the products: bound by the bytes they read and write."""
+    kernels, item = bench.kernels, bench.dtype.itemsize
+    x, residual = torch.randn(2, num_tokens, hidden, dtype=bench.dtype, device=bench.device)
+    weight = torch.ones(hidden, dtype=bench.dtype, device=bench.device)
+    case, num_bytes = f"{num_tokens}x{hidden}", num_tokens * hidden * item
+    seconds = bench.timer(lambda: kernels.rms_norm(x, weight, 1e-5))
+    yield _of_bandwidth(bench, ("rms_norm", case), seconds, 2 * num_bytes)
+    seconds = bench.timer(lambda: kernels.add_rms_norm(x, residual, weight, 1e-5))
+    yield _of_bandwidth(bench, ("add_rms_norm", case), seconds, 4 * num_bytes)
+    wide = torch.randn(num_tokens, 4 * hidden, dtype=bench.dtype, device=bench.device)
+    seconds = bench.timer(lambda: kernels.silu_and_mul(wide))
+    yield _of_bandwidth(bench, ("silu_and_mul", f"{num_tokens}x{2 * hidden}"), seconds, 6 * num_bytes)
+
+
+def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterator[Figure]:
+    """Rows of logits as a model gives them, cut by top-k, by top-p, by both and not at all."""
+    from pyllm_kernels.sampling import sample
+
+    logits = torch.randn(rows, vocabulary, device=bench.device) * 3
+    ones = torch.ones(rows, device=bench.device)
+    every_row = torch.arange(rows, dtype=torch.int32, device=bench.device)
+    uniforms = torch.rand(rows, device=bench.device)
+    for cut, k, p in (("none", 0, 1.0), ("top-k 50", 50, 1.0), ("top-p 0.9", 0, 0.9), ("both", 50, 0.9)):
+        top_k = torch.full((rows,), k, dtype=torch.int32, device=bench.device)
+        arguments = logits, ones, top_k, ones * p, ones * 0, uniforms, every_row
+        seconds = bench.timer(partial(sample, *arguments))
+        yield _in_time("sampling", f"{rows}x{vocabulary}, {cut}", seconds, 0.3e-3)
+
+
+def _decode_batch(
+    bench: Bench, shape: AttentionShape, num_rows: int, context: int, cache_dtype: torch.dtype
+) -> PagedBatch:
+    batch = paged_batch([(1, context - 1)] * num_rows, shape, bench.device, cache_dtype=cache_dtype)
+    return replace(batch, metadata=bench.kernels.plan_attention(batch.metadata, shape))
+
+
+def _attend(kernels: Kernels, batch: PagedBatch) -> torch.Tensor:
+    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+
+
+def _of_bandwidth(
+    bench: Bench, label: tuple[str, str], seconds: float, num_bytes: float, goal: float | None = None
+) -> Figure:
+    share = num_bytes / seconds / bench.yardstick.bandwidth
+    figure: Figure = {
+        "name": f"gpu.{label[0]}",
+        "case": label[1],
+        "value": round(seconds * 1e6, 2),
+        "unit": "us",
+        "share": round(share, 3),
+    }
+    if goal is not None:
+        figure.update(goal=goal, met=share >= goal)
+    return figure
+
+
+def _of_matrix_rate(
+    bench: Bench, label: tuple[str, str], seconds: float, operations: float, goal: float | None = None
+) -> Figure:
+    rate = operations / seconds
+    figure: Figure = {
+        "name": f"gpu.{label[0]}",
+        "case": label[1],
+        "value": round(rate / 1e12, 1),
+        "unit": "TFLOP/s",
+        "share": round(rate / bench.yardstick.matrix_rate, 3),
+    }
+    if goal is not None:
+        figure.update(goal=goal / 1e12, met=rate >= goal)
+    return figure
+
+
+def _in_time(name: str, case: str, seconds: float, goal: float) -> Figure:
+    value = round(seconds * 1e3, 3)
+    return {
+        "name": f"gpu.{name}",
+        "case": case,
+        "value": value,
+        "unit": "ms",
+        "goal": goal * 1e3,
+        "met": seconds <= goal,
+    }

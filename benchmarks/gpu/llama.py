@@ -1,0 +1,143 @@
+"""A decode step of Llama-3.1-8B's shape with random weights: our layers, a CUDA graph, logits, greedy tokens.
+
+Needs pyllm itself beside the kernels. Does not know the scheduler: the step is what a worker does on the device.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels
+from torch import Tensor
+
+from benchmarks.gpu.figures import Bench, Figure
+from pyllm.checkpoint import Architecture
+from pyllm.workers.context import ForwardContext
+from pyllm.workers.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.layers.rope import rope_table
+from pyllm.workers.models.llama import LlamaForCausalLM
+from pyllm.workers.parallel import RankGroup
+from pyllm.workers.placement import Placement
+
+# Rows, tokens in the cache of each, and the milliseconds that a step may take on an H200.
+Cases = dict[str, tuple[int, int, float]]
+STEPS: Cases = {"batch 1": (1, 16, 4.6), "batch 64 x 1k": (64, 1024, 7.0), "batch 256 x 1k": (256, 1024, 16.0)}
+BLOCK_SIZE = 16
+
+
+def architecture(**changes: int) -> Architecture:
+    """Llama-3.1-8B's, or one that differs in some sizes."""
+    sizes = {
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 8192,
+    }
+    return Architecture(
+        architecture="LlamaForCausalLM",
+        rms_norm_eps=1e-5,
+        rope_theta=5e5,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+        **(sizes | changes),
+    )
+
+
+class RandomWeights:
+    """Stands where weights are read: what is asked for is drawn."""
+
+    def read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        target: Tensor,
+        rows: slice | None = None,
+        columns: slice | None = None,
+    ) -> None:
+        if len(shape) == 1:
+            target.fill_(1)
+        else:
+            target.normal_(std=shape[-1] ** -0.5)
+
+
+@dataclass(frozen=True)
+class Model:
+    """The model on a device, and what its passes need."""
+
+    llama: LlamaForCausalLM
+    placement: Placement
+    architecture: Architecture
+    cos_sin: Tensor
+
+    @classmethod
+    def random(cls, shape: Architecture, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> "Model":
+        """With weights that keep activations as large as they came."""
+        placement = Placement(RankGroup(), dtype, device, kernels)
+        llama = LlamaForCausalLM(shape, placement)
+        llama.load(RandomWeights())  # type: ignore[arg-type]  # It is no file, and no reader of one.
+        cos_sin = rope_table(shape.head_dim, shape.rope_theta, shape.max_position_embeddings, device)
+        return cls(llama, placement, shape, cos_sin)
+
+    def decode_step(self, num_rows: int, context: int) -> Callable[[], Tensor]:
+        """One token for each of `num_rows` sequences of `context` tokens; gives the next tokens."""
+        device, kernels = self.placement.device, self.placement.kernels
+        blocks_of_row = -(-context // BLOCK_SIZE)
+        cache_shape = KVCacheShape.of(self.architecture, BLOCK_SIZE, 1, self.placement.dtype)
+        kv_cache = KVCache(cache_shape, num_rows * blocks_of_row, device)
+        order = torch.randperm(num_rows * blocks_of_row, generator=torch.Generator().manual_seed(0))
+        tables = order.view(num_rows, blocks_of_row).to(device, torch.int32)
+        rows = torch.arange(num_rows, dtype=torch.int32, device=device)
+        last = context - 1
+        metadata = AttentionMetadata(
+            block_tables=tables,
+            slots=rows,
+            query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
+            sequence_lengths=torch.full_like(rows, context),
+            max_query_length=1,
+            max_sequence_length=context,
+            num_tokens=num_rows,
+        )
+        shape = AttentionShape(
+            self.architecture.num_attention_heads,
+            self.architecture.num_key_value_heads,
+            self.architecture.head_dim,
+            self.placement.dtype,
+        )
+
+        def step() -> Tensor:
+            forward = ForwardContext(
+                kernels=kernels,
+                kv_cache=kv_cache,
+                attention=kernels.plan_attention(metadata, shape),
+                positions=torch.full_like(rows, last),
+                slot_mapping=tables[:, last // BLOCK_SIZE] * BLOCK_SIZE + last % BLOCK_SIZE,
+                cos_sin=self.cos_sin,
+            )
+            logits = self.llama.logits(self.llama(rows, forward))
+            assert logits is not None
+            return logits.argmax(dim=-1)
+
+        return step
+
+
+@torch.inference_mode()
+def steps(bench: Bench, shape: Architecture | None = None, cases: Cases = STEPS) -> Iterator[Figure]:
+    """The steps of the table."""
+    try:
+        model = Model.random(shape or architecture(), bench.kernels, bench.device, bench.dtype)
+        for case, (num_rows, context, goal) in cases.items():
+            value = bench.timer(model.decode_step(num_rows, context)) * 1e3
+            yield {
+                "name": "gpu.llama_8b_step",
+                "case": case,
+                "value": round(value, 3),
+                "unit": "ms",
+                "goal": goal,
+                "met": value <= goal,
+            }
+    except torch.OutOfMemoryError as error:
+        yield {"name": "gpu.llama_8b_step", "case": f"the card is too small for this one: {error}"[:120]}

@@ -1,0 +1,55 @@
+"""How long something takes on a GPU, and how fast the card is at best. Knows no kernel of ours."""
+
+import statistics
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+
+_REPETITIONS = 40
+_FLUSHED_BYTES = 512 << 20  # More than any card's second-level cache holds.
+
+
+class Timer(Protocol):
+    """Gives the seconds that a function takes on the device, without those that the host takes to launch it."""
+
+    def __call__(self, function: Callable[[], object]) -> float: ...
+
+
+class CudaTimer:
+    """The median of many runs, each of a CUDA graph and after the caches were overwritten."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=device)
+
+    def __call__(self, function: Callable[[], object]) -> float:
+        for _ in range(3):  # Compiles, and lets libraries choose their kernels.
+            function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function()
+        graph.replay()
+        seconds = []
+        for _ in range(_REPETITIONS):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            self._flushed.zero_()  # Also gives the host time to launch what follows.
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            seconds.append(begin.elapsed_time(end) / 1000)
+        return statistics.median(seconds)
+
+
+def copy_bandwidth(timer: Timer, device: torch.device, num_bytes: int = 2 << 30) -> float:
+    """Bytes read and written in a second by a copy."""
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    destination = torch.empty_like(source)
+    return 2 * num_bytes / timer(lambda: destination.copy_(source))
+
+
+def matrix_rate(timer: Timer, device: torch.device, dtype: torch.dtype, size: int = 8192) -> float:
+    """Operations in a second of a square matrix product."""
+    a, b = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
+    return 2 * size**3 / timer(lambda: a @ b)

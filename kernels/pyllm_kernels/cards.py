@@ -1,0 +1,35 @@
+"""Which CUDA cards the Triton kernels run on, and why not on the others. It does not know any kernel."""
+
+import torch
+
+# Major * 10 + minor. Triton compiles for nothing older than Turing.
+OLDEST_CAPABILITY = 75
+_OLDEST_BFLOAT16 = 80
+_OLDEST_FLOAT8 = 89
+
+
+class CardError(ValueError):
+    """The card cannot run the kernels in these precisions."""
+
+
+def check_card(name: str, capability: tuple[int, int], dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> None:
+    """Refuse a card that the kernels cannot run on, with what to do instead.
+
+    Raises:
+        CardError: it is too old for the kernels, or for one of the precisions.
+    """
+    number, version = capability[0] * 10 + capability[1], f"{capability[0]}.{capability[1]}"
+    if number < OLDEST_CAPABILITY:
+        raise CardError(
+            f"{name} has compute capability {version}, and Triton compiles for 7.5 (Turing) and later: use device cpu"
+        )
+    if number < _OLDEST_BFLOAT16 and torch.bfloat16 in (dtype, kv_cache_dtype):
+        raise CardError(
+            f"{name} has compute capability {version}, and bfloat16 arithmetic begins with 8.0 (Ampere): "
+            "use dtype float16"
+        )
+    if number < _OLDEST_FLOAT8 and kv_cache_dtype is torch.float8_e4m3fn:
+        raise CardError(
+            f"{name} has compute capability {version}, and conversions of fp8 (e4m3) begin with 8.9 (Ada): "
+            "use kv_cache_dtype auto"
+        )

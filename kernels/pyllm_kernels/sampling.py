@@ -1,0 +1,248 @@
+"""From logits and a uniform number to a token, a program a sample: temperature, min-p, top-k, top-p, inverse CDF.
+
+Nothing is sorted: top-k and top-p each look for the logit at which they cut, by counting and by summing what lies above
+four pivots at once, pass after pass over the row. It does not know who asked, and the host learns nothing from it.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# The parts of a row that a program loads at once, each of LANES logits, and the warps that hold a lane a thread.
+_LANES, _PARTS, _WARPS = 1024, 4, 32
+_CHUNK = 4096
+
+
+def sample(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor, rows: Tensor
+) -> Tensor:
+    """Tokens int32 [samples], by `pyllm/workers/sampler.py`'s rules.
+
+    logits float32 [rows, vocabulary], each row contiguous; the others [samples] on the same device: float32, `top_k`
+    int32 (0: off), `rows` int32, the row of logits that each sample is drawn from.
+    """
+    tokens = torch.empty(len(rows), dtype=torch.int32, device=logits.device)
+    if not len(rows):
+        return tokens
+    vocabulary = logits.shape[1]
+    lanes = min(_LANES, triton.next_power_of_2(vocabulary))
+    _sample_kernel[(len(rows),)](
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        uniforms,
+        rows,
+        tokens,
+        logits.stride(0),
+        VOCABULARY=vocabulary,
+        LANES=lanes,
+        PARTS=_PARTS,
+        CHUNK=min(_CHUNK, triton.next_power_of_2(vocabulary)),
+        num_warps=max(1, lanes * _WARPS // _LANES),
+        enable_fp_fusion=True,
+    )
+    return tokens
+
+
+@triton.jit(do_not_specialize=["logits_stride"])
+def _sample_kernel(
+    logits_ptr,
+    temperature_ptr,
+    top_k_ptr,
+    top_p_ptr,
+    min_p_ptr,
+    uniforms_ptr,
+    rows_ptr,
+    tokens_ptr,
+    logits_stride,
+    VOCABULARY: tl.constexpr,
+    LANES: tl.constexpr,
+    PARTS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    sample = tl.program_id(0)
+    row_ptr = logits_ptr + tl.load(rows_ptr + sample).to(tl.int64) * logits_stride
+    temperature = tl.load(temperature_ptr + sample)
+    largest, first_largest = _largest(row_ptr, VOCABULARY, LANES, PARTS)
+    if temperature == 0:
+        tl.store(tokens_ptr + sample, first_largest)
+    else:
+        top_k = tl.load(top_k_ptr + sample)
+        top_p = tl.load(top_p_ptr + sample)
+        min_p = tl.load(min_p_ptr + sample)
+        # Kept is what lies above `cut`, and of the logits equal to it the first `num_equal` by id.
+        cut, num_alive, total = _alive(row_ptr, largest, temperature, min_p, VOCABULARY, LANES, PARTS)
+        num_equal = num_alive
+        if (top_k > 0) & (top_k < num_alive):
+            cut = _cut(row_ptr, cut, largest, top_k, temperature, largest, False, VOCABULARY, LANES, PARTS)
+            num_above, total, num_equal = _above(row_ptr, cut, largest, temperature, VOCABULARY, LANES, PARTS)
+            num_equal = top_k - num_above
+            total += num_equal * tl.exp((cut - largest) / temperature)
+        if top_p < 1:
+            wanted = total * top_p
+            k_cut, k_equal = cut, num_equal
+            cut = _cut(row_ptr, cut, largest, wanted, temperature, largest, True, VOCABULARY, LANES, PARTS)
+            num_above, total, num_equal = _above(row_ptr, cut, largest, temperature, VOCABULARY, LANES, PARTS)
+            weight = tl.exp((cut - largest) / temperature)
+            needed = tl.ceil(tl.minimum((wanted - total) / weight, num_equal.to(tl.float32))).to(tl.int32)
+            num_equal = tl.minimum(tl.maximum(needed, 1), tl.where(cut > k_cut, num_equal, k_equal))
+            total += num_equal * weight
+        target = tl.load(uniforms_ptr + sample).to(tl.float64) * total
+        token = _invert(row_ptr, cut, num_equal, target, largest, temperature, VOCABULARY, CHUNK)
+        tl.store(tokens_ptr + sample, token)
+
+
+@triton.jit
+def _largest(row_ptr, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
+    """The largest logit and its first id."""
+    lanes = tl.arange(0, LANES)
+    best = tl.full([LANES], float("-inf"), dtype=tl.float32)
+    ids = tl.full([LANES], VOCABULARY, dtype=tl.int32)
+    for start in range(0, VOCABULARY, LANES * PARTS):
+        for part in tl.static_range(PARTS):
+            tokens = start + part * LANES + lanes
+            logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+            better = logits > best
+            best = tl.where(better, logits, best)
+            ids = tl.where(better, tokens, ids)
+    largest = tl.max(best, axis=0)
+    first = tl.min(tl.where(best == largest, ids, VOCABULARY), axis=0)
+    return largest, tl.where(first == VOCABULARY, 0, first)
+
+
+@triton.jit
+def _alive(row_ptr, largest, temperature, min_p, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
+    """Of the logits whose weight is not zero and not below min-p: the smallest, their number, and their weights' sum.
+
+    Weights are in units of the largest. They rise with the logits, so the smallest one alive tells of all.
+    """
+    lanes = tl.arange(0, LANES)
+    smallest = tl.full([LANES], float("inf"), dtype=tl.float32)
+    counts = tl.zeros([LANES], dtype=tl.int32)
+    sums = tl.zeros([LANES], dtype=tl.float32)
+    for start in range(0, VOCABULARY, LANES * PARTS):
+        for part in tl.static_range(PARTS):
+            tokens = start + part * LANES + lanes
+            logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+            weights = tl.exp((logits - largest) / temperature)
+            alive = (weights > 0) & (weights >= min_p)
+            smallest = tl.where(alive & (logits < smallest), logits, smallest)
+            counts += alive.to(tl.int32)
+            sums += tl.where(alive, weights, 0.0)
+    return tl.min(smallest, axis=0), tl.sum(counts, axis=0), tl.sum(sums, axis=0)
+
+
+@triton.jit
+def _above(row_ptr, cut, largest, temperature, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
+    """How many logits lie above `cut`, the sum of their weights, and how many are equal to it."""
+    lanes = tl.arange(0, LANES)
+    counts = tl.zeros([LANES], dtype=tl.int32)
+    equal = tl.zeros([LANES], dtype=tl.int32)
+    sums = tl.zeros([LANES], dtype=tl.float32)
+    for start in range(0, VOCABULARY, LANES * PARTS):
+        for part in tl.static_range(PARTS):
+            tokens = start + part * LANES + lanes
+            logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+            counts += (logits > cut).to(tl.int32)
+            equal += (logits == cut).to(tl.int32)
+            sums += tl.where(logits > cut, tl.exp((logits - largest) / temperature), 0.0)
+    return tl.sum(counts, axis=0), tl.sum(sums, axis=0), tl.sum(equal, axis=0)
+
+
+@triton.jit
+def _cut(
+    row_ptr,
+    low,
+    high,
+    wanted,
+    temperature,
+    largest,
+    BY_SUM: tl.constexpr,
+    VOCABULARY: tl.constexpr,
+    LANES: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """The smallest logit of the row, from `low` to `high`, above which lies less than `wanted`; `high` is one.
+
+    `wanted` counts logits, or adds up weights where BY_SUM. A pass measures at four pivots, of which the first is the
+    smallest logit that may be the answer, and finds the smallest and the largest logit between the bounds it had.
+    """
+    lanes = tl.arange(0, LANES)
+    floor = low  # Below it nothing counts.
+    below = low - low + float("-inf")  # Nothing up to here is the answer.
+    while low < high:
+        step = (high - low) * 0.25
+        pivot_1, pivot_2, pivot_3 = low + step, low + step * 2, low + step * 3
+        measure_0 = tl.zeros([LANES], dtype=tl.float32)
+        measure_1 = tl.zeros([LANES], dtype=tl.float32)
+        measure_2 = tl.zeros([LANES], dtype=tl.float32)
+        measure_3 = tl.zeros([LANES], dtype=tl.float32)
+        smallest = tl.full([LANES], float("inf"), dtype=tl.float32)
+        highest = tl.full([LANES], float("-inf"), dtype=tl.float32)
+        for start in range(0, VOCABULARY, LANES * PARTS):
+            for part in tl.static_range(PARTS):
+                tokens = start + part * LANES + lanes
+                logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+                amounts = tl.exp((logits - largest) / temperature) if BY_SUM else 1.0
+                measure_0 += tl.where(logits > low, amounts, 0.0)
+                measure_1 += tl.where(logits > pivot_1, amounts, 0.0)
+                measure_2 += tl.where(logits > pivot_2, amounts, 0.0)
+                measure_3 += tl.where(logits > pivot_3, amounts, 0.0)
+                inside = (logits > below) & (logits >= floor) & (logits <= high)
+                smallest = tl.where(inside & (logits < smallest), logits, smallest)
+                highest = tl.where(inside & (logits > highest), logits, highest)
+        least = tl.min(smallest, axis=0)
+        high = tl.max(highest, axis=0)
+        # Measures fall from pivot to pivot: the answer lies above the last one with too much above it.
+        if tl.sum(measure_3, axis=0) >= wanted:
+            below = pivot_3
+        elif tl.sum(measure_2, axis=0) >= wanted:
+            below = pivot_2
+            high = tl.minimum(high, pivot_3)
+        elif tl.sum(measure_1, axis=0) >= wanted:
+            below = pivot_1
+            high = tl.minimum(high, pivot_2)
+        elif tl.sum(measure_0, axis=0) >= wanted:
+            below = low
+            high = tl.minimum(high, pivot_1)
+        else:
+            high = tl.minimum(high, low)
+        low = tl.minimum(tl.maximum(below, least), high)
+    return high
+
+
+@triton.jit
+def _invert(row_ptr, cut, num_equal, target, largest, temperature, VOCABULARY: tl.constexpr, CHUNK: tl.constexpr):
+    """The first token kept whose cumulative weight exceeds `target`, or the last one kept."""
+    within = tl.arange(0, CHUNK)
+    start = 0
+    found = -1
+    last_kept = 0
+    before = target - target
+    while (found < 0) & (start < VOCABULARY):
+        tokens = start + within
+        logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+        equal = (logits == cut).to(tl.int32)
+        num_equal_here = tl.sum(equal, axis=0)
+        ranks = equal * 0
+        if (num_equal > 0) & (num_equal < num_equal_here):
+            ranks = tl.cumsum(equal, axis=0) - equal
+        kept = (logits > cut) | ((equal > 0) & (ranks < num_equal))
+        num_equal -= num_equal_here
+        weights = tl.where(kept, tl.exp((logits - largest) / temperature), 0.0)
+        last_here = tl.max(tl.where(kept, tokens, -1), axis=0)
+        last_kept = tl.maximum(last_kept, last_here)
+        after = before + tl.sum(weights, axis=0)
+        if after > target:
+            sums = before + tl.cumsum(weights, axis=0)
+            # Sums in another order may end below: then it is the last one kept here.
+            found = tl.min(tl.where(kept & (sums > target), tokens, last_here), axis=0)
+            found = tl.where(last_here < 0, -1, found)
+        before = after
+        start += CHUNK
+    return tl.where(found < 0, last_kept, found)

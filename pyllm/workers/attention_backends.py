@@ -1,0 +1,91 @@
+"""Attention backends: those of the kernels, and those of other packages in the entry-point group below.
+
+Imports torch only where one is loaded, so that a name is refused before any process starts. Does not know layers.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
+
+from pyllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from pyllm_kernels import AttentionMetadata, AttentionShape
+    from torch import Tensor
+
+GROUP = "pyllm.attention_backends"
+# The kernels' backend behind each name of ours; `auto` stands for that of all other ops.
+BUILT_IN = {"auto": "auto", "triton": "triton", "cpu": "cpu", "sdpa": "reference"}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBackend:
+    """What an entry point's factory returns for a device. `pyllm_kernels.dispatch` documents both functions.
+
+    `plan` may add what all layers of a step share to the metadata; `attend` is causal attention over the paged cache.
+    `in_graphs` promises that neither asks the device for a number, so that a CUDA graph may hold them.
+    """
+
+    plan: "Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]"
+    attend: "Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]"
+    in_graphs: bool = False
+
+
+def installed() -> list[EntryPoint]:
+    """The attention backends that installed packages offer."""
+    return list(entry_points(group=GROUP))
+
+
+def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
+    """The entry point behind a backend's name, or None for one of our own. Imports nothing of it.
+
+    Raises:
+        ConfigError: there is none, or several that differ.
+    """
+    if name in BUILT_IN:
+        return None
+    entries = installed() if offered is None else list(offered)
+    found = {entry.value: entry for entry in entries if entry.name == name}
+    if not found:
+        known = ", ".join([*BUILT_IN, *sorted({entry.name for entry in entries})])
+        raise ConfigError(
+            f"there is no attention backend {name!r}; there are {known}; others are entry points of group {GROUP}"
+        )
+    if len(found) > 1:
+        several = " and ".join(sorted(found))
+        raise ConfigError(
+            f"attention backend {name!r} is offered as {several}: uninstall all packages but one of these"
+        )
+    return next(iter(found.values()))
+
+
+def load_attention_backend(
+    name: str, device: "torch.device", kernel_backend: str, offered: Iterable[EntryPoint] | None = None
+) -> AttentionBackend:
+    """The backend of that name on a device.
+
+    Raises:
+        ConfigError: as `find_attention_backend`, or it cannot be imported, or does not run there.
+    """
+    entry = find_attention_backend(name, offered)
+    if entry is None:
+        return _of_kernels(name, device, kernel_backend)
+    try:
+        backend = entry.load()(device)
+    except Exception as error:
+        raise ConfigError(f"attention backend {name!r} ({entry.value}) cannot be made: {error}") from error
+    if not isinstance(backend, AttentionBackend):
+        raise ConfigError(f"attention backend {name!r} ({entry.value}) made {backend!r:.80}, not an AttentionBackend")
+    return backend
+
+
+def _of_kernels(name: str, device: "torch.device", kernel_backend: str) -> AttentionBackend:
+    from pyllm_kernels import BackendError, select
+
+    try:
+        kernels = select(kernel_backend if name == "auto" else BUILT_IN[name], device)
+    except BackendError as error:
+        raise ConfigError(f"attention_backend {name}: {error}") from error
+    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs=kernels.backend != "reference")

@@ -1,0 +1,147 @@
+"""What `python -m benchmarks.gpu` says: its checks, its arithmetic, and its answer where there is no card."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from pyllm_kernels import AttentionShape, select
+
+from benchmarks.gpu import checks, figures, llama
+from benchmarks.gpu.__main__ import precisions
+from benchmarks.gpu.figures import Bench, Yardstick
+from benchmarks.gpu.timing import copy_bandwidth, matrix_rate
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).parent.parent.parent
+
+
+class FakeTimer:
+    """Runs what is to be timed once, and says what it was told to."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.runs = 0
+
+    def __call__(self, function: Callable[[], object]) -> float:
+        function()
+        self.runs += 1
+        return self.seconds
+
+
+def bench(seconds: float) -> Bench:
+    """A card that copies 1 TB and multiplies 100 T numbers in a second."""
+    return Bench(select("triton", CPU), CPU, torch.float16, FakeTimer(seconds), Yardstick(1e12, 100e12))
+
+
+def test_every_kernel_passes_its_check() -> None:
+    results = list(checks.run(CPU, [torch.float32, torch.float16], float8=True, small=True))
+    assert [result for result in results if not result.ok] == []
+    assert len(results) > 15
+
+
+def test_a_kernel_that_differs_or_raises_is_reported() -> None:
+    def differs(setting: checks.Setting) -> checks.Pairs:
+        return [(torch.ones(2), torch.tensor([1.0, 1.5])), (torch.tensor([float("nan")]), torch.zeros(1))]
+
+    def fails(setting: checks.Setting) -> checks.Pairs:
+        raise RuntimeError("out of registers")
+
+    setting = checks.Setting(select("triton", CPU), select("reference", CPU), CPU, torch.float32, small=True)
+    first, second = checks.judge(setting, {"differs": (differs, 0.6), "fails": (fails, None)})
+    assert (first.ok, first.error) == (False, float("inf"))
+    assert (second.ok, second.error) == (False, "RuntimeError: out of registers")
+
+
+def test_bytes_and_operations_are_counted_as_the_table_counts_them() -> None:
+    shape = AttentionShape(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    assert figures.decode_bytes(shape, 16, 1024, 2) == 4096 * 16 * 1024
+    assert figures.prefill_operations(shape, 8192) == 2 * 32 * 128 * 8192**2
+
+
+def test_decode_attention_is_a_share_of_the_bandwidth() -> None:
+    cases = {"2x256": (2, 256, 0.75), "1x16": (1, 16, None)}
+    num_bytes = 4096 * 2 * 256
+    first, second, tasks = figures.decode_attention(bench(num_bytes / 0.8e12), cases)
+    assert first == {
+        "name": "gpu.decode_attention",
+        "case": "2x256",
+        "value": round(num_bytes / 0.8e6, 2),
+        "unit": "us",
+        "share": 0.8,
+        "goal": 0.75,
+        "met": True,
+    }
+    assert "goal" not in second
+    assert tasks["name"] == "gpu.attention_tasks"
+    slow, *_ = figures.decode_attention(bench(num_bytes / 0.7e12), cases)
+    assert slow["met"] is False
+
+
+def test_prefill_attention_is_a_rate() -> None:
+    cases = {"paged": (48, 16, False, 1e9), "dense": (48, 128, True, 1e15)}
+    operations = 2 * 32 * 128 * 48**2
+    first, second, torchs = figures.prefill_attention(bench(operations / 50e12), cases)
+    assert (first["value"], first["share"], first["goal"], first["met"]) == (50.0, 0.5, 0.001, True)
+    assert second["met"] is False
+    assert torchs["name"] == "gpu.torch_attention"
+
+
+def test_the_other_figures_run() -> None:
+    small = bench(1e-3)
+    assert len(list(figures.small_ops(small, num_tokens=2, hidden=64))) == 3
+    sampled = list(figures.sampling(small, rows=2, vocabulary=300))
+    assert [figure["met"] for figure in sampled] == [False] * 4
+    assert len(list(figures.decode_attention_float8(small, {"1x20": (1, 20, None)}))) == 1
+
+
+def test_the_yardstick_counts_both_ways_of_a_copy() -> None:
+    assert copy_bandwidth(FakeTimer(2.0), CPU, 1000) == 1000
+    assert matrix_rate(FakeTimer(0.5), CPU, torch.float32, 10) == 4000
+
+
+def test_a_step_of_the_model_is_one_pass() -> None:
+    shape = llama.architecture(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=64,
+    )
+    tiny = bench(0.004)
+    (figure,) = llama.steps(tiny, shape, {"batch 2": (2, 20, 5.0)})
+    assert (figure["value"], figure["met"]) == (4.0, True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtypes", "float8"),
+    [
+        ((9, 0), [torch.bfloat16, torch.float16, torch.float32], True),
+        ((8, 0), [torch.bfloat16, torch.float16, torch.float32], False),
+        ((7, 5), [torch.float16, torch.float32], False),
+        ((7, 0), [], False),
+    ],
+)
+def test_a_card_is_checked_in_what_it_has(capability: tuple[int, int], dtypes: list[torch.dtype], float8: bool) -> None:
+    assert precisions("a card", capability) == (dtypes, float8)
+
+
+def test_without_a_card_it_says_so_and_fails() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    process = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu"],
+        cwd=ROOT,
+        env=environment | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 2
+    assert process.stdout == ""
+    assert "no CUDA card is visible to torch here, so nothing was checked or measured" in process.stderr

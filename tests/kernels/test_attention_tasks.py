@@ -1,0 +1,116 @@
+"""The task map: every query and every position once, on a grid that only the shapes of the batch decide."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyllm_kernels import AttentionMetadata, AttentionShape, select
+from torch import Tensor
+
+from tests.kernels.paged import Shape, paged_batch
+
+SHAPE = AttentionShape(heads=6, kv_heads=2, head_dim=16, dtype=torch.float32)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+ROWS = st.lists(st.tuples(st.sampled_from([1, 1, 2, 9, 30, 70]), st.integers(0, 3000)), min_size=1, max_size=300)
+
+
+def metadata_of(rows: list[tuple[int, int]], batch_invariant: bool = False) -> AttentionMetadata:
+    """Rows of (query tokens, tokens in the cache before them)."""
+    queries = torch.tensor([query for query, _ in rows], dtype=torch.int32)
+    lengths = torch.tensor([query + context for query, context in rows], dtype=torch.int32)
+    starts = torch.cat((torch.zeros(1, dtype=torch.int32), queries.cumsum(0, dtype=torch.int32)))
+    return AttentionMetadata(
+        block_tables=torch.zeros((1, 1), dtype=torch.int32, device=DEVICE),
+        slots=torch.zeros(len(rows), dtype=torch.int32, device=DEVICE),
+        query_starts=starts.to(DEVICE),
+        sequence_lengths=lengths.to(DEVICE),
+        max_query_length=int(queries.max()),
+        max_sequence_length=int(lengths.max()),
+        num_tokens=int(starts[-1]),
+        batch_invariant=batch_invariant,
+    )
+
+
+def used(tasks: Tensor) -> list[tuple[int, int]]:
+    return [(row, number) for row, number in tasks.tolist() if row >= 0]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(rows=ROWS, batch_invariant=st.booleans())
+def test_tiles_and_splits_cover_each_row_once(rows: list[tuple[int, int]], batch_invariant: bool) -> None:
+    from pyllm_kernels.attention_tasks import queries_of_tile
+    from pyllm_kernels.attention_tuning import card_of, decode_tile, prefill_tile
+
+    tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), SHAPE).tasks
+    assert tasks is not None
+    card = card_of(DEVICE)
+    block_q = queries_of_tile(SHAPE, prefill_tile(card, 16, 4))
+    expected_tiles = [
+        (row, first)
+        for row, (query, _) in enumerate(rows)
+        if query > 1 or batch_invariant
+        for first in range(0, query, block_q)
+    ]
+    assert sorted(used(tasks.tiles) if tasks.tiles is not None else []) == expected_tiles
+
+    if tasks.splits is None or tasks.split_starts is None or tasks.split_tokens is None:
+        assert batch_invariant or all(query > 1 for query, _ in rows)
+        return
+    size, smallest = int(tasks.split_tokens), decode_tile(card, 16, 4)
+    assert size >= smallest.min_split
+    assert size % smallest.block_n == 0
+    decoded = {row: context + 1 for row, (query, context) in enumerate(rows) if query == 1}
+    assert used(tasks.splits) == [
+        (row, split) for row, length in decoded.items() for split in range(-(-length // size))
+    ]
+    for row in decoded:
+        assert tuple(tasks.splits[tasks.split_starts[row]].tolist()) == (row, 0)
+
+
+def test_long_contexts_are_cut_for_every_multiprocessor() -> None:
+    alone = select("triton", DEVICE).plan_attention(metadata_of([(1, 99_999)]), SHAPE).tasks
+    among = select("triton", DEVICE).plan_attention(metadata_of([(1, 99_999)] * 200), SHAPE).tasks
+    assert alone is not None
+    assert among is not None
+    assert alone.split_tokens is not None
+    assert among.split_tokens is not None
+    assert int(alone.split_tokens) < int(among.split_tokens)
+
+
+@pytest.mark.parametrize("longest", [300, 4000])
+def test_padding_rows_and_loose_bounds_change_nothing(longest: int, device: torch.device) -> None:
+    """As a CUDA graph runs it: a fixed number of rows, and no length that the host knows."""
+    triton = select("triton", device)
+    batch = paged_batch([(1, 299), (1, 4), (1, 130)], Shape(heads=6, kv_heads=2, head_dim=16), device)
+    expected = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    metadata = batch.metadata
+    padded = replace(
+        metadata,
+        slots=torch.cat((metadata.slots, metadata.slots.new_zeros(2))),
+        sequence_lengths=torch.cat((metadata.sequence_lengths, metadata.sequence_lengths.new_zeros(2))),
+        query_starts=torch.arange(6, dtype=torch.int32, device=device),
+        num_tokens=5,
+        max_sequence_length=longest,
+    )
+    query = torch.cat((batch.query, batch.query[:2]))
+    planned = triton.plan_attention(padded, replace(SHAPE, dtype=query.dtype))
+    output = triton.paged_attention(query, batch.key_cache, batch.value_cache, planned, batch.scale)
+    torch.testing.assert_close(output[:3], expected, atol=1e-6, rtol=1e-6)
+    assert (output[3:] == 0).all()
+
+
+def test_layers_share_the_map(device: torch.device) -> None:
+    triton = select("triton", device)
+    batch = paged_batch([(40, 25), (1, 300), (2, 0), (1, 15)], Shape(heads=6, kv_heads=2, head_dim=16), device)
+    arguments = batch.query, batch.key_cache, batch.value_cache
+    expected = triton.paged_attention(*arguments, batch.metadata, batch.scale)
+    planned = triton.plan_attention(batch.metadata, SHAPE)
+    for _ in range(2):
+        assert torch.equal(triton.paged_attention(*arguments, planned, batch.scale), expected)
+
+
+def test_the_reference_needs_no_map(device: torch.device) -> None:
+    metadata = metadata_of([(1, 3)])
+    assert select("reference", device).plan_attention(metadata, SHAPE) is metadata

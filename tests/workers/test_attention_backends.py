@@ -1,0 +1,84 @@
+"""Where attention comes from: our backends by name, and those that other packages offer."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+from pyllm_kernels import select
+
+from pyllm.errors import ConfigError
+from pyllm.workers.attention_backends import (
+    BUILT_IN,
+    GROUP,
+    AttentionBackend,
+    find_attention_backend,
+    load_attention_backend,
+)
+
+CPU = torch.device("cpu")
+HERE = "tests.workers.test_attention_backends"
+
+
+def offered_backend(device: torch.device) -> AttentionBackend:
+    kernels = select("reference", device)
+    return AttentionBackend(kernels.plan_attention, kernels.paged_attention)
+
+
+def no_backend(device: torch.device) -> str:
+    return str(device)
+
+
+def entry(name: str, value: str) -> EntryPoint:
+    return EntryPoint(name, value, GROUP)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_our_own_need_no_package_and_cannot_be_replaced(name: str) -> None:
+    assert find_attention_backend(name, [entry(name, "math:sqrt")]) is None
+
+
+def test_sdpa_is_the_plain_torch_reference() -> None:
+    backend = load_attention_backend("sdpa", CPU, "auto")
+    assert backend.attend is select("reference", CPU).paged_attention
+    assert not backend.in_graphs
+
+
+def test_auto_follows_the_other_kernels() -> None:
+    reference = load_attention_backend("auto", CPU, "reference")
+    assert reference.attend is select("reference", CPU).paged_attention
+
+
+def test_one_that_does_not_run_here_says_so() -> None:
+    with pytest.raises(ConfigError, match="attention_backend cpu: the cpu backend runs on cpu, not on cuda"):
+        load_attention_backend("cpu", torch.device("cuda"), "auto")
+
+
+def test_one_of_another_package_is_made_for_the_device() -> None:
+    backend = load_attention_backend("theirs", CPU, "auto", [entry("theirs", f"{HERE}:offered_backend")])
+    assert backend.attend is select("reference", CPU).paged_attention
+
+
+def test_an_unknown_name_lists_what_there_is() -> None:
+    text = f"there is no attention backend 'flash'; there are auto, triton, cpu, sdpa, theirs; .* of group {GROUP}"
+    with pytest.raises(ConfigError, match=text):
+        find_attention_backend("flash", [entry("theirs", "math:sqrt")])
+
+
+def test_two_of_one_name_are_refused() -> None:
+    one = entry("theirs", "math:sqrt")
+    assert find_attention_backend("theirs", [one, one]) == one
+    with pytest.raises(ConfigError, match="cmath:sqrt and math:sqrt"):
+        find_attention_backend("theirs", [one, entry("theirs", "cmath:sqrt")])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("no_such_module:make", "cannot be made: No module named 'no_such_module'"),
+        ("math:sqrt", "cannot be made: must be real number"),
+        (f"{HERE}:no_backend", "made 'cpu', not an AttentionBackend"),
+    ],
+)
+def test_what_makes_no_backend_is_a_configuration_error(value: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        load_attention_backend("odd", CPU, "auto", [entry("odd", value)])
