@@ -88,7 +88,7 @@ class ModelRunner:
         self._plans = PlanBuffer(device)
         self._kv_cache: KVCache | None = None
         self._host_pool: HostPool | None = None
-                self._swap_seconds = 0.0
+        self._swap_seconds = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
             "num_blocks": self.num_blocks,
             "num_host_blocks": self.num_host_blocks,

@@ -34,12 +34,13 @@ class SamplingRows:
 
 def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
     """Choose tokens as `sample_by_torch` does, by a kernel: a greedy batch costs one pass over the logits."""
-    if logits.is_cuda:
+    is_greedy = bool((parameters.temperature == 0).all())
+    if logits.is_cuda and not is_greedy:
         return sample_by_kernel(logits.float(), parameters, uniforms, rows)
-    if logits.dtype is torch.float16:
+    if logits.is_cuda or logits.dtype is torch.float16:
         return sample_by_torch(logits.float(), parameters, uniforms, rows)
     rows = None if rows is None else rows.to(torch.int32)
-    if bool((parameters.temperature == 0).all()):
+    if is_greedy:
         return cpu.sample_greedily(logits, rows)
     top_k = parameters.top_k.to(torch.int32)
     return cpu.sample(logits, parameters.temperature, top_k, parameters.top_p, parameters.min_p, uniforms, rows)

@@ -43,7 +43,9 @@ class StepGraph:
             self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
         self._wanted = torch.empty((max_rows, self._hidden.shape[1]), dtype=self._hidden.dtype)
         with self._head.capture():
-            self._logits = model.logits(self._wanted)
+            logits = model.logits(self._wanted)
+        assert logits is not None, "a model of several ranks is not captured"
+        self._logits = logits
 
     def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden_size], which the next call overwrites."""

@@ -118,7 +118,7 @@ def test_one_token_a_row_is_a_decode() -> None:
 
 @pytest.fixture
 def recorded(model: str) -> tuple[ModelRunner, Recorder]:
-    runner, recorder = loaded_runner(model), Recorder()
+    runner, recorder = loaded_runner(model, kernel_backend="reference"), Recorder()
     runner.capture(recorder)
     return runner, recorder
 
@@ -126,7 +126,7 @@ def recorded(model: str) -> tuple[ModelRunner, Recorder]:
 def test_replayed_steps_give_the_tokens_and_the_cache_of_computed_ones(
     model: str, recorded: tuple[ModelRunner, Recorder]
 ) -> None:
-    plain, (replaying, recorder) = loaded_runner(model), recorded
+    plain, (replaying, recorder) = loaded_runner(model, kernel_backend="reference"), recorded
     prompts = [[5, 17, 200], [9] * 20, [40, 41, 42, 43]]
     tokens, caches = [], []
     for runner in (plain, replaying):
