@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from pyllm_kernels import AttentionShape, Kernels, KVScales, PackedLinear, QKNorm, batch_invariant, select
+from pyllm_kernels import AttentionShape, Kernels, KVScales, QKNorm, batch_invariant, select
 from torch import Tensor
 
 from benchmarks.gpu.batches import PagedBatch, paged_batch
@@ -249,7 +249,7 @@ def _no_synchronisation(setting: Setting) -> Pairs:
 
 
 def _linear_invariant(setting: Setting) -> Pairs:
-    x, packed = setting.randn(131, 96), PackedLinear(setting.randn(70, 96), None)
+    x, packed = setting.randn(131, 96), setting.triton.pack_linear(setting.randn(70, 96))
     linear = batch_invariant(setting.triton).packed_linear
     together = linear(x, packed)
     rows = (slice(0, 1), slice(17, 18), slice(64, 131))
