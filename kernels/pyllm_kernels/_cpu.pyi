@@ -44,6 +44,9 @@ class Linear:
       each group of 32 features (the others, which are GGUF's). Integer products are exact; the chain is over the groups
       in their order, `sum = fma(input scale * weight scale, product, sum)`, then for "q4_1"
       `sum = fma(minimum, input scale * sum of the input's integers, sum)`. It is the same everywhere.
+    - Of "int8", the rows of the input, and those of the matrix divided by B, are rotated in float32 before they are
+      made into integers (QuaRot, arXiv 2404.00456). B is the largest power of two up to 32 that divides the number of
+      inputs; a row is B segments, and at distances 1, 2, 4, ... below B two of them become their sum and difference.
     """
 
     def __new__(cls, format: str, dtype: str, in_features: int, out_features: int) -> Linear:
@@ -65,7 +68,7 @@ class Linear:
     def pack(self, weight: int, packed: int) -> None:
         """Write `packed` from the matrix: out_features rows of GGUF's blocks, for other formats of `dtype`."""
     def unpack_rows(self, packed: int, rows: int, num_rows: int, out: int) -> None:
-        """Write to out [num_rows, in_features] the rows of the matrix named by rows, int32 [num_rows].
+        """Write to out [num_rows, in_features] the rows of the matrix named by rows, int32 [num_rows], rotated back.
 
         `IndexError` where there is no such row, with nothing written.
         """

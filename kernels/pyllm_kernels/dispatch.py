@@ -72,7 +72,8 @@ def pack_linear(weight: Tensor) -> PackedLinear:
 def pack_int8(weight: Tensor) -> PackedLinear:
     """The same, of floats as integers: -127 to 127, with one float32 scale an output, its largest magnitude / 127.
 
-    `packed_linear` then makes each row of x into such integers, too, and multiplies integers exactly.
+    `packed_linear` then makes each row of x into such integers, too, and multiplies integers exactly. Before that the
+    rows of both are rotated, which leaves the product what it is and outliers small (QuaRot, arXiv 2404.00456).
     """
     return select("auto", weight.device).pack_int8(weight)
 

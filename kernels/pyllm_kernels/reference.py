@@ -3,6 +3,8 @@
 It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` documents the ops' arguments.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -35,7 +37,8 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if packed.format not in _QUANTISED:
         return F.embedding(rows, packed.data)
     scales, minimums, integers = _groups(packed.data[rows], packed.format)
-    return (scales * integers + minimums).flatten(1).to(packed.dtype)
+    numbers = (scales * integers + minimums).flatten(1)
+    return (_spread(numbers) if packed.format == "int8" else numbers).to(packed.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -109,7 +112,8 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     if packed.format not in _QUANTISED:
         return F.linear(x, packed.data)
     scales, minimums, integers = _groups(packed.data, packed.format)
-    x_scales, x_integers = _quantise(x.float().reshape(-1, *integers.shape[1:]))
+    wide = _spread(x.float()) if packed.format == "int8" else x.float()
+    x_scales, x_integers = _quantise(wide.reshape(-1, *integers.shape[1:]))
     # float64 has room for every sum of integers that is exact in Rust.
     products = torch.einsum("tgi,ogi->tog", x_integers.double(), integers.double()).float()
     sums = (x_scales[:, None, :, 0] * scales[None, :, :, 0]) * products  # [tokens, out_features, groups]
@@ -119,7 +123,7 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
 def _groups(data: Tensor, weight_format: str) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row's groups, all float32: scales and minimums [rows, groups, 1], integers [rows, groups, features]."""
     if weight_format == "int8":
-        scales, integers = _quantise(data.float().unsqueeze(1))
+        scales, integers = _quantise(_spread(data.float()).unsqueeze(1) / _num_segments(data.shape[1]))
         return scales, torch.zeros_like(scales), integers
     blocks = data.reshape(len(data), -1, BLOCK_BYTES[weight_format])
     scales = _half(blocks[..., :2])
@@ -129,6 +133,26 @@ def _groups(data: Tensor, weight_format: str) -> tuple[Tensor, Tensor, Tensor]:
     minimums = _half(blocks[..., 2:4]) if weight_format == "q4_1" else torch.zeros_like(scales)
     nibbles = torch.cat((blocks[..., start:] & 15, blocks[..., start:] >> 4), dim=-1)
     return scales, minimums, nibbles.float() - offset
+
+
+def _spread(rows: Tensor) -> Tensor:
+    """Rotate float32 [rows, features] by a Walsh-Hadamard transform: an outlier is shared by a feature of each segment.
+
+    It is not normalised, so doing it twice multiplies by the number of segments (QuaRot, arXiv 2404.00456).
+    """
+    num_rows, features = rows.shape
+    num_segments, distance = _num_segments(features), 1
+    while distance < num_segments:
+        pairs = rows.reshape(num_rows, num_segments // (2 * distance), 2, distance * features // num_segments)
+        first, second = pairs.unbind(2)
+        rows = torch.stack((first + second, first - second), dim=2).flatten(1)
+        distance *= 2
+    return rows
+
+
+def _num_segments(features: int) -> int:
+    """The largest power of two up to 32 that divides the number of features."""
+    return math.gcd(features, 32)
 
 
 def _quantise(groups: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ pub(crate) enum Format {
 /// 32 features of one output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quantised {
-    /// -127 to 127, with one float32 scale an output: made here of floats.
+    /// -127 to 127, with one float32 scale an output: made here of floats, which are rotated first.
     Int8,
     /// -128 to 127, with a float16 scale a group.
     Q8_0,
@@ -49,6 +49,11 @@ impl Quantised {
             Self::Q4_0 => 8,
             Self::Q4_1 => 0,
         }
+    }
+
+    /// Whether a row of the matrix, and of its inputs, is rotated as a whole.
+    pub(crate) fn is_rotated(self) -> bool {
+        self == Self::Int8
     }
 
     pub(crate) fn bits(self) -> usize {

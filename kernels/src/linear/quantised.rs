@@ -2,7 +2,8 @@
 //!
 //! Of an output element every operation is specified: for each group in turn, `sum = fma(input scale × weight scale,
 //! integer product, sum)`, and where weights have a minimum `sum = fma(minimum, input scale × sum of input integers,
-//! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set.
+//! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set. Rows that are
+//! one group, inputs' and weights', are rotated before they are made into integers: see `rotation`.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -13,6 +14,7 @@ mod avx512;
 mod integers;
 mod panel;
 mod portable;
+mod rotation;
 mod tile;
 
 use super::format::{Element, GROUP, Quantised};
@@ -44,6 +46,8 @@ pub(super) struct Rows {
     /// As `Tile` has them.
     integers: *mut i8,
     factors: *mut Factors,
+    /// [rows / `SIDE`, `in_features`]: where a side's rows are rotated, one after the other. Empty where none are.
+    rotated: *mut f32,
 }
 
 // SAFETY: the pointers are followed in unsafe methods alone, whose callers answer for them.
@@ -65,8 +69,12 @@ impl Rows {
         // A tile of AMX is read whole, with its factors, even where it has fewer rows.
         let whole_rows = num_rows.next_multiple_of(SIDE);
         let integer_bytes = whole_rows * num_groups * group_features;
-        let memory = scratch.bytes(integer_bytes + whole_rows * num_groups * size_of::<Factors>());
-        let (integers, factors) = memory.split_at_mut(integer_bytes);
+        let factor_bytes = whole_rows * num_groups * size_of::<Factors>();
+        let rotated_bytes =
+            if format.is_rotated() { whole_rows / SIDE * linear.in_features * size_of::<f32>() } else { 0 };
+        let memory = scratch.bytes(integer_bytes + factor_bytes + rotated_bytes);
+        let (integers, memory) = memory.split_at_mut(integer_bytes);
+        let (factors, rotated) = memory.split_at_mut(factor_bytes);
         Self {
             format,
             element: linear.element,
@@ -77,6 +85,7 @@ impl Rows {
             num_groups,
             integers: integers.as_mut_ptr().cast(),
             factors: factors.as_mut_ptr().cast(),
+            rotated: rotated.as_mut_ptr().cast(),
         }
     }
 
@@ -137,11 +146,22 @@ impl Rows {
 
     /// # Safety
     ///
-    /// As for `quantise`; no other thread has the row.
+    /// As for `quantise`; no other thread has a row of this side.
     unsafe fn quantise_row(&self, row: usize, isa: Isa) {
         let x_bytes = self.in_features * self.element.bytes();
         // SAFETY: as the caller promises.
         let x = unsafe { std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes) };
+        let (element, x) = if self.format.is_rotated() {
+            // SAFETY: as the caller promises: there is room for a row of each side.
+            unsafe {
+                let first = self.rotated.add(row / SIDE * self.in_features);
+                rotation::rotate(isa, self.element, x, std::slice::from_raw_parts_mut(first, self.in_features));
+                let bytes = std::slice::from_raw_parts(first.cast(), self.in_features * size_of::<f32>());
+                (Element::Float32, bytes)
+            }
+        } else {
+            (self.element, x)
+        };
         let (side, within) = (row / SIDE * SIDE, row % SIDE);
         let chunk = self.group_features.min(INT8_CHUNK);
         // SAFETY: as the caller promises: a row has factors for each of its groups.
@@ -149,7 +169,7 @@ impl Rows {
             let first = self.integers.add(side * self.num_groups * self.group_features + within * chunk);
             let mut factors = self.factors_of(row);
             let places = Places { first, chunk, stride: SIDE * chunk };
-            integers::quantise(isa, self.element, x, self.group_features, places, |scale, sum| {
+            integers::quantise(isa, element, x, self.group_features, places, |scale, sum| {
                 factors.write(Factors::new(scale, sum, self.format.offset()));
                 factors = factors.wrapping_add(SIDE);
             });

@@ -68,7 +68,9 @@ fn groups(linear: &Linear, format: Quantised, row: &[u8]) -> Vec<Group> {
     };
     match format {
         Quantised::Int8 => {
-            let (scale, integers) = quantised_group(&numbers(linear.element, row));
+            let factor = num_segments(linear.in_features) as f32;
+            let row: Vec<f32> = rotated(&numbers(linear.element, row)).iter().map(|number| number / factor).collect();
+            let (scale, integers) = quantised_group(&row);
             vec![(scale, 0.0, integers)]
         }
         Quantised::Q8_0 => {
@@ -88,13 +90,33 @@ fn quantised_group(numbers: &[f32]) -> (f32, Vec<i32>) {
     (largest / 127.0, numbers.iter().map(|number| (number * inverse).round_ties_even() as i32).collect())
 }
 
+/// How many features of a row are mixed with one another.
+fn num_segments(features: usize) -> usize {
+    [32, 16, 8, 4, 2, 1].into_iter().find(|&count| features.is_multiple_of(count)).unwrap_or(1)
+}
+
+fn rotated(row: &[f32]) -> Vec<f32> {
+    let mut row = row.to_vec();
+    let mut distance = row.len() / num_segments(row.len());
+    while distance < row.len() {
+        for at in (0..row.len()).filter(|at| (at / distance).is_multiple_of(2)) {
+            let (a, b) = (row[at], row[at + distance]);
+            (row[at], row[at + distance]) = (a + b, a - b);
+        }
+        distance *= 2;
+    }
+    row
+}
+
 /// What a quantised product is said to be, operation by operation.
 fn specified(linear: &Linear, format: Quantised, weight: &[u8], x: &[u8]) -> Vec<u8> {
     let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| groups(linear, format, row)).collect();
     let group_features = if format == Quantised::Int8 { linear.in_features } else { GROUP };
     let mut out = Vec::new();
     for row in x.chunks_exact(linear.in_bytes()) {
-        let x: Vec<_> = numbers(linear.element, row).chunks(group_features).map(quantised_group).collect();
+        let row = numbers(linear.element, row);
+        let row = if format == Quantised::Int8 { rotated(&row) } else { row };
+        let x: Vec<_> = row.chunks(group_features).map(quantised_group).collect();
         for weight in &weight {
             let mut sum = 0.0_f32;
             for ((x_scale, x), (scale, min, integers)) in x.iter().zip(weight) {
@@ -189,6 +211,7 @@ proptest! {
                 .into_iter()
                 .flat_map(|(scale, min, integers)| integers.into_iter().map(move |integer| scale * integer as f32 + min))
                 .collect();
+            let plain = if format == Quantised::Int8 { rotated(&plain) } else { plain };
             prop_assert_eq!(numbers(linear.element, out), numbers(linear.element, &elements(linear.element, &plain)));
         }
     }
@@ -232,9 +255,11 @@ fn sums_of_the_largest_integers_are_exact() {
     let in_features = MAX_INT8_FEATURES;
     let format = Format::Quantised(Quantised::Int8);
     let linear = Linear { format, element: Element::Float32, in_features, out_features: 2 };
-    let signs: Vec<f32> = (0..2 * in_features).map(|index| if index < in_features { 127.0 } else { -127.0 }).collect();
-    let packed = packed(&linear, bytemuck::cast_slice(&signs));
-    let x = vec![127.0_f32; 3 * in_features];
+    // Rotated, the first segment alone becomes as many of the same number as there are features.
+    let row = |number: f32| (0..in_features).map(move |at| if at < in_features / 32 { number } else { 0.0 });
+    let weight: Vec<f32> = row(32.0 * 127.0).chain(row(32.0 * -127.0)).collect();
+    let packed = packed(&linear, bytemuck::cast_slice(&weight));
+    let x: Vec<f32> = (0..3).flat_map(|_| row(127.0)).collect();
     let expected = (127 * 127 * in_features) as f32;
     for isa in Isa::available() {
         let out = numbers(Element::Float32, &run(&linear, isa, 2, bytemuck::cast_slice(&x), &packed));

@@ -6,7 +6,7 @@
 
 use super::integers::Places;
 use super::tile::{INT8_CHUNK, STEP_FEATURES};
-use super::{group_features, integers};
+use super::{group_features, integers, rotation};
 use crate::isa::Isa;
 use crate::linear::Linear;
 use crate::linear::format::{Element, Quantised, from_float16, round_to_bfloat16};
@@ -20,11 +20,13 @@ pub(in crate::linear) fn panel_bytes(linear: &Linear, format: Quantised) -> usiz
 pub(in crate::linear) fn pack_panel(linear: &Linear, format: Quantised, rows: &[u8], panel: &mut [u8]) {
     let layout = Layout::of(linear, format);
     panel.fill(0);
-    for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
-        match format.block_bytes() {
-            Some(bytes) => layout.pack_blocks(row.chunks_exact(bytes), column, panel),
-            None => layout.pack_floats(linear.element, row, column, panel),
+    match format.block_bytes() {
+        Some(bytes) => {
+            for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
+                layout.pack_blocks(row.chunks_exact(bytes), column, panel);
+            }
         }
+        None => layout.pack_floats(linear, rows, panel),
     }
 }
 
@@ -37,16 +39,22 @@ pub(in crate::linear) fn unpack_column(
     out: &mut [u8],
 ) {
     let layout = Layout::of(linear, format);
+    if format.is_rotated() {
+        return layout.unpack_rotated(linear, panel, column, out);
+    }
     let group_bytes = layout.group_features * linear.element.bytes();
     for (group, out) in panel.chunks_exact(layout.group_bytes()).zip(out.chunks_mut(group_bytes)) {
         let (scale, min) = layout.scale_and_min(group, column);
         for (feature, out) in out.chunks_exact_mut(linear.element.bytes()).enumerate() {
-            let value = scale * layout.integer(group, column, feature) as f32 + min;
-            match linear.element {
-                Element::Float32 => out.copy_from_slice(&value.to_ne_bytes()),
-                Element::Bfloat16 => out.copy_from_slice(&round_to_bfloat16(value).to_ne_bytes()),
-            }
+            write(linear.element, scale * layout.integer(group, column, feature) as f32 + min, out);
         }
+    }
+}
+
+fn write(element: Element, value: f32, out: &mut [u8]) {
+    match element {
+        Element::Float32 => out.copy_from_slice(&value.to_ne_bytes()),
+        Element::Bfloat16 => out.copy_from_slice(&round_to_bfloat16(value).to_ne_bytes()),
     }
 }
 
@@ -99,21 +107,57 @@ impl Layout {
         }
     }
 
-    fn pack_floats(&self, element: Element, row: &[u8], column: usize, panel: &mut [u8]) {
+    /// Rotate the rows, which are one group each, and make them into integers.
+    fn pack_floats(&self, linear: &Linear, rows: &[u8], panel: &mut [u8]) {
         let mut integers = vec![0; self.group_features];
-        let mut row_scale = 0.0_f32;
+        let mut rotated = vec![0.0_f32; linear.in_features];
         let places = Places { first: integers.as_mut_ptr(), chunk: INT8_CHUNK, stride: INT8_CHUNK };
-        // SAFETY: the row is one group of whole chunks, and this machine has its best.
-        unsafe {
-            integers::quantise(Isa::best(), element, row, self.group_features, places, |scale, _| {
-                row_scale = scale;
-            });
+        // As the inputs are rotated, too; a power of two, so nothing is rounded.
+        let inverse = 1.0 / rotation::num_segments(linear.in_features) as f32;
+        for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
+            let mut row_scale = 0.0_f32;
+            // SAFETY: the row is one group of whole chunks, and this machine has its best; the bytes are floats.
+            unsafe {
+                rotation::rotate(Isa::best(), linear.element, row, &mut rotated);
+                for number in &mut rotated {
+                    *number *= inverse;
+                }
+                let bytes = std::slice::from_raw_parts(rotated.as_ptr().cast(), size_of_val(rotated.as_slice()));
+                integers::quantise(Isa::best(), Element::Float32, bytes, self.group_features, places, |scale, _| {
+                    row_scale = scale;
+                });
+            }
+            panel[self.factors(column).0].copy_from_slice(&row_scale.to_ne_bytes());
+            for (step, cell) in integers.as_chunks::<STEP_FEATURES>().0.iter().enumerate() {
+                let start = (step * PANEL + column) * STEP_FEATURES;
+                let cell = cell.map(|integer| integer.cast_unsigned() ^ 0x80);
+                panel[start..start + STEP_FEATURES].copy_from_slice(&cell);
+            }
         }
-        panel[self.factors(column).0].copy_from_slice(&row_scale.to_ne_bytes());
-        for (step, cell) in integers.as_chunks::<STEP_FEATURES>().0.iter().enumerate() {
-            let start = (step * PANEL + column) * STEP_FEATURES;
-            let cell = cell.map(|integer| integer.cast_unsigned() ^ 0x80);
-            panel[start..start + STEP_FEATURES].copy_from_slice(&cell);
+    }
+
+    /// Make one column, which is one group, into elements: as many of the rotation's columns as fit here at a time.
+    fn unpack_rotated(&self, linear: &Linear, panel: &[u8], column: usize, out: &mut [u8]) {
+        const AT_ONCE: usize = 16;
+        let element_bytes = linear.element.bytes();
+        let num_segments = rotation::num_segments(linear.in_features);
+        let segment_features = linear.in_features / num_segments;
+        let (scale, _) = self.scale_and_min(panel, column);
+        let mut numbers = [0.0; AT_ONCE * rotation::MAX_SEGMENTS];
+        for start in (0..segment_features).step_by(AT_ONCE) {
+            let width = AT_ONCE.min(segment_features - start);
+            let numbers = &mut numbers[..num_segments * width];
+            for (index, number) in numbers.iter_mut().enumerate() {
+                let feature = index / width * segment_features + start + index % width;
+                *number = scale * self.integer(panel, column, feature) as f32;
+            }
+            // What was packed was divided by what rotating twice multiplies by: this is the row again.
+            rotation::transform(numbers, num_segments);
+            for (segment, numbers) in numbers.chunks_exact(width).enumerate() {
+                let first = (segment * segment_features + start) * element_bytes;
+                let out = out[first..first + width * element_bytes].chunks_exact_mut(element_bytes);
+                out.zip(numbers).for_each(|(out, &number)| write(linear.element, number, out));
+            }
         }
     }
 
