@@ -44,9 +44,9 @@ class Linear:
       each group of 32 features (the others, which are GGUF's). Integer products are exact; the chain is over the groups
       in their order, `sum = fma(input scale * weight scale, product, sum)`, then for "q4_1"
       `sum = fma(minimum, input scale * sum of the input's integers, sum)`. It is the same everywhere.
-    - Of "int8", the rows of the input, and those of the matrix divided by B, are rotated in float32 before they are made
-      into integers (QuaRot, arXiv 2404.00456): where B is the largest power of two up to 32 that divides the inputs, a
-      row is B segments, and at distances 1, 2, 4, ... below B two segments become their sum and their difference.
+    - Of "int8", the rows of the input, and those of the matrix divided by B, are rotated in float32 before they are
+      made into integers (QuaRot, arXiv 2404.00456). B is the largest power of two up to 32 that divides the number of
+      inputs; a row is B segments, and at distances 1, 2, 4, ... below B two of them become their sum and difference.
     """
 
     def __new__(cls, format: str, dtype: str, in_features: int, out_features: int) -> Linear:

@@ -22,7 +22,7 @@ from pyllm_kernels import (
     blocks,
     linear_invariant,
     norm,
-    pack_linear,
+    reference,
     rope,
     sampling,
 )
@@ -81,7 +81,7 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     norm.rms_norm(hidden, hidden[0], 1e-5)
     norm.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
     activation.silu_and_mul(hidden)
-    linear_invariant.packed_linear(hidden, pack_linear(hidden))
+    linear_invariant.packed_linear(hidden, reference.pack_linear(hidden))
     query = hidden.view(tokens, heads, head_dim)
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
     key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)

@@ -68,9 +68,8 @@ fn groups(linear: &Linear, format: Quantised, row: &[u8]) -> Vec<Group> {
     };
     match format {
         Quantised::Int8 => {
-            let mut row = rotated(&numbers(linear.element, row));
             let factor = num_segments(linear.in_features) as f32;
-            row.iter_mut().for_each(|number| *number /= factor);
+            let row: Vec<f32> = rotated(&numbers(linear.element, row)).iter().map(|number| number / factor).collect();
             let (scale, integers) = quantised_group(&row);
             vec![(scale, 0.0, integers)]
         }
@@ -100,7 +99,7 @@ fn rotated(row: &[f32]) -> Vec<f32> {
     let mut row = row.to_vec();
     let mut distance = row.len() / num_segments(row.len());
     while distance < row.len() {
-        for at in (0..row.len()).filter(|at| at / distance % 2 == 0) {
+        for at in (0..row.len()).filter(|at| (at / distance).is_multiple_of(2)) {
             let (a, b) = (row[at], row[at + distance]);
             (row[at], row[at + distance]) = (a + b, a - b);
         }

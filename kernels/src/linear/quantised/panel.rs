@@ -119,7 +119,9 @@ impl Layout {
             // SAFETY: the row is one group of whole chunks, and this machine has its best; the bytes are floats.
             unsafe {
                 rotation::rotate(Isa::best(), linear.element, row, &mut rotated);
-                rotated.iter_mut().for_each(|number| *number *= inverse);
+                for number in &mut rotated {
+                    *number *= inverse;
+                }
                 let bytes = std::slice::from_raw_parts(rotated.as_ptr().cast(), size_of_val(rotated.as_slice()));
                 integers::quantise(Isa::best(), Element::Float32, bytes, self.group_features, places, |scale, _| {
                     row_scale = scale;

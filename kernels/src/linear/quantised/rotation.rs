@@ -120,7 +120,7 @@ mod tests {
     fn specified(row: &[f32]) -> Vec<f32> {
         let num_segments = num_segments(row.len());
         let width = row.len() / num_segments;
-        let sign = |a: usize, b: usize| if (a & b).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+        let sign = |a: usize, b: usize| if (a & b).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
         (0..row.len())
             .map(|at| (0..num_segments).map(|other| sign(at / width, other) * row[other * width + at % width]).sum())
             .collect()
