@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels.linear import BLOCK_BYTES, PackedLinear, in_features_of_blocks
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 _QUANTISED = {"int8", *BLOCK_BYTES}
 
@@ -68,13 +68,41 @@ def rope_and_kv_write(
     written = slot_mapping >= 0
     if not written.all():
         slot_mapping, key, value = slot_mapping[written], key[written], value[written]
-    key_cache.flatten(0, 1).index_copy_(0, slot_mapping.long(), key)
-    value_cache.flatten(0, 1).index_copy_(0, slot_mapping.long(), value)
+    _write(key_cache, slot_mapping, key)
+    _write(value_cache, slot_mapping, value)
+
+
+def norm_rope_and_kv_write(
+    norm: QKNorm | None,
+    scales: KVScales,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    if norm is not None:
+        query.copy_(rms_norm(query, norm.query_weight, norm.epsilon))
+        key.copy_(rms_norm(key, norm.key_weight, norm.epsilon))
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
+    _rotate(query, cos, sin)
+    _rotate(key, cos, sin)
+    written = slot_mapping >= 0
+    _write(key_cache, slot_mapping[written], key[written].float() / scales.key)
+    _write(value_cache, slot_mapping[written], value[written].float() / scales.value)
 
 
 def silu_and_mul(x: Tensor) -> Tensor:
     gate, up = x.float().chunk(2, dim=-1)
     return (F.silu(gate) * up).to(x.dtype)
+
+
+def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
+    del shape
+    return metadata
 
 
 def paged_attention(
@@ -173,9 +201,19 @@ def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
     heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
 
 
+def _write(cache: Tensor, slot_mapping: Tensor, numbers: Tensor) -> None:
+    if cache.dtype is torch.float8_e4m3fn:
+        largest = torch.finfo(cache.dtype).max
+        numbers = numbers.float().clamp(-largest, largest).to(cache.dtype).view(torch.uint8)
+        cache = cache.view(torch.uint8)  # torch indexes bytes on every device, and fp8 on none of them surely.
+    cache.flatten(0, 1).index_copy_(0, slot_mapping.long(), numbers.to(cache.dtype))
+
+
 def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
     num_blocks = -(-length // cache.shape[1])
-    return cache.index_select(0, table[:num_blocks]).flatten(0, 1)[:length]  # [length, kv_heads, head_dim]
+    cells = cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
+    gathered = cells.index_select(0, table[:num_blocks]).view(cache.dtype)
+    return gathered.flatten(0, 1)[:length]  # [length, kv_heads, head_dim]
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
