@@ -35,8 +35,10 @@ def requests() -> tuple[list[Tokens], list[SamplingParams]]:
     return prompts, params
 
 
-def generate(*, one_by_one: bool = False, **options: object) -> tuple[list[Tokens], dict[str, int]]:
-    prompts, params = requests()
+def generate(
+    *, one_by_one: bool = False, num_requests: int = NUM_OTHERS + 1, **options: object
+) -> tuple[list[Tokens], dict[str, int]]:
+    prompts, params = (some[:num_requests] for some in requests())
     with LLM(**options) as llm:
         if one_by_one:
             outputs = [llm.generate([prompt], [own])[0] for prompt, own in zip(prompts, params, strict=True)]
@@ -71,5 +73,6 @@ def test_tokens_are_those_of_the_request_alone(precision: dict[str, str], alone:
 
 @pytest.mark.timeout(600)
 def test_three_ranks_give_the_same_alone_and_together(precision: dict[str, str]) -> None:
-    together, _ = generate(tensor_parallel_size=3, max_num_batched_tokens=64, **precision)
-    assert together == generate(tensor_parallel_size=3, one_by_one=True, **ALONE, **precision)[0]
+    together, _ = generate(tensor_parallel_size=3, num_requests=6, max_num_batched_tokens=64, **precision)
+    alone = generate(tensor_parallel_size=3, num_requests=6, one_by_one=True, **ALONE, **precision)[0]
+    assert together == alone
