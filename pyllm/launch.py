@@ -110,7 +110,9 @@ def _precision(config: EngineConfig, checkpoint: Checkpoint, device: str) -> tup
     if quantization == "auto":
         is_quantised = any(entry.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
         quantization = "int8" if is_quantised and device == "cpu" and model.dtype == "auto" else "none"
-    dtype = file_dtype if model.dtype == "auto" else model.dtype
+    dtype = model.dtype
+    if dtype == "auto":
+        dtype = file_dtype if quantization == "none" else "bfloat16"
     if config.cache.kv_cache_dtype == "fp8" and device != "cuda":
         raise ConfigError(f"kv_cache_dtype fp8 is for GPUs, and the device is {device}: use bfloat16, or auto")
     if quantization == "none":

@@ -46,6 +46,7 @@ class StepGraph:
             logits = model.logits(self._wanted)
         assert logits is not None, "a model of several ranks is not captured"
         self._logits = logits
+        self._touch(block_tables.shape[1])
 
     def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden_size], which the next call overwrites."""
@@ -61,6 +62,18 @@ class StepGraph:
             np.copyto(buffer[: len(values)].numpy(), values)
         self._layers.replay(batch.num_tokens, batch.num_rows)
         return self._hidden[: batch.num_tokens]
+
+    def _touch(self, max_blocks: int) -> None:
+        """Compute a large step on block 0, without writing there: no request waits for the system to find memory."""
+        max_tokens, max_rows = len(self._tokens), len(self._slots)
+        num_rows = min(max_tokens, max_rows)
+        length = min(max_tokens // num_rows, max_blocks)
+        self._query_starts[: num_rows + 1] = torch.arange(num_rows + 1) * length
+        self._sequence_lengths[:num_rows] = length
+        self._slot_mapping.fill_(-1)
+        self._layers.replay(num_rows * length, num_rows)
+        self._wanted.zero_()
+        self._head.replay(max_rows, max_rows)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """Of some rows of hidden states: [rows, vocab_size], which the next call overwrites."""
