@@ -179,7 +179,7 @@ class ModelRunner:
         if graphs is not None and not self._hooks and batch.num_rows <= graphs.max_rows and is_decode(batch.host):
             return graphs.run(batch.host)
         tokens = self._slots.known_tokens(batch)
-        if self._step_graph is not None and not self._hooks:
+        if self._step_graph is not None and not self._hooks and self._step_graph.has_room(batch):
             return self._step_graph.hidden(tokens, batch)
         return self.model(tokens, self._context(batch, kv_cache))
 

@@ -48,6 +48,10 @@ class StepGraph:
         self._logits = logits
         self._touch(block_tables.shape[1])
 
+    def has_room(self, batch: Batch) -> bool:
+        """Whether a batch is within what was captured: the budget of tokens may have been raised since."""
+        return batch.num_tokens <= len(self._tokens) and batch.num_rows <= len(self._slots)
+
     def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
         """Hidden states [tokens, hidden_size], which the next call overwrites."""
         host = batch.host

@@ -145,6 +145,12 @@ def test_slots_are_copied_before_they_are_initialised(runner: ModelRunner, expec
     assert run(runner, planner.step(Row(0, PROMPTS[1], (0.9999,)), Row(1, [-1]))) == [289, expected[0][1]]
 
 
+def test_a_budget_that_was_raised_needs_no_graph(model: str, expected: list[list[int]]) -> None:
+    runner = loaded_runner(model, max_num_batched_tokens=8, max_num_seqs=2)
+    assert len(PROMPTS[2]) > 8
+    assert greedy(runner, Planner(), 0, PROMPTS[2], 3) == expected[2][:3]
+
+
 def test_what_was_swapped_out_goes_on_as_if_it_had_stayed(model: str, expected: list[list[int]]) -> None:
     prompt, tokens = PROMPTS[2], expected[2]
     stays = loaded_runner(model, num_blocks=5)
