@@ -79,7 +79,7 @@ def test_tokens_are_those_of_the_request_alone(precision: str, setting: str) -> 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["default", pytest.param("float32", marks=pytest.mark.oracle)])
 def test_three_ranks_give_the_same_alone_and_together(precision: str) -> None:
     options: dict[str, Any] = {"tensor_parallel_size": 3, "num_requests": 6, **PRECISIONS[precision]}
     together, _ = generate(max_num_batched_tokens=64, **options)
