@@ -6,10 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pyllm import AsyncEngine, SamplingParams, SchedulingParams
 from pyllm.core.replay import replay_file
+from pyllm.errors import EngineDeadError
 from tests.tiny_model import write_tiny_model
 
 BLOCK_BYTES = 2 * 2 * 16 * 3 * 16 * 4  # keys and values, layers, tokens, heads, head_dim, float32
@@ -56,3 +58,22 @@ async def test_a_live_recording_replays(tmp_path: Path, policy: str) -> None:
     assert replayed["num_steps"] >= stats["num_steps"] > 48
     assert replayed["stats"]["num_requests"] == 0
     assert replayed["stats"]["num_preemptions"] >= stats["num_preemptions"]
+
+
+async def test_what_was_recorded_until_the_device_was_lost_replays(tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    engine = AsyncEngine(
+        write_tiny_model(tmp_path / "model"), dtype="float32", async_scheduling=True, scheduler_recording=str(path)
+    )
+    async with engine:
+        ours = {process.pid for process in psutil.Process().children(recursive=True)}
+        stream = engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=400, ignore_eos=True))
+        with pytest.raises(EngineDeadError):
+            async for output in stream:
+                if len(output.outputs[0].token_ids) == 20:
+                    (worker,) = (process for process in map(psutil.Process, ours) if "worker" in process.name())
+                    worker.kill()
+    command = [sys.executable, "-m", "pyllm", "replay", str(path)]
+    elsewhere = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(elsewhere.stdout) == replay_file(path)
+    assert json.loads(elsewhere.stdout)["num_steps"] >= 20
