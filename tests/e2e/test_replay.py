@@ -1,6 +1,7 @@
 """What a live engine recorded, with overlap and too few blocks, is decided again by a fresh process."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -60,19 +61,21 @@ async def test_a_live_recording_replays(tmp_path: Path, policy: str) -> None:
     assert replayed["stats"]["num_preemptions"] >= stats["num_preemptions"]
 
 
+async def read_and_kill_the_worker(engine: AsyncEngine) -> None:
+    """One stream, whose worker is killed after some tokens."""
+    (worker,) = (process for process in psutil.Process().children(recursive=True) if "worker" in process.name())
+    async for output in engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=400, ignore_eos=True)):
+        if len(output.outputs[0].token_ids) >= 20:
+            with contextlib.suppress(psutil.NoSuchProcess):  # what was on its way still comes
+                worker.kill()
+
+
 async def test_what_was_recorded_until_the_device_was_lost_replays(tmp_path: Path) -> None:
     path = tmp_path / "recording"
-    engine = AsyncEngine(
-        write_tiny_model(tmp_path / "model"), dtype="float32", async_scheduling=True, scheduler_recording=str(path)
-    )
-    async with engine:
-        ours = {process.pid for process in psutil.Process().children(recursive=True)}
-        stream = engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=400, ignore_eos=True))
+    model = write_tiny_model(tmp_path / "model")
+    async with AsyncEngine(model, dtype="float32", async_scheduling=True, scheduler_recording=str(path)) as engine:
         with pytest.raises(EngineDeadError):
-            async for output in stream:
-                if len(output.outputs[0].token_ids) == 20:
-                    (worker,) = (process for process in map(psutil.Process, ours) if "worker" in process.name())
-                    worker.kill()
+            await read_and_kill_the_worker(engine)
     command = [sys.executable, "-m", "pyllm", "replay", str(path)]
     elsewhere = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(elsewhere.stdout) == replay_file(path)
