@@ -6,9 +6,10 @@ Knows neither queues nor blocks: a policy gives a number, and the scheduler serv
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from numbers import Real
 
+from pyllm.entry_points import find_entry_point
 from pyllm.errors import ConfigError, RequestError
 
 GROUP = "pyllm.policies"
@@ -38,28 +39,13 @@ Policy = Callable[[PolicyRequest], float]
 """Gives a request's key: finite, the lowest is served first, equal ones by arrival."""
 
 
-def installed() -> list[EntryPoint]:
-    """The policies that installed packages offer."""
-    return list(entry_points(group=GROUP))
-
-
 def find_policy(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
     """The entry point behind a policy's name, or None for one of the scheduler's own. Imports nothing of it.
 
     Raises:
         ConfigError: there is none, or several that differ.
     """
-    if name in BUILT_IN:
-        return None
-    entries = installed() if offered is None else list(offered)
-    found = {entry.value: entry for entry in entries if entry.name == name}
-    if not found:
-        known = ", ".join([*BUILT_IN, *sorted({entry.name for entry in entries})])
-        raise ConfigError(f"there is no policy {name!r}; there are {known}; others are entry points of group {GROUP}")
-    if len(found) > 1:
-        several = " and ".join(sorted(found))
-        raise ConfigError(f"policy {name!r} is offered as {several}: uninstall all packages but one of these")
-    return next(iter(found.values()))
+    return find_entry_point("policy", name, GROUP, BUILT_IN, offered)
 
 
 def load_policy(name: str, offered: Iterable[EntryPoint] | None = None) -> Policy | None:

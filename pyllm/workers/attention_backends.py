@@ -5,9 +5,10 @@ Imports torch only where one is loaded, so that a name is refused before any pro
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
+from pyllm.entry_points import find_entry_point
 from pyllm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,32 +34,13 @@ class AttentionBackend:
     in_graphs: bool = False
 
 
-def installed() -> list[EntryPoint]:
-    """The attention backends that installed packages offer."""
-    return list(entry_points(group=GROUP))
-
-
 def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
     """The entry point behind a backend's name, or None for one of our own. Imports nothing of it.
 
     Raises:
         ConfigError: there is none, or several that differ.
     """
-    if name in BUILT_IN:
-        return None
-    entries = installed() if offered is None else list(offered)
-    found = {entry.value: entry for entry in entries if entry.name == name}
-    if not found:
-        known = ", ".join([*BUILT_IN, *sorted({entry.name for entry in entries})])
-        raise ConfigError(
-            f"there is no attention backend {name!r}; there are {known}; others are entry points of group {GROUP}"
-        )
-    if len(found) > 1:
-        several = " and ".join(sorted(found))
-        raise ConfigError(
-            f"attention backend {name!r} is offered as {several}: uninstall all packages but one of these"
-        )
-    return next(iter(found.values()))
+    return find_entry_point("attention backend", name, GROUP, BUILT_IN, offered)
 
 
 def load_attention_backend(
