@@ -35,7 +35,9 @@ class ModelConfig(_Config, frozen=True):
     dtype: Annotated[Dtype, Meta(description="precision of activations, and of unquantised weights")] = "auto"
     quantization: Annotated[
         Quantization,
-        Meta(description="weights on a CPU: int8 (W8A8), gguf (a GGUF file's own blocks) or none; auto: see the table"),
+        Meta(
+            description="weights on a CPU: int8 (W8A8), gguf (a GGUF's own blocks), none; auto: int8 if they are quantised"
+        ),
     ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
@@ -136,7 +138,9 @@ class DeviceConfig(_Config, frozen=True):
             "or an entry point of the group pyllm.attention_backends"
         ),
     ] = "auto"
-    enforce_eager: Annotated[bool, Meta(description="capture no CUDA graphs of decode steps")] = False
+    enforce_eager: Annotated[bool, Meta(description="capture no graphs of decode steps, nor on a CPU of any step")] = (
+        False
+    )
     batch_invariant: Annotated[
         bool, Meta(description="on a GPU, too, give each request the tokens that it gets alone; slower there")
     ] = False

@@ -70,4 +70,4 @@ def _of_kernels(name: str, device: "torch.device", kernel_backend: str) -> Atten
         kernels = select(kernel_backend if name == "auto" else BUILT_IN[name], device)
     except BackendError as error:
         raise ConfigError(f"attention_backend {name}: {error}") from error
-    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs=kernels.backend != "reference")
+    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs=kernels.backend == "triton")

@@ -65,7 +65,9 @@ class ModelRunner:
         kernels = _kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
         self._kernels = replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)
-        self._may_capture = attention.in_graphs and not engine.device.enforce_eager
+        # A CPU's graph holds Rust's ops and no others.
+        in_graphs = attention.in_graphs if device.type == "cuda" else attention.attend is kernels.paged_attention
+        self._may_capture = in_graphs and not engine.device.enforce_eager
         self._graphs: DecodeGraphs | None = None
         self._step_graph: StepGraph | None = None
         self._hooks: tuple[AttentionHook, ...] = ()

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from pyllm_kernels import select
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import LlamaForCausalLM
@@ -14,6 +15,7 @@ from transformers import LlamaForCausalLM
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampling, Step
+from pyllm.workers.attention_backends import GROUP, AttentionBackend
 from pyllm.workers.context import ForwardContext
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner
@@ -149,6 +151,24 @@ def test_a_budget_that_was_raised_needs_no_graph(model: str, expected: list[list
     runner = loaded_runner(model, max_num_batched_tokens=8, max_num_seqs=2)
     assert len(PROMPTS[2]) > 8
     assert greedy(runner, Planner(), 0, PROMPTS[2], 3) == expected[2][:3]
+
+
+def torch_backend(device: torch.device) -> AttentionBackend:
+    """Another package's attention, which a CUDA graph could hold."""
+    kernels = select("reference", device)
+    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs=True)
+
+
+def test_a_cpus_graph_holds_no_attention_but_rusts(
+    model: str, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[{GROUP}]\ntheirs = {__name__}:torch_backend\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    runner = loaded_runner(model, attention_backend="theirs")
+    assert greedy(runner, Planner(), 0, PROMPTS[1], len(expected[1])) == expected[1]
 
 
 def test_what_was_swapped_out_goes_on_as_if_it_had_stayed(model: str, expected: list[list[int]]) -> None:
