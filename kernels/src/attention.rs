@@ -71,8 +71,8 @@ impl Op for PagedAttention {
             let partials = Shared(plan.partials.as_mut_ptr());
             pool.run(plan.works.len(), &|index| {
                 let work = &plan.works[index];
-                // Tasks are claimed from the last to the first: what this thread does next, if all go on as one.
-                let next = index.checked_sub(num_threads).map(|index| &plan.works[index]);
+                // What this thread does next, unless another takes it.
+                let next = plan.works.get(index + 1);
                 let attend = Attend { op: self, sequences: &sequences, isa, next };
                 // SAFETY: as the caller promises; the indices were checked, and a work writes what is its own: its tokens
                 // and heads, or its partials.

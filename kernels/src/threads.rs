@@ -1,13 +1,15 @@
-//! A pool of threads that stay: independent tasks, shared out one by one as threads come to have time for them.
-//! Knows no kernel. The caller takes part, so a pool of one thread starts none.
+//! A pool of threads that stay: independent tasks, each thread's share of them one after the other, and then what others
+//! have not come to. Knows no kernel. The caller takes part, so a pool of one thread starts none.
 //!
-//! A task is claimed by counting `unclaimed` down, and a job ends when `unfinished` is 0. A thread that was asleep, or
-//! kept from its processor, delays nobody as long as it has claimed nothing.
+//! A thread takes the tasks of its own share from the first on, and those of others from the last. So as long as all are
+//! there, each reads memory in order, and the same as in the run before; and one that was asleep, or kept from its
+//! processor, delays nobody as long as it has claimed nothing. A job ends when `unfinished` is 0.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -31,10 +33,10 @@ pub(crate) struct Pool {
 impl Pool {
     /// Start `num_threads - 1` threads.
     pub(crate) fn new(num_threads: usize) -> Self {
-        let shared = Arc::new(Shared::default());
-        let start = |_| {
+        let shared = Arc::new(Shared::new(num_threads));
+        let start = |thread| {
             let shared = Arc::clone(&shared);
-            thread::spawn(move || shared.work())
+            thread::spawn(move || shared.work(thread))
         };
         let workers = (1..num_threads).map(start).collect();
         Self { scratch: Scratch::default(), shared, workers }
@@ -86,10 +88,12 @@ impl Drop for Pool {
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
-#[derive(Default)]
 struct Shared {
     job: UnsafeCell<Option<&'static Task<'static>>>,
-    unclaimed: AtomicUsize,
+    /// Jobs so far: how a thread sees that one has come.
+    num_jobs: AtomicUsize,
+    /// One for each thread, the caller's first.
+    shares: Box<[Share]>,
     unfinished: AtomicUsize,
     panicked: AtomicBool,
     closing: AtomicBool,
@@ -104,24 +108,45 @@ struct Shared {
 
 // SAFETY: `job` alone is not `Sync`. It is written by the one caller (`Pool::run` takes `&mut`) while no task is
 // unfinished, and read only by a thread that has claimed a task of the job, which is unfinished then. The claim acquires
-// what the caller released when it stored `unclaimed`.
+// what the caller released when it set the share.
 unsafe impl Sync for Shared {}
 // SAFETY: the job is a reference to something `Sync`.
 unsafe impl Send for Shared {}
 
 impl Shared {
+    fn new(num_threads: usize) -> Self {
+        Self {
+            job: UnsafeCell::new(None),
+            num_jobs: AtomicUsize::new(0),
+            shares: (0..num_threads).map(|_| Share::default()).collect(),
+            unfinished: AtomicUsize::new(0),
+            panicked: AtomicBool::new(false),
+            closing: AtomicBool::new(false),
+            awake: AtomicBool::new(false),
+            sleep: Mutex::new(()),
+            num_sleeping: AtomicUsize::new(0),
+            work_came: Condvar::new(),
+            caller_sleeps: AtomicBool::new(false),
+            work_ended: Condvar::new(),
+        }
+    }
+
     fn run(&self, num_tasks: usize, task: &Task<'_>) {
         debug_assert_eq!(self.unfinished.load(Ordering::SeqCst), 0);
         // SAFETY: the reference outlives its use: it is called for claimed tasks only, and this function returns when
         // every task is finished. Nobody reads `job` now, as no task is unfinished.
         unsafe { *self.job.get() = Some(std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task)) };
         self.unfinished.store(num_tasks, Ordering::SeqCst);
-        self.unclaimed.store(num_tasks, Ordering::SeqCst);
+        let end = |thread: usize| num_tasks * thread / self.shares.len();
+        for (thread, share) in self.shares.iter().enumerate() {
+            share.set(end(thread)..end(thread + 1));
+        }
+        self.num_jobs.fetch_add(1, Ordering::SeqCst);
         if self.num_sleeping.load(Ordering::SeqCst) > 0 {
             drop(self.lock());
             self.work_came.notify_all();
         }
-        while self.run_one() {}
+        self.take_part(0);
         if !spin_until(|| self.unfinished.load(Ordering::SeqCst) == 0) {
             let mut guard = self.lock();
             self.caller_sleeps.store(true, Ordering::SeqCst);
@@ -133,41 +158,82 @@ impl Shared {
         assert!(!self.panicked.swap(false, Ordering::SeqCst), "a task of a kernel panicked");
     }
 
-    fn work(&self) {
-        let came = || self.unclaimed.load(Ordering::SeqCst) > 0 || self.closing.load(Ordering::SeqCst);
+    fn work(&self, thread: usize) {
+        let mut seen = 0;
+        let came = |seen| self.num_jobs.load(Ordering::SeqCst) != seen || self.closing.load(Ordering::SeqCst);
         while !self.closing.load(Ordering::SeqCst) {
-            if self.run_one() || spin_until(came) || self.awake.load(Ordering::SeqCst) {
+            seen = self.num_jobs.load(Ordering::SeqCst);
+            self.take_part(thread);
+            if spin_until(|| came(seen)) || self.awake.load(Ordering::SeqCst) {
                 continue;
             }
             let mut guard = self.lock();
             self.num_sleeping.fetch_add(1, Ordering::SeqCst);
-            while !came() {
+            while !came(seen) {
                 guard = self.work_came.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
             self.num_sleeping.fetch_sub(1, Ordering::SeqCst);
         }
     }
 
-    /// Claim and run a task, if one is left.
-    fn run_one(&self) -> bool {
-        let less = |left: usize| left.checked_sub(1);
-        let Ok(left) = self.unclaimed.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less) else {
-            return false;
-        };
-        // SAFETY: the claimed task keeps the job from ending, and with it what it points to.
-        let task = unsafe { *self.job.get() };
-        if catch_unwind(AssertUnwindSafe(|| task.expect("a job with tasks has a function")(left - 1))).is_err() {
-            self.panicked.store(true, Ordering::SeqCst);
+    /// Run tasks as long as there are unclaimed ones.
+    fn take_part(&self, thread: usize) {
+        let mut num_run = 0;
+        while let Some(index) = self.claim(thread) {
+            // SAFETY: the claimed task keeps the job from ending, and with it what it points to.
+            let task = unsafe { *self.job.get() };
+            if catch_unwind(AssertUnwindSafe(|| task.expect("a job with tasks has a function")(index))).is_err() {
+                self.panicked.store(true, Ordering::SeqCst);
+            }
+            num_run += 1;
         }
-        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
+        let ended = num_run > 0 && self.unfinished.fetch_sub(num_run, Ordering::SeqCst) == num_run;
+        if ended && self.caller_sleeps.load(Ordering::SeqCst) {
             drop(self.lock());
             self.work_ended.notify_one();
         }
-        true
+    }
+
+    fn claim(&self, thread: usize) -> Option<usize> {
+        let (before, from) = self.shares.split_at(thread);
+        let (own, after) = from.split_first().expect("every thread has a share");
+        own.claim_first().or_else(|| after.iter().chain(before).find_map(Share::claim_last))
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.sleep.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The tasks of a thread that nobody has claimed, as the first and what is behind the last: 32 bits each. On cache lines of
+/// its own, as its thread is mostly the only one to touch it.
+#[derive(Default)]
+#[repr(align(128))]
+struct Share(AtomicU64);
+
+impl Share {
+    fn set(&self, tasks: Range<usize>) {
+        debug_assert!(u32::try_from(tasks.end).is_ok());
+        self.0.store((tasks.start as u64) << 32 | tasks.end as u64, Ordering::SeqCst);
+    }
+
+    fn claim_first(&self) -> Option<usize> {
+        let claimed = self.update(|first, end| (first + 1, end))?;
+        Some((claimed >> 32) as usize)
+    }
+
+    fn claim_last(&self) -> Option<usize> {
+        let claimed = self.update(|first, end| (first, end - 1))?;
+        Some((claimed & u64::from(u32::MAX)) as usize - 1)
+    }
+
+    /// What the share was before, unless it was empty.
+    fn update(&self, take: impl Fn(u64, u64) -> (u64, u64)) -> Option<u64> {
+        let less = |share: u64| {
+            let (first, end) = (share >> 32, share & u64::from(u32::MAX));
+            (first < end).then(|| take(first, end)).map(|(first, end)| first << 32 | end)
+        };
+        self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).ok()
     }
 }
 

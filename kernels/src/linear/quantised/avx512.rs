@@ -11,7 +11,7 @@ use crate::linear::for_rows;
 use crate::linear::output::PANEL;
 
 /// How far ahead of the integers in use memory is asked for more.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 4096;
 
 /// # Safety
 ///
@@ -135,6 +135,7 @@ unsafe fn next_half_floats(weights: &mut *const u8) -> [__m512; 2] {
     // SAFETY: as the caller promises.
     let [first, second]: [__m256i; 2] = unsafe {
         let here = *weights;
+        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_add(AHEAD).cast());
         *weights = here.add(PANEL * 2);
         [_mm256_loadu_si256(here.cast()), _mm256_loadu_si256(here.add(32).cast())]
     };
