@@ -78,8 +78,14 @@ impl Graph {
             return Err(GraphError::Capacity { wanted: extent, capacity });
         }
         pool.keep_awake(|pool| {
-            // SAFETY: as the caller promises; the extent was checked.
-            self.ops.iter().try_for_each(|op| unsafe { op.run(extent, isa, pool) }).map_err(GraphError::Index)
+            for (index, op) in self.ops.iter().enumerate() {
+                if let Some(weights) = self.ops[index + 1..].iter().find_map(|op| op.weights()) {
+                    pool.announce(weights);
+                }
+                // SAFETY: as the caller promises; the extent was checked.
+                unsafe { op.run(extent, isa, pool) }.map_err(GraphError::Index)?;
+            }
+            Ok(())
         })
     }
 }

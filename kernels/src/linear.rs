@@ -17,7 +17,7 @@ use std::mem;
 use std::ops::Range;
 
 use crate::isa::Isa;
-use crate::threads::Pool;
+use crate::threads::{Memory, Pool};
 use format::GROUP;
 pub(crate) use format::{Element, Format, Quantised, round_to_bfloat16};
 use output::{Output, PANEL};
@@ -150,6 +150,11 @@ impl Product {
                 pool.scratch = scratch;
             }
         }
+    }
+
+    /// What the tasks of a few rows read, a panel each.
+    pub(crate) fn weights(&self) -> Memory {
+        Memory { address: self.packed.addr(), part_bytes: self.linear.panel_bytes(), parts: self.linear.num_panels() }
     }
 
     /// Call `run` once for each panel and each block of rows.

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::linear::Element;
-use crate::threads::Pool;
+use crate::threads::{Memory, Pool};
 use crate::vector::{self, Kernel};
 
 /// Fewer elements than this are not worth another thread.
@@ -31,6 +31,11 @@ pub(crate) trait Op: Send + Sync {
     /// The extent is within the capacity, what the op points to is there, nothing else touches it during the call, and the
     /// machine has `isa`.
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange>;
+
+    /// Memory worth bringing before the op runs, as its tasks will read it.
+    fn weights(&self) -> Option<Memory> {
+        None
+    }
 }
 
 /// A number in a tensor of indices that names nothing.

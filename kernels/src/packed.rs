@@ -3,7 +3,7 @@
 use crate::isa::Isa;
 use crate::linear::{Lookup, Product};
 use crate::op::{Extent, Op, OutOfRange};
-use crate::threads::Pool;
+use crate::threads::{Memory, Pool};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedLinear {
@@ -26,6 +26,10 @@ impl Op for PackedLinear {
         // SAFETY: as the caller promises.
         unsafe { self.product.run(extent.tokens, isa, pool) };
         Ok(())
+    }
+
+    fn weights(&self) -> Option<Memory> {
+        Some(self.product.weights())
     }
 }
 

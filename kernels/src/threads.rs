@@ -3,7 +3,8 @@
 //!
 //! A thread takes the tasks of its own share from the first on, and those of others from the last. So as long as all are
 //! there, each reads memory in order, and the same as in the run before; and one that was asleep, or kept from its
-//! processor, delays nobody as long as it has claimed nothing. A job ends when `unfinished` is 0.
+//! processor, delays nobody as long as it has claimed nothing. A job ends when `unfinished` is 0. Whoever waits asks memory
+//! for what its share of a job to come will read.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -21,6 +22,13 @@ const SPIN: Duration = Duration::from_micros(50);
 
 /// From then on whoever waits lets others have its processor: it may be the very thread that it waits for.
 const POLITE: Duration = Duration::from_micros(5);
+
+/// Bytes that memory brings at once.
+const LINE: usize = 64;
+/// Lines that are asked for between two looks at what is waited for.
+const LINES_AT_ONCE: usize = 8;
+/// So much of a thread's share of what is coming is asked for: it is to stay in the second cache until then.
+const MOST_BYTES_AHEAD: usize = 256 << 10;
 
 /// A fixed number of threads, the caller's included.
 pub(crate) struct Pool {
@@ -59,6 +67,11 @@ impl Pool {
         self.shared.run(num_tasks, task);
     }
 
+    /// A job to come will read this memory, a part in each task.
+    pub(crate) fn announce(&self, memory: Memory) {
+        self.shared.coming.set(memory);
+    }
+
     /// Do work of many jobs, one soon after the other: the threads wait for the next one awake. The caller still sleeps
     /// where a job takes long to end, as the thread that it waits for may need its processor.
     pub(crate) fn keep_awake<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
@@ -88,6 +101,14 @@ impl Drop for Pool {
 
 type Task<'a> = dyn Fn(usize) + Sync + 'a;
 
+/// Parts of equal size that lie one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory {
+    pub(crate) address: usize,
+    pub(crate) part_bytes: usize,
+    pub(crate) parts: usize,
+}
+
 struct Shared {
     job: UnsafeCell<Option<&'static Task<'static>>>,
     /// Jobs so far: how a thread sees that one has come.
@@ -95,6 +116,7 @@ struct Shared {
     /// One for each thread, the caller's first.
     shares: Box<[Share]>,
     unfinished: AtomicUsize,
+    coming: Coming,
     panicked: AtomicBool,
     closing: AtomicBool,
     awake: AtomicBool,
@@ -120,6 +142,7 @@ impl Shared {
             num_jobs: AtomicUsize::new(0),
             shares: (0..num_threads).map(|_| Share::default()).collect(),
             unfinished: AtomicUsize::new(0),
+            coming: Coming::default(),
             panicked: AtomicBool::new(false),
             closing: AtomicBool::new(false),
             awake: AtomicBool::new(false),
@@ -137,9 +160,8 @@ impl Shared {
         // every task is finished. Nobody reads `job` now, as no task is unfinished.
         unsafe { *self.job.get() = Some(std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task)) };
         self.unfinished.store(num_tasks, Ordering::SeqCst);
-        let end = |thread: usize| num_tasks * thread / self.shares.len();
         for (thread, share) in self.shares.iter().enumerate() {
-            share.set(end(thread)..end(thread + 1));
+            share.set(share_of(thread, self.shares.len(), num_tasks));
         }
         self.num_jobs.fetch_add(1, Ordering::SeqCst);
         if self.num_sleeping.load(Ordering::SeqCst) > 0 {
@@ -147,7 +169,7 @@ impl Shared {
             self.work_came.notify_all();
         }
         self.take_part(0);
-        if !spin_until(|| self.unfinished.load(Ordering::SeqCst) == 0) {
+        if !self.spin_until(0, || self.unfinished.load(Ordering::SeqCst) == 0) {
             let mut guard = self.lock();
             self.caller_sleeps.store(true, Ordering::SeqCst);
             while self.unfinished.load(Ordering::SeqCst) > 0 {
@@ -164,7 +186,7 @@ impl Shared {
         while !self.closing.load(Ordering::SeqCst) {
             seen = self.num_jobs.load(Ordering::SeqCst);
             self.take_part(thread);
-            if spin_until(|| came(seen)) || self.awake.load(Ordering::SeqCst) {
+            if self.spin_until(thread, || came(seen)) || self.awake.load(Ordering::SeqCst) {
                 continue;
             }
             let mut guard = self.lock();
@@ -198,6 +220,28 @@ impl Shared {
         let (before, from) = self.shares.split_at(thread);
         let (own, after) = from.split_first().expect("every thread has a share");
         own.claim_first().or_else(|| after.iter().chain(before).find_map(Share::claim_last))
+    }
+
+    /// Whether `done` became true within `SPIN`.
+    fn spin_until(&self, thread: usize, done: impl Fn() -> bool) -> bool {
+        let started = Instant::now();
+        let mut lines = self.coming.share_of(thread, self.shares.len()).step_by(LINE);
+        loop {
+            for _ in 0..64 {
+                if done() {
+                    return true;
+                }
+                lines.by_ref().take(LINES_AT_ONCE).for_each(prefetch);
+                spin_loop();
+            }
+            let waited = started.elapsed();
+            if waited > SPIN {
+                return false;
+            }
+            if waited > POLITE {
+                thread::yield_now();
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
@@ -237,23 +281,42 @@ impl Share {
     }
 }
 
-/// Whether `done` became true within `SPIN`.
-fn spin_until(done: impl Fn() -> bool) -> bool {
-    let started = Instant::now();
-    loop {
-        for _ in 0..64 {
-            if done() {
-                return true;
-            }
-            spin_loop();
-        }
-        let waited = started.elapsed();
-        if waited > SPIN {
-            return false;
-        }
-        if waited > POLITE {
-            thread::yield_now();
-        }
+/// Memory that a job to come will read. It may be read while another is set: asking for what is not there does nothing.
+#[derive(Default)]
+struct Coming {
+    address: AtomicUsize,
+    part_bytes: AtomicUsize,
+    parts: AtomicUsize,
+}
+
+impl Coming {
+    fn set(&self, memory: Memory) {
+        self.address.store(memory.address, Ordering::Relaxed);
+        self.part_bytes.store(memory.part_bytes, Ordering::Relaxed);
+        self.parts.store(memory.parts, Ordering::Relaxed);
+    }
+
+    /// The first addresses of a thread's share.
+    fn share_of(&self, thread: usize, num_threads: usize) -> Range<usize> {
+        let parts = share_of(thread, num_threads, self.parts.load(Ordering::Relaxed));
+        let part_bytes = self.part_bytes.load(Ordering::Relaxed);
+        let start = self.address.load(Ordering::Relaxed).wrapping_add(parts.start.wrapping_mul(part_bytes));
+        start..start.saturating_add(parts.len().saturating_mul(part_bytes).min(MOST_BYTES_AHEAD))
+    }
+}
+
+/// What a thread does first of so many tasks.
+fn share_of(thread: usize, num_threads: usize, num_tasks: usize) -> Range<usize> {
+    num_tasks * thread / num_threads..num_tasks * (thread + 1) / num_threads
+}
+
+/// Ask for a line, to be in the second cache.
+fn prefetch(address: usize) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: it is a hint, wherever the address points to.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(address));
     }
 }
 

@@ -2,13 +2,15 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, __m512i, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512, _mm512_cvtepi32_ps, _mm512_cvtph_ps,
-    _mm512_fmadd_ps, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16, _mm512_store_si512, _mm512_sub_epi8,
-    _mm512_xor_si512,
+    __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512,
+    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16,
+    _mm512_store_si512, _mm512_sub_epi8, _mm512_xor_si512,
 };
 use std::cell::RefCell;
+use std::mem::MaybeUninit;
 
+use super::avx512::AHEAD;
 use super::tile::{INT8_CHUNK, STEP_BYTES, Tile, Weights};
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, SIDE};
@@ -120,8 +122,13 @@ unsafe fn by_groups<W: Weights>(tile: &Tile) {
             sign::<W>(tile, signed);
             let _tiles = Tiles::configure(&CONFIGURATION);
             for part in tile.parts::<W>(SIDE) {
-                half_panel::<W>(&part, signed, 0);
-                half_panel::<W>(&part, signed, 1);
+                for half in 0..2 {
+                    if part.rows > SIDE / 2 {
+                        half_panel::<W, SIDE>(&part, signed, half);
+                    } else {
+                        half_panel::<W, { SIDE / 2 }>(&part, signed, half);
+                    }
+                }
             }
         }
     });
@@ -149,6 +156,9 @@ unsafe fn sign<W: Weights>(tile: &Tile, signed: &mut [u8]) {
     };
     let mut weights = tile.weights;
     for group in signed.chunks_exact_mut(2 * HALF_GROUP_BYTES).take(tile.num_groups) {
+        for line in (0..group_bytes::<W>()).step_by(64) {
+            _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(AHEAD + line).cast());
+        }
         for half in 0..2 {
             // SAFETY: as the caller promises: a step of half of a panel is a vector.
             let vector = |step: usize| unsafe {
@@ -173,59 +183,60 @@ unsafe fn sign<W: Weights>(tile: &Tile, signed: &mut [u8]) {
 }
 
 /// A tile of products, a row after the other.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Products([[i32; SIDE]; SIDE]);
 
+/// The tiles multiply so many groups before vectors add these up: what a tile wrote is slow to read soon after.
+const GROUPS_AT_ONCE: usize = 12;
+
 /// # Safety
 ///
-/// As for `multiply`, with at most `SIDE` rows; the tiles are configured, and `signed` is written.
+/// As for `multiply`, with at most `ROWS` rows; the tiles are configured, and `signed` is written.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn half_panel<W: Weights>(tile: &Tile, signed: &[u8], half: usize) {
-    let mut sums = [_mm512_setzero_ps(); SIDE];
-    let mut products = [const { Products([[0; SIDE]; SIDE]) }; 2];
-    // SAFETY: as the caller promises.
-    unsafe {
-        begin_group::<W>(tile, signed, half, 0);
-        begin_group::<W>(tile, signed, half, 1);
-        end_group(0, &mut products[0]);
-        for group in 0..tile.num_groups {
-            end_group(group + 1, &mut products[(group + 1) % 2]);
-            begin_group::<W>(tile, signed, half, group + 2);
-            let products = &products[group % 2];
-            let first = tile.weights.add(group * group_bytes::<W>() + integer_bytes::<W>() + half * SIDE * 2);
-            let scales = half_floats(first);
-            let factors = tile.factors(group);
-            for (row, sum) in sums.iter_mut().enumerate() {
-                let scale = _mm512_mul_ps(_mm512_set1_ps((*factors.add(row)).scale), scales);
-                let product = _mm512_cvtepi32_ps(_mm512_load_si512(products.0[row].as_ptr().cast()));
-                *sum = _mm512_fmadd_ps(scale, product, *sum);
+unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, signed: &[u8], half: usize) {
+    let mut sums = [_mm512_setzero_ps(); ROWS];
+    let mut products = [const { MaybeUninit::<Products>::uninit() }; GROUPS_AT_ONCE];
+    for first in (0..tile.num_groups).step_by(GROUPS_AT_ONCE) {
+        let groups = first..tile.num_groups.min(first + GROUPS_AT_ONCE);
+        // SAFETY: as the caller promises.
+        unsafe {
+            for (group, products) in groups.clone().zip(&mut products) {
+                multiply_group::<W>(tile, signed, half, group, products.as_mut_ptr());
             }
-            if W::HAS_MIN {
-                let mins = half_floats(first.add(PANEL * 2));
+            for (group, products) in groups.zip(&products) {
+                let scales = tile.weights.add(group * group_bytes::<W>() + integer_bytes::<W>() + half * SIDE * 2);
+                let mins = scales.add(PANEL * 2);
+                let (scales, factors) = (half_floats(scales), tile.factors(group));
                 for (row, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm512_fmadd_ps(mins, _mm512_set1_ps((*factors.add(row)).scaled_sum), *sum);
+                    let scale = _mm512_mul_ps(_mm512_set1_ps((*factors.add(row)).scale), scales);
+                    let product = products.as_ptr().cast::<__m512i>().add(row).read();
+                    *sum = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(product), *sum);
+                }
+                if W::HAS_MIN {
+                    let mins = half_floats(mins);
+                    for (row, sum) in sums.iter_mut().enumerate() {
+                        *sum = _mm512_fmadd_ps(mins, _mm512_set1_ps((*factors.add(row)).scaled_sum), *sum);
+                    }
                 }
             }
         }
-        for (row, sum) in sums.into_iter().take(tile.rows).enumerate() {
-            tile.output.store_avx512(row, half * SIDE, sum);
-        }
+    }
+    for (row, sum) in sums.into_iter().take(tile.rows).enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe { tile.output.store_avx512(row, half * SIDE, sum) };
     }
 }
 
-/// Let the tiles multiply a group, if there is one of this number. The tiles of even and odd groups take turns, so that
-/// vectors add up one group while two are on their way.
+/// Even and odd groups have tiles of their own, so that the next is loaded while one is multiplied.
 ///
 /// # Safety
 ///
-/// As for `half_panel`.
+/// As for `half_panel`; the group is there, and `to` can be written.
 #[inline]
-unsafe fn begin_group<W: Weights>(tile: &Tile, signed: &[u8], half: usize, group: usize) {
-    if group >= tile.num_groups {
-        return;
-    }
+unsafe fn multiply_group<W: Weights>(tile: &Tile, signed: &[u8], half: usize, group: usize, to: *mut Products) {
     let columns = signed[(group * 2 + half) * HALF_GROUP_BYTES..].as_ptr();
-    // SAFETY: as the caller promises; the group is there.
+    // SAFETY: as the caller promises.
     unsafe {
         let rows = tile.chunk::<W>(group);
         if group.is_multiple_of(2) {
@@ -233,26 +244,12 @@ unsafe fn begin_group<W: Weights>(tile: &Tile, signed: &[u8], half: usize, group
             load!(4, rows, GROUP);
             load!(6, columns, SIDE * 4);
             add_dots!("tdpbssd", 0, 4, 6);
+            store!(0, to, SIDE * 4);
         } else {
             zero!(1);
             load!(5, rows, GROUP);
             load!(7, columns, SIDE * 4);
             add_dots!("tdpbssd", 1, 5, 7);
-        }
-    }
-}
-
-/// # Safety
-///
-/// As for `half_panel`; the group was begun, and none of its parity since.
-#[inline]
-unsafe fn end_group(group: usize, products: &mut Products) {
-    let to = products.0.as_mut_ptr();
-    // SAFETY: as the caller promises.
-    unsafe {
-        if group.is_multiple_of(2) {
-            store!(0, to, SIDE * 4);
-        } else {
             store!(1, to, SIDE * 4);
         }
     }

@@ -11,7 +11,7 @@ use crate::linear::for_rows;
 use crate::linear::output::PANEL;
 
 /// How far ahead of the integers in use memory is asked for more.
-const AHEAD: usize = 4096;
+pub(super) const AHEAD: usize = 4096;
 
 /// # Safety
 ///

@@ -1,7 +1,7 @@
 //! Floats to integers: each group by its largest magnitude. Knows neither weights nor rows of them.
 
 use crate::isa::Isa;
-use crate::linear::format::{Element, from_bfloat16};
+use crate::linear::format::{Element, GROUP, from_bfloat16};
 
 const LARGEST: f32 = 127.0;
 /// Below it everything is 0: its inverse would not be finite. 2⁻¹⁰⁰.
@@ -119,26 +119,64 @@ unsafe fn quantise_groups<const BYTES: usize>(
     mut places: Places,
     mut group: impl FnMut(f32, i32),
 ) {
+    let mut next_chunk = || {
+        // SAFETY: as the caller promises: this chunk's places.
+        let integers = unsafe { std::slice::from_raw_parts_mut(places.first, places.chunk) };
+        places.first = places.first.wrapping_add(places.stride);
+        integers
+    };
+    if (group_features, places.chunk) == (GROUP, GROUP) {
+        // Of a number that it knows, the compiler makes vectors without loops.
+        for elements in elements.as_chunks::<GROUP>().0 {
+            let (scale, inverse) = scale_of(elements, &widen);
+            let integers = next_chunk().first_chunk_mut::<GROUP>().expect("a chunk is a group");
+            group(scale, round(elements, inverse, integers, &widen));
+        }
+        return;
+    }
     for elements in elements.chunks(group_features) {
-        // Magnitudes are ordered as their bits are, with what is not finite above all others.
-        let bits = elements.iter().map(|&bytes| widen(bytes).to_bits() & 0x7fff_ffff).fold(0, u32::max);
-        let largest = f32::from_bits(bits);
-        let inverse = if largest >= SMALLEST { LARGEST / largest } else { 0.0 };
+        let (scale, inverse) = scale_of(elements, &widen);
         let mut sum = 0;
         for elements in elements.chunks(places.chunk) {
-            // SAFETY: as the caller promises: this chunk's places.
-            let integers = unsafe { std::slice::from_raw_parts_mut(places.first, places.chunk) };
-            places.first = places.first.wrapping_add(places.stride);
-            let (filled, rest) = integers.split_at_mut(elements.len());
-            for (integer, &bytes) in filled.iter_mut().zip(elements) {
-                *integer = nearest(widen(bytes) * inverse);
-                sum += i32::from(*integer);
-            }
+            let (filled, rest) = next_chunk().split_at_mut(elements.len());
+            sum += round(elements, inverse, filled, &widen);
             rest.fill(0);
         }
-        let scale = if largest < SMALLEST { 0.0 } else { largest / LARGEST };
-        group(if largest.is_finite() { scale } else { f32::NAN }, sum);
+        group(scale, sum);
     }
+}
+
+/// A group's scale, and what its elements are multiplied with.
+#[inline(always)] // as above
+#[expect(clippy::inline_always, reason = "see above")]
+fn scale_of<const BYTES: usize>(elements: &[[u8; BYTES]], widen: &impl Fn([u8; BYTES]) -> f32) -> (f32, f32) {
+    // Magnitudes are ordered as their bits are, with what is not finite above all others.
+    let bits = elements.iter().map(|&bytes| widen(bytes).to_bits() & 0x7fff_ffff).fold(0, u32::max);
+    let largest = f32::from_bits(bits);
+    if !largest.is_finite() {
+        (f32::NAN, LARGEST / largest)
+    } else if largest < SMALLEST {
+        (0.0, 0.0)
+    } else {
+        (largest / LARGEST, LARGEST / largest)
+    }
+}
+
+/// Make elements into integers, and give the sum of these.
+#[inline(always)] // as above
+#[expect(clippy::inline_always, reason = "see above")]
+fn round<const BYTES: usize>(
+    elements: &[[u8; BYTES]],
+    inverse: f32,
+    integers: &mut [i8],
+    widen: &impl Fn([u8; BYTES]) -> f32,
+) -> i32 {
+    let mut sum = 0;
+    for (integer, &bytes) in integers.iter_mut().zip(elements) {
+        *integer = nearest(widen(bytes) * inverse);
+        sum += i32::from(*integer);
+    }
+    sum
 }
 
 /// The nearest integer: behind so large a number there is no room for a fraction.
