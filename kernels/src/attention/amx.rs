@@ -20,13 +20,16 @@ use crate::tiles::Tiles;
 use crate::vector::Bfloat16;
 use panels::Panels;
 use products::{BLOCK_BYTES, DEPTH, SIDE, Values, keys_of, products, scores};
-use softmax::{Panel, Weigh};
+use softmax::{Panel, Seen, Weigh};
 
 /// Whether tiles can take the op: its heads have whole ones only.
 pub(super) fn takes(op: &PagedAttention) -> bool {
     let elements = [op.query.element, op.out.element, op.cache.element];
     elements == [Element::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
 }
+
+/// How much longer than the scores of a head it takes to turn those of a panel into weights.
+const WEIGH_SHARES: usize = 4;
 
 /// One work.
 pub(super) struct Amx<'a> {
@@ -52,6 +55,8 @@ struct Memory {
     products: *mut f32,
     /// A block of each panel and `DEPTH` dimensions.
     queries: *mut u8,
+    /// The position before which each pair sees, [SIDE] of each panel.
+    ends: *mut i32,
 }
 
 /// What pairs have summed up, a row each, and in units of the greatest score's weight.
@@ -74,24 +79,36 @@ impl<'a> Way<'a> for Amx<'a> {
 
     unsafe fn new(call: Call<'a>, work: Work, scratch: *mut f32) -> Self {
         let mut at = 0;
-        let [keys, values, scores, weights, products, queries] = lengths(call.op, &work).map(|length| {
+        let [keys, values, scores, weights, products, queries, ends] = lengths(call.op, &work).map(|length| {
             let here = scratch.cast::<u8>().wrapping_add(at);
             at += length;
             here
         });
-        let memory = Memory { keys, values, scores: scores.cast(), weights, products: products.cast(), queries };
+        let memory = Memory {
+            keys,
+            values,
+            scores: scores.cast(),
+            weights,
+            products: products.cast(),
+            queries,
+            ends: ends.cast(),
+        };
         Self { call, work, panels: Panels::of(call.op, &work), memory, tiles: None }
     }
 
     unsafe fn start(&mut self) {
         let (PagedAttention { query, cache, .. }, group) = (self.call.op, self.call.op.group());
         for panel in 0..self.panels.num_panels {
-            let pairs = std::array::from_fn(|lane| {
-                let (token, head) = self.work.token_and_head(self.panels.pair(panel, lane), group);
-                query.row::<Bfloat16>(token).wrapping_add(head * cache.head_dim).cast_const().cast()
-            });
+            let pairs: [_; SIDE] =
+                std::array::from_fn(|lane| self.work.token_and_head(self.panels.pair(panel, lane), group));
+            let end = |token| (self.work.position + token - self.work.first_token + 1) as i32;
+            let query = |token, head| query.row::<Bfloat16>(token).wrapping_add(head * cache.head_dim).cast_const();
+            let queries = pairs.map(|(token, head)| query(token, head).cast());
             // SAFETY: as the caller promises.
-            unsafe { products::load_queries(&pairs, cache.head_dim, self.queries(panel)) };
+            unsafe {
+                self.ends(panel).write(pairs.map(|(token, _)| end(token)));
+                products::load_queries(&queries, cache.head_dim, self.queries(panel));
+            }
         }
         // SAFETY: as the caller promises: this is AMX.
         self.tiles = Some(unsafe { Tiles::configure(&products::configuration(self.panels.lanes)) });
@@ -145,63 +162,74 @@ impl Amx<'_> {
     /// As for `take`.
     unsafe fn take_heads(&self, step: &Step<'_>, first_head: usize, state: State) {
         let (op, memory, panels, cells) = (self.call.op, &self.memory, &self.panels, step.cells.get());
-        let (cache, parts) = (&op.cache, self.work.num_kv_heads);
-        let heads = first_head..parts.min(first_head + panels.heads);
+        let (cache, num_heads) = (&op.cache, panels.heads.min(self.work.num_kv_heads - first_head));
+        let lanes = |index: usize| index * panels.lanes..(index + 1) * panels.lanes;
+        let values = |index: usize| Values {
+            cache,
+            cells,
+            head: self.work.first_kv_head + first_head + index,
+            to: memory.values,
+        };
+        // What comes next is asked for as time goes by, once.
+        let parts = self.work.num_kv_heads.div_ceil(panels.heads);
+        let mut ahead = step.coming.ahead(cache, first_head / panels.heads, parts);
+        let shares = 3 * num_heads + WEIGH_SHARES;
         let all_see_all = self.work.position + 1 >= step.first + cells.len();
-        for panel in panels.of_head(first_head) {
-            let state = self.panel(state, panel);
-            let visible = self.visible(step, panel);
-            let first_panel = panel == panels.of_head(first_head).start;
+        for (index_of_panel, panel) in panels.of_head(first_head).enumerate() {
+            let (state, ends) = (self.panel(state, panel), self.ends(panel));
             // SAFETY: as the caller promises.
             unsafe {
-                for head in heads.clone() {
-                    let lane = (head - first_head) * panels.lanes;
-                    if first_panel {
-                        step.coming.ahead(cache, head, parts)[0].ask(0, 1);
-                    }
-                    let keys = keys_of(cache, cells, self.work.first_kv_head + head, memory.keys, first_panel);
+                for index in 0..num_heads {
+                    let head = self.work.first_kv_head + first_head + index;
+                    let keys = keys_of(cache, cells, head, memory.keys, index_of_panel == 0);
+                    let lane = lanes(index).start;
                     let queries = self.queries(panel).add(lane * size_of::<f32>());
-                    scores(&keys, queries, cache.head_dim, memory.scores.add(lane));
+                    let share = ahead.share(index..index + 1, shares);
+                    scores(&keys, queries, cache.head_dim, memory.scores.add(lane), &share);
                 }
-                let weigh = Weigh { scores: memory.scores, scale: op.scale, visible: &visible, to: memory.weights };
-                let factors = weigh.run(&state, panels.lanes * heads.len());
-                for head in heads.clone() {
-                    let lane = (head - first_head) * panels.lanes;
-                    let values = Values { cache, cells, head: self.work.first_kv_head + head, to: memory.values };
-                    if first_panel {
-                        step.coming.ahead(cache, head, parts)[1].ask(0, 1);
-                        values.load(cells.len());
+                let seen = Seen { ends: &*ends, first: step.first, count: cells.len(), all: all_see_all };
+                let weigh = Weigh { scores: memory.scores, scale: op.scale, seen, to: memory.weights };
+                let share = ahead.share(num_heads..num_heads + WEIGH_SHARES, shares);
+                let factors = weigh.run(&state, panels.lanes * num_heads, &share);
+                for index in 0..num_heads {
+                    let share = num_heads + WEIGH_SHARES + 2 * index;
+                    if index_of_panel == 0 {
+                        values(index).load(cells.len(), &ahead.share(share..share + 1, shares));
                     }
-                    let rows = lane..lane + panels.lanes;
-                    if all_see_all || values.are_finite() {
-                        products(memory.weights, memory.values, cache.head_dim, rows.clone(), memory.products);
-                        state.add(rows, &factors, memory.products, cache.head_dim);
-                    } else {
-                        for row in rows.clone() {
-                            values.load(visible[row].max(0) as usize);
-                            products(memory.weights, memory.values, cache.head_dim, rows.clone(), memory.products);
-                            state.add(row..row + 1, &factors, memory.products, cache.head_dim);
-                        }
-                        values.load(cells.len());
+                    if all_see_all || values(index).are_finite() {
+                        let share = ahead.share(share + 1..share + 2, shares);
+                        products(memory.weights, memory.values, cache.head_dim, lanes(index), memory.products, &share);
+                        state.add(lanes(index), &factors, memory.products, cache.head_dim);
+                        continue;
                     }
+                    let nothing = ahead.share(0..0, 1);
+                    for row in lanes(index) {
+                        values(index).load(seen.of(row), &nothing);
+                        products(
+                            memory.weights,
+                            memory.values,
+                            cache.head_dim,
+                            lanes(index),
+                            memory.products,
+                            &nothing,
+                        );
+                        state.add(row..row + 1, &factors, memory.products, cache.head_dim);
+                    }
+                    values(index).load(cells.len(), &nothing);
                 }
             }
+            ahead = ahead.share(0..0, 1);
         }
-    }
-
-    /// How many of a tile's positions the pairs of a panel see: none where it is not positive.
-    fn visible(&self, step: &Step<'_>, panel: usize) -> [i32; SIDE] {
-        let group = self.call.op.group();
-        std::array::from_fn(|lane| {
-            let (token, _) = self.work.token_and_head(self.panels.pair(panel, lane), group);
-            let seen = (self.work.position + token - self.work.first_token + 1) as i32 - step.first as i32;
-            seen.min(step.cells.count as i32)
-        })
     }
 
     /// The blocks of a panel's queries.
     fn queries(&self, panel: usize) -> *mut u8 {
         self.memory.queries.wrapping_add(panel * (self.call.op.cache.head_dim / DEPTH) * BLOCK_BYTES)
+    }
+
+    /// Where the pairs of a panel end.
+    fn ends(&self, panel: usize) -> *mut [i32; SIDE] {
+        self.memory.ends.wrapping_add(panel * SIDE).cast()
     }
 
     /// The parts of a state.
@@ -221,9 +249,9 @@ impl Amx<'_> {
     }
 }
 
-/// Bytes of keys, values, scores, weights, products and queries: whole lines of the cache.
-fn lengths(op: &PagedAttention, work: &Work) -> [usize; 6] {
-    let head_bytes = op.cache.head_dim * size_of::<Bfloat16>();
-    let queries = Panels::of(op, work).rows() * head_bytes;
-    [TILE * head_bytes, TILE * head_bytes, TILE * SIDE * 4, SIDE * TILE * 2, SIDE * 2 * head_bytes, queries]
+/// Bytes of keys, values, scores, weights, products, queries and ends: whole lines of the cache.
+fn lengths(op: &PagedAttention, work: &Work) -> [usize; 7] {
+    let (head_bytes, rows) = (op.cache.head_dim * size_of::<Bfloat16>(), Panels::of(op, work).rows());
+    let tile = TILE * head_bytes;
+    [tile, tile, TILE * SIDE * 4, SIDE * TILE * 2, SIDE * 2 * head_bytes, rows * head_bytes, rows * 4]
 }

@@ -97,7 +97,7 @@ impl<'a> Way<'a> for Floats<'a> {
             let ahead = step.coming.ahead(&self.call.op.cache, kv_head, work.num_kv_heads);
             // SAFETY: as the caller promises.
             unsafe {
-                self.load_tile(step.cells.get(), work.first_kv_head + kv_head, ahead);
+                self.load_tile(step.cells.get(), work.first_kv_head + kv_head, &ahead);
                 vector::run(self.call.isa, &tile, 0);
             }
         }
@@ -144,7 +144,7 @@ impl Floats<'_> {
     /// # Safety
     ///
     /// As for `Kernel::run`.
-    unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: [Ahead<'_>; 2]) {
+    unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         // SAFETY: as the caller promises.
         unsafe {
             match self.call.op.cache.element {
@@ -157,14 +157,22 @@ impl Floats<'_> {
     /// # Safety
     ///
     /// As for `Kernel::run`; the cache is made of C.
-    unsafe fn load_tile_of<C: Storage>(&self, cells: &[usize], kv_head: usize, ahead: [Ahead<'_>; 2]) {
+    unsafe fn load_tile_of<C: Storage>(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         let (cache, offset) = (&self.call.op.cache, kv_head * self.call.op.cache.head_dim);
         // SAFETY: as the caller promises.
         unsafe {
             let from = cache.keys::<C>(0).add(offset);
-            vector::run(self.call.isa, &LoadKeys { cache, cells, ahead: ahead[0], from, to: self.memory.keys }, 0);
+            vector::run(
+                self.call.isa,
+                &LoadKeys { cache, cells, ahead: ahead.share(0..1, 2), from, to: self.memory.keys },
+                0,
+            );
             let from = cache.values::<C>(0).add(offset);
-            vector::run(self.call.isa, &LoadValues { cache, cells, ahead: ahead[1], from, to: self.memory.values }, 0);
+            vector::run(
+                self.call.isa,
+                &LoadValues { cache, cells, ahead: ahead.share(1..2, 2), from, to: self.memory.values },
+                0,
+            );
         }
     }
 

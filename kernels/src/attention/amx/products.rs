@@ -12,6 +12,7 @@ use std::mem::transmute;
 use std::ops::Range;
 
 use crate::attention::TILE;
+use crate::attention::cells::Ahead;
 use crate::cache::Cache;
 use crate::tiles::{Configuration, add_dots, load, store, zero};
 use crate::vector::{Avx512, Bfloat16, Vector};
@@ -88,14 +89,14 @@ pub(super) unsafe fn keys_of(cache: &Cache, cells: &[usize], head: usize, copies
 /// # Safety
 ///
 /// Tiles are configured; the blocks of the queries are there, and room for the scores of whole chunks.
-pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to: *mut f32) {
+pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to: *mut f32, ahead: &Ahead<'_>) {
     for chunk in (0..keys.num_chunks).step_by(2) {
-        let both = chunk + 1 < keys.num_chunks;
+        let (both, blocks) = (chunk + 1 < keys.num_chunks, head_dim / DEPTH);
         // SAFETY: as the caller promises.
         unsafe {
             zero!(0);
             zero!(1);
-            for block in 0..head_dim / DEPTH {
+            for block in 0..blocks {
                 load!(2, queries.add(block * BLOCK_BYTES), LINE_BYTES);
                 let (key, stride) = keys.chunks[chunk];
                 load!(3, key.add(block * LINE_BYTES), stride);
@@ -105,6 +106,7 @@ pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to
                     load!(4, key.add(block * LINE_BYTES), stride);
                     add_dots!("tdpbf16ps", 1, 4, 2);
                 }
+                ahead.ask(chunk / 2 * blocks + block, TILE / SIDE / 2 * blocks);
             }
             store!(0, to.add(chunk * SIDE * SIDE), LINE_BYTES);
             if both {
@@ -130,28 +132,30 @@ impl Values<'_> {
     ///
     /// The machine has AMX, the cells are the cache's, and there is room for the blocks.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) unsafe fn load(&self, visible: usize) {
-        let blocks = self.cache.head_dim / DEPTH;
+    pub(super) unsafe fn load(&self, visible: usize, ahead: &Ahead<'_>) {
+        const ROWS_AN_ASK: usize = 4;
+        let from = self.cache.values::<Bfloat16>(0).wrapping_add(self.head * self.cache.head_dim);
+        let (width, blocks) = (self.cache.width(), self.cache.head_dim / DEPTH);
+        let (whole, rest) = self.cells[..visible].as_chunks::<2>();
         for row in 0..TILE / 2 {
-            let value = |position: usize| {
-                let cell = self.cells[position.min(self.cells.len() - 1)];
-                self.cache.values::<Bfloat16>(cell).wrapping_add(self.head * self.cache.head_dim)
-            };
-            let (even, odd) = (value(2 * row), value(2 * row + 1));
+            if row % ROWS_AN_ASK == 0 {
+                ahead.ask(row / ROWS_AN_ASK, TILE / 2 / ROWS_AN_ASK);
+            }
             let to = self.to.wrapping_add(row / SIDE * blocks * 2 * BLOCK_BYTES + row % SIDE * LINE_BYTES);
             for block in 0..blocks {
                 // SAFETY: as the caller promises.
                 unsafe {
-                    let [mut lower, mut upper] = [_mm512_setzero_si512(); 2];
-                    if 2 * row < visible {
-                        lower = _mm512_loadu_si512(even.add(block * DEPTH).cast());
-                    }
-                    if 2 * row + 1 < visible {
-                        upper = _mm512_loadu_si512(odd.add(block * DEPTH).cast());
+                    let from = from.wrapping_add(block * DEPTH);
+                    let (mut even, mut odd) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+                    if let Some(cells) = whole.get(row) {
+                        even = _mm512_loadu_si512(from.add(cells[0] * width).cast());
+                        odd = _mm512_loadu_si512(from.add(cells[1] * width).cast());
+                    } else if let (true, Some(cell)) = (row == whole.len(), rest.first()) {
+                        even = _mm512_loadu_si512(from.add(cell * width).cast());
                     }
                     let to = to.add(block * 2 * BLOCK_BYTES);
-                    _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(lower, upper));
-                    _mm512_store_si512(to.add(BLOCK_BYTES).cast(), _mm512_unpackhi_epi16(lower, upper));
+                    _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(even, odd));
+                    _mm512_store_si512(to.add(BLOCK_BYTES).cast(), _mm512_unpackhi_epi16(even, odd));
                 }
             }
         }
@@ -184,6 +188,7 @@ pub(super) unsafe fn products(
     head_dim: usize,
     rows: Range<usize>,
     to: *mut f32,
+    ahead: &Ahead<'_>,
 ) {
     const WEIGHTS_BYTES: usize = TILE * 2;
     // SAFETY: as the caller promises.
@@ -200,6 +205,7 @@ pub(super) unsafe fn products(
                 add_dots!("tdpbf16ps", 5, 7, 3);
                 load!(4, values.add(BLOCK_BYTES), LINE_BYTES);
                 add_dots!("tdpbf16ps", 6, 7, 4);
+                ahead.ask(block * 2 + chunk, blocks * 2);
             }
             store!(5, to.add(block * DEPTH), head_dim * 4);
             store!(6, to.add(block * DEPTH + SIDE), head_dim * 4);

@@ -3,9 +3,9 @@
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cmpgt_epi32_mask, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps,
     _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_load_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps,
-    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_roundscale_ps,
-    _mm512_scalef_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
-    _mm512_storeu_si512, _mm512_sub_ps,
+    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_epi32, _mm512_mul_ps, _mm512_permutexvar_epi16,
+    _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
 use std::f32::consts::LOG2_E;
 use std::mem::transmute;
@@ -13,6 +13,7 @@ use std::ops::Range;
 
 use super::products::{DEPTH, SIDE};
 use crate::attention::TILE;
+use crate::attention::cells::Ahead;
 use crate::vector::{Avx512, Vector};
 
 /// Less than any score, so that what a pair has not seen weighs nothing; finite, so that it can be compared with itself.
@@ -26,13 +27,31 @@ pub(super) struct Panel {
     pub(super) weights: *mut f32,
 }
 
+/// What the pairs of a panel see of a tile.
+#[derive(Clone, Copy)]
+pub(super) struct Seen<'a> {
+    /// The position before which each sees.
+    pub(super) ends: &'a [i32; SIDE],
+    /// The tile's first position, and how many it has.
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// Whether all of them see all of those.
+    pub(super) all: bool,
+}
+
+impl Seen<'_> {
+    /// How many positions a pair sees.
+    pub(super) fn of(&self, pair: usize) -> usize {
+        (self.ends[pair] as usize).saturating_sub(self.first).min(self.count)
+    }
+}
+
 /// Turn the scores of a tile into weights.
 pub(super) struct Weigh<'a> {
     /// [TILE, SIDE].
     pub(super) scores: *const f32,
     pub(super) scale: f32,
-    /// How many positions each pair sees.
-    pub(super) visible: &'a [i32; SIDE],
+    pub(super) seen: Seen<'a>,
     /// [SIDE, TILE], bfloat16.
     pub(super) to: *mut u8,
 }
@@ -47,11 +66,14 @@ impl Weigh<'_> {
     /// # Safety
     ///
     /// The machine has AMX; the scores are there, and room for the weights of so many pairs.
-    pub(super) unsafe fn run(&self, panel: &Panel, num_pairs: usize) -> Factors {
-        let all = self.visible.iter().all(|&visible| visible == TILE as i32);
+    pub(super) unsafe fn run(&self, panel: &Panel, num_pairs: usize, ahead: &Ahead<'_>) -> Factors {
         // SAFETY: as the caller promises.
         unsafe {
-            if all { self.run_where::<false>(panel, num_pairs) } else { self.run_where::<true>(panel, num_pairs) }
+            if self.seen.all && self.seen.count == TILE {
+                self.run_where::<false>(panel, num_pairs, ahead)
+            } else {
+                self.run_where::<true>(panel, num_pairs, ahead)
+            }
         }
     }
 
@@ -59,11 +81,13 @@ impl Weigh<'_> {
     ///
     /// As for `run`; all see all where nothing is masked.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma")]
-    unsafe fn run_where<const MASKED: bool>(&self, panel: &Panel, num_pairs: usize) -> Factors {
+    unsafe fn run_where<const MASKED: bool>(&self, panel: &Panel, num_pairs: usize, ahead: &Ahead<'_>) -> Factors {
         // SAFETY: as the caller promises.
         unsafe {
             let scale = _mm512_set1_ps(self.scale * LOG2_E);
-            let visible = _mm512_loadu_si512(self.visible.as_ptr().cast());
+            let ends = _mm512_loadu_si512(self.seen.ends.as_ptr().cast());
+            let visible = _mm512_sub_epi32(ends, _mm512_set1_epi32(self.seen.first as i32));
+            let visible = _mm512_min_epi32(visible, _mm512_set1_epi32(self.seen.count as i32));
             let seen = |position: usize| _mm512_cmpgt_epi32_mask(visible, _mm512_set1_epi32(position as i32));
             let score = |position: usize| _mm512_load_ps(self.scores.add(position * SIDE));
             let before = _mm512_loadu_ps(panel.greatest);
@@ -86,6 +110,7 @@ impl Weigh<'_> {
             let mut totals = [_mm512_setzero_ps(); 4];
             let mut pairs = [const { Line([0; SIDE]) }; TILE / 2];
             for (index, pair) in pairs.iter_mut().enumerate() {
+                ahead.ask(index, TILE / 2);
                 let both = _mm512_cvtne2ps_pbh(weight(2 * index + 1), weight(2 * index));
                 let both = _mm512_permutexvar_epi16(take_turns, transmute::<__m512bh, __m512i>(both));
                 totals[index % 4] = _mm512_dpbf16_ps(totals[index % 4], transmute::<__m512i, __m512bh>(both), ones);
