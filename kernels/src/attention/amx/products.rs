@@ -136,26 +136,30 @@ impl Values<'_> {
         const ROWS_AN_ASK: usize = 4;
         let from = self.cache.values::<Bfloat16>(0).wrapping_add(self.head * self.cache.head_dim);
         let (width, blocks) = (self.cache.width(), self.cache.head_dim / DEPTH);
+        let value = |cell: usize| from.wrapping_add(cell * width).cast::<__m512i>();
         let (whole, rest) = self.cells[..visible].as_chunks::<2>();
         for row in 0..TILE / 2 {
             if row % ROWS_AN_ASK == 0 {
                 ahead.ask(row / ROWS_AN_ASK, TILE / 2 / ROWS_AN_ASK);
             }
             let to = self.to.wrapping_add(row / SIDE * blocks * 2 * BLOCK_BYTES + row % SIDE * LINE_BYTES);
-            for block in 0..blocks {
-                // SAFETY: as the caller promises.
-                unsafe {
-                    let from = from.wrapping_add(block * DEPTH);
-                    let (mut even, mut odd) = (_mm512_setzero_si512(), _mm512_setzero_si512());
-                    if let Some(cells) = whole.get(row) {
-                        even = _mm512_loadu_si512(from.add(cells[0] * width).cast());
-                        odd = _mm512_loadu_si512(from.add(cells[1] * width).cast());
-                    } else if let (true, Some(cell)) = (row == whole.len(), rest.first()) {
-                        even = _mm512_loadu_si512(from.add(cell * width).cast());
+            // SAFETY: as the caller promises.
+            unsafe {
+                if let Some(&[even, odd]) = whole.get(row) {
+                    let (even, odd) = (value(even), value(odd));
+                    for block in 0..blocks {
+                        let (even, odd) = (even.add(block).read_unaligned(), odd.add(block).read_unaligned());
+                        take_turns(even, odd, to.add(block * 2 * BLOCK_BYTES));
                     }
-                    let to = to.add(block * 2 * BLOCK_BYTES);
-                    _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(even, odd));
-                    _mm512_store_si512(to.add(BLOCK_BYTES).cast(), _mm512_unpackhi_epi16(even, odd));
+                    continue;
+                }
+                let last = rest.first().filter(|_| row == whole.len());
+                for block in 0..blocks {
+                    let mut even = _mm512_setzero_si512();
+                    if let Some(&cell) = last {
+                        even = value(cell).add(block).read_unaligned();
+                    }
+                    take_turns(even, _mm512_setzero_si512(), to.add(block * 2 * BLOCK_BYTES));
                 }
             }
         }
@@ -174,6 +178,21 @@ impl Values<'_> {
             let numbers = unsafe { _mm512_load_si512(self.to.add(line * LINE_BYTES).cast()) };
             _mm512_cmpeq_epi16_mask(_mm512_and_si512(numbers, exponent), exponent) == 0
         })
+    }
+}
+
+/// Write a row of two blocks.
+///
+/// # Safety
+///
+/// As for `Values::load`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        _mm512_store_si512(to.cast(), _mm512_unpacklo_epi16(even, odd));
+        _mm512_store_si512(to.add(BLOCK_BYTES).cast(), _mm512_unpackhi_epi16(even, odd));
     }
 }
 
