@@ -43,26 +43,26 @@ pub(super) struct Amx<'a> {
 
 /// What a work needs beside its states.
 struct Memory {
-    /// Of one head, where they lie scattered: [TILE, head_dim].
+    /// Of one head, where they lie scattered: `[TILE, head_dim]`.
     keys: *mut u8,
     /// Of one head, as blocks.
     values: *mut u8,
-    /// Of one panel: [TILE, SIDE].
+    /// Of one panel: `[TILE, SIDE]`.
     scores: *mut f32,
-    /// Of one panel: [SIDE, TILE].
+    /// Of one panel: `[SIDE, TILE]`.
     weights: *mut u8,
-    /// Of one panel: [SIDE, head_dim].
+    /// Of one panel: `[SIDE, head_dim]`.
     products: *mut f32,
     /// A block of each panel and `DEPTH` dimensions.
     queries: *mut u8,
-    /// The position before which each pair sees, [SIDE] of each panel.
+    /// The position before which each pair sees, `[SIDE]` of each panel.
     ends: *mut i32,
 }
 
 /// What pairs have summed up, a row each, and in units of the greatest score's weight.
 #[derive(Clone, Copy)]
 struct State {
-    /// [rows, head_dim], in the order of the columns of blocks.
+    /// `[rows, head_dim]`, in the order of the columns of blocks.
     sums: *mut f32,
     greatest: *mut f32,
     weights: *mut f32,
@@ -98,7 +98,7 @@ impl<'a> Way<'a> for Amx<'a> {
 
     unsafe fn start(&mut self) {
         let (PagedAttention { query, cache, .. }, group) = (self.call.op, self.call.op.group());
-        for panel in 0..self.panels.num_panels {
+        for panel in 0..self.panels.count {
             let pairs: [_; SIDE] =
                 std::array::from_fn(|lane| self.work.token_and_head(self.panels.pair(panel, lane), group));
             let end = |token| (self.work.position + token - self.work.first_token + 1) as i32;
@@ -133,7 +133,7 @@ impl<'a> Way<'a> for Amx<'a> {
 
     /// A split of which a pair sees nothing leaves its numbers as they are.
     unsafe fn merge(&self, total: *mut f32, partial: *mut f32, _: usize) {
-        for panel in 0..self.panels.num_panels {
+        for panel in 0..self.panels.count {
             let [total, partial] = [total, partial].map(|state| self.panel(self.state(state), panel));
             // SAFETY: as the caller promises.
             unsafe { total.merge(&partial, self.call.op.cache.head_dim) };

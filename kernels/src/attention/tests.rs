@@ -244,9 +244,10 @@ proptest! {
 #[test]
 fn splits_are_the_same_one_after_the_other_and_side_by_side() {
     let length = 2 * SPLIT + 70;
-    let case = Case { heads: (2, 3, 16), block_size: 16, lengths: vec![length, 3], elements: BFLOAT16, seed: 7 };
-    let memory = case.memory(true);
-    for isa in Isa::available() {
+    for (isa, head_dim) in Isa::available().flat_map(|isa| [(isa, 16), (isa, 64)]) {
+        let case =
+            Case { heads: (2, 3, head_dim), block_size: 16, lengths: vec![length, 3], elements: BFLOAT16, seed: 7 };
+        let memory = case.memory(true);
         // Two hundred positions, across the border of a split, then some of them alone.
         let chunk = length - 200..length;
         let together = case.attend(&memory, &[chunk.clone(), 0..3], isa, 1);
@@ -262,18 +263,28 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
     }
 }
 
+/// A chunk's own later positions lie in the same tile, and so does what another sequence left in the last block.
 #[test]
 fn what_a_later_position_holds_is_not_looked_at() {
-    let case = Case { heads: (1, 3, 16), block_size: 4, lengths: vec![70], elements: FLOAT32, seed: 3 };
-    let memory = case.memory(false);
-    let mut poisoned = case.memory(false);
-    for numbers in &mut poisoned.cache {
-        let numbers: &mut [f32] = bytemuck::cast_slice_mut(numbers);
-        numbers[66 * 16..].fill(f32::INFINITY);
-    }
-    for isa in Isa::available() {
-        let expected = case.attend(&memory, std::slice::from_ref(&(0..70)), isa, 1);
-        let out = case.attend(&poisoned, std::slice::from_ref(&(0..70)), isa, 1);
-        assert_eq!(out[..66 * 48], expected[..66 * 48], "{isa:?}");
+    let poisons = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    for (elements, poison) in
+        [FLOAT32, BFLOAT16].into_iter().flat_map(|elements| poisons.map(|poison| (elements, poison)))
+    {
+        for (heads, seen) in [((2, 3, 32), 66), ((1, 1, 64), 3), ((1, 9, 64), 0), ((3, 3, 32), 69)] {
+            let case = Case { heads, block_size: 4, lengths: vec![70], elements, seed: 3 };
+            let memory = case.memory(false);
+            let mut poisoned = case.memory(false);
+            for bytes in &mut poisoned.cache {
+                let start = (seen * heads.0 * heads.2) * elements.cache.bytes();
+                let numbers = vec![poison; (bytes.len() - start) / elements.cache.bytes()];
+                bytes[start..].copy_from_slice(&stored(elements.cache, &numbers));
+            }
+            for isa in Isa::available() {
+                let expected = case.attend(&memory, std::slice::from_ref(&(0..70)), isa, 1);
+                let out = case.attend(&poisoned, std::slice::from_ref(&(0..70)), isa, 1);
+                let known = seen * case.width();
+                assert_eq!(out[..known], expected[..known], "{isa:?}, {elements:?}, {heads:?}");
+            }
+        }
     }
 }

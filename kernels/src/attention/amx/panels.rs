@@ -12,9 +12,9 @@ pub(super) struct Panels {
     pub(super) lanes: usize,
     /// KV heads of a panel.
     pub(super) heads: usize,
-    pub(super) num_panels: usize,
+    pub(super) count: usize,
     pairs_a_head: usize,
-    panels_a_head: usize,
+    a_head: usize,
     num_pairs: usize,
 }
 
@@ -26,20 +26,20 @@ impl Panels {
     fn with(kv_heads: usize, pairs_a_head: usize) -> Self {
         let lanes = pairs_a_head.min(SIDE);
         let heads = (SIDE / lanes).min(kv_heads);
-        let panels_a_head = pairs_a_head.div_ceil(SIDE);
-        let num_panels = kv_heads.div_ceil(heads) * panels_a_head;
-        Self { lanes, heads, num_panels, pairs_a_head, panels_a_head, num_pairs: kv_heads * pairs_a_head }
+        let a_head = pairs_a_head.div_ceil(SIDE);
+        let count = kv_heads.div_ceil(heads) * a_head;
+        Self { lanes, heads, count, pairs_a_head, a_head, num_pairs: kv_heads * pairs_a_head }
     }
 
     /// Lanes of all panels, each of which is a row of a state.
     pub(super) fn rows(&self) -> usize {
-        self.num_panels * SIDE
+        self.count * SIDE
     }
 
     /// The panels of a KV head.
     pub(super) fn of_head(&self, head: usize) -> Range<usize> {
-        let first = head / self.heads * self.panels_a_head;
-        first..first + self.panels_a_head
+        let first = head / self.heads * self.a_head;
+        first..first + self.a_head
     }
 
     /// The row of a pair, which are ordered by KV head.
@@ -51,8 +51,8 @@ impl Panels {
 
     /// The pair of a panel's lane, or another one where it has none.
     pub(super) fn pair(&self, panel: usize, lane: usize) -> usize {
-        let head = panel / self.panels_a_head * self.heads + lane / self.lanes;
-        let pair = panel % self.panels_a_head * self.lanes + lane % self.lanes;
+        let head = panel / self.a_head * self.heads + lane / self.lanes;
+        let pair = panel % self.a_head * self.lanes + lane % self.lanes;
         (head * self.pairs_a_head + pair.min(self.pairs_a_head - 1)).min(self.num_pairs - 1)
     }
 }

@@ -1,5 +1,6 @@
 //! The products of a tile in AMX, and what they need to lie as they do. A block is what a register of AMX holds: 16 rows
 //! of 64 bytes; it has two bfloat16 in a word where it is for columns.
+#![expect(clippy::cast_ptr_alignment, reason = "what may lie anywhere is read as what may: `read_unaligned`, `loadu`")]
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -62,23 +63,18 @@ pub(super) struct Keys {
 /// The cells are the cache's, and there is room for a head's keys.
 pub(super) unsafe fn keys_of(cache: &Cache, cells: &[usize], head: usize, copies: *mut u8, copy: bool) -> Keys {
     let head_bytes = cache.head_dim * size_of::<Bfloat16>();
-    let mut chunks = [(copies.cast_const(), head_bytes); TILE / SIDE];
-    for (chunk, cells) in chunks.iter_mut().zip(cells.chunks(SIDE)) {
-        let key = |cell: usize| cache.keys::<Bfloat16>(cell).wrapping_add(head * cache.head_dim).cast::<u8>();
-        let first = cells[0];
-        if cells.len() == SIDE && cells.iter().enumerate().all(|(index, &cell)| cell == first + index) {
-            *chunk = (key(first), cache.width() * size_of::<Bfloat16>());
-        }
-    }
+    let key = |cell: usize| cache.keys::<Bfloat16>(cell).wrapping_add(head * cache.head_dim).cast::<u8>();
+    let mut chunks = [(std::ptr::null(), 0); TILE / SIDE];
     for (index, (chunk, cells)) in chunks.iter_mut().zip(cells.chunks(SIDE)).enumerate() {
-        if chunk.0 == copies {
-            let to = copies.wrapping_add(index * SIDE * head_bytes);
-            chunk.0 = to;
-            let key = |cell: usize| cache.keys::<Bfloat16>(cell).wrapping_add(head * cache.head_dim).cast::<u8>();
-            for (row, &cell) in cells.iter().enumerate().take(if copy { SIDE } else { 0 }) {
-                // SAFETY: as the caller promises.
-                unsafe { std::ptr::copy_nonoverlapping(key(cell), to.add(row * head_bytes), head_bytes) };
-            }
+        if cells.len() == SIDE && cells.iter().enumerate().all(|(index, &cell)| cell == cells[0] + index) {
+            *chunk = (key(cells[0]).cast_const(), cache.width() * size_of::<Bfloat16>());
+            continue;
+        }
+        let to = copies.wrapping_add(index * SIDE * head_bytes);
+        *chunk = (to.cast_const(), head_bytes);
+        for (row, &cell) in cells.iter().enumerate().filter(|_| copy) {
+            // SAFETY: as the caller promises.
+            unsafe { std::ptr::copy_nonoverlapping(key(cell), to.add(row * head_bytes), head_bytes) };
         }
     }
     Keys { chunks, num_chunks: cells.len().div_ceil(SIDE) }
@@ -196,7 +192,7 @@ unsafe fn take_turns(even: __m512i, odd: __m512i, to: *mut u8) {
     }
 }
 
-/// Write the sums of values times weights, for some rows of these: [SIDE, head_dim].
+/// Write the sums of values times weights, for some rows of these: `[SIDE, head_dim]`.
 ///
 /// # Safety
 ///
