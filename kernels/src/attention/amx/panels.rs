@@ -14,6 +14,7 @@ pub(super) struct Panels {
     pub(super) heads: usize,
     pub(super) count: usize,
     pairs_a_head: usize,
+    /// Panels of one KV head, or of those that share one.
     a_head: usize,
     num_pairs: usize,
 }
