@@ -115,8 +115,9 @@ def paged_attention(
 ) -> None:
     """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
 
-    Scores, weights and sums are float32, in an order that a token's position alone decides. `IndexError` where the
-    batch's numbers do not name what is there.
+    Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16, heads
+    are multiples of 32 and the machine has AMX, weights are rounded to bfloat16, and so summed up. `IndexError` where
+    the batch's numbers do not name what is there.
     """
 
 def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:

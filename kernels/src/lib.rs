@@ -18,6 +18,8 @@ mod rope;
 mod sampling;
 mod scratch;
 mod threads;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 mod vector;
 
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};

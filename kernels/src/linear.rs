@@ -10,8 +10,6 @@ mod floats;
 mod format;
 mod output;
 mod quantised;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::mem;
 use std::ops::Range;

@@ -11,6 +11,8 @@ mod x86;
 
 use crate::isa::Isa;
 use portable::Portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::Avx512;
 
 /// How many numbers a vector has.
 pub(crate) const LANES: usize = 16;

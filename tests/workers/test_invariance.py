@@ -21,6 +21,7 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "int8": {"quantization": "int8", "kv_cache_dtype": "bfloat16"},
     "gguf": {"quantization": "gguf", "kv_cache_dtype": "bfloat16"},
     "bfloat16": {"dtype": "bfloat16"},
+    "int8 of bfloat16": {"quantization": "int8", "dtype": "bfloat16"},
 }
 
 

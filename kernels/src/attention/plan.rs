@@ -87,11 +87,6 @@ impl Plan {
         }
     }
 
-    /// The most pairs of a work that is done by splits.
-    pub(super) fn max_pairs(&self, group: usize) -> usize {
-        self.merges.iter().map(|work| work.pairs(group)).max().unwrap_or(0)
-    }
-
     fn add_splits(&mut self, work: Work) {
         let first = self.num_partials;
         self.num_partials += work.end().div_ceil(SPLIT);

@@ -51,7 +51,7 @@ pub(super) fn prefetch(from: *const u8) {
 const NEAREST: i32 = 8;
 
 #[derive(Clone, Copy)]
-struct Avx512(__m512);
+pub(crate) struct Avx512(__m512);
 
 /// # Safety
 ///

@@ -14,8 +14,8 @@ use super::avx512::AHEAD;
 use super::tile::{INT8_CHUNK, STEP_BYTES, Tile, Weights};
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, SIDE};
-use crate::linear::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 use crate::scratch::Scratch;
+use crate::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 
 /// Bytes of a group's integers, of 8 bits each, in half of a panel.
 const HALF_GROUP_BYTES: usize = GROUP * SIDE;

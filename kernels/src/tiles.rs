@@ -1,13 +1,13 @@
 //! AMX: eight registers of 16 rows of 64 bytes, two of which are multiplied into a third. Knows no kernel.
 //!
 //! Rust has no stable intrinsics for tiles. The compiler never uses them, so each keeps what it holds from one `asm!` to
-//! the next. Kernels here use 0 to 3 for products, 4 and 5 for rows, 6 and 7 for columns.
+//! the next.
 
 use std::arch::asm;
 
 /// What `ldtilecfg` reads: the sizes of the eight tiles.
 #[repr(C, align(64))]
-pub(super) struct Configuration {
+pub(crate) struct Configuration {
     palette: u8,
     reserved: [u8; 15],
     row_bytes: [u16; 16],
@@ -15,26 +15,36 @@ pub(super) struct Configuration {
 }
 
 impl Configuration {
-    /// For rows of so many bytes, of which two tiles have so many.
-    pub(super) const fn new(depth: usize, rows: [usize; 2]) -> Self {
-        let (x_bytes, y_rows, [first, second]) = (depth as u16, (depth / 4) as u8, [rows[0] as u8, rows[1] as u8]);
-        Self {
-            palette: 1,
-            reserved: [0; 15],
-            row_bytes: [64, 64, 64, 64, x_bytes, x_bytes, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-            rows: [first, first, second, second, first, second, y_rows, y_rows, 0, 0, 0, 0, 0, 0, 0, 0],
+    /// Rows of so many bytes, of which two tiles have so many: 0 to 3 are for products, 4 and 5 for rows, 6 and 7 for
+    /// columns.
+    pub(crate) const fn new(depth: usize, rows: [usize; 2]) -> Self {
+        let (columns, [first, second]) = ([depth / 4, 64], rows);
+        let products = [[first, 64], [second, 64]];
+        let rows = [[first, depth], [second, depth]];
+        Self::of([products[0], products[0], products[1], products[1], rows[0], rows[1], columns, columns])
+    }
+
+    /// Of each tile, how many rows it has, and of how many bytes.
+    pub(crate) const fn of(sizes: [[usize; 2]; 8]) -> Self {
+        let mut configuration = Self { palette: 1, reserved: [0; 15], row_bytes: [0; 16], rows: [0; 16] };
+        let mut tile = 0;
+        while tile < sizes.len() {
+            configuration.rows[tile] = sizes[tile][0] as u8;
+            configuration.row_bytes[tile] = sizes[tile][1] as u16;
+            tile += 1;
         }
+        configuration
     }
 }
 
 /// Tiles are this thread's until this is dropped; then their state is no longer saved when threads change.
-pub(super) struct Tiles;
+pub(crate) struct Tiles;
 
 impl Tiles {
     /// # Safety
     ///
     /// This process may use AMX.
-    pub(super) unsafe fn configure(configuration: &Configuration) -> Self {
+    pub(crate) unsafe fn configure(configuration: &Configuration) -> Self {
         // SAFETY: as the caller promises; the configuration is a valid one.
         unsafe { asm!("ldtilecfg [{}]", in(reg) configuration, options(nostack, readonly, preserves_flags)) };
         Self
@@ -85,4 +95,4 @@ macro_rules! add_dots {
     };
 }
 
-pub(super) use {add_dots, load, store, zero};
+pub(crate) use {add_dots, load, store, zero};

@@ -4,14 +4,14 @@
 use std::mem::size_of;
 use std::ops::Range;
 
+use super::product::{Product, VECTORS};
+use crate::attention::TILE;
+use crate::attention::cells::Ahead;
 use crate::cache::Cache;
-use crate::vector::{Kernel, LANES, Storage, Vector, prefetch};
+use crate::vector::{Kernel, LANES, Storage, Vector};
 
-/// Positions of a tile: four vectors, with six rows of them in the registers of AVX-512.
-pub(super) const TILE: usize = 64;
-/// The most rows that are multiplied at once.
+/// The most rows that are multiplied at once: with four vectors of each they fit into the registers of AVX-512.
 pub(super) const MAX_ROWS: usize = 6;
-const VECTORS: usize = TILE / LANES;
 
 /// A head's dimensions, rounded up so that a vector of words, of two bfloat16 each, fits.
 pub(super) fn padded(head_dim: usize) -> usize {
@@ -40,29 +40,6 @@ impl State {
             self.sums.write_bytes(0, pairs * self.width);
             std::slice::from_raw_parts_mut(self.greatest, pairs).fill(f32::NEG_INFINITY);
             self.weights.write_bytes(0, pairs);
-        }
-    }
-}
-
-/// What will be read soon: all heads of some cells, as they lie, which the processor is quicker to bring than one head of
-/// each.
-#[derive(Clone, Copy)]
-pub(super) struct Ahead<'a> {
-    pub(super) cells: &'a [usize],
-    /// The first of the heads in the first cell, and what a cell takes.
-    pub(super) address: usize,
-    pub(super) cell_bytes: usize,
-    /// What the heads take of it.
-    pub(super) bytes: usize,
-}
-
-impl Ahead<'_> {
-    /// Ask for one of so many parts.
-    #[inline(always)]
-    fn ask(&self, part: usize, parts: usize) {
-        let end = |part: usize| self.cells.len() * part / parts;
-        for cell in &self.cells[end(part)..end(part + 1)] {
-            prefetch(self.address + cell * self.cell_bytes, self.bytes);
         }
     }
 }
@@ -385,74 +362,6 @@ impl<X: Storage> Kernel for Finish<X> {
             for at in (0..self.head_dim).step_by(LANES) {
                 let sum = V::load(sums.add(pair * width + at));
                 X::store_up_to(sum.div(weights), self.to.add(at), self.head_dim - at);
-            }
-        }
-    }
-}
-
-/// `out = left @ right`, or `out += left @ right`, of a few rows and up to four vectors of columns: an output is summed up
-/// in order, in a register.
-#[derive(Clone, Copy)]
-struct Product {
-    left: *const f32,
-    left_stride: usize,
-    right: *const f32,
-    right_stride: usize,
-    out: *mut f32,
-    out_stride: usize,
-    depth: usize,
-    add: bool,
-}
-
-impl Product {
-    /// # Safety
-    ///
-    /// As for `Kernel::run`; the matrices are there.
-    #[inline(always)]
-    unsafe fn compute<V: Vector, const ROWS: usize>(&self, vectors: usize) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            match vectors {
-                1 => self.compute_vectors::<V, ROWS, 1>(),
-                2 => self.compute_vectors::<V, ROWS, 2>(),
-                3 => self.compute_vectors::<V, ROWS, 3>(),
-                _ => self.compute_vectors::<V, ROWS, 4>(),
-            }
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As for `compute`.
-    #[inline(always)]
-    unsafe fn compute_vectors<V: Vector, const ROWS: usize, const VECTORS: usize>(&self) {
-        let Self { left, left_stride, right, right_stride, out, out_stride, depth, add } = *self;
-        // SAFETY: as the caller promises.
-        unsafe {
-            let mut sums = [[V::splat(0.0); VECTORS]; ROWS];
-            if add {
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    for (column, sum) in sums.iter_mut().enumerate() {
-                        *sum = V::load(out.add(row * out_stride + column * LANES));
-                    }
-                }
-            }
-            for step in 0..depth {
-                let mut columns = [V::splat(0.0); VECTORS];
-                for (index, column) in columns.iter_mut().enumerate() {
-                    *column = V::load(right.add(step * right_stride + index * LANES));
-                }
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let factor = V::splat(*left.add(row * left_stride + step));
-                    for (sum, &column) in sums.iter_mut().zip(&columns) {
-                        *sum = factor.mul_add(column, *sum);
-                    }
-                }
-            }
-            for (row, sums) in sums.iter().enumerate() {
-                for (column, sum) in sums.iter().enumerate() {
-                    sum.store(out.add(row * out_stride + column * LANES));
-                }
             }
         }
     }

@@ -1,0 +1,257 @@
+//! bfloat16 in AMX: products of keys and queries, and of weights and values, with float32 between them.
+//!
+//! Scores come transposed, a row a key: so keys are multiplied as they lie in the cache, and a vector has the scores of one
+//! key and sixteen pairs of a token and a head, which are a panel. The weights are rounded to bfloat16, and their sum is
+//! that of the rounded ones.
+//!
+//! A position that a pair does not see, but others of its panel do, has a weight of 0 for it, and values of such a tile
+//! which are no finite numbers are taken for each pair on its own: so a tile of which a pair sees nothing leaves all of its
+//! numbers as they are, but for the sign of a zero, which `finish` takes off.
+
+mod panels;
+mod products;
+mod softmax;
+
+use super::plan::Work;
+use super::way::{Call, Step, Way};
+use super::{PagedAttention, TILE};
+use crate::linear::Element;
+use crate::tiles::Tiles;
+use crate::vector::Bfloat16;
+use panels::Panels;
+use products::{BLOCK_BYTES, DEPTH, SIDE, Values, keys_of, products, scores};
+use softmax::{Panel, Seen, Weigh};
+
+/// Whether tiles can take the op: its heads have whole ones only.
+pub(super) fn takes(op: &PagedAttention) -> bool {
+    let elements = [op.query.element, op.out.element, op.cache.element];
+    elements == [Element::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
+}
+
+/// How much longer than the scores of a head it takes to turn those of a panel into weights.
+const WEIGH_SHARES: usize = 4;
+
+/// One work.
+pub(super) struct Amx<'a> {
+    call: Call<'a>,
+    work: Work,
+    panels: Panels,
+    memory: Memory,
+    /// Configured from `start` on.
+    tiles: Option<Tiles>,
+}
+
+/// What a work needs beside its states.
+struct Memory {
+    /// Of one head, where they lie scattered: `[TILE, head_dim]`.
+    keys: *mut u8,
+    /// Of one head, as blocks.
+    values: *mut u8,
+    /// Of one panel: `[TILE, SIDE]`.
+    scores: *mut f32,
+    /// Of one panel: `[SIDE, TILE]`.
+    weights: *mut u8,
+    /// Of one panel: `[SIDE, head_dim]`.
+    products: *mut f32,
+    /// A block of each panel and `DEPTH` dimensions.
+    queries: *mut u8,
+    /// The position before which each pair sees, `[SIDE]` of each panel.
+    ends: *mut i32,
+}
+
+/// What pairs have summed up, a row each, and in units of the greatest score's weight.
+#[derive(Clone, Copy)]
+struct State {
+    /// `[rows, head_dim]`, in the order of the columns of blocks.
+    sums: *mut f32,
+    greatest: *mut f32,
+    weights: *mut f32,
+}
+
+impl<'a> Way<'a> for Amx<'a> {
+    fn state_floats(op: &PagedAttention, work: &Work) -> usize {
+        Panels::of(op, work).rows() * (op.cache.head_dim + 2)
+    }
+
+    fn scratch_floats(op: &PagedAttention, work: &Work) -> usize {
+        lengths(op, work).iter().sum::<usize>() / size_of::<f32>()
+    }
+
+    unsafe fn new(call: Call<'a>, work: Work, scratch: *mut f32) -> Self {
+        let mut at = 0;
+        let [keys, values, scores, weights, products, queries, ends] = lengths(call.op, &work).map(|length| {
+            let here = scratch.cast::<u8>().wrapping_add(at);
+            at += length;
+            here
+        });
+        let memory = Memory {
+            keys,
+            values,
+            scores: scores.cast(),
+            weights,
+            products: products.cast(),
+            queries,
+            ends: ends.cast(),
+        };
+        Self { call, work, panels: Panels::of(call.op, &work), memory, tiles: None }
+    }
+
+    unsafe fn start(&mut self) {
+        let (PagedAttention { query, cache, .. }, group) = (self.call.op, self.call.op.group());
+        for panel in 0..self.panels.count {
+            let pairs: [_; SIDE] =
+                std::array::from_fn(|lane| self.work.token_and_head(self.panels.pair(panel, lane), group));
+            let end = |token| (self.work.position + token - self.work.first_token + 1) as i32;
+            let query = |token, head| query.row::<Bfloat16>(token).wrapping_add(head * cache.head_dim).cast_const();
+            let queries = pairs.map(|(token, head)| query(token, head).cast());
+            // SAFETY: as the caller promises.
+            unsafe {
+                self.ends(panel).write(pairs.map(|(token, _)| end(token)));
+                products::load_queries(&queries, cache.head_dim, self.queries(panel));
+            }
+        }
+        // SAFETY: as the caller promises: this is AMX.
+        self.tiles = Some(unsafe { Tiles::configure(&products::configuration(self.panels.lanes)) });
+    }
+
+    unsafe fn clear(&self, state: *mut f32) {
+        let (state, rows) = (self.state(state), self.panels.rows());
+        // SAFETY: as the caller promises.
+        unsafe {
+            state.sums.write_bytes(0, rows * self.call.op.cache.head_dim);
+            std::slice::from_raw_parts_mut(state.greatest, rows).fill(softmax::LOWEST);
+            state.weights.write_bytes(0, rows);
+        }
+    }
+
+    unsafe fn take(&self, step: &Step<'_>, state: *mut f32) {
+        for first in (0..self.work.num_kv_heads).step_by(self.panels.heads) {
+            // SAFETY: as the caller promises.
+            unsafe { self.take_heads(step, first, self.state(state)) };
+        }
+    }
+
+    /// A split of which a pair sees nothing leaves its numbers as they are.
+    unsafe fn merge(&self, total: *mut f32, partial: *mut f32, _: usize) {
+        for panel in 0..self.panels.count {
+            let [total, partial] = [total, partial].map(|state| self.panel(self.state(state), panel));
+            // SAFETY: as the caller promises.
+            unsafe { total.merge(&partial, self.call.op.cache.head_dim) };
+        }
+    }
+
+    unsafe fn finish(&self, total: *mut f32) {
+        let (PagedAttention { out, cache, .. }, group) = (self.call.op, self.call.op.group());
+        let state = self.state(total);
+        for pair in 0..self.work.pairs(group) {
+            let ((token, head), row) = (self.work.token_and_head(pair, group), self.panels.row(pair));
+            // SAFETY: as the caller promises.
+            unsafe {
+                let (sums, to) = (state.sums.add(row * cache.head_dim), out.row::<Bfloat16>(token));
+                products::finish(sums, *state.weights.add(row), cache.head_dim, to.add(head * cache.head_dim));
+            }
+        }
+    }
+}
+
+impl Amx<'_> {
+    /// The panels of a KV head, or the one of some heads.
+    ///
+    /// # Safety
+    ///
+    /// As for `take`.
+    unsafe fn take_heads(&self, step: &Step<'_>, first_head: usize, state: State) {
+        let (op, memory, panels, cells) = (self.call.op, &self.memory, &self.panels, step.cells.get());
+        let (cache, num_heads) = (&op.cache, panels.heads.min(self.work.num_kv_heads - first_head));
+        let lanes = |index: usize| index * panels.lanes..(index + 1) * panels.lanes;
+        let values = |index: usize| Values {
+            cache,
+            cells,
+            head: self.work.first_kv_head + first_head + index,
+            to: memory.values,
+        };
+        // What comes next is asked for as time goes by, once.
+        let parts = self.work.num_kv_heads.div_ceil(panels.heads);
+        let mut ahead = step.coming.ahead(cache, first_head / panels.heads, parts);
+        let shares = 3 * num_heads + WEIGH_SHARES;
+        let all_see_all = self.work.position + 1 >= step.first + cells.len();
+        for (index_of_panel, panel) in panels.of_head(first_head).enumerate() {
+            let (state, ends) = (self.panel(state, panel), self.ends(panel));
+            // SAFETY: as the caller promises.
+            unsafe {
+                for index in 0..num_heads {
+                    let head = self.work.first_kv_head + first_head + index;
+                    let keys = keys_of(cache, cells, head, memory.keys, index_of_panel == 0);
+                    let lane = lanes(index).start;
+                    let queries = self.queries(panel).add(lane * size_of::<f32>());
+                    let share = ahead.share(index..index + 1, shares);
+                    scores(&keys, queries, cache.head_dim, memory.scores.add(lane), &share);
+                }
+                let seen = Seen { ends: &*ends, first: step.first, count: cells.len(), all: all_see_all };
+                let weigh = Weigh { scores: memory.scores, scale: op.scale, seen, to: memory.weights };
+                let share = ahead.share(num_heads..num_heads + WEIGH_SHARES, shares);
+                let factors = weigh.run(&state, panels.lanes * num_heads, &share);
+                for index in 0..num_heads {
+                    let share = num_heads + WEIGH_SHARES + 2 * index;
+                    if index_of_panel == 0 {
+                        values(index).load(cells.len(), &ahead.share(share..share + 1, shares));
+                    }
+                    if all_see_all || values(index).are_finite() {
+                        let share = ahead.share(share + 1..share + 2, shares);
+                        products(memory.weights, memory.values, cache.head_dim, lanes(index), memory.products, &share);
+                        state.add(lanes(index), &factors, memory.products, cache.head_dim);
+                        continue;
+                    }
+                    let nothing = ahead.share(0..0, 1);
+                    for row in lanes(index) {
+                        values(index).load(seen.of(row), &nothing);
+                        products(
+                            memory.weights,
+                            memory.values,
+                            cache.head_dim,
+                            lanes(index),
+                            memory.products,
+                            &nothing,
+                        );
+                        state.add(row..row + 1, &factors, memory.products, cache.head_dim);
+                    }
+                    values(index).load(cells.len(), &nothing);
+                }
+            }
+            ahead = ahead.share(0..0, 1);
+        }
+    }
+
+    /// The blocks of a panel's queries.
+    fn queries(&self, panel: usize) -> *mut u8 {
+        self.memory.queries.wrapping_add(panel * (self.call.op.cache.head_dim / DEPTH) * BLOCK_BYTES)
+    }
+
+    /// Where the pairs of a panel end.
+    fn ends(&self, panel: usize) -> *mut [i32; SIDE] {
+        self.memory.ends.wrapping_add(panel * SIDE).cast()
+    }
+
+    /// The parts of a state.
+    fn state(&self, memory: *mut f32) -> State {
+        let rows = self.panels.rows();
+        let greatest = memory.wrapping_add(rows * self.call.op.cache.head_dim);
+        State { sums: memory, greatest, weights: greatest.wrapping_add(rows) }
+    }
+
+    fn panel(&self, state: State, panel: usize) -> Panel {
+        let row = panel * SIDE;
+        Panel {
+            sums: state.sums.wrapping_add(row * self.call.op.cache.head_dim),
+            greatest: state.greatest.wrapping_add(row),
+            weights: state.weights.wrapping_add(row),
+        }
+    }
+}
+
+/// Bytes of keys, values, scores, weights, products, queries and ends: whole lines of the cache.
+fn lengths(op: &PagedAttention, work: &Work) -> [usize; 7] {
+    let (head_bytes, rows) = (op.cache.head_dim * size_of::<Bfloat16>(), Panels::of(op, work).rows());
+    let tile = TILE * head_bytes;
+    [tile, tile, TILE * SIDE * 4, SIDE * TILE * 2, SIDE * 2 * head_bytes, rows * head_bytes, rows * 4]
+}

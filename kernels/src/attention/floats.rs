@@ -1,0 +1,191 @@
+//! Every number in float32, of whatever elements, in vectors: a tile of keys and values is made float32 first.
+
+mod product;
+mod tile;
+
+use super::cells::Ahead;
+use super::plan::Work;
+use super::way::{Call, Step, Way};
+use super::{PagedAttention, SPLIT, TILE};
+use crate::cache::Cache;
+use crate::linear::Element;
+use crate::vector::{self, Bfloat16, Storage};
+use tile::{Finish, LoadKeys, LoadQueries, LoadValues, MAX_ROWS, Merge, State, Tile, padded};
+
+/// One work.
+pub(super) struct Floats<'a> {
+    call: Call<'a>,
+    work: Work,
+    memory: Memory,
+}
+
+/// What a work needs beside its states.
+struct Memory {
+    keys: *mut f32,
+    values: *mut f32,
+    scores: *mut f32,
+    queries: *mut f32,
+}
+
+impl<'a> Way<'a> for Floats<'a> {
+    /// What a pair has summed up, its greatest score and its sum of weights.
+    fn state_floats(op: &PagedAttention, work: &Work) -> usize {
+        work.pairs(op.group()) * (padded(op.cache.head_dim) + 2)
+    }
+
+    fn scratch_floats(op: &PagedAttention, work: &Work) -> usize {
+        lengths(op, work).iter().sum()
+    }
+
+    unsafe fn new(call: Call<'a>, work: Work, scratch: *mut f32) -> Self {
+        let mut at = 0;
+        let [keys, values, scores, queries] = lengths(call.op, &work).map(|length| {
+            let here = scratch.wrapping_add(at);
+            at += length;
+            here
+        });
+        Self { call, work, memory: Memory { keys, values, scores, queries } }
+    }
+
+    /// Copy the queries.
+    unsafe fn start(&mut self) {
+        let PagedAttention { query, scale, cache, .. } = &self.call.op;
+        let group = self.call.op.group();
+        for pair in 0..self.work.pairs(group) {
+            let (token, head) = self.work.token_and_head(pair, group);
+            // SAFETY: as the caller promises.
+            unsafe {
+                let (head_dim, to) = (cache.head_dim, self.memory.queries.add(pair * padded(cache.head_dim)));
+                match query.element {
+                    Element::Float32 => {
+                        let from = query.row::<f32>(token).add(head * head_dim);
+                        vector::run(self.call.isa, &LoadQueries { from, to, head_dim, scale: *scale }, 0);
+                    }
+                    Element::Bfloat16 => {
+                        let from = query.row::<Bfloat16>(token).add(head * head_dim);
+                        vector::run(self.call.isa, &LoadQueries { from, to, head_dim, scale: *scale }, 0);
+                    }
+                }
+            }
+        }
+    }
+
+    unsafe fn clear(&self, state: *mut f32) {
+        // SAFETY: as the caller promises.
+        unsafe { self.state(state).clear(self.work.pairs(self.call.op.group())) };
+    }
+
+    unsafe fn take(&self, step: &Step<'_>, state: *mut f32) {
+        let (work, memory, group) = (&self.work, &self.memory, self.call.op.group());
+        // The tokens from here on see something of the tile.
+        let unseeing = step.first.saturating_sub(work.position).min(work.num_tokens);
+        for kv_head in 0..work.num_kv_heads {
+            let first_pair = kv_head * work.num_tokens * group;
+            let tile = Tile {
+                head_dim: self.call.op.cache.head_dim,
+                queries: memory.queries,
+                keys: memory.keys,
+                values: memory.values,
+                scores: memory.scores,
+                state: self.state(state),
+                first_pair,
+                pairs: first_pair + unseeing * group..first_pair + work.num_tokens * group,
+                group,
+                position: work.position,
+                first: step.first,
+            };
+            let ahead = step.coming.ahead(&self.call.op.cache, kv_head, work.num_kv_heads);
+            // SAFETY: as the caller promises.
+            unsafe {
+                self.load_tile(step.cells.get(), work.first_kv_head + kv_head, &ahead);
+                vector::run(self.call.isa, &tile, 0);
+            }
+        }
+    }
+
+    /// For the tokens that see something of the split.
+    unsafe fn merge(&self, total: *mut f32, partial: *mut f32, split: usize) {
+        let (work, group) = (&self.work, self.call.op.group());
+        let (total, partial) = (self.state(total), self.state(partial));
+        let unseeing = (split * SPLIT).saturating_sub(work.position).min(work.num_tokens);
+        for kv_head in 0..work.num_kv_heads {
+            let first_pair = kv_head * work.num_tokens * group;
+            let pairs = first_pair + unseeing * group..first_pair + work.num_tokens * group;
+            let merge = Merge { total, partial, pairs, head_dim: self.call.op.cache.head_dim };
+            // SAFETY: as the caller promises.
+            unsafe { vector::run(self.call.isa, &merge, 0) };
+        }
+    }
+
+    unsafe fn finish(&self, total: *mut f32) {
+        let PagedAttention { out, cache: Cache { head_dim, .. }, .. } = *self.call.op;
+        let state = self.state(total);
+        let group = self.call.op.group();
+        for pair in 0..self.work.pairs(group) {
+            let (token, head) = self.work.token_and_head(pair, group);
+            // SAFETY: as the caller promises.
+            unsafe {
+                match out.element {
+                    Element::Float32 => {
+                        let to = out.row::<f32>(token).add(head * head_dim);
+                        vector::run(self.call.isa, &Finish { state, to, head_dim }, pair);
+                    }
+                    Element::Bfloat16 => {
+                        let to = out.row::<Bfloat16>(token).add(head * head_dim);
+                        vector::run(self.call.isa, &Finish { state, to, head_dim }, pair);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Floats<'_> {
+    /// # Safety
+    ///
+    /// As for `Kernel::run`.
+    unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.call.op.cache.element {
+                Element::Float32 => self.load_tile_of::<f32>(cells, kv_head, ahead),
+                Element::Bfloat16 => self.load_tile_of::<Bfloat16>(cells, kv_head, ahead),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `Kernel::run`; the cache is made of C.
+    unsafe fn load_tile_of<C: Storage>(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
+        let (cache, offset) = (&self.call.op.cache, kv_head * self.call.op.cache.head_dim);
+        // SAFETY: as the caller promises.
+        unsafe {
+            let from = cache.keys::<C>(0).add(offset);
+            vector::run(
+                self.call.isa,
+                &LoadKeys { cache, cells, ahead: ahead.share(0..1, 2), from, to: self.memory.keys },
+                0,
+            );
+            let from = cache.values::<C>(0).add(offset);
+            vector::run(
+                self.call.isa,
+                &LoadValues { cache, cells, ahead: ahead.share(1..2, 2), from, to: self.memory.values },
+                0,
+            );
+        }
+    }
+
+    /// The parts of a state.
+    fn state(&self, memory: *mut f32) -> State {
+        let (pairs, width) = (self.work.pairs(self.call.op.group()), padded(self.call.op.cache.head_dim));
+        let greatest = memory.wrapping_add(pairs * width);
+        State { sums: memory, greatest, weights: greatest.wrapping_add(pairs), width }
+    }
+}
+
+/// Floats of keys, values, scores and queries.
+fn lengths(op: &PagedAttention, work: &Work) -> [usize; 4] {
+    let width = padded(op.cache.head_dim);
+    [TILE * width, TILE * width, TILE * MAX_ROWS, work.pairs(op.group()) * width]
+}
