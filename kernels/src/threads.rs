@@ -181,10 +181,9 @@ impl Shared {
     }
 
     fn work(&self, thread: usize) {
-        let mut seen = 0;
         let came = |seen| self.num_jobs.load(Ordering::SeqCst) != seen || self.closing.load(Ordering::SeqCst);
         while !self.closing.load(Ordering::SeqCst) {
-            seen = self.num_jobs.load(Ordering::SeqCst);
+            let seen = self.num_jobs.load(Ordering::SeqCst);
             self.take_part(thread);
             if self.spin_until(thread, || came(seen)) || self.awake.load(Ordering::SeqCst) {
                 continue;
