@@ -110,9 +110,7 @@ class SchedulerConfig(_Config, frozen=True):
     scheduler_recording: Annotated[
         str, Meta(description="new file for all that the scheduler is told, prompts included; see pyllm replay")
     ] = ""
-    async_scheduling: Annotated[
-        bool | None, Meta(description="plan a step while the one before is computed; default: on a GPU only")
-    ] = None
+    async_scheduling: Annotated[bool, Meta(description="plan a step while the one before is computed")] = True
 
 
 class ParallelConfig(_Config, frozen=True):

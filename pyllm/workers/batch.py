@@ -14,15 +14,16 @@ from pyllm.messages import PLAN_SECTIONS, plan_offsets
 IntArray = npt.NDArray[np.int32]
 Array = TypeVar("Array", Tensor, npt.NDArray[Any])
 
+_SECTION_INDEX = {name: index for index, (name, _) in enumerate(PLAN_SECTIONS)}
 _NUMPY_DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4"), "B": np.dtype("u1")}
 _TORCH_DTYPES = {"i": torch.int32, "f": torch.float32, "B": torch.uint8}
 
 
-@dataclass(frozen=True, slots=True)
 class Sections(Generic[Array]):
     """The sections of a plan, `PLAN_SECTIONS` by name; int32 but for `uniforms` (float32) and `sampling` (bytes).
 
-    With T tokens, R rows, S sampled positions and I slot initialisations:
+    Each is a view of the plan's memory, made when it is first asked for, as most steps need few of them. With T tokens,
+    R rows, S sampled positions and I slot initialisations:
     """
 
     tokens: Array  # [T], -1: the slot's last sampled token
@@ -43,6 +44,22 @@ class Sections(Generic[Array]):
     slot_inits: Array  # [I]
     sampling_starts: Array  # [I + 1]
     sampling: Array
+
+    def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...], dtypes: dict[str, Any]) -> None:
+        self._memory = memory
+        self._counts = counts
+        self._offsets = offsets
+        self._dtypes = dtypes
+
+    def __getattr__(self, name: str) -> Any:
+        index = _SECTION_INDEX.get(name)
+        if index is None:
+            raise AttributeError(f"a plan has no section {name!r}")
+        element, offset = PLAN_SECTIONS[index][1], self._offsets[index]
+        size = self._counts[index] * (1 if element == "B" else 4)
+        view = self._memory[offset : offset + size].view(self._dtypes[element])
+        setattr(self, name, view)
+        return view
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +101,14 @@ class PlanBuffer:
             raise ProtocolError(f"a plan with the counts {counts} has {size} bytes, but {len(source)} came")
         memory = self._room(size)
         memory.numpy()[:] = source
-        host = _sections(memory.numpy(), offsets, counts, _NUMPY_DTYPES)
+        host: Sections[npt.NDArray[Any]] = Sections(memory.numpy(), counts, offsets, _NUMPY_DTYPES)
         return Batch(
-            host=Sections(**host),
-            device=Sections(**_sections(memory.to(self._device, non_blocking=True), offsets, counts, _TORCH_DTYPES)),
-            num_tokens=len(host["tokens"]),
-            num_rows=len(host["slots"]),
-            max_query_length=int(np.diff(host["query_starts"]).max(initial=0)),
-            max_sequence_length=int(host["sequence_lengths"].max(initial=0)),
+            host=host,
+            device=Sections(memory.to(self._device, non_blocking=True), counts, offsets, _TORCH_DTYPES),
+            num_tokens=len(host.tokens),
+            num_rows=len(host.slots),
+            max_query_length=int(np.diff(host.query_starts).max(initial=0)),
+            max_sequence_length=int(host.sequence_lengths.max(initial=0)),
         )
 
     def _room(self, size: int) -> Tensor:
@@ -123,12 +140,3 @@ def check_counts(counts: tuple[int, ...]) -> None:
     )
     if not consistent:
         raise ProtocolError(f"the counts of a plan do not go together: {count}")
-
-
-def _sections(memory: Any, offsets: tuple[int, ...], counts: tuple[int, ...], dtypes: dict[str, Any]) -> dict[str, Any]:
-    """Views of a buffer of bytes, which is a numpy array or a tensor."""
-    views = {}
-    for (name, element), offset, count in zip(PLAN_SECTIONS, offsets[:-1], counts, strict=True):
-        size = count * (1 if element == "B" else 4)
-        views[name] = memory[offset : offset + size].view(dtypes[element])
-    return views

@@ -22,10 +22,10 @@ class Slots:
     def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device) -> None:
         self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
-        self._temperature = torch.zeros(max_num_seqs)
-        self._top_k = torch.zeros(max_num_seqs, dtype=torch.int64)
-        self._top_p = torch.ones(max_num_seqs)
-        self._min_p = torch.zeros(max_num_seqs)
+        self._temperature = np.zeros(max_num_seqs, np.float32)
+        self._top_k = np.zeros(max_num_seqs, np.int64)
+        self._top_p = np.ones(max_num_seqs, np.float32)
+        self._min_p = np.zeros(max_num_seqs, np.float32)
         self._decoder = msgspec.msgpack.Decoder(Sampling)
 
     def apply(self, batch: Batch) -> None:
@@ -48,21 +48,20 @@ class Slots:
         tokens = batch.device.tokens
         if len(unknown):
             rows = np.searchsorted(batch.host.query_starts, unknown, side="right") - 1
-            slots, places = self._to_device(batch.host.slots[rows], unknown)
-            tokens[places] = self.last_tokens[slots]
+            _assign(tokens, unknown, self.last_tokens, batch.host.slots[rows])
         return tokens
 
     def remember(self, batch: Batch, sampled: Tensor) -> None:
         """Keep each sampling row's last token of `sampled`, int32 [sampled positions]."""
         ends = batch.host.sampled_starts[1:]
         rows = np.flatnonzero(np.diff(batch.host.sampled_starts))
-        slots, places = self._to_device(batch.host.slots[rows], ends[rows] - 1)
-        self.last_tokens[slots] = sampled[places]
+        _assign(self.last_tokens, batch.host.slots[rows], sampled, ends[rows] - 1)
 
     def sampling_rows(self, batch: Batch) -> SamplingRows:
         """The parameters of each sampled position."""
-        slots = torch.from_numpy(np.repeat(batch.host.slots, np.diff(batch.host.sampled_starts)))
-        return SamplingRows(self._temperature, self._top_k, self._top_p, self._min_p).select(slots)
+        slots = np.repeat(batch.host.slots, np.diff(batch.host.sampled_starts))
+        tables = (self._temperature, self._top_k, self._top_p, self._min_p)
+        return SamplingRows(*(torch.from_numpy(table[slots]) for table in tables))
 
     def _initialise(self, batch: Batch) -> None:
         content, starts = batch.host.sampling.tobytes(), batch.host.sampling_starts.tolist()
@@ -85,10 +84,16 @@ class Slots:
         sources = np.array(origins)[destinations]
         for table in (self._temperature, self._top_k, self._top_p, self._min_p):
             table[destinations] = table[sources]
-        to, of = self._to_device(destinations, sources)
-        for table in (self.block_tables, self.last_tokens):
-            table[to] = table[of]
+        for copied in (self.block_tables, self.last_tokens):
+            _assign(copied, destinations, copied, sources)
 
-    def _to_device(self, *indices: npt.NDArray[np.signedinteger]) -> Tensor:
-        """Arrays of one length as the lines of one tensor, int64."""
-        return to_device(torch.from_numpy(np.stack(indices).astype(np.int64)), self.block_tables.device)
+
+def _assign(
+    to: Tensor, places: npt.NDArray[np.signedinteger], source: Tensor, origins: npt.NDArray[np.signedinteger]
+) -> None:
+    """`to[places] = source[origins]`, of tensors on one device and indices on the host."""
+    if to.is_cpu:
+        to.numpy()[places] = source.numpy()[origins]  # A third of the time of torch's.
+        return
+    both = to_device(torch.from_numpy(np.stack((places, origins)).astype(np.int64)), to.device)
+    to[both[0]] = source[both[1]]

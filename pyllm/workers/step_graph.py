@@ -5,7 +5,6 @@ It does not know what the ops compute, nor slots. On GPUs CUDA graphs take this 
 
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from pyllm_kernels import AttentionMetadata, Graph
 from torch import Tensor
@@ -63,7 +62,7 @@ class StepGraph:
             (self._query_starts, host.query_starts),
             (self._sequence_lengths, host.sequence_lengths),
         ):
-            np.copyto(buffer[: len(values)].numpy(), values)
+            buffer.numpy()[: len(values)] = values
         self._layers.replay(batch.num_tokens, batch.num_rows)
         return self._hidden[: batch.num_tokens]
 
