@@ -124,6 +124,7 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
             "served_model_name": "empty",
             "device": "cpu",
             "tensor_parallel_size": ranks,
+            "async_scheduling": False,
         }
     )
     architecture = Architecture(

@@ -115,9 +115,9 @@ def paged_attention(
 ) -> None:
     """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
 
-    Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16, heads
-    are multiples of 32 and the machine has AMX, weights are rounded to bfloat16, and so summed up. `IndexError` where
-    the batch's numbers do not name what is there.
+    Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16,
+    heads are multiples of 32 and the machine has AMX, weights are rounded to bfloat16, and so summed up. `IndexError`
+    where the batch's numbers do not name what is there.
     """
 
 def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:
@@ -145,9 +145,9 @@ class Graph:
     def begin_capture(self) -> None:
         """Record this thread's ops from now on. `RuntimeError` where it records already."""
     def end_capture(self) -> None:
-        """Let this thread's ops compute again."""
+        """Let this thread's ops compute again. `RuntimeError` where they are not recorded here."""
     def lend(self, num_bytes: int) -> Lease:
-        """Memory of the graph's own, which nobody else has."""
+        """Memory of the graph's own, which nobody else has. `MemoryError` where there is none."""
     def owns(self, address: int) -> bool:
         """Whether there is memory of the graph's own."""
     def replay(self, num_tokens: int, num_rows: int) -> None:

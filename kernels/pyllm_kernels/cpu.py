@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionMetadata, KVScales, QKNorm
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _Rows = tuple[str, int, int]
@@ -85,6 +85,23 @@ def rope_and_kv_write(
     )
     graph.keep(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
     return None
+
+
+def norm_rope_and_kv_write(
+    norm: QKNorm | None,
+    scales: KVScales,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    slot_mapping: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+) -> None:
+    graph.not_captured(reference.norm_rope_and_kv_write)(
+        norm, scales, query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
+    )
 
 
 def paged_attention(
@@ -198,7 +215,7 @@ def _sample(logits: Tensor, samples: int, rows: Tensor | None, parameters: _Para
 
 def _rows(name: str, tensor: Tensor) -> _Rows:
     """A matrix whose rows are contiguous, by pointer."""
-    if not tensor.is_cpu or (tensor.stride(1) != 1 and tensor.shape[1] > 1) or tensor.stride(0) < 0:
+    if not tensor.is_cpu or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
         raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous rows on a CPU")
     return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.stride(0)
 

@@ -266,6 +266,7 @@ def _cpu(device_type: str) -> Kernels:
         rms_norm=cpu.rms_norm,
         add_rms_norm=cpu.add_rms_norm,
         rope_and_kv_write=cpu.rope_and_kv_write,
+        norm_rope_and_kv_write=cpu.norm_rope_and_kv_write,
         silu_and_mul=cpu.silu_and_mul,
         paged_attention=cpu.paged_attention,
         copy_blocks=cpu.copy_blocks,
@@ -286,7 +287,7 @@ def _triton(device_type: str) -> Kernels:
 
     return Kernels(
         backend="triton",
-        pack_linear=reference.pack_linear,  # cuBLAS does these...
+        pack_linear=reference.pack_linear,  # Floats are cuBLAS's to multiply...
         pack_int8=reference.pack_int8,
         pack_blocks=reference.pack_blocks,
         packed_linear=reference.packed_linear,

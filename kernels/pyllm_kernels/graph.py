@@ -75,10 +75,10 @@ class Graph:
         self._kept += (tensor for tensor in tensors if not self._graph.owns(tensor.data_ptr()))
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
     """The output of an op: in the memory of the graph that this thread captures, if it does."""
     graph = _thread.graph
-    return torch.empty(shape, dtype=dtype) if graph is None else graph._empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype, device=device) if graph is None else graph._empty(shape, dtype)
 
 
 def keep(*tensors: Tensor) -> None:
@@ -90,7 +90,9 @@ def keep(*tensors: Tensor) -> None:
 def not_captured(op: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
     """The same op, which is no kernel of ours. `ValueError` during a capture."""
     if _thread.graph is not None:
-        raise ValueError("a graph takes float32 and bfloat16 only: run float16 without one")
+        raise ValueError(
+            f"{op.__name__} is torch's here, as Rust has none for these dtypes: only Rust's ops are captured"
+        )
     return op
 
 

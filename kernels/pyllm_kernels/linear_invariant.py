@@ -18,8 +18,15 @@ _ROWS_OF_A_GROUP = 8
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    if packed.format not in {"float32", "bfloat16", "float16"}:
+        raise ValueError(f"weights are {packed.format}: batch-invariant products on a GPU are of floats only")
     tokens, in_features = x.shape
     out_features = packed.data.shape[0]
+    if packed.data.shape[1] != in_features or x.dtype is not packed.dtype or not x.is_contiguous():
+        raise ValueError(
+            f"x is {x.dtype} {list(x.shape)} with strides {x.stride()}: the weight takes contiguous {packed.dtype} "
+            f"[tokens, {packed.data.shape[1]}]"
+        )
     output = torch.empty((tokens, out_features), dtype=x.dtype, device=x.device) if out is None else out
     narrow = x.element_size() == 2
     block_n = 64 if narrow else 32

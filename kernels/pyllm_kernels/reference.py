@@ -1,4 +1,4 @@
-"""The torch twin of every op: the specification, what the tests compare with, and what runs on a CPU.
+"""The torch twin of every op: the specification, what the tests compare with, and what runs where nothing else does.
 
 It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` documents the ops' arguments.
 """

@@ -17,17 +17,22 @@ struct Piece {
 struct Line(#[expect(dead_code, reason = "whoever borrows it reads it")] [u8; 64]);
 
 impl Arena {
-    /// A piece of at least so many bytes, zeros at first: its number and its address.
-    pub(crate) fn lend(&self, bytes: usize) -> (usize, usize) {
+    /// A piece of at least so many bytes, zeros at first: its number and its address. None where memory has run out.
+    pub(crate) fn lend(&self, bytes: usize) -> Option<(usize, usize)> {
         let num_lines = bytes.div_ceil(size_of::<Line>());
         let mut pieces = self.pieces();
         let free = pieces.iter().position(|piece| !piece.lent && piece.lines.len() == num_lines);
-        let index = free.unwrap_or_else(|| {
-            pieces.push(Piece { lines: vec![Line([0; 64]); num_lines].into(), lent: false });
+        let index = if let Some(index) = free {
+            index
+        } else {
+            let mut lines = Vec::new();
+            lines.try_reserve_exact(num_lines).ok()?;
+            lines.resize(num_lines, Line([0; 64]));
+            pieces.push(Piece { lines: lines.into(), lent: false });
             pieces.len() - 1
-        });
+        };
         pieces[index].lent = true;
-        (index, pieces[index].lines.as_mut_ptr().expose_provenance())
+        Some((index, pieces[index].lines.as_mut_ptr().expose_provenance()))
     }
 
     pub(crate) fn give_back(&self, index: usize) {
@@ -56,13 +61,14 @@ mod tests {
     #[test]
     fn a_piece_is_lent_again_once_it_came_back() {
         let arena = Arena::default();
-        let (first, address) = arena.lend(100);
-        let (second, other) = arena.lend(100);
+        let (first, address) = arena.lend(100).unwrap();
+        let (second, other) = arena.lend(100).unwrap();
         assert_ne!(address, other);
         assert!(address.is_multiple_of(64) && arena.owns(address + 127) && !arena.owns(address - 1));
         arena.give_back(first);
-        assert_eq!(arena.lend(128), (first, address));
-        assert_ne!(arena.lend(129).0, second);
+        assert_eq!(arena.lend(128), Some((first, address)));
+        assert_eq!(arena.lend(isize::MAX as usize), None);
+        assert_ne!(arena.lend(129).unwrap().0, second);
         assert_eq!(arena.num_bytes(), 128 + 128 + 192);
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::arena::Arena;
 use crate::graph;
 use crate::isa::Isa;
 use crate::op::Extent;
-use crate::ops::{graph_error, record_in};
+use crate::ops::{end_recording, graph_error, record_in};
 use crate::pool;
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
@@ -29,19 +29,20 @@ impl Graph {
     }
 
     fn begin_capture(&self) -> PyResult<()> {
-        record_in(Some(Arc::clone(&self.graph)))
+        record_in(&self.graph)
     }
 
-    #[expect(clippy::unused_self, reason = "it reads as the pair of `begin_capture`")]
     fn end_capture(&self) -> PyResult<()> {
-        record_in(None)
+        end_recording(&self.graph)
     }
 
     fn lend(&self, num_bytes: usize) -> PyResult<Lease> {
         if num_bytes == 0 || num_bytes > isize::MAX as usize {
             return Err(PyValueError::new_err(format!("a piece of {num_bytes} bytes: ask for at least 1")));
         }
-        let (index, address) = self.arena.lend(num_bytes);
+        let Some((index, address)) = self.arena.lend(num_bytes) else {
+            return Err(PyMemoryError::new_err(format!("no memory for an output of {num_bytes} bytes")));
+        };
         Ok(Lease { arena: Arc::clone(&self.arena), index, address, num_bytes })
     }
 

@@ -25,13 +25,24 @@ thread_local! {
     static RECORDING: RefCell<Option<Arc<Mutex<Graph>>>> = const { RefCell::new(None) };
 }
 
-/// From now on, until `None` comes, this thread's ops are recorded in the graph.
-pub(crate) fn record_in(graph: Option<Arc<Mutex<Graph>>>) -> PyResult<()> {
+/// From now on this thread's ops are recorded in the graph.
+pub(crate) fn record_in(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
     RECORDING.with_borrow_mut(|recording| {
-        if recording.is_some() && graph.is_some() {
+        if recording.is_some() {
             return Err(PyRuntimeError::new_err("this thread is capturing a graph already: end that capture first"));
         }
-        *recording = graph;
+        *recording = Some(Arc::clone(graph));
+        Ok(())
+    })
+}
+
+/// From now on this thread's ops run again.
+pub(crate) fn end_recording(graph: &Arc<Mutex<Graph>>) -> PyResult<()> {
+    RECORDING.with_borrow_mut(|recording| {
+        if !recording.as_ref().is_some_and(|recorded| Arc::ptr_eq(recorded, graph)) {
+            return Err(PyRuntimeError::new_err("this thread is not capturing this graph: begin its capture first"));
+        }
+        *recording = None;
         Ok(())
     })
 }
@@ -74,6 +85,11 @@ pub(crate) unsafe fn rms_norm(
 ) -> PyResult<()> {
     let stream = stream.map(|(residual, sum)| Stream { residual, sum });
     let (tokens, hidden) = shape;
+    check_alike("out", out, x, (tokens, hidden))?;
+    if let Some(Stream { residual, sum }) = stream {
+        check_alike("residual", residual, x, (tokens, hidden))?;
+        check_alike("total", sum, x, (tokens, hidden))?;
+    }
     // SAFETY: as the caller promises.
     unsafe { execute(py, RmsNorm { tokens, hidden, epsilon, x, weight, out, stream }) }
 }
@@ -84,6 +100,7 @@ pub(crate) unsafe fn rms_norm(
 #[pyfunction]
 pub(crate) unsafe fn silu_and_mul(py: Python<'_>, shape: (usize, usize), x: Rows, out: Rows) -> PyResult<()> {
     let (tokens, intermediate) = shape;
+    check_alike("out", out, x, (tokens, intermediate))?;
     // SAFETY: as the caller promises.
     unsafe { execute(py, SiluAndMul { tokens, intermediate, x, out }) }
 }
@@ -106,6 +123,9 @@ pub(crate) unsafe fn rope_and_kv_write(
     if !cache.head_dim.is_multiple_of(2) {
         return Err(PyValueError::new_err(format!("heads of {} have no halves: make it even", cache.head_dim)));
     }
+    check_alike("query", query, query, (tokens, num_heads * cache.head_dim))?;
+    check_alike("key", key, query, (tokens, cache.kv_heads * cache.head_dim))?;
+    check_alike("value", value, query, (tokens, cache.kv_heads * cache.head_dim))?;
     let op = RopeAndKvWrite {
         tokens,
         heads: num_heads,
@@ -142,6 +162,7 @@ pub(crate) unsafe fn paged_attention(
             cache.kv_heads
         )));
     }
+    check_alike("out", out, query, (tokens, heads * cache.head_dim))?;
     // SAFETY: as the caller promises.
     unsafe { execute(py, PagedAttention { tokens, heads, scale, query, out, cache, batch }) }
 }
@@ -230,6 +251,17 @@ impl<'py> FromPyObject<'_, 'py> for Batch {
             sequence_lengths: Indices(sequence_lengths),
         })
     }
+}
+
+/// See that rows are made of what another's are, and that none reaches into the next, which another thread has.
+fn check_alike(name: &str, rows: Rows, other: Rows, (num_rows, width): (usize, usize)) -> PyResult<()> {
+    if rows.element != other.element || (num_rows > 1 && rows.stride < width) {
+        return Err(PyValueError::new_err(format!(
+            "{name} is {:?} with rows {} apart: it must be {:?}, and a row has {width} elements",
+            rows.element, rows.stride, other.element
+        )));
+    }
+    Ok(())
 }
 
 fn element(dtype: &str) -> PyResult<Element> {

@@ -156,6 +156,7 @@ impl Shared {
 
     fn run(&self, num_tasks: usize, task: &Task<'_>) {
         debug_assert_eq!(self.unfinished.load(Ordering::SeqCst), 0);
+        assert!(u32::try_from(num_tasks).is_ok(), "a job of {num_tasks} tasks: a share counts up to 2^32");
         // SAFETY: the reference outlives its use: it is called for claimed tasks only, and this function returns when
         // every task is finished. Nobody reads `job` now, as no task is unfinished.
         unsafe { *self.job.get() = Some(std::mem::transmute::<&Task<'_>, &'static Task<'static>>(task)) };
@@ -256,7 +257,6 @@ struct Share(AtomicU64);
 
 impl Share {
     fn set(&self, tasks: Range<usize>) {
-        debug_assert!(u32::try_from(tasks.end).is_ok());
         self.0.store((tasks.start as u64) << 32 | tasks.end as u64, Ordering::SeqCst);
     }
 

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pyllm.config import EngineConfig
+
 
 class RankGroup:
     """Rank `rank` of `size`, with NCCL between GPUs and gloo between CPUs."""
@@ -64,11 +66,16 @@ class RankGroup:
         return tensor
 
 
-def set_threads(ranks: int, kernel_backend: str) -> None:
+def set_threads(engine: EngineConfig) -> None:
     """Share the CPUs that this process may use evenly among the ranks beside it.
 
-    They are the threads of whoever computes: torch's would spin for a while after each op, in the way of the kernels'.
+    torch has them, too, only where it computes: its threads spin for a while after each op, in the way of the kernels'.
     """
-    num_threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-    torch.set_num_threads(num_threads if kernel_backend == "reference" else 1)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // engine.parallel.tensor_parallel_size)
+    torch_computes = (
+        engine.device.kernel_backend == "reference"
+        or engine.device.attention_backend not in {"auto", "cpu"}
+        or engine.model.dtype == "float16"
+    )
+    torch.set_num_threads(num_threads if torch_computes else 1)
     pyllm_kernels.set_num_threads(num_threads)

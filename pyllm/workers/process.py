@@ -68,7 +68,7 @@ def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
     from pyllm.workers.runner import ModelRunner, worker_device
 
     ranks = config.engine.parallel.tensor_parallel_size
-    set_threads(ranks, config.engine.device.kernel_backend)
+    set_threads(config.engine)
     enter("joining ranks")
     group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
     enter("loading weights")

@@ -34,7 +34,7 @@ class StepGraph:
             query_starts=self._query_starts,
             sequence_lengths=self._sequence_lengths,
             max_query_length=max_tokens,
-            max_sequence_length=0,
+            max_sequence_length=max_tokens,
             num_tokens=max_tokens,
         )
         self._layers, self._head = Graph(), Graph()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pyllm_kernels import AttentionMetadata, Graph, select
+from pyllm_kernels import AttentionMetadata, Graph, KVScales, _cpu, select
 from torch import Tensor
 
 KERNELS = select("cpu", "cpu")
@@ -182,8 +182,15 @@ def test_indices_are_checked_at_every_replay() -> None:
 def test_what_a_graph_cannot_take_is_refused() -> None:
     graph, x = Graph(), torch.randn(2, 8)
     with graph.capture():
-        with pytest.raises(ValueError, match="a graph takes float32 and bfloat16 only"):
+        with pytest.raises(ValueError, match="silu_and_mul is torch's here, as Rust has none for these dtypes"):
             KERNELS.silu_and_mul(x.half())
+        heads, cache, ints = x.view(2, 1, 8), torch.zeros(1, 4, 1, 8), torch.zeros(2, dtype=torch.int32)
+        with pytest.raises(ValueError, match="norm_rope_and_kv_write is torch's here"):
+            KERNELS.norm_rope_and_kv_write(None, KVScales(), heads, heads, heads, ints, x, ints, cache, cache)
+        with pytest.raises(RuntimeError, match="this thread is not capturing this graph"):
+            _cpu.Graph().end_capture()
+        with pytest.raises(MemoryError, match="no memory for an output of"):
+            _cpu.Graph().lend(2**62)
         KERNELS.silu_and_mul(x)
         with pytest.raises(ValueError, match="an op of 1 tokens in a graph of 2"):
             KERNELS.silu_and_mul(x[:1])

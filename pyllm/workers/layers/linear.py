@@ -5,7 +5,7 @@ adds up the ranks' partial results: one exchange for the pair.
 """
 
 import torch
-from pyllm_kernels import PackedLinear
+from pyllm_kernels import PackedLinear, graph
 from torch import Tensor
 
 from pyllm.workers.loaders import MatrixPart, WeightReader, pack
@@ -32,7 +32,7 @@ class ColumnParallelLinear:
         kernels = self._placement.kernels
         if len(self.packed) == 1:
             return kernels.packed_linear(x, self.packed[0])
-        products = x.new_empty(len(x), sum(self.sizes))
+        products = graph.empty((len(x), sum(self.sizes)), x.dtype, x.device)
         parts = torch.split(products, [packed.out_features for packed in self.packed], dim=-1)
         for packed, part in zip(self.packed, parts, strict=True):
             kernels.packed_linear(x, packed, part)
