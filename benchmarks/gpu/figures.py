@@ -95,9 +95,9 @@ def decode_attention(bench: Bench, cases: dict[str, tuple[int, int, float | None
             decode_bytes(shape, num_rows, context, bench.dtype.itemsize),
             goal,
         )
-    metadata = replace(batch.metadata, tasks=None)
-    seconds = bench.timer(lambda: bench.kernels.plan_attention(metadata, shape))
-    yield {"name": "gpu.attention_tasks", "case": name, "value": round(seconds * 1e6, 2), "unit": "us"}
+        metadata = replace(batch.metadata, tasks=None)
+        seconds = bench.timer(partial(bench.kernels.plan_attention, metadata, shape))
+        yield {"name": "gpu.attention_tasks", "case": name, "value": round(seconds * 1e6, 2), "unit": "us"}
 
 
 def decode_attention_float8(
@@ -120,10 +120,12 @@ def prefill_attention(bench: Bench, cases: dict[str, tuple[int, int, bool, float
         batch = replace(batch, metadata=bench.kernels.plan_attention(batch.metadata, shape))
         seconds = bench.timer(partial(_attend, bench.kernels, batch))
         yield _of_matrix_rate(bench, ("prefill_attention", name), seconds, prefill_operations(shape, length), goal)
-    query = torch.randn(1, shape.heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
-    key, value = torch.randn(2, 1, shape.kv_heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
-    seconds = bench.timer(lambda: F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True))
-    yield _of_matrix_rate(bench, ("torch_attention", name), seconds, prefill_operations(shape, length))
+    for length in {length for length, *_ in cases.values()}:
+        query = torch.randn(1, shape.heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
+        key, value = torch.randn(2, 1, shape.kv_heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
+        attend = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True, enable_gqa=True)
+        case = ("torch_attention", f"{length} dense")
+        yield _of_matrix_rate(bench, case, bench.timer(attend), prefill_operations(shape, length))
 
 
 def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Iterator[Figure]:

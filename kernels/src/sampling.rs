@@ -7,7 +7,6 @@
 mod distribution;
 
 use std::cell::RefCell;
-use std::marker::PhantomData;
 use std::ptr::with_exposed_provenance;
 
 use crate::isa::Isa;
@@ -112,7 +111,6 @@ impl Sampling {
                     min_p: number(parameters.min_p),
                     weights: weights.as_mut_ptr(),
                     vocabulary: self.vocabulary,
-                    element: PhantomData,
                 };
                 vector::run(isa, &weigh, 0);
                 choose(weights, limits, number(parameters.uniforms).into())
@@ -137,7 +135,6 @@ struct Weigh<L> {
     min_p: f32,
     weights: *mut f32,
     vocabulary: usize,
-    element: PhantomData<L>,
 }
 
 // SAFETY: a thread makes these for itself.

@@ -1,5 +1,5 @@
 //! Sixteen float32 numbers at once, in whatever instructions the machine has, and the one place that chooses them.
-//! Knows no op: an op is written once, over any `Vector`, and `call` compiles it for each.
+//! Knows no op: an op is written once, over any `Vector`, and `run` compiles it for each.
 //!
 //! Every kind of vector has as many lanes and adds them up in the same order. AVX2 and AVX-512 give the same bits; plain
 //! Rust rounds a product before it adds, as it has no fused instruction to rely on.

@@ -192,7 +192,7 @@ class ModelRunner:
         return self.model.logits(hidden[rows])
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
-        """Answer a `Control` by one of the public methods below, up to `instruction_set`.
+        """Answer a `Control` by the method that it names, of those that `__init__` lists.
 
         Raises:
             ProtocolError: there is no such method.

@@ -66,20 +66,20 @@ class StepGraph:
         self._layers.replay(batch.num_tokens, batch.num_rows)
         return self._hidden[: batch.num_tokens]
 
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Of some rows of hidden states: [rows, vocab_size], which the next call overwrites."""
+        wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])
+        self._head.replay(len(wanted), len(wanted))
+        return self._logits[: len(wanted)]
+
     def _touch(self, max_blocks: int) -> None:
         """Compute a large step on block 0, without writing there: no request waits for the system to find memory."""
         max_tokens, max_rows = len(self._tokens), len(self._slots)
         num_rows = min(max_tokens, max_rows)
-        length = min(max_tokens // num_rows, max_blocks)
+        length = min(max_tokens // num_rows, max_blocks)  # Within the tables, whatever a block holds.
         self._query_starts[: num_rows + 1] = torch.arange(num_rows + 1) * length
         self._sequence_lengths[:num_rows] = length
         self._slot_mapping.fill_(-1)
         self._layers.replay(num_rows * length, num_rows)
         self._wanted.zero_()
         self._head.replay(max_rows, max_rows)
-
-    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Of some rows of hidden states: [rows, vocab_size], which the next call overwrites."""
-        wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])
-        self._head.replay(len(wanted), len(wanted))
-        return self._logits[: len(wanted)]

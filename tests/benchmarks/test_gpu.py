@@ -65,7 +65,7 @@ def test_bytes_and_operations_are_counted_as_the_table_counts_them() -> None:
 def test_decode_attention_is_a_share_of_the_bandwidth() -> None:
     cases = {"2x256": (2, 256, 0.75), "1x16": (1, 16, None)}
     num_bytes = 4096 * 2 * 256
-    first, second, tasks = figures.decode_attention(bench(num_bytes / 0.8e12), cases)
+    first, map_of_first, second, map_of_second = figures.decode_attention(bench(num_bytes / 0.8e12), cases)
     assert first == {
         "name": "gpu.decode_attention",
         "case": "2x256",
@@ -76,7 +76,8 @@ def test_decode_attention_is_a_share_of_the_bandwidth() -> None:
         "met": True,
     }
     assert "goal" not in second
-    assert tasks["name"] == "gpu.attention_tasks"
+    for tasks, case in ((map_of_first, "2x256"), (map_of_second, "1x16")):
+        assert (tasks["name"], tasks["case"]) == ("gpu.attention_tasks", case)
     slow, *_ = figures.decode_attention(bench(num_bytes / 0.7e12), cases)
     assert slow["met"] is False
 
@@ -87,7 +88,7 @@ def test_prefill_attention_is_a_rate() -> None:
     first, second, torchs = figures.prefill_attention(bench(operations / 50e12), cases)
     assert (first["value"], first["share"], first["goal"], first["met"]) == (50.0, 0.5, 0.001, True)
     assert second["met"] is False
-    assert torchs["name"] == "gpu.torch_attention"
+    assert (torchs["name"], torchs["case"]) == ("gpu.torch_attention", "48 dense")
 
 
 def test_the_other_figures_run() -> None:

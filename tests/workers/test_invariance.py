@@ -19,7 +19,7 @@ SEQUENCES = [random.Random(number).sample(range(1000), NUM_TOKENS) for number in
 PRECISIONS: dict[str, dict[str, str]] = {
     "float32": {},
     "int8": {"quantization": "int8", "kv_cache_dtype": "bfloat16"},
-    "gguf": {"quantization": "gguf", "kv_cache_dtype": "bfloat16"},
+    "gguf": {"quantization": "gguf", "dtype": "bfloat16"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8 of bfloat16": {"quantization": "int8", "dtype": "bfloat16"},
 }
