@@ -68,10 +68,8 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     _check_cache(config.cache)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
-    if config.device.batch_invariant and device == "cuda" and ranks > 1:
-        raise ConfigError(
-            f"batch_invariant on GPUs runs one rank, not {ranks}: the order in which NCCL adds depends on the batch"
-        )
+    if config.device.batch_invariant:
+        _check_batch_invariant(config, architecture.dtype, device)
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
     if recording:
         check_new(Path(recording))
@@ -95,6 +93,22 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
         ),
         checkpoint,
     )
+
+
+def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
+    """Refuse what torch computes, in an order that depends on the batch."""
+    chosen, ranks = config.device, config.parallel.tensor_parallel_size
+    if device == "cuda" and ranks > 1:
+        raise ConfigError(
+            f"batch_invariant on GPUs runs one rank, not {ranks}: the order in which NCCL adds depends on the batch"
+        )
+    ours = "triton" if device == "cuda" else "cpu"
+    for name, value in (("kernel_backend", chosen.kernel_backend), ("attention_backend", chosen.attention_backend)):
+        if value not in {"auto", ours}:
+            raise ConfigError(f"batch_invariant on {device} is what {ours} promises, not {name} {value}: leave it auto")
+    dtypes = {config.model.dtype, config.cache.kv_cache_dtype}
+    if device == "cpu" and ("float16" in dtypes or (config.model.dtype == "auto" and file_dtype == "float16")):
+        raise ConfigError("batch_invariant on a CPU is not of float16, which torch computes: use float32 or bfloat16")
 
 
 def _precision(config: EngineConfig, checkpoint: Checkpoint, device: str) -> tuple[Dtype, Quantization, KVCacheDtype]:

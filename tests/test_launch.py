@@ -35,6 +35,9 @@ def test_what_was_asked_for_stays(model: str) -> None:
     [
         ({"max_model_len": 513}, "512"),
         ({"block_size": 12}, "power of two"),
+        ({"batch_invariant": True, "kernel_backend": "reference"}, "not kernel_backend reference"),
+        ({"batch_invariant": True, "attention_backend": "sdpa"}, "not attention_backend sdpa"),
+        ({"batch_invariant": True, "dtype": "float16"}, "not of float16"),
         ({"tensor_parallel_size": 2}, "1, 3"),
         ({"tensor_parallel_size": 3, "distributed_executor_backend": "uni"}, "mp"),
         ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),

@@ -4,7 +4,9 @@ Call an op from here and the device of its tensors picks the version, or `select
 knows of requests, schedulers or models. Importing this package imports torch, but Triton only when it is selected.
 """
 
-from pyllm_kernels._cpu import instruction_set, num_threads, set_num_threads
+import os
+
+from pyllm_kernels._cpu import forget_threads, instruction_set, num_threads, set_num_threads
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.dispatch import (
     BackendError,
@@ -62,3 +64,5 @@ __all__ = [
     "silu_and_mul",
     "swap_blocks",
 ]
+
+os.register_at_fork(after_in_child=forget_threads)

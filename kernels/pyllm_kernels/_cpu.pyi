@@ -15,6 +15,7 @@ __all__ = [
     "Lease",
     "Linear",
     "copy_blocks",
+    "forget_threads",
     "instruction_set",
     "num_threads",
     "paged_attention",
@@ -167,6 +168,9 @@ class Lease:
 
 def set_num_threads(num_threads: int) -> None:
     """From now on compute with so many threads, the caller's included; 1 at first. `ValueError` beyond 1 to 1,024."""
+
+def forget_threads() -> None:
+    """Begin anew with one thread: for a process that was forked, which has none of the others."""
 
 def num_threads() -> int:
     """How many threads compute."""

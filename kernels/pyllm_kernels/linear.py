@@ -33,18 +33,28 @@ class PackedLinear:
     dtype: torch.dtype
     layout: _cpu.Linear | None
 
+    def __post_init__(self) -> None:
+        layout, data = self.layout, self.data
+        if layout is not None and (data.nbytes != layout.packed_bytes or not data.is_cpu or not data.is_contiguous()):
+            raise ValueError(
+                f"data is {data.nbytes} bytes on {data.device} with strides {data.stride()}: the layout takes "
+                f"{layout.packed_bytes} in one piece on the CPU"
+            )
+
     @property
     def out_features(self) -> int:
         return len(self.data) if self.layout is None else self.layout.out_features
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
+    _check_matrix("weight", weight)
     if weight.dtype not in _DTYPES:
         return PackedLinear(weight, _name(weight.dtype), weight.dtype, None)
     return _pack(weight, _DTYPES[weight.dtype], weight.dtype, weight.shape[1])
 
 
 def pack_int8(weight: Tensor) -> PackedLinear:
+    _check_matrix("weight", weight)
     return _pack(weight, "int8", weight.dtype, weight.shape[1])
 
 
@@ -56,6 +66,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
     if packed.layout is None:
         product = graph.not_captured(F.linear)(x, packed.data)
         return product if out is None else out.copy_(product)
+    _check_matrix("x", x)
     tokens, in_features = x.shape
     out_features = packed.layout.out_features
     if in_features != packed.layout.in_features or x.dtype is not packed.dtype:
@@ -80,7 +91,9 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if packed.layout is None:
         return graph.not_captured(F.embedding)(rows, packed.data)
-    (num_rows,) = rows.shape
+    if rows.ndim != 1:
+        raise ValueError(f"rows are {list(rows.shape)}: give a vector")
+    num_rows = len(rows)
     if rows.dtype is not torch.int32:
         raise ValueError(f"rows are {rows.dtype}: give int32")
     _check_on_cpu("rows", rows)
@@ -92,6 +105,7 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
 
 def in_features_of_blocks(blocks: Tensor, block_format: str) -> int:
     """How many features so many blocks are; raises `ValueError` where they are none of this format."""
+    _check_matrix("blocks", blocks)
     block_bytes = BLOCK_BYTES.get(block_format)
     if block_bytes is None:
         raise ValueError(f"no blocks of {block_format}: use {', '.join(BLOCK_BYTES)}, or floats")
@@ -124,6 +138,11 @@ def _stride(out: Tensor) -> int | None:
         return out.shape[1]
     apart, within = out.stride()
     return apart if within == 1 and apart >= out.shape[1] else None
+
+
+def _check_matrix(name: str, tensor: Tensor) -> None:
+    if tensor.ndim != 2:
+        raise ValueError(f"{name} is {list(tensor.shape)}: give a matrix")
 
 
 def _check_on_cpu(name: str, tensor: Tensor) -> None:

@@ -107,6 +107,10 @@ impl Sequences<'_> {
     fn check(&self, tokens: usize, cache: &Cache, num_slots: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
         check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
+        // A token that were of no sequence would get what was in memory.
+        for (index, number) in [(0, 0), (self.slots.len(), tokens as i64)] {
+            check_range("query start", &self.query_starts[index..=index], number..number + 1)?;
+        }
         let most = self.max_blocks * cache.block_size;
         for row in 0..self.slots.len() {
             let (start, end) = (i64::from(self.query_starts[row]), i64::from(self.query_starts[row + 1]));

@@ -22,8 +22,9 @@ mod threads;
 mod tiles;
 mod vector;
 
-use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -34,7 +35,8 @@ use ops::execute;
 use packed::{PackedLinear, PackedRows};
 use threads::Pool;
 
-static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(1)));
+/// Null until it is asked for. What it points to is never freed: somebody may have it.
+static POOL: AtomicPtr<Mutex<Pool>> = AtomicPtr::new(ptr::null_mut());
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 struct Linear(linear::Linear);
@@ -154,6 +156,12 @@ fn set_num_threads(py: Python<'_>, num_threads: usize) -> PyResult<()> {
     Ok(())
 }
 
+/// A forked process has none of the threads, and a lock that may be held for ever: it begins with a pool of its own.
+#[pyfunction]
+fn forget_threads() {
+    POOL.store(ptr::null_mut(), Ordering::Release);
+}
+
 #[pyfunction]
 fn num_threads(py: Python<'_>) -> usize {
     py.detach(|| pool().num_threads())
@@ -165,7 +173,17 @@ fn instruction_set() -> &'static str {
 }
 
 pub(crate) fn pool() -> MutexGuard<'static, Pool> {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+    let mut pool = POOL.load(Ordering::Acquire);
+    if pool.is_null() {
+        let new = Box::into_raw(Box::new(Mutex::new(Pool::new(1))));
+        pool = match POOL.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => new,
+            // Another thread was first; a pool of one thread has nothing to give back.
+            Err(first) => first,
+        };
+    }
+    // SAFETY: it was made above, and is never freed.
+    unsafe { &*pool }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// # Safety
@@ -197,5 +215,5 @@ mod _cpu {
     #[pymodule_export]
     use super::ops::{copy_blocks, paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul};
     #[pymodule_export]
-    use super::{Linear, instruction_set, num_threads, set_num_threads};
+    use super::{Linear, forget_threads, instruction_set, num_threads, set_num_threads};
 }

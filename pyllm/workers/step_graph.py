@@ -13,6 +13,10 @@ from pyllm.workers.batch import Batch
 from pyllm.workers.context import ForwardContext
 from pyllm.workers.models.llama import LlamaForCausalLM
 
+# A start waits for the first step, so one with a huge budget computes less than that.
+_TOUCHED_TOKENS = 4096
+_TOUCHED_ROWS = 256
+
 
 class StepGraph:
     """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` puts it over given metadata."""
@@ -74,7 +78,7 @@ class StepGraph:
 
     def _touch(self, max_blocks: int) -> None:
         """Compute a large step on block 0, without writing there: no request waits for the system to find memory."""
-        max_tokens, max_rows = len(self._tokens), len(self._slots)
+        max_tokens, max_rows = min(len(self._tokens), _TOUCHED_TOKENS), min(len(self._slots), _TOUCHED_ROWS)
         num_rows = min(max_tokens, max_rows)
         length = min(max_tokens // num_rows, max_blocks)  # Within the tables, whatever a block holds.
         self._query_starts[: num_rows + 1] = torch.arange(num_rows + 1) * length

@@ -1,11 +1,15 @@
 """The product with a packed matrix, against float64: every backend, odd shapes, and rows that do not know of others."""
 
+import os
+import threading
+from dataclasses import replace
+
 import gguf
 import numpy as np
 import pyllm_kernels
 import pytest
 import torch
-from pyllm_kernels import BackendError, Kernels, PackedLinear, _cpu, select
+from pyllm_kernels import BackendError, Kernels, PackedLinear, _cpu, pack_int8, pack_linear, select
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 OURS = [torch.float32, torch.bfloat16]
@@ -216,3 +220,42 @@ def test_what_cannot_be_is_refused() -> None:
         pyllm_kernels.set_num_threads(0)
     with pytest.raises(BackendError):
         select("cpu", "cuda")
+
+
+def test_what_is_no_matrix_is_refused() -> None:
+    for shape in [(3,), (2, 3, 4), (3000, 4000, 0)]:
+        for pack in (pack_linear, pack_int8):
+            with pytest.raises(ValueError, match="give a matrix"):
+                pack(torch.empty(shape))
+
+
+def test_data_that_is_not_what_its_layout_says_is_refused() -> None:
+    packed = pack_int8(torch.randn(8, 64))
+    with pytest.raises(ValueError, match="the layout takes"):
+        replace(packed, data=packed.data[:1])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # Python warns of threads beside it, which are what this is about.
+def test_a_forked_process_computes() -> None:
+    cpu, x = select("cpu", "cpu"), torch.randn(64, 512)
+    packed = cpu.pack_linear(torch.randn(512, 512))
+    expected, stop = cpu.packed_linear(x, packed), threading.Event()
+
+    def keep_busy() -> None:
+        while not stop.is_set():
+            cpu.packed_linear(x, packed)
+
+    before = pyllm_kernels.num_threads()
+    pyllm_kernels.set_num_threads(3)
+    busy = threading.Thread(target=keep_busy)
+    busy.start()
+    try:
+        for _ in range(5):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if torch.equal(cpu.packed_linear(x, packed), expected) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        busy.join()
+        pyllm_kernels.set_num_threads(before)
