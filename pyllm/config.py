@@ -35,7 +35,7 @@ class ModelConfig(_Config, frozen=True):
     dtype: Annotated[Dtype, Meta(description="precision of activations, and of unquantised weights")] = "auto"
     quantization: Annotated[
         Quantization,
-        Meta(description="weights on a CPU: int8 (W8A8), gguf (a GGUF's own blocks), none; auto: int8 if quantised"),
+        Meta(description="weights on a CPU: int8 (W8A15), gguf (a GGUF's own blocks), none; auto: int8 if quantised"),
     ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,

@@ -15,7 +15,7 @@ import torch
 
 import pyllm_kernels
 from pyllm_kernels import PackedLinear, select
-from pyllm_kernels.linear import BLOCK_BYTES, GROUP
+from pyllm_kernels.linear import BLOCK_BYTES, GROUP, INT8_BLOCKS
 
 SHAPES = {
     "qkv": (960, 576),
@@ -26,7 +26,8 @@ SHAPES = {
 }
 NUM_LAYERS = 30
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-FORMATS = [*FLOATS, "int8", *BLOCK_BYTES]
+INT8_OF_BLOCKS = {f"int8 of {kind}": kind for kind in INT8_BLOCKS}
+FORMATS = [*FLOATS, "int8", *INT8_OF_BLOCKS, *BLOCK_BYTES]
 COLD_BYTES = 64 << 20
 
 
@@ -95,10 +96,12 @@ def linears(
 
 def pack(weight_format: str, out_features: int, in_features: int) -> PackedLinear:
     kernels = select("cpu", "cpu")
-    if weight_format in BLOCK_BYTES:
-        row_bytes = in_features // GROUP * BLOCK_BYTES[weight_format]
+    block_format = INT8_OF_BLOCKS.get(weight_format, weight_format)
+    if block_format in BLOCK_BYTES:
+        row_bytes = in_features // GROUP * BLOCK_BYTES[block_format]
         blocks = torch.full((out_features, row_bytes), 0x21, dtype=torch.uint8)  # small scales, whatever integers
-        return kernels.pack_blocks(blocks, weight_format, torch.bfloat16)
+        pack_as = kernels.pack_int8_blocks if weight_format in INT8_OF_BLOCKS else kernels.pack_blocks
+        return pack_as(blocks, block_format, torch.bfloat16)
     weight = torch.randn(out_features, in_features)
     if weight_format == "int8":
         return kernels.pack_int8(weight.to(torch.bfloat16))

@@ -17,6 +17,7 @@ from pyllm_kernels.dispatch import (
     norm_rope_and_kv_write,
     pack_blocks,
     pack_int8,
+    pack_int8_blocks,
     pack_linear,
     packed_linear,
     packed_rows,
@@ -29,11 +30,12 @@ from pyllm_kernels.dispatch import (
     swap_blocks,
 )
 from pyllm_kernels.graph import Graph
-from pyllm_kernels.linear import BLOCK_BYTES, PackedLinear
+from pyllm_kernels.linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
     "BLOCK_BYTES",
+    "INT8_BLOCKS",
     "AttentionMetadata",
     "AttentionShape",
     "BackendError",
@@ -52,6 +54,7 @@ __all__ = [
     "num_threads",
     "pack_blocks",
     "pack_int8",
+    "pack_int8_blocks",
     "pack_linear",
     "packed_linear",
     "packed_rows",

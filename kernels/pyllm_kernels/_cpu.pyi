@@ -41,20 +41,24 @@ class Linear:
 
     - Of floats, the chain is the sum over the inputs, in an order that follows from the matrix's shape and from the
       instruction set alone.
-    - Of integers, the input's rows are made into integers, too, -127 to 127, with a scale for each row ("int8") or for
-      each group of 32 features (the others, which are GGUF's). Integer products are exact; the chain is over the groups
-      in their order, `sum = fma(input scale * weight scale, product, sum)`, then for "q4_1"
+    - Of GGUF's groups of integers, each group of 32 features of the input is made into integers, too, -127 to 127 with
+      a scale. Integer products are exact; the chain is over the groups in their order,
+      `sum = fma(input scale * weight scale, product, sum)`, then for "q4_1"
       `sum = fma(minimum, input scale * sum of the input's integers, sum)`. It is the same everywhere.
-    - Of "int8", the rows of the input, and those of the matrix divided by B, are rotated in float32 before they are
-      made into integers (QuaRot, arXiv 2404.00456). B is the largest power of two up to 32 that divides the number of
-      inputs; a row is B segments, and at distances 1, 2, 4, ... below B two of them become their sum and difference.
+    - Of "int8", a row of the matrix is integers from -127 to 127 with a float32 scale, and a row of the input
+      `scale * (128 * high + low)` with high from -127 to 127 and low from -64 to 63. Integer products are exact; an
+      output is `(input scale * weight scale) * fma(128, product of high, product of low)`. It is the same everywhere.
+    - "int8" of blocks stays in their 4 bits. With a row's scale s, its largest possible magnitude / 127, a group's
+      D = round(256 * scale / s) and M = round(256 * minimum / s) (q4_0's minimum is -8 * scale) make an integer q into
+      `floor((D * q + M + 128) / 256)`.
     """
 
-    def __new__(cls, format: str, dtype: str, in_features: int, out_features: int) -> Linear:
+    def __new__(cls, format: str, dtype: str, in_features: int, out_features: int, blocks: str | None = None) -> Linear:
         """`dtype`, of inputs and outputs, is "float32" or "bfloat16"; `format` the same, or one of integers.
 
+        "int8" is made of `dtype`, or of `blocks`, "q4_0" or "q4_1".
         Raises `ValueError` for others, where there are no features, more than 131,072 inputs of "int8", or a number of
-        inputs that is no multiple of 32 for the formats of GGUF: "q8_0", "q4_0" and "q4_1".
+        inputs that is no multiple of 32 for what is made of GGUF's blocks: "q8_0", "q4_0" and "q4_1".
         """
     @property
     def in_features(self) -> int: ...
@@ -67,9 +71,9 @@ class Linear:
     def packed_bytes(self) -> int:
         """How much memory the packed matrix takes."""
     def pack(self, weight: int, packed: int) -> None:
-        """Write `packed` from the matrix: out_features rows of GGUF's blocks, for other formats of `dtype`."""
+        """Write `packed` from the matrix: out_features rows of GGUF's blocks, or of `dtype`."""
     def unpack_rows(self, packed: int, rows: int, num_rows: int, out: int) -> None:
-        """Write to out [num_rows, in_features] the rows of the matrix named by rows, int32 [num_rows], rotated back.
+        """Write to out [num_rows, in_features] the rows of the matrix named by rows, int32 [num_rows].
 
         `IndexError` where there is no such row, with nothing written.
         """

@@ -33,6 +33,7 @@ class Kernels:
     backend: str
     pack_linear: Callable[[Tensor], PackedLinear]
     pack_int8: Callable[[Tensor], PackedLinear]
+    pack_int8_blocks: Callable[[Tensor, str, torch.dtype], PackedLinear]
     pack_blocks: Callable[[Tensor, str, torch.dtype], PackedLinear]
     packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
@@ -88,10 +89,17 @@ def pack_linear(weight: Tensor) -> PackedLinear:
 def pack_int8(weight: Tensor) -> PackedLinear:
     """The same, of floats as integers: -127 to 127, with one float32 scale an output, its largest magnitude / 127.
 
-    `packed_linear` then makes each row of x into such integers, too, and multiplies integers exactly. Before that the
-    rows of both are rotated, which leaves the product what it is and outliers small (QuaRot, arXiv 2404.00456).
+    `packed_linear` then makes each row of x into integers, too, -16,256 to 16,256, and multiplies integers exactly.
     """
     return select("auto", weight.device).pack_int8(weight)
+
+
+def pack_int8_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
+    """Such integers of a matrix in a GGUF's blocks of "q4_0" or "q4_1", as `pack_blocks` takes them.
+
+    They stay in 4 bits, with two factors a group that make them -127 to 127 as they are multiplied.
+    """
+    return select("auto", blocks.device).pack_int8_blocks(blocks, block_format, dtype)
 
 
 def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
@@ -235,6 +243,7 @@ def _reference() -> Kernels:
         backend="reference",
         pack_linear=reference.pack_linear,
         pack_int8=reference.pack_int8,
+        pack_int8_blocks=reference.pack_int8_blocks,
         pack_blocks=reference.pack_blocks,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
@@ -260,6 +269,7 @@ def _cpu(device_type: str) -> Kernels:
         backend="cpu",
         pack_linear=linear.pack_linear,
         pack_int8=linear.pack_int8,
+        pack_int8_blocks=linear.pack_int8_blocks,
         pack_blocks=linear.pack_blocks,
         packed_linear=linear.packed_linear,
         packed_rows=linear.packed_rows,
@@ -289,6 +299,7 @@ def _triton(device_type: str) -> Kernels:
         backend="triton",
         pack_linear=reference.pack_linear,  # Floats are cuBLAS's to multiply...
         pack_int8=reference.pack_int8,
+        pack_int8_blocks=reference.pack_int8_blocks,
         pack_blocks=reference.pack_blocks,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,

@@ -17,6 +17,8 @@ GROUP = 32
 """Features of a group of GGUF's formats: a matrix may be cut where one ends."""
 BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
 """How long a group is in GGUF's formats that can be packed as they are."""
+INT8_BLOCKS = ("q4_0", "q4_1")
+"""GGUF's formats that int8 weights can be made of, and be kept in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class PackedLinear:
 
     `format` is the weight's dtype, "int8" or one of `BLOCK_BYTES`; `dtype` that of inputs and outputs. `data` is all of
     its memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is None, it is what was
-    packed, the floats or the blocks.
+    packed, the floats or the blocks; of "int8" the floats that it stands for.
     """
 
     data: Tensor
@@ -50,16 +52,24 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     _check_matrix("weight", weight)
     if weight.dtype not in _DTYPES:
         return PackedLinear(weight, _name(weight.dtype), weight.dtype, None)
-    return _pack(weight, _DTYPES[weight.dtype], weight.dtype, weight.shape[1])
+    dtype = weight.dtype
+    return _pack(weight, _cpu.Linear(_DTYPES[dtype], _name(dtype), *_features(weight)), _DTYPES[dtype], dtype)
 
 
 def pack_int8(weight: Tensor) -> PackedLinear:
     _check_matrix("weight", weight)
-    return _pack(weight, "int8", weight.dtype, weight.shape[1])
+    dtype = weight.dtype
+    return _pack(weight, _cpu.Linear("int8", _name(dtype), *_features(weight)), "int8", dtype)
+
+
+def pack_int8_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
+    in_features = in_features_of_blocks(blocks, block_format)
+    return _pack(blocks, _cpu.Linear("int8", _name(dtype), in_features, len(blocks), block_format), "int8", dtype)
 
 
 def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
-    return _pack(blocks, block_format, dtype, in_features_of_blocks(blocks, block_format))
+    in_features = in_features_of_blocks(blocks, block_format)
+    return _pack(blocks, _cpu.Linear(block_format, _name(dtype), in_features, len(blocks)), block_format, dtype)
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -117,10 +127,14 @@ def in_features_of_blocks(blocks: Tensor, block_format: str) -> int:
     return num_blocks * GROUP
 
 
-def _pack(weight: Tensor, weight_format: str, dtype: torch.dtype, in_features: int) -> PackedLinear:
+def _features(weight: Tensor) -> tuple[int, int]:
+    """Those that go in, and those that come out."""
+    return weight.shape[1], weight.shape[0]
+
+
+def _pack(weight: Tensor, layout: _cpu.Linear, weight_format: str, dtype: torch.dtype) -> PackedLinear:
     weight = weight.contiguous()
     _check_on_cpu("weight", weight)
-    layout = _cpu.Linear(weight_format, _name(dtype), in_features, weight.shape[0])
     data = torch.empty(layout.packed_bytes, dtype=torch.uint8)
     if weight_format == _name(dtype):
         data = data.view(dtype)

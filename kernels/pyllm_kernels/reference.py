@@ -3,13 +3,11 @@
 It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` documents the ops' arguments.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels.linear import BLOCK_BYTES, PackedLinear, in_features_of_blocks
+from pyllm_kernels.linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear, in_features_of_blocks
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 _QUANTISED = {"int8", *BLOCK_BYTES}
@@ -21,6 +19,20 @@ def pack_linear(weight: Tensor) -> PackedLinear:
 
 def pack_int8(weight: Tensor) -> PackedLinear:
     return PackedLinear(weight, "int8", weight.dtype, None)
+
+
+def pack_int8_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
+    in_features_of_blocks(blocks, block_format)
+    if block_format not in INT8_BLOCKS:
+        raise ValueError(f"no int8 of blocks of {block_format}: use {', '.join(INT8_BLOCKS)} or floats")
+    scales, minimums, integers = _groups(blocks, block_format)
+    if block_format == "q4_0":
+        minimums, integers = -8 * scales, integers + 8
+    ends = torch.cat((minimums, 15 * scales + minimums), dim=-1).flatten(1)
+    row_scales = (ends.abs().amax(-1) / 127)[:, None, None]
+    steps, start = (torch.round(256 * numbers / row_scales).nan_to_num() for numbers in (scales, minimums))
+    numbers = row_scales * torch.floor((steps * integers + start + 128) / 256)
+    return PackedLinear(numbers.flatten(1), "int8", dtype, None)
 
 
 def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
@@ -37,8 +49,7 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if packed.format not in _QUANTISED:
         return F.embedding(rows, packed.data)
     scales, minimums, integers = _groups(packed.data[rows], packed.format)
-    numbers = (scales * integers + minimums).flatten(1)
-    return (_spread(numbers) if packed.format == "int8" else numbers).to(packed.dtype)
+    return (scales * integers + minimums).flatten(1).to(packed.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -140,8 +151,11 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     if packed.format not in _QUANTISED:
         return F.linear(x, packed.data)
     scales, minimums, integers = _groups(packed.data, packed.format)
-    wide = _spread(x.float()) if packed.format == "int8" else x.float()
-    x_scales, x_integers = _quantise(wide.reshape(-1, *integers.shape[1:]))
+    if packed.format == "int8":
+        x_scales, x_integers = _quantise(x.float(), 127 * 128)
+        product = (x_integers.double() @ integers[:, 0].double().T).float()
+        return (x_scales * scales[:, 0, 0]) * product
+    x_scales, x_integers = _quantise(x.float().reshape(-1, *integers.shape[1:]))
     # float64 has room for every sum of integers that is exact in Rust.
     products = torch.einsum("tgi,ogi->tog", x_integers.double(), integers.double()).float()
     sums = (x_scales[:, None, :, 0] * scales[None, :, :, 0]) * products  # [tokens, out_features, groups]
@@ -151,7 +165,7 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
 def _groups(data: Tensor, weight_format: str) -> tuple[Tensor, Tensor, Tensor]:
     """Of each row's groups, all float32: scales and minimums [rows, groups, 1], integers [rows, groups, features]."""
     if weight_format == "int8":
-        scales, integers = _quantise(_spread(data.float()).unsqueeze(1) / _num_segments(data.shape[1]))
+        scales, integers = _quantise(data.float().unsqueeze(1))
         return scales, torch.zeros_like(scales), integers
     blocks = data.reshape(len(data), -1, BLOCK_BYTES[weight_format])
     scales = _half(blocks[..., :2])
@@ -163,32 +177,12 @@ def _groups(data: Tensor, weight_format: str) -> tuple[Tensor, Tensor, Tensor]:
     return scales, minimums, nibbles.float() - offset
 
 
-def _spread(rows: Tensor) -> Tensor:
-    """Rotate float32 [rows, features] by a Walsh-Hadamard transform: an outlier is shared by a feature of each segment.
-
-    It is not normalised, so doing it twice multiplies by the number of segments (QuaRot, arXiv 2404.00456).
-    """
-    num_rows, features = rows.shape
-    num_segments, distance = _num_segments(features), 1
-    while distance < num_segments:
-        pairs = rows.reshape(num_rows, num_segments // (2 * distance), 2, distance * features // num_segments)
-        first, second = pairs.unbind(2)
-        rows = torch.stack((first + second, first - second), dim=2).flatten(1)
-        distance *= 2
-    return rows
-
-
-def _num_segments(features: int) -> int:
-    """The largest power of two up to 32 that divides the number of features."""
-    return math.gcd(features, 32)
-
-
-def _quantise(groups: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale of each group [..., features] and its integers, -127 to 127, halves to even."""
+def _quantise(groups: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:
+    """The scale of each group [..., features] and its integers, up to `steps`, halves to even."""
     largest = groups.abs().amax(-1, keepdim=True)
     tiny = largest < 2.0**-100
-    scales = torch.where(largest.isfinite(), (largest / 127).masked_fill(tiny, 0), torch.nan)
-    inverse = torch.full_like(largest, 127) / largest  # `127 / largest` would be rounded twice
+    scales = torch.where(largest.isfinite(), (largest / steps).masked_fill(tiny, 0), torch.nan)
+    inverse = torch.full_like(largest, steps) / largest  # `steps / largest` would be rounded twice
     return scales, torch.round(groups * inverse.masked_fill(tiny, 0))
 
 

@@ -30,7 +30,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use isa::Isa;
-use linear::{Element, Format, Lookup, Product, Quantised};
+use linear::{Element, Format, Lookup, Product, Quantised, Source};
 use ops::execute;
 use packed::{PackedLinear, PackedRows};
 use threads::Pool;
@@ -44,7 +44,8 @@ struct Linear(linear::Linear);
 #[pymethods]
 impl Linear {
     #[new]
-    fn new(format: &str, dtype: &str, in_features: usize, out_features: usize) -> PyResult<Self> {
+    #[pyo3(signature = (format, dtype, in_features, out_features, blocks=None))]
+    fn new(format: &str, dtype: &str, in_features: usize, out_features: usize, blocks: Option<&str>) -> PyResult<Self> {
         let element = match dtype {
             "float32" => Element::Float32,
             "bfloat16" => Element::Bfloat16,
@@ -52,12 +53,17 @@ impl Linear {
                 return Err(PyValueError::new_err(format!("no linear of {dtype}: use float32 or bfloat16")));
             }
         };
-        let format = match format {
+        let format = match (format, blocks) {
             _ if format == dtype => Format::Element,
-            "int8" => Format::Quantised(Quantised::Int8),
-            "q8_0" => Format::Quantised(Quantised::Q8_0),
-            "q4_0" => Format::Quantised(Quantised::Q4_0),
-            "q4_1" => Format::Quantised(Quantised::Q4_1),
+            ("int8", None) => Format::Int8(Source::Elements),
+            ("int8", Some("q4_0")) => Format::Int8(Source::Q4_0),
+            ("int8", Some("q4_1")) => Format::Int8(Source::Q4_1),
+            ("int8", Some(blocks)) => {
+                return Err(PyValueError::new_err(format!("no int8 of blocks of {blocks}: use q4_0, q4_1 or floats")));
+            }
+            ("q8_0", None) => Format::Quantised(Quantised::Q8_0),
+            ("q4_0", None) => Format::Quantised(Quantised::Q4_0),
+            ("q4_1", None) => Format::Quantised(Quantised::Q4_1),
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "no {format} weights with {dtype} inputs: use {dtype}, int8, q8_0, q4_0 or q4_1"

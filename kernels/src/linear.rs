@@ -8,8 +8,10 @@
 
 mod floats;
 mod format;
+mod int8;
 mod output;
 mod quantised;
+mod rounding;
 
 use std::mem;
 use std::ops::Range;
@@ -17,7 +19,7 @@ use std::ops::Range;
 use crate::isa::Isa;
 use crate::threads::{Memory, Pool};
 use format::GROUP;
-pub(crate) use format::{Element, Format, Quantised, round_to_bfloat16};
+pub(crate) use format::{Element, Format, Quantised, Source, round_to_bfloat16};
 use output::{Output, PANEL};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
@@ -53,10 +55,10 @@ impl Linear {
             ));
         }
         match format {
-            Format::Quantised(Quantised::Int8) if in_features > MAX_INT8_FEATURES => {
+            Format::Int8(_) if in_features > MAX_INT8_FEATURES => {
                 Err(format!("an int8 linear of {in_features} inputs: its sums are exact up to {MAX_INT8_FEATURES}"))
             }
-            Format::Quantised(format) if format.block_bytes().is_some() && !in_features.is_multiple_of(GROUP) => {
+            _ if self.blocks().is_some() && !in_features.is_multiple_of(GROUP) => {
                 Err(format!("{in_features} inputs in groups of {GROUP}: cut a matrix where a group ends"))
             }
             _ => Ok(()),
@@ -74,11 +76,7 @@ impl Linear {
 
     /// Bytes of a row of the matrix before it is packed: elements, or GGUF's blocks.
     pub(crate) fn row_bytes(&self) -> usize {
-        let block_bytes = match self.format {
-            Format::Element => None,
-            Format::Quantised(format) => format.block_bytes(),
-        };
-        block_bytes.map_or(self.in_bytes(), |bytes| self.in_features / GROUP * bytes)
+        self.blocks().map_or(self.in_bytes(), |blocks| self.in_features / GROUP * blocks.block_bytes())
     }
 
     /// Pack the matrix, `out_features` rows of `row_bytes`.
@@ -88,8 +86,18 @@ impl Linear {
         for (rows, panel) in weight.chunks(self.row_bytes() * PANEL).zip(panels) {
             match self.format {
                 Format::Element => floats::pack_panel(self, rows, panel),
+                Format::Int8(source) => int8::pack_panel(self, source, rows, panel),
                 Format::Quantised(format) => quantised::pack_panel(self, format, rows, panel),
             }
+        }
+    }
+
+    /// What the matrix is made of before it is packed; None of elements.
+    fn blocks(&self) -> Option<Quantised> {
+        match self.format {
+            Format::Element => None,
+            Format::Int8(source) => source.blocks(),
+            Format::Quantised(format) => Some(format),
         }
     }
 
@@ -100,6 +108,7 @@ impl Linear {
     fn panel_bytes(&self) -> usize {
         match self.format {
             Format::Element => floats::panel_bytes(self),
+            Format::Int8(source) => int8::panel_bytes(self, source),
             Format::Quantised(format) => quantised::panel_bytes(self, format),
         }
     }
@@ -135,6 +144,17 @@ impl Product {
                     // SAFETY: as the caller promises.
                     unsafe { self.multiply_floats(isa, &part, output) };
                 });
+            }
+            Format::Int8(source) => {
+                let mut scratch = mem::take(&mut pool.scratch);
+                let rows = int8::Rows::within(&self.linear, source, self.x, num_rows, &mut scratch);
+                // SAFETY: as the caller promises.
+                unsafe { rows.quantise(isa, pool) };
+                self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
+                    // SAFETY: as the caller promises; the rows were just written.
+                    unsafe { rows.multiply(isa, &part, output) };
+                });
+                pool.scratch = scratch;
             }
             Format::Quantised(format) => {
                 let mut scratch = mem::take(&mut pool.scratch);
@@ -251,6 +271,7 @@ impl Lookup {
         };
         match self.linear.format {
             Format::Element => floats::unpack_column(panel, column, out),
+            Format::Int8(source) => int8::unpack_column(&self.linear, source, panel, column, out),
             Format::Quantised(format) => quantised::unpack_column(&self.linear, format, panel, column, out),
         }
     }

@@ -87,6 +87,21 @@ def test_blocks_are_those_of_the_file_or_eight_bits(tmp_path: Path, quantisation
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize(("quantisation", "block_format"), [("F32", None), ("Q4_1", "q4_1"), ("Q5_0", "q5_0")])
+def test_a_reader_knows_where_blocks_are_whole(tmp_path: Path, quantisation: str, block_format: str | None) -> None:
+    source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType[quantisation])
+    checkpoint = read_gguf(path, "")[0]
+    shape = next(entry.shape for entry in checkpoint.tensors if entry.name == Q_PROJ)
+    reader = weight_reader(checkpoint, TensorTable(checkpoint))
+    assert reader.block_format(Q_PROJ, (shape[0], 64)) == block_format
+    assert reader.block_format(Q_PROJ, (shape[0], 64), slice(32, 64)) == block_format
+    assert reader.block_format(Q_PROJ, (shape[0], 64), slice(16, 64)) is None
+    checkpoint = read_checkpoint(source)
+    assert weight_reader(checkpoint, TensorTable(checkpoint)).block_format(Q_PROJ, (shape[0], 64)) is None
+
+
 def test_blocks_that_are_not_there_are_refused(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
     checkpoint = read_checkpoint(source)

@@ -21,15 +21,32 @@ impl Element {
 pub(crate) enum Format {
     /// Numbers of the same kind as the input's.
     Element,
+    /// -127 to 127, with one float32 scale an output: made here.
+    Int8(Source),
     Quantised(Quantised),
 }
 
-/// Integers, each to be multiplied with the scale of its group. Those with a digit in their name are GGUF's: groups are
-/// 32 features of one output.
+/// What int8 weights are made of. Those of GGUF's 4 bits stay in so many, and become 8 when they are multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Elements,
+    Q4_0,
+    Q4_1,
+}
+
+impl Source {
+    pub(crate) fn blocks(self) -> Option<Quantised> {
+        match self {
+            Self::Elements => None,
+            Self::Q4_0 => Some(Quantised::Q4_0),
+            Self::Q4_1 => Some(Quantised::Q4_1),
+        }
+    }
+}
+
+/// GGUF's integers, in groups of 32 features of one output, each to be multiplied with the scale of its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Quantised {
-    /// -127 to 127, with one float32 scale an output: made here of floats, which are rotated first.
-    Int8,
     /// -128 to 127, with a float16 scale a group.
     Q8_0,
     /// -8 to 7, with a float16 scale a group.
@@ -38,27 +55,22 @@ pub(crate) enum Quantised {
     Q4_1,
 }
 
-/// Features of a group of GGUF's.
+/// Features of a group.
 pub(crate) const GROUP: usize = 32;
 
 impl Quantised {
     /// What is added to an integer for it to be stored without a sign.
     pub(crate) fn offset(self) -> i32 {
         match self {
-            Self::Int8 | Self::Q8_0 => 128,
+            Self::Q8_0 => 128,
             Self::Q4_0 => 8,
             Self::Q4_1 => 0,
         }
     }
 
-    /// Whether a row of the matrix, and of its inputs, is rotated as a whole.
-    pub(crate) fn is_rotated(self) -> bool {
-        self == Self::Int8
-    }
-
     pub(crate) fn bits(self) -> usize {
         match self {
-            Self::Int8 | Self::Q8_0 => 8,
+            Self::Q8_0 => 8,
             Self::Q4_0 | Self::Q4_1 => 4,
         }
     }
@@ -66,16 +78,15 @@ impl Quantised {
     /// Bytes of a group's scale, and of its minimum.
     pub(crate) fn scale_bytes(self) -> (usize, usize) {
         match self {
-            Self::Int8 => (4, 0),
             Self::Q8_0 | Self::Q4_0 => (2, 0),
             Self::Q4_1 => (2, 2),
         }
     }
 
-    /// Bytes of a group as it lies in a GGUF: the scale, the minimum, the integers. None for what is not GGUF's.
-    pub(crate) fn block_bytes(self) -> Option<usize> {
+    /// Bytes of a group as it lies in a GGUF: the scale, the minimum, the integers.
+    pub(crate) fn block_bytes(self) -> usize {
         let (scale, min) = self.scale_bytes();
-        (self != Self::Int8).then(|| scale + min + GROUP * self.bits() / 8)
+        scale + min + GROUP * self.bits() / 8
     }
 }
 
@@ -85,6 +96,15 @@ pub(crate) fn round_to_bfloat16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
     if value.is_nan() { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
+}
+
+/// Write a number as an element.
+#[inline]
+pub(crate) fn write(element: Element, value: f32, out: &mut [u8]) {
+    match element {
+        Element::Float32 => out.copy_from_slice(&value.to_ne_bytes()),
+        Element::Bfloat16 => out.copy_from_slice(&round_to_bfloat16(value).to_ne_bytes()),
+    }
 }
 
 #[inline]

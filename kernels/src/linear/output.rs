@@ -11,6 +11,10 @@ use super::format::{Element, round_to_bfloat16};
 
 /// Outputs that lie side by side in a panel: two vectors of AVX-512.
 pub(crate) const PANEL: usize = 32;
+/// Features that lie side by side in a panel of integers.
+pub(crate) const STEP_FEATURES: usize = 4;
+/// Bytes of a step's integers, of 8 bits each.
+pub(crate) const STEP_BYTES: usize = PANEL * STEP_FEATURES;
 /// Rows, and columns, that a tile of AMX multiplies at once.
 pub(crate) const SIDE: usize = PANEL / 2;
 

@@ -1,20 +1,18 @@
-//! Weights of integers: input rows are made into integers, too, and each group's product is an exact sum of integers.
+//! Weights of integers in groups of 32: input rows are made into integers, too, and each group's product is an exact sum of integers.
 //!
 //! Of an output element every operation is specified: for each group in turn, `sum = fma(input scale × weight scale,
 //! integer product, sum)`, and where weights have a minimum `sum = fma(minimum, input scale × sum of input integers,
-//! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set. Rows that are
-//! one group, inputs' and weights', are rotated before they are made into integers: see `rotation`.
+//! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx512;
 mod integers;
 mod panel;
 mod portable;
-mod rotation;
 mod tile;
 
 use super::format::{Element, GROUP, Quantised};
@@ -25,12 +23,7 @@ use crate::scratch::Scratch;
 use crate::threads::Pool;
 use integers::Places;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{Factors, INT8_CHUNK, Int8, Q4_0, Q4_1, Q8_0, Tile};
-
-/// Features of a group of a matrix with so many inputs, zeros at the end included.
-fn group_features(format: Quantised, in_features: usize) -> usize {
-    if format == Quantised::Int8 { in_features.next_multiple_of(INT8_CHUNK) } else { GROUP }
-}
+use tile::{Factors, Q4_0, Q4_1, Q8_0, Tile};
 
 /// Input rows as integers, each group with what its product is to be scaled with.
 #[derive(Clone, Copy)]
@@ -41,13 +34,10 @@ pub(super) struct Rows {
     /// [rows, `in_features`]
     x: *const u8,
     count: usize,
-    group_features: usize,
     num_groups: usize,
     /// As `Tile` has them.
     integers: *mut i8,
     factors: *mut Factors,
-    /// [rows / `SIDE`, `in_features`]: where a side's rows are rotated, one after the other. Empty where none are.
-    rotated: *mut f32,
 }
 
 // SAFETY: the pointers are followed in unsafe methods alone, whose callers answer for them.
@@ -64,34 +54,27 @@ impl Rows {
         num_rows: usize,
         scratch: &mut Scratch,
     ) -> Self {
-        let group_features = group_features(format, linear.in_features);
-        let num_groups = linear.in_features.div_ceil(group_features);
+        let num_groups = linear.in_features / GROUP;
         // A tile of AMX is read whole, with its factors, even where it has fewer rows.
         let whole_rows = num_rows.next_multiple_of(SIDE);
-        let integer_bytes = whole_rows * num_groups * group_features;
+        let integer_bytes = whole_rows * num_groups * GROUP;
         let factor_bytes = whole_rows * num_groups * size_of::<Factors>();
-        let rotated_bytes =
-            if format.is_rotated() { whole_rows / SIDE * linear.in_features * size_of::<f32>() } else { 0 };
-        let memory = scratch.bytes(integer_bytes + factor_bytes + rotated_bytes);
-        let (integers, memory) = memory.split_at_mut(integer_bytes);
-        let (factors, rotated) = memory.split_at_mut(factor_bytes);
+        let (integers, factors) = scratch.bytes(integer_bytes + factor_bytes).split_at_mut(integer_bytes);
         Self {
             format,
             element: linear.element,
             in_features: linear.in_features,
             x,
             count: num_rows,
-            group_features,
             num_groups,
             integers: integers.as_mut_ptr().cast(),
             factors: factors.as_mut_ptr().cast(),
-            rotated: rotated.as_mut_ptr().cast(),
         }
     }
 
     /// How many of the rows fill so many bytes.
     pub(super) fn at_once(&self, bytes: usize) -> usize {
-        (bytes / (self.num_groups * self.group_features)).max(1)
+        (bytes / (self.num_groups * GROUP)).max(1)
     }
 
     /// Fill the rows, in the calling thread where they are few.
@@ -128,15 +111,13 @@ impl Rows {
         unsafe {
             let tile = Tile {
                 rows: part.rows.len(),
-                integers: self.integers.add(first * self.num_groups * self.group_features),
+                integers: self.integers.add(first * self.num_groups * GROUP),
                 factors: self.factors.add(first * self.num_groups),
                 num_groups: self.num_groups,
-                group_features: self.group_features,
                 weights: part.panel,
                 output: output.rows_from(first),
             };
             match self.format {
-                Quantised::Int8 => tile.multiply::<Int8>(isa),
                 Quantised::Q8_0 => tile.multiply::<Q8_0>(isa),
                 Quantised::Q4_0 => tile.multiply::<Q4_0>(isa),
                 Quantised::Q4_1 => tile.multiply::<Q4_1>(isa),
@@ -151,25 +132,13 @@ impl Rows {
         let x_bytes = self.in_features * self.element.bytes();
         // SAFETY: as the caller promises.
         let x = unsafe { std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes) };
-        let (element, x) = if self.format.is_rotated() {
-            // SAFETY: as the caller promises: there is room for a row of each side.
-            unsafe {
-                let first = self.rotated.add(row / SIDE * self.in_features);
-                rotation::rotate(isa, self.element, x, std::slice::from_raw_parts_mut(first, self.in_features));
-                let bytes = std::slice::from_raw_parts(first.cast(), self.in_features * size_of::<f32>());
-                (Element::Float32, bytes)
-            }
-        } else {
-            (self.element, x)
-        };
         let (side, within) = (row / SIDE * SIDE, row % SIDE);
-        let chunk = self.group_features.min(INT8_CHUNK);
         // SAFETY: as the caller promises: a row has factors for each of its groups.
         unsafe {
-            let first = self.integers.add(side * self.num_groups * self.group_features + within * chunk);
+            let first = self.integers.add(side * self.num_groups * GROUP + within * GROUP);
             let mut factors = self.factors_of(row);
-            let places = Places { first, chunk, stride: SIDE * chunk };
-            integers::quantise(isa, element, x, self.group_features, places, |scale, sum| {
+            let places = Places { first, stride: SIDE * GROUP };
+            integers::quantise(isa, self.element, x, places, |scale, sum| {
                 factors.write(Factors::new(scale, sum, self.format.offset()));
                 factors = factors.wrapping_add(SIDE);
             });

@@ -3,9 +3,11 @@ use proptest::prelude::*;
 use super::format::{from_bfloat16, from_float16, round_to_bfloat16};
 use super::*;
 
-const FORMATS: [Format; 5] = [
+const FORMATS: [Format; 7] = [
     Format::Element,
-    Format::Quantised(Quantised::Int8),
+    Format::Int8(Source::Elements),
+    Format::Int8(Source::Q4_0),
+    Format::Int8(Source::Q4_1),
     Format::Quantised(Quantised::Q8_0),
     Format::Quantised(Quantised::Q4_0),
     Format::Quantised(Quantised::Q4_1),
@@ -60,19 +62,13 @@ fn look_up(linear: &Linear, packed: &[u8], indices: &[i32]) -> Result<Vec<u8>, i
 type Group = (f32, f32, Vec<i32>);
 
 /// A row of a quantised matrix, read as plainly as can be.
-fn groups(linear: &Linear, format: Quantised, row: &[u8]) -> Vec<Group> {
+fn groups(format: Quantised, row: &[u8]) -> Vec<Group> {
     let half = |bytes: &[u8]| from_float16(u16::from_ne_bytes([bytes[0], bytes[1]]));
     let nibbles = |bytes: &[u8], offset: i32| {
         let lows = bytes.iter().map(|byte| i32::from(byte & 0xf) - offset);
         lows.chain(bytes.iter().map(|byte| i32::from(byte >> 4) - offset)).collect()
     };
     match format {
-        Quantised::Int8 => {
-            let factor = num_segments(linear.in_features) as f32;
-            let row: Vec<f32> = rotated(&numbers(linear.element, row)).iter().map(|number| number / factor).collect();
-            let (scale, integers) = quantised_group(&row);
-            vec![(scale, 0.0, integers)]
-        }
         Quantised::Q8_0 => {
             let group = |block: &[u8]| (half(block), 0.0, block[2..].iter().map(|&q| i32::from(q as i8)).collect());
             row.chunks_exact(34).map(group).collect()
@@ -85,38 +81,68 @@ fn groups(linear: &Linear, format: Quantised, row: &[u8]) -> Vec<Group> {
 }
 
 fn quantised_group(numbers: &[f32]) -> (f32, Vec<i32>) {
+    integers(numbers, 127.0)
+}
+
+fn integers(numbers: &[f32], steps: f32) -> (f32, Vec<i32>) {
     let largest = numbers.iter().fold(0.0_f32, |largest, number| largest.max(number.abs()));
-    let inverse = if largest == 0.0 { 0.0 } else { 127.0 / largest };
-    (largest / 127.0, numbers.iter().map(|number| (number * inverse).round_ties_even() as i32).collect())
+    let inverse = if largest == 0.0 { 0.0 } else { steps / largest };
+    (largest / steps, numbers.iter().map(|number| (number * inverse).round_ties_even() as i32).collect())
 }
 
-/// How many features of a row are mixed with one another.
-fn num_segments(features: usize) -> usize {
-    [32, 16, 8, 4, 2, 1].into_iter().find(|&count| features.is_multiple_of(count)).unwrap_or(1)
+/// A row of a matrix as int8: its scale and its integers.
+fn int8_row(linear: &Linear, source: Source, row: &[u8]) -> (f32, Vec<i32>) {
+    let Some(format) = source.blocks() else {
+        return integers(&numbers(linear.element, row), 127.0);
+    };
+    // From 0 to 15, with the minimum that this leaves.
+    let groups: Vec<Group> = groups(format, row)
+        .into_iter()
+        .map(|(scale, min, integers)| match format {
+            Quantised::Q4_0 => (scale, -8.0 * scale, integers.iter().map(|integer| integer + 8).collect()),
+            _ => (scale, min, integers),
+        })
+        .collect();
+    let largest =
+        groups.iter().fold(0.0_f32, |largest, (scale, min, _)| largest.max(min.abs()).max((15.0 * scale + min).abs()));
+    let column_scale = largest / 127.0;
+    let steps = |number: f32| if largest == 0.0 { 0 } else { (256.0 * number / column_scale).round_ties_even() as i32 };
+    let integers = groups.iter().flat_map(|(scale, min, integers)| {
+        integers.iter().map(|integer| (steps(*scale) * integer + steps(*min) + 128) >> 8)
+    });
+    (column_scale, integers.collect())
 }
 
-fn rotated(row: &[f32]) -> Vec<f32> {
-    let mut row = row.to_vec();
-    let mut distance = row.len() / num_segments(row.len());
-    while distance < row.len() {
-        for at in (0..row.len()).filter(|at| (at / distance).is_multiple_of(2)) {
-            let (a, b) = (row[at], row[at + distance]);
-            (row[at], row[at + distance]) = (a + b, a - b);
-        }
-        distance *= 2;
+/// What a product is said to be, operation by operation; None of elements.
+fn specified(linear: &Linear, weight: &[u8], x: &[u8]) -> Option<Vec<u8>> {
+    match linear.format {
+        Format::Element => None,
+        Format::Int8(source) => Some(specified_int8(linear, source, weight, x)),
+        Format::Quantised(format) => Some(specified_by_groups(linear, format, weight, x)),
     }
-    row
 }
 
-/// What a quantised product is said to be, operation by operation.
-fn specified(linear: &Linear, format: Quantised, weight: &[u8], x: &[u8]) -> Vec<u8> {
-    let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| groups(linear, format, row)).collect();
-    let group_features = if format == Quantised::Int8 { linear.in_features } else { GROUP };
+fn specified_int8(linear: &Linear, source: Source, weight: &[u8], x: &[u8]) -> Vec<u8> {
+    let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| int8_row(linear, source, row)).collect();
+    let dot = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<i32>() as f32;
     let mut out = Vec::new();
     for row in x.chunks_exact(linear.in_bytes()) {
-        let row = numbers(linear.element, row);
-        let row = if format == Quantised::Int8 { rotated(&row) } else { row };
-        let x: Vec<_> = row.chunks(group_features).map(quantised_group).collect();
+        let (x_scale, x) = integers(&numbers(linear.element, row), 127.0 * 128.0);
+        let high: Vec<i32> = x.iter().map(|x| (x + 64) >> 7).collect();
+        let low: Vec<i32> = x.iter().zip(&high).map(|(x, high)| x - 128 * high).collect();
+        for (scale, weight) in &weight {
+            let sum = x_scale * scale * 128.0_f32.mul_add(dot(&high, weight), dot(&low, weight));
+            out.extend(elements(linear.element, &[sum]));
+        }
+    }
+    out
+}
+
+fn specified_by_groups(linear: &Linear, format: Quantised, weight: &[u8], x: &[u8]) -> Vec<u8> {
+    let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| groups(format, row)).collect();
+    let mut out = Vec::new();
+    for row in x.chunks_exact(linear.in_bytes()) {
+        let x: Vec<_> = numbers(linear.element, row).chunks(GROUP).map(quantised_group).collect();
         for weight in &weight {
             let mut sum = 0.0_f32;
             for ((x_scale, x), (scale, min, integers)) in x.iter().zip(weight) {
@@ -158,9 +184,9 @@ prop_compose! {
     ) -> (Linear, Vec<u8>, Vec<u8>) {
         let element = if bfloat16 { Element::Bfloat16 } else { Element::Float32 };
         let mut linear = Linear { format, element, in_features, out_features };
-        let weight = match format {
-            Format::Element | Format::Quantised(Quantised::Int8) => elements(element, &numbers),
-            Format::Quantised(format) => {
+        let weight = match linear.blocks() {
+            None => elements(element, &numbers),
+            Some(format) => {
                 linear.in_features = in_features.next_multiple_of(GROUP);
                 let length = linear.row_bytes() * out_features;
                 with_tame_scales(&linear, format, bytes[..length].to_vec())
@@ -177,10 +203,9 @@ proptest! {
     #[test]
     fn every_kernel_computes_the_product((linear, weight, x) in products()) {
         let packed = packed(&linear, &weight);
-        let Format::Quantised(format) = linear.format else {
+        let Some(expected) = specified(&linear, &weight, &x) else {
             return close_to_the_product(&linear, &weight, &x, &packed);
         };
-        let expected = specified(&linear, format, &weight, &x);
         for isa in Isa::available() {
             prop_assert_eq!(&run(&linear, isa, 1, &x, &packed), &expected, "{:?}", isa);
         }
@@ -203,16 +228,51 @@ proptest! {
         let out = look_up(&linear, &packed, &indices).expect("all of these are there");
         for (&index, out) in indices.iter().zip(out.chunks_exact(linear.in_bytes())) {
             let row = &weight[index as usize * linear.row_bytes()..][..linear.row_bytes()];
-            let Format::Quantised(format) = linear.format else {
-                prop_assert_eq!(out, row);
-                continue;
+            let plain: Vec<f32> = match linear.format {
+                Format::Element => numbers(linear.element, row),
+                Format::Int8(source) => {
+                    let (scale, integers) = int8_row(&linear, source, row);
+                    integers.into_iter().map(|integer| scale * integer as f32).collect()
+                }
+                Format::Quantised(format) => groups(format, row)
+                    .into_iter()
+                    .flat_map(|(scale, min, integers)| {
+                        integers.into_iter().map(move |integer| scale * integer as f32 + min)
+                    })
+                    .collect(),
             };
-            let plain: Vec<f32> = groups(&linear, format, row)
-                .into_iter()
-                .flat_map(|(scale, min, integers)| integers.into_iter().map(move |integer| scale * integer as f32 + min))
-                .collect();
-            let plain = if format == Quantised::Int8 { rotated(&plain) } else { plain };
             prop_assert_eq!(numbers(linear.element, out), numbers(linear.element, &elements(linear.element, &plain)));
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+
+    #[test]
+    fn products_with_four_bits_are_those_with_eight(
+        bfloat16 in any::<bool>(),
+        (groups, rows, out_features) in (1..6_usize, 1..40_usize, 1..70_usize),
+        bytes in prop::collection::vec(any::<u8>(), 18 * 6 * 70),
+        x in prop::collection::vec(-2.0..2.0_f32, 40 * 6 * GROUP),
+    ) {
+        let element = if bfloat16 { Element::Bfloat16 } else { Element::Float32 };
+        let four = Linear { format: Format::Int8(Source::Q4_0), element, in_features: groups * GROUP, out_features };
+        let eight = Linear { format: Format::Int8(Source::Elements), ..four };
+        let mut weight = bytes[..four.row_bytes() * out_features].to_vec();
+        for (index, block) in weight.chunks_exact_mut(18).enumerate() {
+            block[1] &= 0xbf; // less than 2
+            if index % groups == 0 {
+                // Of a column of the scale 1, which floats are multiplied and divided by without rounding.
+                block[..3].copy_from_slice(&[0xf0, 0x4b, 0]); // 127 / 8, and its first integer is -8
+            }
+        }
+        let four_bits = packed(&four, &weight);
+        let indices: Vec<i32> = (0..out_features as i32).collect();
+        let eight_bits = packed(&eight, &look_up(&four, &four_bits, &indices).expect("all of these are there"));
+        let x = elements(element, &x[..rows * four.in_features]);
+        for isa in Isa::available() {
+            prop_assert_eq!(run(&four, isa, 1, &x, &four_bits), run(&eight, isa, 1, &x, &eight_bits), "{:?}", isa);
         }
     }
 }
@@ -253,13 +313,11 @@ fn many_rows_are_cut_into_blocks_and_tiles() {
 #[test]
 fn sums_of_the_largest_integers_are_exact() {
     let in_features = MAX_INT8_FEATURES;
-    let format = Format::Quantised(Quantised::Int8);
+    let format = Format::Int8(Source::Elements);
     let linear = Linear { format, element: Element::Float32, in_features, out_features: 2 };
-    // Rotated, the first segment alone becomes as many of the same number as there are features.
-    let row = |number: f32| (0..in_features).map(move |at| if at < in_features / 32 { number } else { 0.0 });
-    let weight: Vec<f32> = row(32.0 * 127.0).chain(row(32.0 * -127.0)).collect();
+    let weight: Vec<f32> = [127.0, -127.0].iter().flat_map(|&number| vec![number; in_features]).collect();
     let packed = packed(&linear, bytemuck::cast_slice(&weight));
-    let x: Vec<f32> = (0..3).flat_map(|_| row(127.0)).collect();
+    let x = vec![127.0_f32; 3 * in_features];
     let expected = (127 * 127 * in_features) as f32;
     for isa in Isa::available() {
         let out = numbers(Element::Float32, &run(&linear, isa, 2, bytemuck::cast_slice(&x), &packed));
@@ -315,15 +373,16 @@ fn rows_that_are_not_there_are_named() {
 
 #[test]
 fn what_cannot_be_packed_is_refused() {
-    let check = |format, in_features| {
-        let format = Format::Quantised(format);
-        Linear { format, element: Element::Float32, in_features, out_features: 1 }.check()
-    };
-    assert_eq!(check(Quantised::Q4_0, 96), Ok(()));
-    assert!(check(Quantised::Q4_0, 100).unwrap_err().contains("100 inputs in groups of 32"));
-    assert_eq!(check(Quantised::Int8, MAX_INT8_FEATURES), Ok(()));
-    assert!(check(Quantised::Int8, MAX_INT8_FEATURES + 1).is_err());
-    assert!(check(Quantised::Int8, 0).is_err());
+    let check =
+        |format, in_features| Linear { format, element: Element::Float32, in_features, out_features: 1 }.check();
+    for format in [Format::Quantised(Quantised::Q4_0), Format::Int8(Source::Q4_1)] {
+        assert_eq!(check(format, 96), Ok(()));
+        assert!(check(format, 100).unwrap_err().contains("100 inputs in groups of 32"));
+    }
+    let int8 = Format::Int8(Source::Elements);
+    assert_eq!(check(int8, MAX_INT8_FEATURES), Ok(()));
+    assert!(check(int8, MAX_INT8_FEATURES + 1).is_err());
+    assert!(check(int8, 0).is_err());
 }
 
 #[test]

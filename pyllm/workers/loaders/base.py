@@ -17,6 +17,13 @@ class WeightReader(Protocol):
             ConfigError: the checkpoint has no such tensor, or one of another shape.
         """
 
+    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
+        """How these columns of a matrix are quantised; None where they are not, or cut through a block.
+
+        Raises:
+            ConfigError: as for `read`.
+        """
+
     def read_blocks(
         self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
     ) -> tuple[str, Tensor]:

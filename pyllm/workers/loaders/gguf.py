@@ -34,6 +34,13 @@ class GgufReader:
             floats = gguf.quants.dequantize(blocks[start : start + step], kind)
             matrix[start : start + step].copy_(torch.from_numpy(floats[:, columns]))
 
+    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
+        """See `WeightReader.block_format`."""
+        kind, _ = self._find(name, shape, slice(0))
+        group, _ = gguf.GGML_QUANT_SIZES[kind]
+        start, stop, _ = columns.indices(shape[1])
+        return None if group == 1 or start % group or stop % group else kind.name.lower()
+
     def read_blocks(
         self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
     ) -> tuple[str, Tensor]:

@@ -4,10 +4,11 @@ It knows which part of a file a rank wants, and neither what a format's bytes me
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
-from pyllm_kernels import PackedLinear
+from pyllm_kernels import INT8_BLOCKS, PackedLinear
 from torch import Tensor
 
 from pyllm.workers.loaders.base import WHOLE, WeightReader
@@ -39,19 +40,54 @@ def pack(
     Raises:
         ConfigError: the file does not have them, or not so that they can be cut like this.
     """
-    kernels = placement.kernels
-    if placement.quantization != "gguf":
-        weight = _read_floats(reader, placement, parts, num_padding_rows)
-        return ((kernels.pack_int8 if placement.quantization == "int8" else kernels.pack_linear)(weight),)
+    match placement.quantization:
+        case "gguf":
+            return _pack_blocks(reader, placement, parts, num_padding_rows)
+        case "int8":
+            return _pack_int8(reader, placement, parts, num_padding_rows)
+        case _:
+            return (placement.kernels.pack_linear(_read_floats(reader, placement, parts, num_padding_rows)),)
+
+
+def _pack_int8(
+    reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int
+) -> tuple[PackedLinear, ...]:
+    """Of blocks where the kernels can keep them, else of floats."""
+
+    def block_format(part: MatrixPart) -> str | None:
+        kind = reader.block_format(part.name, part.shape, part.columns)
+        return kind if kind in INT8_BLOCKS else None
+
+    packed = []
+    for kind, run in groupby(parts, block_format):
+        run_parts = list(run)
+        padding = num_padding_rows if run_parts[-1] is parts[-1] else 0
+        if kind is None:
+            packed.append(placement.kernels.pack_int8(_read_floats(reader, placement, run_parts, padding)))
+        else:
+            blocks = [reader.read_blocks(*part)[1] for part in run_parts]
+            packed.append(placement.kernels.pack_int8_blocks(_stack(blocks, padding), kind, placement.dtype))
+    return tuple(packed)
+
+
+def _pack_blocks(
+    reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int
+) -> tuple[PackedLinear, ...]:
     runs: list[tuple[str, list[Tensor]]] = []
     for part in parts:
-        kind, blocks = reader.read_blocks(part.name, part.shape, part.rows, part.columns)
+        kind, blocks = reader.read_blocks(*part)
         if not runs or runs[-1][0] != kind:
             runs.append((kind, []))
         runs[-1][1].append(blocks)
-    if num_padding_rows:
-        runs[-1][1].append(runs[-1][1][-1].new_zeros(num_padding_rows, runs[-1][1][-1].shape[1]))
-    return tuple(kernels.pack_blocks(torch.cat(run), kind, placement.dtype) for kind, run in runs)
+    paddings = [0] * (len(runs) - 1) + [num_padding_rows]
+    return tuple(
+        placement.kernels.pack_blocks(_stack(blocks, padding), kind, placement.dtype)
+        for (kind, blocks), padding in zip(runs, paddings, strict=True)
+    )
+
+
+def _stack(blocks: Sequence[Tensor], num_padding_rows: int) -> Tensor:
+    return torch.cat([*blocks, blocks[-1].new_zeros(num_padding_rows, blocks[-1].shape[1])])
 
 
 def _read_floats(

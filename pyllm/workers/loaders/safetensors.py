@@ -25,6 +25,10 @@ class SafetensorsReader:
         tensor = torch.from_numpy(aligned).view(dtype).view(shape)
         out.copy_(tensor[rows, columns] if tensor.ndim == 2 else tensor)
 
+    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> None:
+        """See `WeightReader.block_format`."""
+        del name, shape, columns
+
     def read_blocks(
         self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
     ) -> tuple[str, Tensor]:

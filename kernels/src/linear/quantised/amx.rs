@@ -2,18 +2,17 @@
 
 use std::arch::asm;
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_add_epi32, _mm512_and_si512,
-    _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512,
-    _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16,
-    _mm512_store_si512, _mm512_sub_epi8, _mm512_xor_si512,
+    __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512, _mm512_cvtepi32_ps,
+    _mm512_cvtph_ps, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_srli_epi16, _mm512_store_si512, _mm512_sub_epi8, _mm512_xor_si512,
 };
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
 use super::avx512::AHEAD;
-use super::tile::{INT8_CHUNK, STEP_BYTES, Tile, Weights};
+use super::tile::{Tile, Weights};
 use crate::linear::format::GROUP;
-use crate::linear::output::{PANEL, SIDE};
+use crate::linear::output::{PANEL, SIDE, STEP_BYTES};
 use crate::scratch::Scratch;
 use crate::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 
@@ -21,86 +20,18 @@ use crate::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 const HALF_GROUP_BYTES: usize = GROUP * SIDE;
 
 /// Below so many rows the vectors are faster.
-const LEAST_ROWS: usize = 4;
-const LEAST_ROWS_BY_GROUPS: usize = 33;
+const LEAST_ROWS: usize = 33;
 
 /// # Safety
 ///
 /// As for `Tile::multiply`; so many whole tiles of rows can be read.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    let least = if W::ONE_GROUP { LEAST_ROWS } else { LEAST_ROWS_BY_GROUPS };
     // SAFETY: as the caller promises.
     unsafe {
-        if tile.rows < least {
+        if tile.rows < LEAST_ROWS {
             super::avx512::multiply::<W>(tile);
-        } else if W::ONE_GROUP {
-            one_group::<W>(tile);
         } else {
             by_groups::<W>(tile);
-        }
-    }
-}
-
-/// # Safety
-///
-/// As for `multiply`.
-unsafe fn one_group<W: Weights>(tile: &Tile) {
-    const CONFIGURATION: Configuration = Configuration::new(INT8_CHUNK, [SIDE; 2]);
-    // SAFETY: as the caller promises.
-    unsafe {
-        let _tiles = Tiles::configure(&CONFIGURATION);
-        for start in (0..tile.rows).step_by(2 * SIDE) {
-            one_group_part::<W>(&tile.part::<W>(start, (tile.rows - start).min(2 * SIDE)));
-        }
-    }
-}
-
-/// # Safety
-///
-/// As for `multiply`, with at most twice `SIDE` rows; the tiles are configured.
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn one_group_part<W: Weights>(tile: &Tile) {
-    let mut products = [const { Products([[0; SIDE]; SIDE]) }; 4];
-    let (x_stride, panel_stride) = (INT8_CHUNK, STEP_BYTES);
-    let two = tile.rows > SIDE;
-    // SAFETY: as the caller promises.
-    unsafe {
-        zero!(0);
-        zero!(1);
-        zero!(2);
-        zero!(3);
-        for chunk in 0..tile.chunks_a_group::<W>() {
-            let x = tile.chunk::<W>(chunk);
-            let weights = tile.weights.add(chunk * INT8_CHUNK * PANEL);
-            load!(4, x, x_stride);
-            load!(6, weights, panel_stride);
-            add_dots!("tdpbsud", 0, 4, 6);
-            load!(7, weights.add(STEP_BYTES / 2), panel_stride);
-            add_dots!("tdpbsud", 1, 4, 7);
-            if two {
-                load!(5, x.add(SIDE * tile.group_features), x_stride);
-                add_dots!("tdpbsud", 2, 5, 6);
-                add_dots!("tdpbsud", 3, 5, 7);
-            }
-        }
-        store!(0, &raw mut products[0], SIDE * 4);
-        store!(1, &raw mut products[1], SIDE * 4);
-        if two {
-            store!(2, &raw mut products[2], SIDE * 4);
-            store!(3, &raw mut products[3], SIDE * 4);
-        }
-        let scales = tile.weights.add(tile.group_features * PANEL).cast::<f32>();
-        let scales = [_mm512_loadu_ps(scales), _mm512_loadu_ps(scales.add(SIDE))];
-        for row in 0..tile.rows {
-            let factors = tile.factors(0).add(row).read();
-            for half in 0..2 {
-                let products = &products[row / SIDE * 2 + half].0[row % SIDE];
-                let product =
-                    _mm512_add_epi32(_mm512_load_si512(products.as_ptr().cast()), _mm512_set1_epi32(factors.start));
-                let scale = _mm512_mul_ps(_mm512_set1_ps(factors.scale), scales[half]);
-                let sum = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(product), _mm512_setzero_ps());
-                tile.output.store_avx512(row, half * SIDE, sum);
-            }
         }
     }
 }
@@ -121,7 +52,7 @@ unsafe fn by_groups<W: Weights>(tile: &Tile) {
         unsafe {
             sign::<W>(tile, signed);
             let _tiles = Tiles::configure(&CONFIGURATION);
-            for part in tile.parts::<W>(SIDE) {
+            for part in tile.parts(SIDE) {
                 for half in 0..2 {
                     if part.rows > SIDE / 2 {
                         half_panel::<W, SIDE>(&part, signed, half);
@@ -202,7 +133,7 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, signed: &[u8], 
         // SAFETY: as the caller promises.
         unsafe {
             for (group, products) in groups.clone().zip(&mut products) {
-                multiply_group::<W>(tile, signed, half, group, products.as_mut_ptr());
+                multiply_group(tile, signed, half, group, products.as_mut_ptr());
             }
             for (group, products) in groups.zip(&products) {
                 let scales = tile.weights.add(group * group_bytes::<W>() + integer_bytes::<W>() + half * SIDE * 2);
@@ -234,11 +165,11 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, signed: &[u8], 
 ///
 /// As for `half_panel`; the group is there, and `to` can be written.
 #[inline]
-unsafe fn multiply_group<W: Weights>(tile: &Tile, signed: &[u8], half: usize, group: usize, to: *mut Products) {
+unsafe fn multiply_group(tile: &Tile, signed: &[u8], half: usize, group: usize, to: *mut Products) {
     let columns = signed[(group * 2 + half) * HALF_GROUP_BYTES..].as_ptr();
     // SAFETY: as the caller promises.
     unsafe {
-        let rows = tile.chunk::<W>(group);
+        let rows = tile.group(group);
         if group.is_multiple_of(2) {
             zero!(0);
             load!(4, rows, GROUP);

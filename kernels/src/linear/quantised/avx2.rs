@@ -2,14 +2,15 @@
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, _mm_loadu_si128, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_cvtph_ps,
-    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi8,
-    _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_srai_epi16,
-    _mm256_srli_epi16, _mm256_storeu_ps,
+    _mm256_fmadd_ps, _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi8, _mm256_set1_epi16,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srli_epi16,
+    _mm256_storeu_ps,
 };
 
-use super::tile::{STEP_BYTES, STEP_FEATURES, Tile, Weights};
+use super::tile::{Tile, Weights};
 use crate::linear::for_rows;
-use crate::linear::output::PANEL;
+use crate::linear::format::GROUP;
+use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
 ///
@@ -18,7 +19,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // Two products and two sums a row, of half of the panel at a time, among 16 registers.
     let kernels: [unsafe fn(&Tile); 2] = for_rows!(rows<W>: 1 2);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts::<W>(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
 /// # Safety
@@ -55,27 +56,24 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
 unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, column: usize) -> [[__m256; 2]; ROWS] {
     let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
     let mut weights = tile.weights;
-    let num_groups = if W::ONE_GROUP { 1 } else { tile.num_groups };
     // SAFETY: as the caller promises.
     unsafe {
-        for group in 0..num_groups {
+        for group in 0..tile.num_groups {
             let factors = tile.factors(group);
             let factors: [_; ROWS] = std::array::from_fn(|row| factors.add(row).read());
             let mut products = factors.map(|factors| [_mm256_set1_epi32(factors.start); 2]);
-            for chunk in 0..tile.chunks_a_group::<W>() {
-                let x = tile.chunk::<W>(group + chunk);
-                let x = |row: usize, step: usize| x.add(row * W::CHUNK).cast::<i32>().add(step).read_unaligned();
-                for step in 0..W::CHUNK / STEP_FEATURES / if W::NIBBLES { 2 } else { 1 } {
-                    let bytes = next_vectors(&mut weights, column);
-                    if W::NIBBLES {
-                        add_dots(&mut products, low_nibbles(bytes), |row| x(row, step));
-                        add_dots(&mut products, high_nibbles(bytes), |row| x(row, step + W::CHUNK / STEP_FEATURES / 2));
-                    } else {
-                        add_dots(&mut products, bytes, |row| x(row, step));
-                    }
+            let x = tile.group(group);
+            let x = |row: usize, step: usize| x.add(row * GROUP).cast::<i32>().add(step).read_unaligned();
+            for step in 0..GROUP / STEP_FEATURES / if W::NIBBLES { 2 } else { 1 } {
+                let bytes = next_vectors(&mut weights, column);
+                if W::NIBBLES {
+                    add_dots(&mut products, low_nibbles(bytes), |row| x(row, step));
+                    add_dots(&mut products, high_nibbles(bytes), |row| x(row, step + GROUP / STEP_FEATURES / 2));
+                } else {
+                    add_dots(&mut products, bytes, |row| x(row, step));
                 }
             }
-            let scales = if W::ONE_GROUP { floats(weights, column) } else { next_half_floats(&mut weights, column) };
+            let scales = next_half_floats(&mut weights, column);
             for ((sums, products), factors) in sums.iter_mut().zip(products).zip(factors) {
                 let scale = _mm256_set1_ps(factors.scale);
                 for half in 0..2 {
@@ -138,19 +136,6 @@ unsafe fn next_vectors(weights: &mut *const u8, column: usize) -> [__m256i; 2] {
         let here = weights.add(column * STEP_FEATURES);
         *weights = weights.add(STEP_BYTES);
         [_mm256_loadu_si256(here.cast()), _mm256_loadu_si256(here.add(32).cast())]
-    }
-}
-
-/// # Safety
-///
-/// A panel's float32 are there.
-#[inline]
-#[target_feature(enable = "avx2")]
-unsafe fn floats(weights: *const u8, column: usize) -> [__m256; 2] {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let here = weights.cast::<f32>().add(column);
-        [_mm256_loadu_ps(here), _mm256_loadu_ps(here.add(8))]
     }
 }
 

@@ -2,27 +2,26 @@
 
 use std::arch::x86_64::{
     __m256i, __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512, _mm512_cvtepi32_ps,
-    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps,
-    _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16,
 };
 
-use super::tile::{STEP_BYTES, STEP_FEATURES, Tile, Weights};
+use super::tile::{Tile, Weights};
 use crate::linear::for_rows;
-use crate::linear::output::PANEL;
+use crate::linear::format::GROUP;
+use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// How far ahead of the integers in use memory is asked for more.
-pub(super) const AHEAD: usize = 4096;
+pub(in crate::linear) const AHEAD: usize = 4096;
 
 /// # Safety
 ///
 /// As for `Tile::multiply`.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    // Two products a row, and two sums where there is more than one group, among 32 registers.
-    let few: [unsafe fn(&Tile); 6] = for_rows!(rows<W>: 1 2 3 4 5 6);
-    let many: [unsafe fn(&Tile); 12] = for_rows!(rows<W>: 1 2 3 4 5 6 7 8 9 10 11 12);
-    let kernels: &[unsafe fn(&Tile)] = if W::ONE_GROUP { &many } else { &few };
+    // Two products and two sums a row, among 32 registers.
+    let kernels: [unsafe fn(&Tile); 6] = for_rows!(rows<W>: 1 2 3 4 5 6);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts::<W>(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
 /// # Safety
@@ -32,27 +31,24 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     let mut weights = tile.weights;
-    let num_groups = if W::ONE_GROUP { 1 } else { tile.num_groups };
     // SAFETY: as the caller promises.
     unsafe {
-        for group in 0..num_groups {
+        for group in 0..tile.num_groups {
             let factors = tile.factors(group);
             let factors: [_; ROWS] = std::array::from_fn(|row| factors.add(row).read());
             let mut products = factors.map(|factors| [_mm512_set1_epi32(factors.start); 2]);
-            for chunk in 0..tile.chunks_a_group::<W>() {
-                let x = tile.chunk::<W>(group + chunk);
-                let x = |row: usize, step: usize| x.add(row * W::CHUNK).cast::<i32>().add(step).read_unaligned();
-                for step in 0..W::CHUNK / STEP_FEATURES / if W::NIBBLES { 2 } else { 1 } {
-                    let bytes = next_vectors(&mut weights);
-                    if W::NIBBLES {
-                        add_dots(&mut products, low_nibbles(bytes), |row| x(row, step));
-                        add_dots(&mut products, high_nibbles(bytes), |row| x(row, step + W::CHUNK / STEP_FEATURES / 2));
-                    } else {
-                        add_dots(&mut products, bytes, |row| x(row, step));
-                    }
+            let x = tile.group(group);
+            let x = |row: usize, step: usize| x.add(row * GROUP).cast::<i32>().add(step).read_unaligned();
+            for step in 0..GROUP / STEP_FEATURES / if W::NIBBLES { 2 } else { 1 } {
+                let bytes = next_vectors(&mut weights);
+                if W::NIBBLES {
+                    add_dots(&mut products, low_nibbles(bytes), |row| x(row, step));
+                    add_dots(&mut products, high_nibbles(bytes), |row| x(row, step + GROUP / STEP_FEATURES / 2));
+                } else {
+                    add_dots(&mut products, bytes, |row| x(row, step));
                 }
             }
-            let scales = if W::ONE_GROUP { floats(weights) } else { next_half_floats(&mut weights) };
+            let scales = next_half_floats(&mut weights);
             for ((sums, products), factors) in sums.iter_mut().zip(products).zip(factors) {
                 let scale = _mm512_set1_ps(factors.scale);
                 for half in 0..2 {
@@ -114,16 +110,6 @@ unsafe fn next_vectors(weights: &mut *const u8) -> [__m512i; 2] {
         *weights = here.add(STEP_BYTES);
         [_mm512_loadu_si512(here.cast()), _mm512_loadu_si512(here.add(64).cast())]
     }
-}
-
-/// # Safety
-///
-/// A panel's float32 are there.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn floats(weights: *const u8) -> [__m512; 2] {
-    // SAFETY: as the caller promises.
-    unsafe { [_mm512_loadu_ps(weights.cast()), _mm512_loadu_ps(weights.add(64).cast())] }
 }
 
 /// # Safety

@@ -1,8 +1,8 @@
 //! The micro-kernel in plain Rust.
 
-use super::tile::{STEP_BYTES, STEP_FEATURES, Tile, Weights};
-use crate::linear::format::from_float16;
-use crate::linear::output::PANEL;
+use super::tile::{Tile, Weights};
+use crate::linear::format::{GROUP, from_float16};
+use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
 ///
@@ -10,7 +10,7 @@ use crate::linear::output::PANEL;
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        for row in tile.parts::<W>(1) {
+        for row in tile.parts(1) {
             let mut sums = [0.0; PANEL];
             let mut weights = row.weights;
             for group in 0..row.num_groups {
@@ -30,37 +30,30 @@ unsafe fn add_group<W: Weights>(
     mut weights: *const u8,
     sums: &mut [f32; PANEL],
 ) -> *const u8 {
-    let chunks = row.chunks_a_group::<W>();
     // SAFETY: as the caller promises.
-    let factors = unsafe { row.factors(group).read() };
+    let (factors, x) = unsafe { (row.factors(group).read(), row.group(group).cast::<[i8; GROUP]>().read()) };
     let mut products = [factors.start; PANEL];
-    for chunk in group * chunks..(group + 1) * chunks {
-        // SAFETY: as the caller promises.
-        let x = unsafe { std::slice::from_raw_parts(row.chunk::<W>(chunk), W::CHUNK) };
-        let steps = x.as_chunks::<STEP_FEATURES>().0;
-        // SAFETY: as the caller promises, for as many steps as there are.
-        let mut next = || unsafe {
-            let cells = weights.cast::<[u8; STEP_BYTES]>().read();
-            weights = weights.add(STEP_BYTES);
-            cells
-        };
-        if W::NIBBLES {
-            let (lows, highs) = steps.split_at(steps.len() / 2);
-            for (low, high) in lows.iter().zip(highs) {
-                let cells = next();
-                add_dots(&mut products, cells.map(|byte| byte & 0xf), *low);
-                add_dots(&mut products, cells.map(|byte| byte >> 4), *high);
-            }
-        } else {
-            for step in steps {
-                add_dots(&mut products, next(), *step);
-            }
+    let steps = x.as_chunks::<STEP_FEATURES>().0;
+    // SAFETY: as the caller promises, for as many steps as there are.
+    let mut next = || unsafe {
+        let cells = weights.cast::<[u8; STEP_BYTES]>().read();
+        weights = weights.add(STEP_BYTES);
+        cells
+    };
+    if W::NIBBLES {
+        let (lows, highs) = steps.split_at(steps.len() / 2);
+        for (low, high) in lows.iter().zip(highs) {
+            let cells = next();
+            add_dots(&mut products, cells.map(|byte| byte & 0xf), *low);
+            add_dots(&mut products, cells.map(|byte| byte >> 4), *high);
+        }
+    } else {
+        for step in steps {
+            add_dots(&mut products, next(), *step);
         }
     }
     // SAFETY: as the caller promises.
-    let (scales, weights) = unsafe {
-        if W::ONE_GROUP { (weights.cast::<[f32; PANEL]>().read_unaligned(), weights) } else { half_floats(weights) }
-    };
+    let (scales, weights) = unsafe { half_floats(weights) };
     for ((sum, product), scale) in sums.iter_mut().zip(products).zip(scales) {
         *sum = (factors.scale * scale).mul_add(product as f32, *sum);
     }

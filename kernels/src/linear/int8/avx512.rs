@@ -1,0 +1,112 @@
+//! The micro-kernel in AVX-512 with VNNI: all products of a few rows stay in registers.
+
+use std::arch::x86_64::{
+    __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
+};
+
+use super::nibbles::{GROUP_BYTES, VectorFactors};
+use super::tile::{CHUNK, Factors, PLANES, Storage, Tile};
+use crate::linear::for_rows;
+use crate::linear::format::GROUP;
+use crate::linear::output::{SIDE, STEP_BYTES, STEP_FEATURES};
+use crate::linear::quantised::avx512::AHEAD;
+
+/// Steps of a group.
+const STEPS: usize = GROUP / STEP_FEATURES;
+
+/// # Safety
+///
+/// As for `Tile::multiply`.
+pub(super) unsafe fn multiply<S: Storage>(tile: &Tile) {
+    // Four products a row, among 32 registers.
+    let kernels: [unsafe fn(&Tile); 6] = for_rows!(rows<S>: 1 2 3 4 5 6);
+    // SAFETY: as the caller promises.
+    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+}
+
+/// Of a row: of each plane, the products of each half of the panel.
+type Products = [[__m512i; 2]; PLANES];
+
+/// # Safety
+///
+/// As for `Tile::multiply`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+unsafe fn rows<S: Storage, const ROWS: usize>(tile: &Tile) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let factors: [Factors; ROWS] = std::array::from_fn(|row| tile.factors.add(row).read());
+        let mut products = factors.map(|factors| factors.starts.map(|start| [_mm512_set1_epi32(start); 2]));
+        let mut weights = tile.weights;
+        for group in 0..tile.num_chunks * (CHUNK / GROUP) {
+            let x = tile.chunk(group * GROUP / CHUNK, 0).add(group * GROUP % CHUNK);
+            let x = |row: usize, plane: usize, step: usize| {
+                x.add((plane * SIDE + row) * CHUNK).cast::<i32>().add(step).read_unaligned()
+            };
+            if S::NIBBLES {
+                let factors = VectorFactors::load(weights);
+                for step in 0..STEPS / 2 {
+                    let [first, second] = vectors(weights.add(step * STEP_BYTES));
+                    let ([low, high], [next_low, next_high]) = (factors.expand(0, first), factors.expand(1, second));
+                    add_dots(&mut products, [low, next_low], |row, plane| x(row, plane, step));
+                    add_dots(&mut products, [high, next_high], |row, plane| x(row, plane, step + STEPS / 2));
+                }
+                weights = weights.add(GROUP_BYTES);
+            } else {
+                for step in 0..STEPS {
+                    let bytes = vectors(weights.add(step * STEP_BYTES));
+                    add_dots(&mut products, bytes, |row, plane| x(row, plane, step));
+                }
+                weights = weights.add(STEPS * STEP_BYTES);
+            }
+        }
+        for (row, (products, factors)) in products.into_iter().zip(factors).enumerate() {
+            store(tile, row, factors.scale, products);
+        }
+    }
+}
+
+/// Scale the products of a row, and write them.
+///
+/// # Safety
+///
+/// As for `Tile::multiply`, and the tile has the row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+pub(super) unsafe fn store(tile: &Tile, row: usize, scale: f32, [high, low]: Products) {
+    for half in 0..2 {
+        // SAFETY: as the caller promises: a panel has its scales.
+        let scales: __m512 = unsafe { _mm512_loadu_ps(tile.scales.cast::<f32>().add(half * SIDE)) };
+        let [high, low] = [high, low].map(|products| _mm512_cvtepi32_ps(products[half]));
+        let sum = _mm512_fmadd_ps(_mm512_set1_ps(128.0), high, low);
+        let sum = _mm512_mul_ps(_mm512_mul_ps(_mm512_set1_ps(scale), scales), sum);
+        // SAFETY: as the caller promises.
+        unsafe { tile.output.store_avx512(row, half * SIDE, sum) };
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_dots(products: &mut [Products], weights: [__m512i; 2], x: impl Fn(usize, usize) -> i32) {
+    for (row, products) in products.iter_mut().enumerate() {
+        for (plane, products) in products.iter_mut().enumerate() {
+            let x = _mm512_set1_epi32(x(row, plane));
+            products[0] = _mm512_dpbusd_epi32(products[0], weights[0], x);
+            products[1] = _mm512_dpbusd_epi32(products[1], weights[1], x);
+        }
+    }
+}
+
+/// # Safety
+///
+/// A step's bytes are there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn vectors(step: *const u8) -> [__m512i; 2] {
+    // SAFETY: as the caller promises; asking for memory that is not there does nothing.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(AHEAD + 64).cast());
+        [_mm512_loadu_si512(step.cast()), _mm512_loadu_si512(step.add(64).cast())]
+    }
+}

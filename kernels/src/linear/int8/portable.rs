@@ -1,0 +1,41 @@
+//! The micro-kernel in plain Rust.
+
+use super::tile::{CHUNK, PLANES, Tile};
+use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
+
+/// # Safety
+///
+/// As for `Tile::multiply`, with integers in bytes.
+pub(super) unsafe fn multiply(tile: &Tile) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let scales = tile.scales.cast::<[f32; PANEL]>().read_unaligned();
+        for row in tile.parts(1) {
+            let factors = row.factors.read();
+            let mut products = factors.starts.map(|start| [start; PANEL]);
+            let mut weights = row.weights.cast::<[u8; STEP_BYTES]>();
+            for chunk in 0..row.num_chunks {
+                let x: [_; PLANES] = std::array::from_fn(|plane| row.chunk(chunk, plane).cast::<[i8; CHUNK]>().read());
+                for step in 0..CHUNK / STEP_FEATURES {
+                    let cells = weights.read();
+                    weights = weights.add(1);
+                    for (products, x) in products.iter_mut().zip(&x) {
+                        add_dots(products, &cells, x.as_chunks().0[step]);
+                    }
+                }
+            }
+            let [high, low] = products;
+            let sums = std::array::from_fn(|column| {
+                factors.scale * scales[column] * 128.0_f32.mul_add(high[column] as f32, low[column] as f32)
+            });
+            row.output.store(0, &sums);
+        }
+    }
+}
+
+fn add_dots(products: &mut [i32; PANEL], cells: &[u8; STEP_BYTES], x: [i8; STEP_FEATURES]) {
+    for (product, cell) in products.iter_mut().zip(cells.as_chunks::<STEP_FEATURES>().0) {
+        let dot: i32 = cell.iter().zip(x).map(|(&weight, x)| i32::from(weight) * i32::from(x)).sum();
+        *product = product.wrapping_add(dot);
+    }
+}
