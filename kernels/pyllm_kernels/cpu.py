@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
-from pyllm_kernels.metadata import AttentionMetadata, KVScales, QKNorm
+from pyllm_kernels.metadata import AttentionMetadata
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _Rows = tuple[str, int, int]
@@ -87,21 +87,7 @@ def rope_and_kv_write(
     return None
 
 
-def norm_rope_and_kv_write(
-    norm: QKNorm | None,
-    scales: KVScales,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-) -> None:
-    graph.not_captured(reference.norm_rope_and_kv_write)(
-        norm, scales, query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
-    )
+norm_rope_and_kv_write = graph.not_captured(reference.norm_rope_and_kv_write)
 
 
 def paged_attention(

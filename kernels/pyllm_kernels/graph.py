@@ -6,6 +6,7 @@ It does not know what the ops compute. Outside of a capture the functions here d
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -88,12 +89,17 @@ def keep(*tensors: Tensor) -> None:
 
 
 def not_captured(op: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """The same op, which is no kernel of ours. `ValueError` during a capture."""
-    if _thread.graph is not None:
-        raise ValueError(
-            f"{op.__name__} is torch's here, as Rust has none for these dtypes: only Rust's ops are captured"
-        )
-    return op
+    """The same op, which is no kernel of ours. `ValueError` where it is called during a capture."""
+
+    @wraps(op)
+    def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        if _thread.graph is not None:
+            raise ValueError(
+                f"{op.__name__} is torch's here, as Rust has none for these dtypes: only Rust's ops are captured"
+            )
+        return op(*args, **kwargs)
+
+    return run
 
 
 class _Thread(threading.local):

@@ -78,9 +78,11 @@ impl Graph {
             return Err(GraphError::Capacity { wanted: extent, capacity });
         }
         pool.keep_awake(|pool| {
-            for (index, op) in self.ops.iter().enumerate() {
-                if let Some(weights) = self.ops[index + 1..].iter().find_map(|op| op.weights()) {
-                    pool.announce(weights);
+            let mut coming = self.ops.iter().filter_map(|op| op.weights());
+            coming.next().into_iter().for_each(|first| pool.announce(first));
+            for op in &self.ops {
+                if op.weights().is_some() {
+                    coming.next().into_iter().for_each(|next| pool.announce(next));
                 }
                 // SAFETY: as the caller promises; the extent was checked.
                 unsafe { op.run(extent, isa, pool) }.map_err(GraphError::Index)?;

@@ -20,12 +20,16 @@ use crate::isa::Isa;
 use crate::threads::{Memory, Pool};
 use format::GROUP;
 pub(crate) use format::{Element, Format, Quantised, Source, round_to_bfloat16};
-use output::{Output, PANEL};
+use output::{Output, PANEL, SIDE};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
 const FLOAT_ROWS_AT_ONCE: usize = 192;
 /// The same of quantised rows, in bytes.
 const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
+
+/// How far ahead of the integers in use memory is asked for more, in bytes.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 4096;
 
 /// A block of rows is a multiple of it, but for the last.
 const BLOCK_ROWS: usize = 32;
@@ -281,6 +285,11 @@ impl Lookup {
 struct Part {
     rows: Range<usize>,
     panel: *const u8,
+}
+
+/// So many rows in parts of at most `largest`, none of which has rows on both sides of a multiple of `SIDE`.
+fn parts_of_sides(rows: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(SIDE).flat_map(move |side| equal_parts(side..rows.min(side + SIDE), largest))
 }
 
 /// The fewest parts of at most `largest`, as equal as can be.

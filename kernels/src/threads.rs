@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use crate::scratch::Scratch;
+use crate::vector::prefetch;
 
 /// Long enough for the next layer's kernel to come, short enough to leave a shared processor to others.
 const SPIN: Duration = Duration::from_micros(50);
@@ -231,7 +232,7 @@ impl Shared {
                 if done() {
                     return true;
                 }
-                lines.by_ref().take(LINES_AT_ONCE).for_each(prefetch);
+                lines.by_ref().take(LINES_AT_ONCE).for_each(|line| prefetch(line, LINE));
                 spin_loop();
             }
             let waited = started.elapsed();
@@ -307,16 +308,6 @@ impl Coming {
 /// What a thread does first of so many tasks.
 fn share_of(thread: usize, num_threads: usize, num_tasks: usize) -> Range<usize> {
     num_tasks * thread / num_threads..num_tasks * (thread + 1) / num_threads
-}
-
-/// Ask for a line, to be in the second cache.
-fn prefetch(address: usize) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: it is a hint, wherever the address points to.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T1>(std::ptr::without_provenance(address));
-    }
 }
 
 #[cfg(test)]

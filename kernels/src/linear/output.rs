@@ -18,6 +18,12 @@ pub(crate) const STEP_BYTES: usize = PANEL * STEP_FEATURES;
 /// Rows, and columns, that a tile of AMX multiplies at once.
 pub(crate) const SIDE: usize = PANEL / 2;
 
+/// A tile of AMX's products, a row after the other.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(crate) struct Products(pub(crate) [[i32; SIDE]; SIDE]);
+
 #[derive(Clone, Copy)]
 pub(crate) struct Output {
     /// Where the first row's first column goes.

@@ -1,4 +1,5 @@
-//! Weights of integers in groups of 32: input rows are made into integers, too, and each group's product is an exact sum of integers.
+//! Weights of integers in groups of 32: input rows are made into integers, too, and each group's product is an exact sum
+//! of integers.
 //!
 //! Of an output element every operation is specified: for each group in turn, `sum = fma(input scale × weight scale,
 //! integer product, sum)`, and where weights have a minimum `sum = fma(minimum, input scale × sum of input integers,
@@ -9,7 +10,7 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-pub(super) mod avx512;
+mod avx512;
 mod integers;
 mod panel;
 mod portable;

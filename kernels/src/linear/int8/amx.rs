@@ -6,7 +6,7 @@ use std::arch::x86_64::{_mm512_add_epi32, _mm512_load_si512, _mm512_set1_epi32};
 use super::tile::{Bytes, CHUNK, PLANES, Storage, Tile};
 use super::{avx512, nibbles};
 use crate::isa::Isa;
-use crate::linear::output::{PANEL, SIDE, STEP_BYTES};
+use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES};
 use crate::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 
 /// Below so many rows the vectors are faster.
@@ -44,11 +44,6 @@ unsafe fn multiply_sides<S: Storage>(tile: &Tile) {
 /// A chunk of a panel.
 #[repr(C, align(64))]
 struct Chunk([u8; CHUNK * PANEL]);
-
-/// A tile of products, a row after the other.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Products([[i32; SIDE]; SIDE]);
 
 /// # Safety
 ///

@@ -7,10 +7,10 @@ use std::arch::x86_64::{
 
 use super::nibbles::{GROUP_BYTES, VectorFactors};
 use super::tile::{CHUNK, Factors, PLANES, Storage, Tile};
+use crate::linear::AHEAD;
 use crate::linear::for_rows;
 use crate::linear::format::GROUP;
 use crate::linear::output::{SIDE, STEP_BYTES, STEP_FEATURES};
-use crate::linear::quantised::avx512::AHEAD;
 
 /// Steps of a group.
 const STEPS: usize = GROUP / STEP_FEATURES;

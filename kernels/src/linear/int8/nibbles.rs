@@ -11,10 +11,10 @@ use std::arch::x86_64::{
 
 use super::tile::CHUNK;
 use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::linear::AHEAD;
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
-#[cfg(target_arch = "x86_64")]
-use crate::linear::quantised::avx512::AHEAD;
 use crate::scratch::Scratch;
 
 /// Bytes of a group's integers in a panel.

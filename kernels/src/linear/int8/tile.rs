@@ -4,8 +4,8 @@
 use super::{amx, avx2, avx512};
 use super::{nibbles, portable};
 use crate::isa::Isa;
-use crate::linear::equal_parts;
 use crate::linear::output::{Output, SIDE};
+use crate::linear::parts_of_sides;
 
 /// Features of a row that lie side by side: the deepest tile of AMX.
 pub(super) const CHUNK: usize = 64;
@@ -91,11 +91,8 @@ impl Tile {
     /// As for `multiply`.
     #[inline]
     pub(super) unsafe fn parts(&self, largest: usize) -> impl Iterator<Item = Self> {
-        (0..self.rows).step_by(SIDE).flat_map(move |side| {
-            let rows = equal_parts(side..self.rows.min(side + SIDE), largest);
-            // SAFETY: as the caller promises; these are rows of the tile.
-            rows.map(|rows| unsafe { self.part(rows.start, rows.len()) })
-        })
+        // SAFETY: as the caller promises; these are rows of the tile.
+        parts_of_sides(self.rows, largest).map(|rows| unsafe { self.part(rows.start, rows.len()) })
     }
 
     /// # Safety

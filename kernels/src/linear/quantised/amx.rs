@@ -9,10 +9,10 @@ use std::arch::x86_64::{
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
 
-use super::avx512::AHEAD;
 use super::tile::{Tile, Weights};
+use crate::linear::AHEAD;
 use crate::linear::format::GROUP;
-use crate::linear::output::{PANEL, SIDE, STEP_BYTES};
+use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES};
 use crate::scratch::Scratch;
 use crate::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 
@@ -112,11 +112,6 @@ unsafe fn sign<W: Weights>(tile: &Tile, signed: &mut [u8]) {
         weights = unsafe { weights.add(group_bytes::<W>()) };
     }
 }
-
-/// A tile of products, a row after the other.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Products([[i32; SIDE]; SIDE]);
 
 /// The tiles multiply so many groups before vectors add these up: what a tile wrote is slow to read soon after.
 const GROUPS_AT_ONCE: usize = 12;

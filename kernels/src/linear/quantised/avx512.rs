@@ -7,12 +7,9 @@ use std::arch::x86_64::{
 };
 
 use super::tile::{Tile, Weights};
-use crate::linear::for_rows;
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
-
-/// How far ahead of the integers in use memory is asked for more.
-pub(in crate::linear) const AHEAD: usize = 4096;
+use crate::linear::{AHEAD, for_rows};
 
 /// # Safety
 ///

@@ -4,9 +4,9 @@ use super::portable;
 #[cfg(target_arch = "x86_64")]
 use super::{amx, avx2, avx512};
 use crate::isa::Isa;
-use crate::linear::equal_parts;
 use crate::linear::format::GROUP;
 use crate::linear::output::{Output, SIDE};
+use crate::linear::parts_of_sides;
 
 /// What a micro-kernel must know of a format when it is compiled.
 pub(super) trait Weights {
@@ -110,11 +110,8 @@ impl Tile {
     /// As for `multiply`.
     #[inline]
     pub(super) unsafe fn parts(&self, largest: usize) -> impl Iterator<Item = Self> {
-        (0..self.rows).step_by(SIDE).flat_map(move |side| {
-            let rows = equal_parts(side..self.rows.min(side + SIDE), largest);
-            // SAFETY: as the caller promises; these are rows of the tile.
-            rows.map(|rows| unsafe { self.part(rows.start, rows.len()) })
-        })
+        // SAFETY: as the caller promises; these are rows of the tile.
+        parts_of_sides(self.rows, largest).map(|rows| unsafe { self.part(rows.start, rows.len()) })
     }
 
     /// The rows from `start` on, `rows` of them.
