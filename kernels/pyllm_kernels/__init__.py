@@ -6,7 +6,7 @@ knows of requests, schedulers or models. Importing this package imports torch, b
 
 import os
 
-from pyllm_kernels._cpu import forget_threads, instruction_set, num_threads, set_num_threads
+from pyllm_kernels._cpu import LogitsStates, forget_threads, instruction_set, num_threads, set_num_threads
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.dispatch import (
     BackendError,
@@ -14,6 +14,8 @@ from pyllm_kernels.dispatch import (
     add_rms_norm,
     batch_invariant,
     copy_blocks,
+    edit_logits,
+    logprobs,
     norm_rope_and_kv_write,
     pack_blocks,
     pack_int8,
@@ -29,6 +31,7 @@ from pyllm_kernels.dispatch import (
     silu_and_mul,
     swap_blocks,
 )
+from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.graph import Graph
 from pyllm_kernels.linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
@@ -43,13 +46,17 @@ __all__ = [
     "Graph",
     "KVScales",
     "Kernels",
+    "LogitsEdits",
+    "LogitsStates",
     "PackedLinear",
     "QKNorm",
     "add_rms_norm",
     "batch_invariant",
     "check_card",
     "copy_blocks",
+    "edit_logits",
     "instruction_set",
+    "logprobs",
     "norm_rope_and_kv_write",
     "num_threads",
     "pack_blocks",

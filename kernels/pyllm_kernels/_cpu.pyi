@@ -5,18 +5,24 @@ caller keeps them alive and lets nobody write to them during the call. The inter
 works. Calls from several threads wait for one another, as there is one pool of threads.
 
 On a thread that captures a `Graph`, whatever computes is recorded instead of run: `Linear.run`, `Linear.unpack_rows`
-and the functions up to `sample`. The addresses must stay good for as long as the graph is replayed then.
+and the functions up to `logprobs`. The addresses must stay good for as long as the graph is replayed then.
 """
 
-from typing import TypeAlias, final
+from collections.abc import Sequence
+from typing import Any, TypeAlias, final
+
+import numpy.typing as npt
 
 __all__ = [
     "Graph",
     "Lease",
     "Linear",
+    "LogitsStates",
     "copy_blocks",
+    "edit_logits",
     "forget_threads",
     "instruction_set",
+    "logprobs",
     "num_threads",
     "paged_attention",
     "rms_norm",
@@ -26,12 +32,19 @@ __all__ = [
     "silu_and_mul",
 ]
 
+_Numbers: TypeAlias = npt.NDArray[Any] | bytes | bytearray
+"""Numbers in a row: int32, or float32 where it says so."""
 _Rows: TypeAlias = tuple[str, int, int]
 """A matrix with contiguous rows: its dtype, "float32" or "bfloat16", address, and elements from one row to the next."""
 _Cache: TypeAlias = tuple[str, int, int, tuple[int, int, int, int]]
 """dtype, addresses of keys and values, and the shape of each: [num_blocks, block_size, kv_heads, head_dim]."""
 _Batch: TypeAlias = tuple[int, tuple[int, int], int, int, int, int]
 """Addresses of int32: block tables and their shape, slots, query starts, sequence lengths; and the number of rows."""
+_Edits: TypeAlias = tuple[int, int, int, int, int, int]
+"""Addresses of the columns of `edits.py`: starts, ids, bias, repetition, subtracted; and the number of edits."""
+_Masks: TypeAlias = tuple[int, int, tuple[int, int]]
+"""Addresses of int32 [samples], each sample's mask or -1, and of the masks; and their shape, in words of 32 bits."""
+_Columns: TypeAlias = tuple[bytearray, bytearray, bytearray, bytearray, bytearray]
 
 @final
 class Linear:
@@ -140,7 +153,103 @@ def sample(
 
     `rows` is int32 [num_samples], the row of each; None: its own. `parameters` are float32 temperatures, int32 top-k,
     float32 top-p and min-p, and float32 uniform numbers, each [num_samples]; None: all take the first of the greatest.
+    The token is -1 where no logit is above minus infinity.
     """
+
+def edit_logits(
+    num_samples: int,
+    shape: tuple[int, int],
+    logits: _Rows,
+    rows: int,
+    edits: _Edits,
+    masks: _Masks | None,
+    out: int,
+) -> None:
+    """Copy a row of logits for each sample to out, float32 [num_samples, vocabulary], mask it, then edit it.
+
+    `shape` is that of the logits, [rows, vocabulary]; `rows` is int32 [num_samples]. `IndexError` where a row, a mask
+    or a token is not there, or starts do not rise, with nothing written.
+    """
+
+def logprobs(
+    num_samples: int,
+    shape: tuple[int, int],
+    logits: _Rows,
+    rows: int,
+    chosen: int,
+    num_top: int,
+    out: tuple[int, int, int],
+) -> None:
+    """Log-probabilities of each sample's token, chosen int32 [num_samples], and of its row's likeliest tokens.
+
+    `shape` and `rows` as in `edit_logits`. Out are ids, int32, and values, float32, both [num_samples, 1 + num_top],
+    and ranks, int32 [num_samples]. `ValueError` where num_top is more than the vocabulary; `IndexError` as above.
+    """
+
+@final
+class LogitsStates:
+    """What is known of each slot's tokens, and which logits they change; for any device, as it is all on the host.
+
+    Token ids are int32 in any buffer, or their bytes. Numbers come back as the bytes of int32 or float32, writable, for
+    `numpy.frombuffer`. A slot is plain at first: it has no tokens and no edits. `ValueError` where a call does not fit;
+    it has changed nothing then, but `catch_up`, which may have gone through some rows.
+    """
+
+    def __new__(cls, num_slots: int, vocab_size: int) -> LogitsStates:
+        """`vocab_size` is that of the logits."""
+    def initialise(
+        self,
+        slot: int,
+        tokens: _Numbers,
+        num_prompt_tokens: int,
+        *,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repetition_penalty: float = 1.0,
+        bias_ids: _Numbers | None = None,
+        bias_values: _Numbers | None = None,
+        bad_words: Sequence[_Numbers] | None = None,
+        min_tokens: int = 0,
+        stop_token_ids: _Numbers | None = None,
+    ) -> None:
+        """The slot has a state from now on: all its tokens, of which the first are its prompt, and what it asked for.
+
+        Each of `bad_words` bans its last token where the output ends with the others; `stop_token_ids` are banned as
+        long as the output has fewer than `min_tokens`. Both may name what is beyond the vocabulary, which nothing can
+        choose.
+        """
+    def clear(self, slots: _Numbers) -> None:
+        """These slots are plain from now on."""
+    def copy(self, pairs: _Numbers) -> None:
+        """Copy slots by pairs of (source, destination), one after the other; a copy of a plain slot is plain."""
+    def catch_up(
+        self,
+        slots: _Numbers,
+        query_starts: _Numbers,
+        sequence_lengths: _Numbers,
+        tokens: _Numbers,
+        sampled_starts: _Numbers,
+        logits_rows: _Numbers,
+    ) -> bytearray:
+        """Learn the tokens of a step's rows up to each row's first sampled position; the sections of its plan.
+
+        Gives a byte a row: 0 where nothing is sampled or the slot is plain; 1 where the slot now knows exactly the
+        tokens up to that position; 2 where it is stale: a token is -1 and not known yet, or more is known than that.
+        Where a token of the output differs from what is known, that is forgotten from there on. `ValueError` where a
+        row begins beyond what is known.
+        """
+    def push(self, slots: _Numbers, starts: _Numbers, tokens: _Numbers) -> None:
+        """Append tokens to slots, those from `starts[i]` to `starts[i + 1]` to slot i; plain ones do not keep them."""
+    def edits(self, slots: _Numbers, draft_starts: _Numbers, drafts: _Numbers) -> _Columns:
+        """What changes at each position to be sampled: the columns of `LogitsEdits`, ids ascending and each once.
+
+        Position i is that after the tokens of slot i and the drafts from `draft_starts[i]` to `draft_starts[i + 1]`,
+        which count as output. A slot may come several times.
+        """
+    def length(self, slot: int) -> int:
+        """How many tokens are known; 0 where the slot is plain."""
+    def tokens(self, slot: int, start: int) -> bytearray:
+        """The known tokens from a position on, int32."""
 
 @final
 class Graph:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
+from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.metadata import AttentionMetadata
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -152,7 +153,8 @@ def sample(
     """Choose tokens from logits [rows, vocabulary], float32 or bfloat16 -> int32 [samples].
 
     Temperature, top-p and min-p float32, top-k int32, uniforms float32: a number a sample, all [samples]; a temperature
-    of 0 takes the first of the greatest logits. `rows` int32 [samples] is the row of logits of each; None: its own.
+    of 0 takes the first of the greatest logits. The token is -1 where no logit is above minus infinity. `rows` int32
+    [samples] is the row of logits of each; None: its own.
     """
     (samples,) = uniforms.shape
     for name, tensor, dtype in (
@@ -197,6 +199,84 @@ def _sample(logits: Tensor, samples: int, rows: Tensor | None, parameters: _Para
     )
     graph.keep(logits, *(() if rows is None else (rows,)))
     return out
+
+
+def edit_logits(
+    logits: Tensor,
+    rows: Tensor,
+    edits: LogitsEdits,
+    mask_rows: Tensor | None = None,
+    masks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    if logits.dtype not in _DTYPES:
+        return graph.not_captured(reference.edit_logits)(logits, rows, edits, mask_rows, masks, out)
+    num_rows, vocabulary = logits.shape
+    (samples,) = rows.shape
+    (num_edits,) = edits.ids.shape
+    _check_indices("rows", rows, (samples,))
+    _check_indices("starts", edits.starts, (samples + 1,))
+    _check_indices("ids", edits.ids, (num_edits,))
+    numbers = edits.bias, edits.repetition, edits.subtracted
+    for name, tensor in zip(("bias", "repetition", "subtracted"), numbers, strict=True):
+        _check_shape(name, tensor, (num_edits,))
+        _check_dtype(name, tensor, torch.float32)
+        _check_contiguous(name, tensor)
+    bias, repetition, subtracted = numbers
+    if out is None:
+        out = graph.empty((samples, vocabulary), torch.float32)
+    _check_shape("out", out, (samples, vocabulary))
+    _check_dtype("out", out, torch.float32)
+    _check_contiguous("out", out)
+    _cpu.edit_logits(
+        samples,
+        (num_rows, vocabulary),
+        _rows("logits", logits),
+        rows.data_ptr(),
+        (
+            edits.starts.data_ptr(),
+            edits.ids.data_ptr(),
+            bias.data_ptr(),
+            repetition.data_ptr(),
+            subtracted.data_ptr(),
+            num_edits,
+        ),
+        None if mask_rows is None or masks is None else _masks(samples, mask_rows, masks),
+        out.data_ptr(),
+    )
+    graph.keep(logits, rows, edits.starts, edits.ids, *numbers, out)
+    graph.keep(*(tensor for tensor in (mask_rows, masks) if tensor is not None))
+    return out
+
+
+def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    if logits.dtype not in _DTYPES:
+        return graph.not_captured(reference.logprobs)(logits, rows, chosen, num_top)
+    (samples,) = rows.shape
+    _check_indices("rows", rows, (samples,))
+    _check_indices("chosen", chosen, (samples,))
+    ids = graph.empty((samples, 1 + num_top), torch.int32)
+    values = graph.empty((samples, 1 + num_top), torch.float32)
+    ranks = graph.empty((samples,), torch.int32)
+    _cpu.logprobs(
+        samples,
+        (logits.shape[0], logits.shape[1]),
+        _rows("logits", logits),
+        rows.data_ptr(),
+        chosen.data_ptr(),
+        num_top,
+        (ids.data_ptr(), values.data_ptr(), ranks.data_ptr()),
+    )
+    graph.keep(logits, rows, chosen)
+    return ids, values, ranks
+
+
+def _masks(samples: int, mask_rows: Tensor, masks: Tensor) -> tuple[int, int, tuple[int, int]]:
+    _check_indices("mask_rows", mask_rows, (samples,))
+    _check_contiguous("masks", masks)
+    if masks.ndim != 2 or masks.dtype not in (torch.int32, torch.uint32):
+        raise ValueError(f"masks are {masks.dtype} of {masks.ndim} dimensions: give rows of int32 or uint32")
+    return mask_rows.data_ptr(), masks.data_ptr(), (masks.shape[0], masks.shape[1])
 
 
 def _rows(name: str, tensor: Tensor) -> _Rows:

@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyllm_kernels import linear, reference
+from pyllm_kernels import cpu, linear, reference
+from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.linear import PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
@@ -238,6 +239,42 @@ def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
     select("auto", cache.device).swap_blocks(cache, host_blocks, swaps)
 
 
+def edit_logits(
+    logits: Tensor,
+    rows: Tensor,
+    edits: LogitsEdits,
+    mask_rows: Tensor | None = None,
+    masks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """A float32 copy of some rows of logits, masked, then edited; logits [rows, vocabulary] -> [samples, vocabulary].
+
+    - rows int32 [samples], the row of each sample; edits have a row for each sample.
+    - masks int32 or uint32 [masks, words]: token t may come where bit t % 32 of word t // 32 is set, and its logit is
+      minus infinity where it is not or there is no such word. Bits beyond the vocabulary say nothing.
+    - mask_rows int32 [samples], the mask of each; -1: none.
+    - out float32 [samples, vocabulary], to be written to and returned: memory that is used again and again costs a CPU
+      a third of what new memory does.
+
+    A GPU does not wait for the host. On a CPU indices that are not there are an `IndexError`.
+    """
+    edit = cpu.edit_logits if logits.is_cpu else reference.edit_logits
+    return edit(logits, rows, edits, mask_rows, masks, out)
+
+
+def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of a token for each sample, and of the likeliest ones, whatever was done to its logits later.
+
+    logits [rows, vocabulary], of which the greatest is finite; rows and chosen int32 [samples], each's row and token
+    -> ids int32 and values float32 [samples, 1 + num_top], ranks int32 [samples]. First comes the token itself,
+    then the likeliest, best first, of equal ones the lower id first. The rank counts the logits that are at least as
+    great as the token's. A row's result does not depend on the others, on a GPU neither; a logit that is not a number
+    counts as minus infinity.
+    """
+    tell = cpu.logprobs if logits.is_cpu else reference.logprobs
+    return tell(logits, rows, chosen, num_top)
+
+
 def _reference() -> Kernels:
     return Kernels(
         backend="reference",
@@ -262,8 +299,6 @@ def _reference() -> Kernels:
 def _cpu(device_type: str) -> Kernels:
     if device_type != "cpu":
         raise BackendError(f"the cpu backend runs on cpu, not on {device_type}: use triton or the reference")
-    from pyllm_kernels import cpu
-
     return replace(
         _reference(),
         backend="cpu",

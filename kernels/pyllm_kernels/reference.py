@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear, in_features_of_blocks
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 _QUANTISED = {"int8", *BLOCK_BYTES}
+# Exponentials of at most 1 are summed up as whole numbers of this unit: exactly, so in any order. 2^20 of them fit.
+_EXPONENTIAL_UNIT = 2.0**-42
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
@@ -147,6 +150,42 @@ def swap_blocks(cache: Tensor, host_blocks: Tensor, swaps: Tensor) -> None:
             cache[:, :, device].copy_(host_blocks[host], non_blocking=True)
 
 
+def edit_logits(
+    logits: Tensor,
+    rows: Tensor,
+    edits: LogitsEdits,
+    mask_rows: Tensor | None = None,
+    masks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    edited = logits[rows.long()].float()  # [samples, vocabulary]
+    num_samples, vocabulary = edited.shape
+    if mask_rows is not None and masks is not None:
+        edited.masked_fill_(_banned(masks, vocabulary)[mask_rows.long()], -torch.inf)
+    starts = edits.starts.long()
+    samples = torch.arange(num_samples, device=logits.device)
+    of_edits = torch.repeat_interleave(samples, starts.diff(), output_size=len(edits.ids))
+    places = of_edits * vocabulary + edits.ids
+    biased = edited.view(-1)[places] + edits.bias
+    penalised = torch.where(biased > 0, biased / edits.repetition, biased * edits.repetition)
+    edited.view(-1)[places] = penalised - edits.subtracted
+    return edited if out is None else out.copy_(edited)
+
+
+def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    wide = logits[rows.long()].float()  # [samples, vocabulary]
+    wide = wide.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    ids = chosen.long().unsqueeze(-1)
+    ranks = (wide >= wide.gather(1, ids)).sum(-1)
+    ids = torch.cat((ids, _first_best(wide, num_top)), dim=-1)
+    greatest = wide.amax(-1, keepdim=True)
+    exponentials = (wide - greatest).exp_().nan_to_num_(nan=0.0)
+    sums = (exponentials.double() / _EXPONENTIAL_UNIT).round_().long().sum(-1, keepdim=True) * _EXPONENTIAL_UNIT
+    told = wide.gather(1, ids).double()
+    values = torch.where(told == -torch.inf, told, told - greatest.double() - sums.log())
+    return ids.int(), values.float(), ranks.int()
+
+
 def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     if packed.format not in _QUANTISED:
         return F.linear(x, packed.data)
@@ -228,3 +267,20 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor
         query.transpose(0, 1), keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
     )
     return attended.transpose(0, 1)
+
+
+def _banned(masks: Tensor, vocabulary: int) -> Tensor:
+    """Where bits are 0 or missing; bool [masks + 1, vocabulary], of which the last, mask -1, bans nothing."""
+    shifts = torch.arange(32, dtype=torch.int32, device=masks.device)
+    bits = (masks.view(torch.int32).unsqueeze(-1) >> shifts & 1).flatten(1)[:, :vocabulary]
+    banned = F.pad(bits == 0, (0, vocabulary - bits.shape[1]), value=True)
+    return F.pad(banned, (0, 0, 0, 1), value=False)
+
+
+def _first_best(numbers: Tensor, count: int) -> Tensor:
+    """The places of the greatest of each row, equal ones by ascending place; int64 [rows, count]."""
+    bits = (numbers + 0.0).view(torch.int32)  # 0 has two signs, of which this leaves one.
+    ordered = bits ^ (bits >> 31 & 0x7FFFFFFF)  # As floats are ordered.
+    places = torch.arange(numbers.shape[1], device=numbers.device)
+    keys = (ordered.long() << 32) + (0xFFFFFFFF - places)
+    return 0xFFFFFFFF - (keys.topk(count, dim=-1).values & 0xFFFFFFFF)

@@ -19,7 +19,7 @@ _CHUNK = 4096
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor, rows: Tensor
 ) -> Tensor:
-    """Tokens int32 [samples], by `pyllm/workers/sampler.py`'s rules.
+    """Tokens int32 [samples], by `pyllm/workers/sampler.py`'s rules; -1 where no logit is above minus infinity.
 
     logits float32 [rows, vocabulary], each row contiguous; the others [samples] on the same device: float32, `top_k`
     int32 (0: off), `rows` int32, the row of logits that each sample is drawn from.
@@ -69,7 +69,9 @@ def _sample_kernel(
     row_ptr = logits_ptr + tl.load(rows_ptr + sample).to(tl.int64) * logits_stride
     temperature = tl.load(temperature_ptr + sample)
     largest, first_largest = _largest(row_ptr, VOCABULARY, LANES, PARTS)
-    if temperature == 0:
+    if largest == float("-inf"):
+        tl.store(tokens_ptr + sample, -1)
+    elif temperature == 0:
         tl.store(tokens_ptr + sample, first_largest)
     else:
         top_k = tl.load(top_k_ptr + sample)
@@ -99,7 +101,7 @@ def _sample_kernel(
 
 @triton.jit
 def _largest(row_ptr, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
-    """The largest logit and its first id."""
+    """The largest logit and its first id; minus infinity where none is a number."""
     lanes = tl.arange(0, LANES)
     best = tl.full([LANES], float("-inf"), dtype=tl.float32)
     ids = tl.full([LANES], VOCABULARY, dtype=tl.int32)
@@ -111,8 +113,7 @@ def _largest(row_ptr, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.c
             best = tl.where(better, logits, best)
             ids = tl.where(better, tokens, ids)
     largest = tl.max(best, axis=0)
-    first = tl.min(tl.where(best == largest, ids, VOCABULARY), axis=0)
-    return largest, tl.where(first == VOCABULARY, 0, first)
+    return largest, tl.min(tl.where(best == largest, ids, VOCABULARY), axis=0)
 
 
 @triton.jit

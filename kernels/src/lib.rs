@@ -7,14 +7,18 @@ mod attention;
 mod blocks;
 mod cache;
 mod capture;
+mod edit_logits;
 mod graph;
 mod isa;
 mod linear;
+mod logits_states;
+mod logprobs;
 mod norm;
 mod op;
 mod ops;
 mod packed;
 mod rope;
+mod row;
 mod sampling;
 mod scratch;
 mod threads;
@@ -219,7 +223,11 @@ mod _cpu {
     #[pymodule_export]
     use super::capture::{Graph, Lease};
     #[pymodule_export]
-    use super::ops::{copy_blocks, paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul};
+    use super::logits_states::LogitsStates;
+    #[pymodule_export]
+    use super::ops::{
+        copy_blocks, edit_logits, logprobs, paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul,
+    };
     #[pymodule_export]
     use super::{Linear, forget_threads, instruction_set, num_threads, set_num_threads};
 }

@@ -12,9 +12,11 @@ use crate::activation::SiluAndMul;
 use crate::attention::{Batch, PagedAttention};
 use crate::blocks::CopyBlocks;
 use crate::cache::Cache;
+use crate::edit_logits::{EditLogits, Edits, Masks};
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
 use crate::linear::Element;
+use crate::logprobs::Logprobs;
 use crate::norm::{RmsNorm, Stream};
 use crate::op::{Indices, Op, Rows};
 use crate::pool;
@@ -205,6 +207,75 @@ pub(crate) unsafe fn sample(
     let rows = rows.map(Indices);
     // SAFETY: as the caller promises.
     unsafe { execute(py, Sampling { samples: num_samples, logits, num_rows, vocabulary, rows, parameters, out }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
+pub(crate) unsafe fn edit_logits(
+    py: Python<'_>,
+    num_samples: usize,
+    shape: (usize, usize),
+    logits: Rows,
+    rows: usize,
+    edits: Edits,
+    masks: Option<Masks>,
+    out: usize,
+) -> PyResult<()> {
+    let (num_rows, vocabulary) = shape;
+    let rows = Indices(rows);
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, EditLogits { samples: num_samples, logits, num_rows, vocabulary, rows, edits, masks, out }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
+pub(crate) unsafe fn logprobs(
+    py: Python<'_>,
+    num_samples: usize,
+    shape: (usize, usize),
+    logits: Rows,
+    rows: usize,
+    chosen: usize,
+    num_top: usize,
+    out: (usize, usize, usize),
+) -> PyResult<()> {
+    let ((num_rows, vocabulary), (ids, values, ranks)) = (shape, out);
+    if vocabulary > i32::MAX as usize || num_top > vocabulary {
+        return Err(PyValueError::new_err(format!(
+            "the {num_top} likeliest of {vocabulary} tokens: ask for that many at most"
+        )));
+    }
+    let (rows, chosen) = (Indices(rows), Indices(chosen));
+    let op = Logprobs { samples: num_samples, logits, num_rows, vocabulary, rows, chosen, num_top, ids, values, ranks };
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, op) }
+}
+
+/// Addresses of starts, ids, bias, repetition and what is subtracted, and the number of edits.
+impl<'py> FromPyObject<'_, 'py> for Edits {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (starts, ids, bias, repetition, subtracted, count) =
+            object.extract::<(usize, usize, usize, usize, usize, usize)>()?;
+        Ok(Self { starts: Indices(starts), count, ids: Indices(ids), bias, repetition, subtracted })
+    }
+}
+
+/// Addresses of each sample's mask and of the masks, and their shape.
+impl<'py> FromPyObject<'_, 'py> for Masks {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (rows, address, (count, words_each)) = object.extract::<(usize, usize, (usize, usize))>()?;
+        Ok(Self { rows: Indices(rows), address, count, words_each })
+    }
 }
 
 /// dtype, address, elements from one row to the next.

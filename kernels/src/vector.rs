@@ -70,6 +70,10 @@ pub(crate) trait Vector: Copy {
     fn first(self, count: usize, other: Self) -> Self;
     /// Where `self >= bound`, `self`, and zero elsewhere.
     fn at_least(self, bound: Self) -> Self;
+    /// The lanes where `self >= bound`: bit i is lane i.
+    fn lanes_at_least(self, bound: Self) -> u32;
+    /// The lanes whose bit is set, and `other`'s where it is not.
+    fn select(self, lanes: u32, other: Self) -> Self;
     /// The lower bfloat16 of each word, and the upper one.
     fn bfloat16_pairs(self) -> [Self; 2];
     /// Lane `i` and lane `i + 8` are added, then of what that gives lane `i` and `i + 4`, and so on.

@@ -7,10 +7,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pyllm.workers.sampler import sample_by_kernel
-from tests.workers.test_sampler import Parameters, naive, rows
+from tests.distribution import (
+    CASES,
+    Parameters,
+    even_grid,
+    exact,
+    ignoring,
+    is_spread_as,
+    known_logits,
+)
+from tests.workers.test_sampler import naive, rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLAIN = (1.0, 0, 1.0, 0.0)
+NUM_DRAWS = 60
 
 
 def sample(logits: np.ndarray, parameters: list[Parameters], uniforms: list[float], drawn_from: list[int]) -> list[int]:
@@ -68,6 +78,28 @@ def test_it_chooses_as_a_naive_loop_does(chosen: list[Parameters], seed: int, sp
             for shift in (-1e-6, 0, 1e-6)
         }
         assert token in near
+
+
+@pytest.mark.parametrize("case", ["cold", "top_k, top_p", "hot, top_p, min_p"])
+def test_tokens_spread_as_all_parameters_together_say(case: str) -> None:
+    """By an even grid of few numbers: Triton's interpreter takes a tenth of a second for each."""
+    logits, parameters = known_logits(), CASES[case]
+    drawn = sample(logits[None], [parameters] * NUM_DRAWS, even_grid(NUM_DRAWS).tolist(), [0] * NUM_DRAWS)
+    assert is_spread_as(np.array(drawn), exact(logits, parameters))
+    told = ignoring(logits, parameters)
+    assert len(told) == len(case.split(", "))
+    for name, others in told.items():
+        assert not is_spread_as(np.array(drawn), others), f"{name} makes no difference"
+
+
+@pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), PLAIN, (1.0, 3, 0.9, 0.1)])
+def test_where_nothing_is_left_the_token_is_minus_one(parameters: Parameters) -> None:
+    logits = np.full((4, 3000), -np.inf, np.float32)
+    logits[1, 7] = -1e30  # Little, but something.
+    logits[2] = np.nan
+    logits[3, :10] = np.nan
+    logits[3, 40] = 0.0
+    assert sample(logits, [parameters] * 4, [0.7] * 4, [0, 1, 2, 3]) == [-1, 7, -1, 40]
 
 
 @pytest.mark.parametrize("vocabulary", [1, 3, 1024, 5000])

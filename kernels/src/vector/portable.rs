@@ -119,6 +119,23 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
+    fn lanes_at_least(self, bound: Self) -> u32 {
+        let lanes = self.0.into_iter().zip(bound.0).enumerate();
+        lanes.fold(0, |bits, (lane, (a, bound))| bits | u32::from(a >= bound) << lane)
+    }
+
+    #[inline(always)]
+    fn select(self, lanes: u32, other: Self) -> Self {
+        let mut selected = other.0;
+        for (lane, (to, own)) in selected.iter_mut().zip(self.0).enumerate() {
+            if lanes >> lane & 1 == 1 {
+                *to = own;
+            }
+        }
+        Self(selected)
+    }
+
+    #[inline(always)]
     fn bfloat16_pairs(self) -> [Self; 2] {
         let bits = self.0.map(f32::to_bits);
         [Self(bits.map(|bits| f32::from_bits(bits << 16))), Self(bits.map(|bits| f32::from_bits(bits & 0xffff_0000)))]

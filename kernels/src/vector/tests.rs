@@ -130,6 +130,31 @@ fn exp_at_its_ends() {
     }
 }
 
+struct AtLeast(f32);
+
+impl Operation for AtLeast {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        // SAFETY: `input` exists.
+        let (bound, zero) = unsafe { (V::splat(self.0), V::splat(0.0)) };
+        input.select(input.lanes_at_least(bound), zero)
+    }
+}
+
+proptest! {
+    #[test]
+    fn lanes_are_told_and_selected_one_by_one(
+        x in prop::array::uniform16(prop_oneof![-3..3_i8, Just(100)]), bound in -3..3_i8,
+    ) {
+        let x = x.map(|x| if x == 100 { f32::NAN } else { x.into() });
+        let bound = f32::from(bound);
+        let expected = x.map(|x| if x >= bound { x } else { 0.0 });
+        for isa in Isa::available() {
+            prop_assert_eq!(map(isa, &x, AtLeast(bound)), expected);
+        }
+    }
+}
+
 #[test]
 fn a_square_is_transposed() {
     let square: Vec<f32> = (0..256_u16).map(f32::from).collect();

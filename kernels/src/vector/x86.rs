@@ -6,17 +6,18 @@ use std::arch::x86_64::{
     _mm_max_ps, _mm_max_ss, _mm_movehl_ps, _mm_packus_epi32, _mm_prefetch, _mm_shuffle_ps, _mm_storeu_si128,
     _mm256_add_epi32, _mm256_add_ps, _mm256_and_ps, _mm256_and_si256, _mm256_blendv_epi8, _mm256_blendv_ps,
     _mm256_castpd_ps, _mm256_castps_si256, _mm256_castps256_ps128, _mm256_castsi256_ps, _mm256_castsi256_si128,
-    _mm256_cmp_ps, _mm256_cmpgt_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32, _mm256_div_ps,
-    _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps,
-    _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_round_ps, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setr_epi32, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_sub_ps,
-    _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_and_epi32, _mm512_castpd_ps,
-    _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256, _mm512_castsi512_ps, _mm512_cmp_ps_mask,
-    _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtps_epi32, _mm512_cvtss_f32, _mm512_div_ps,
-    _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_epi32, _mm512_mask_blend_ps,
-    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_epi32, _mm512_roundscale_ps,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps,
-    _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm256_cmp_ps, _mm256_cmpeq_epi32, _mm256_cmpgt_epi32, _mm256_cvtepu16_epi32, _mm256_cvtps_epi32, _mm256_cvtss_f32,
+    _mm256_div_ps, _mm256_extractf128_ps, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_max_ps,
+    _mm256_min_ps, _mm256_movemask_ps, _mm256_mul_ps, _mm256_or_si256, _mm256_permute2f128_ps, _mm256_round_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_shuffle_ps, _mm256_slli_epi32, _mm256_srli_epi32,
+    _mm256_storeu_ps, _mm256_sub_ps, _mm256_unpackhi_ps, _mm256_unpacklo_ps, _mm512_add_epi32, _mm512_add_ps,
+    _mm512_and_epi32, _mm512_castpd_ps, _mm512_castps_pd, _mm512_castps_si512, _mm512_castps512_ps256,
+    _mm512_castsi512_ps, _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu16_epi32, _mm512_cvtps_epi32,
+    _mm512_cvtss_f32, _mm512_div_ps, _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_blend_epi32,
+    _mm512_mask_blend_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_ps, _mm512_mul_ps, _mm512_or_epi32,
+    _mm512_roundscale_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_shuffle_f32x4, _mm512_slli_epi32,
+    _mm512_srli_epi32, _mm512_storeu_ps, _mm512_sub_ps, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd,
+    _mm512_unpacklo_ps,
 };
 use std::mem::transmute;
 
@@ -243,6 +244,18 @@ impl Vector for Avx512 {
     fn at_least(self, bound: Self) -> Self {
         // SAFETY: see above.
         Self(unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, bound.0), self.0) })
+    }
+
+    #[inline(always)]
+    fn lanes_at_least(self, bound: Self) -> u32 {
+        // SAFETY: see above.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(self.0, bound.0).into() }
+    }
+
+    #[inline(always)]
+    fn select(self, lanes: u32, other: Self) -> Self {
+        // SAFETY: see above.
+        Self(unsafe { _mm512_mask_blend_ps(lanes as u16, other.0, self.0) })
     }
 
     #[inline(always)]
@@ -480,6 +493,30 @@ impl Vector for Avx2 {
     fn at_least(self, bound: Self) -> Self {
         // SAFETY: see above.
         self.with(bound, |a, bound| unsafe { _mm256_and_ps(a, _mm256_cmp_ps::<_CMP_GE_OQ>(a, bound)) })
+    }
+
+    #[inline(always)]
+    fn lanes_at_least(self, bound: Self) -> u32 {
+        // SAFETY: see above.
+        let [lower, upper] = self.with(bound, |a, bound| unsafe { _mm256_cmp_ps::<_CMP_GE_OQ>(a, bound) }).0;
+        // SAFETY: see above.
+        unsafe { (_mm256_movemask_ps(lower) | _mm256_movemask_ps(upper) << 8).cast_unsigned() }
+    }
+
+    #[inline(always)]
+    fn select(self, lanes: u32, other: Self) -> Self {
+        // SAFETY: see above.
+        unsafe {
+            let lower = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+            let wanted = [lower, _mm256_slli_epi32::<8>(lower)].map(|bits| {
+                let set = _mm256_and_si256(_mm256_set1_epi32(lanes.cast_signed()), bits);
+                _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bits))
+            });
+            Self([
+                _mm256_blendv_ps(other.0[0], self.0[0], wanted[0]),
+                _mm256_blendv_ps(other.0[1], self.0[1], wanted[1]),
+            ])
+        }
     }
 
     #[inline(always)]

@@ -1,0 +1,133 @@
+"""`edit_logits` of the reference and of Rust against a loop over tokens; odd sizes, and what is refused."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyllm_kernels import LogitsEdits, cpu, edit_logits, reference
+
+from tests.kernels.logits_cases import edits_of, masks_of
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+NOTHING = edits_of([{}])
+
+EditLogits = Callable[..., torch.Tensor]
+IMPLEMENTATIONS: dict[str, EditLogits] = {"reference": reference.edit_logits, "cpu": cpu.edit_logits}
+
+
+def naive(logits: np.ndarray, edits: dict[int, tuple[float, float, float]], allowed: set[int] | None) -> list[float]:
+    """One row, token by token, in the order and precision of the specification."""
+    edited = []
+    for token, logit in enumerate(logits):
+        bias, repetition, subtracted = map(np.float32, edits.get(token, (0.0, 1.0, 0.0)))
+        biased = (np.float32(-np.inf) if allowed is not None and token not in allowed else logit) + bias
+        penalised = biased / repetition if biased > 0 else biased * repetition
+        edited.append(float(penalised - subtracted))
+    return edited
+
+
+@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("edit", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+@given(data=st.data())
+def test_rows_are_copied_then_masked_then_edited(edit: EditLogits, dtype: torch.dtype, data: st.DataObject) -> None:
+    num_rows, vocabulary = data.draw(st.integers(1, 4)), data.draw(st.sampled_from([1, 5, 31, 32, 33, 64, 100]))
+    logits = (torch.randn(num_rows, vocabulary + 3) * 4).to(dtype)[:, :vocabulary]  # Rows lie apart.
+    tokens = st.integers(0, vocabulary - 1)
+    numbers = st.tuples(
+        st.sampled_from([0.0, 1.5, -2.0, -math.inf]), st.sampled_from([1.0, 1.3, 0.6]), st.sampled_from([0.0, 0.7, -2])
+    )
+    edits = data.draw(st.lists(st.dictionaries(tokens, numbers, max_size=6), max_size=5))
+    rows = data.draw(st.lists(st.integers(0, num_rows - 1), min_size=len(edits), max_size=len(edits)))
+    # More words than the vocabulary needs, or fewer.
+    num_words = data.draw(st.integers(0, 5))
+    allowed = data.draw(st.lists(st.sets(st.integers(0, max(32 * num_words - 1, 0)), max_size=40), max_size=3))
+    allowed = [tokens if num_words else set() for tokens in allowed]
+    mask_rows = data.draw(st.lists(st.integers(-1, len(allowed) - 1), min_size=len(edits), max_size=len(edits)))
+    edited = edit(
+        logits,
+        torch.tensor(rows, dtype=torch.int32),
+        edits_of(edits),
+        torch.tensor(mask_rows, dtype=torch.int32),
+        masks_of(allowed, num_words),
+    )
+    assert edited.dtype is torch.float32
+    assert edited.shape == (len(edits), vocabulary)
+    expected = [
+        naive(logits[row].float().numpy(), changes, allowed[mask] if mask >= 0 else None)
+        for row, changes, mask in zip(rows, edits, mask_rows, strict=True)
+    ]
+    assert edited.tolist() == expected
+
+
+@pytest.mark.parametrize("edit", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_without_masks_rows_are_only_edited(edit: EditLogits) -> None:
+    logits = torch.randn(3, 40)
+    rows = torch.tensor([2, 2], dtype=torch.int32)
+    edits = edits_of([{}, {7: (1.0, 1.0, 0.0)}])
+    edited = edit(logits, rows, edits)
+    assert torch.equal(edited[0], logits[2])
+    assert edited[1, 7] == logits[2, 7] + 1
+    logits[2, 0] = 99  # It is a copy.
+    assert edited[0, 0] != 99
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("edit", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
+def test_the_output_may_be_given(edit: EditLogits, dtype: torch.dtype) -> None:
+    logits, row, edits = torch.randn(1, 40).to(dtype), torch.zeros(1, dtype=torch.int32), edits_of([{3: (1.0, 1.0, 0)}])
+    out = torch.full((1, 40), torch.nan)
+    assert edit(logits, row, edits, out=out) is out
+    assert torch.equal(out, edit(logits, row, edits))
+
+
+def test_masks_may_be_unsigned() -> None:
+    logits, row = torch.randn(1, 40), torch.zeros(1, dtype=torch.int32)
+    masks = masks_of([{0, 31, 39}], 2)
+    expected = reference.edit_logits(logits, row, NOTHING, row, masks)
+    for edit in IMPLEMENTATIONS.values():
+        assert torch.equal(edit(logits, row, NOTHING, row, masks.view(torch.uint32)), expected)
+    assert expected.isfinite().nonzero()[:, 1].tolist() == [0, 31, 39]
+
+
+def test_the_device_picks_the_version_and_edits_move_to_it() -> None:
+    logits, rows = torch.randn(4, 300), torch.tensor([3, 0], dtype=torch.int32)
+    edits = edits_of([{5: (-math.inf, 1.0, 0.0), 6: (0.5, 1.2, 0.1)}, {}])
+    masks = masks_of([set(range(0, 300, 3))], 10)
+    mask_rows = torch.tensor([-1, 0], dtype=torch.int32)
+    expected = reference.edit_logits(logits, rows, edits, mask_rows, masks)
+    moved = edits.to(DEVICE)
+    assert moved.ids.device.type == DEVICE.type
+    edited = edit_logits(logits.to(DEVICE), rows.to(DEVICE), moved, mask_rows.to(DEVICE), masks.to(DEVICE))
+    assert torch.equal(edited.cpu(), expected)
+    for device in ("meta", "cpu"):  # What is moved keeps its shapes and dtypes.
+        there = edits.to(torch.device(device))
+        assert [(x.shape, x.dtype) for x in (there.starts, there.bias)] == [((3,), torch.int32), ((2,), torch.float32)]
+
+
+def test_what_a_pointer_cannot_say_is_checked() -> None:
+    logits, row = torch.randn(2, 40), torch.zeros(1, dtype=torch.int32)
+    masks = masks_of([{0}], 2)
+    with pytest.raises(ValueError, match=r"rows is torch\.int64: give torch\.int32"):
+        cpu.edit_logits(logits, row.long(), NOTHING)
+    with pytest.raises(ValueError, match=r"starts is of shape \[2\]: it must be of \[3\]"):
+        cpu.edit_logits(logits, row.repeat(2), NOTHING)
+    with pytest.raises(ValueError, match=r"bias is of shape \[0\]: it must be of \[1\]"):
+        cpu.edit_logits(logits, row, LogitsEdits(row.repeat(2), row, NOTHING.bias, NOTHING.bias, NOTHING.bias))
+    with pytest.raises(ValueError, match=r"masks are torch\.int64 of 2 dimensions: give rows of int32 or uint32"):
+        cpu.edit_logits(logits, row, NOTHING, row, masks.long())
+    with pytest.raises(ValueError, match=r"mask_rows is of shape \[2\]: it must be of \[1\]"):
+        cpu.edit_logits(logits, row, NOTHING, row.repeat(2), masks)
+    with pytest.raises(ValueError, match=r"out is of shape \[2, 40\]: it must be of \[1, 40\]"):
+        cpu.edit_logits(logits, row, NOTHING, out=torch.empty(2, 40))
+    with pytest.raises(IndexError, match="row of sample 0 is 2: it must be from 0 to 1"):
+        cpu.edit_logits(logits, row + 2, NOTHING)
+    with pytest.raises(IndexError, match="mask of sample 0 is 1: it must be from -1 to 0"):
+        cpu.edit_logits(logits, row, NOTHING, row + 1, masks)
+    with pytest.raises(IndexError, match="token of edit 0 is 40: it must be from 0 to 39"):
+        cpu.edit_logits(logits, row, edits_of([{40: (0.0, 1.0, 0.0)}]))
