@@ -39,6 +39,8 @@ class Plan(Buffer):
     - `swaps` [3 * W], (direction, block, host block) triples: 0 copies to the host, 1 from it; all of 0 come first
     - `slot_copies` [2 * F], (source, destination) pairs
     - `slot_inits` [I], slots; `sampling_starts` [I + 1]; `sampling`, the bytes given to `add`, end to end
+    - `history_starts` [I + 1]; `histories`, of stateful requests all known tokens, prompt and output, end to end;
+      `history_prompts` [I], how many of them are the prompt's (0 without a history)
 
     A worker applies slot copies, slot initialisations, table changes, swaps and block copies, in that order, then
     computes. An initialisation comes with the slot's whole block-table row. A slot copy takes over the row and the
@@ -142,6 +144,10 @@ class Scheduler:
         tenant: str = "",
         cache_salt: str = "",
         adapter: str = "",
+        stateful: bool = False,
+        prompt_logprobs: bool = False,
+        beam_width: int = 0,
+        length_penalty: float = 1.0,
     ) -> None:
         """Queue a request. `(client, request)` names it: uint32, uint64, never used again.
 
@@ -153,10 +159,17 @@ class Scheduler:
         from token to token; `priority`, `policy_key` and targets are for the policies that look at them, see
         `reconfigure`. Requests share cached blocks where `tenant`, `cache_salt` and `adapter` are all equal.
 
+        The worker of a `stateful` request is told all known tokens when its slot is initialised, and may sample none,
+        or more than planned, see `commit`. With `prompt_logprobs` all of the prompt is computed, whatever is cached.
+
+        With a `beam_width`, which is `n`, the samples are what a beam search finds, best first by their log-probability
+        over the power `length_penalty` of their length, and told at its end alone, each token with its log-probability
+        and its rank among the candidates. It can be neither stateful nor resumed, and excludes `prompt_logprobs`.
+
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """
     def abort(self, client: int, request: int, sample: int = -1) -> bool:
-        """End a request, or one sample of it (-1: all), with a final delta.
+        """End a request, or one sample of it (-1: all), with a final delta. A beam search ends as a whole.
 
         False: there is no such sample, or it has finished. Never an error, since a client may be late or wrong.
         """
@@ -177,23 +190,46 @@ class Scheduler:
 
         May be called again before the step is committed. Raises `SchedulerError` if `now` (seconds) goes back.
         """
-    def commit(self, step: int, starts: Buffer, tokens: Buffer, seconds: float = 0.0) -> list[int]:
+    def commit(
+        self,
+        step: int,
+        starts: Buffer,
+        tokens: Buffer,
+        seconds: float = 0.0,
+        logprobs: tuple[bytes, bytes, bytes, bytes, bytes, bytes] | None = None,
+    ) -> list[int]:
         """Take the tokens of the oldest step in flight: row i sampled `tokens[starts[i]:starts[i + 1]]` (int32 both).
 
         A row with drafts may have sampled fewer positions than planned; its drafts count as far as they equal what was
-        sampled. Tokens of a sequence that has ended meanwhile are dropped. `seconds`: what the step took, 0 if that was
-        not measured. Gives the clients that have deltas to take. Raises
-        `SchedulerError` if the step is not in flight or not the oldest, or the shape is not what the plan asked for.
+        sampled. A row of a stateful request may have none, where the worker was not ready: its last token is planned
+        again, and its rows in flight come to nothing. Such a row of one sample may have any number: the drafts that the
+        worker has accepted, the token it sampled, and those that are forced to follow; they all count, up to the
+        sample's end. Tokens of a sequence that has ended meanwhile are dropped. `seconds`: what the step took, 0 if
+        that was not measured. `logprobs`: the columns of `messages.Logprobs`; each token of a prompt once since its
+        slot was initialised, in order, from the second on; of a beam's row with the first token the 2 * `beam_width`
+        likeliest, by which it goes on. Gives the clients that have deltas to take. Raises
+        `SchedulerError` if the step is not in flight or not the oldest, or the shape is not what the plan asked for;
+        nothing changes then.
+        """
+    def request_of(self, step: int, row: int) -> tuple[int, int] | None:
+        """Client and request of a row of a step in flight; None where that has ended meanwhile.
+
+        Raises `SchedulerError` if the step is not in flight, or has no such row.
         """
     def pending_clients(self) -> list[int]:
         """The clients that have deltas to take, longest waiting first."""
-    def take_deltas(self, client: int) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None:
-        """What is new for a client since the last call, one row a sample; None if nothing is.
+    def take_deltas(
+        self, client: int
+    ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None:
+        """What is new for a client since the last call; None if nothing is.
 
-        Columns: request ids (uint64), samples (int32), offsets of the first new token in the sample's output (int32),
-        token starts (int32, one more than rows), tokens (int32), finish codes (uint8: 0 goes on, 1 stop, 2 length,
-        3 abort, 5 deadline), prompt tokens found in the prefix cache at first admission (int32). Holds the interpreter
-        lock meanwhile.
+        One row a sample, and before it one more for what is told of its prompt.
+        Columns: request ids (uint64), samples (int32), offsets of the first new token in the sample's output (int32,
+        negative where a row begins with tokens of the prompt), token starts (int32, one more than rows), tokens
+        (int32), finish codes (uint8: 0 goes on, 1 stop, 2 length, 3 abort, 5 deadline), prompt tokens found in the
+        prefix cache at first admission (int32); then log-probabilities, all empty where no token has any: starts
+        (int32, one more than tokens), ids (int32), values (float32), ranks (int32). Holds the interpreter lock
+        meanwhile.
         """
     def lose_device(self) -> None:
         """The device and all it held are gone: what ran returns to its place in the queue, to be computed anew.
@@ -267,11 +303,12 @@ class Scheduler:
         """Gauges and counters. Sequences (samples), not requests, run, wait and are held.
 
         Gauges: `num_requests`, `num_running`, `num_waiting` (preempted and swapped included), `num_held`,
-        `num_loading`; `num_blocks`, `num_free_blocks` (with those that the prefix cache still knows),
-        `num_used_blocks`, `num_cached_blocks`, `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`,
-        `num_cached_host_blocks`. Counters: `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline),
-        `prefix_queries`, `prefix_hits` and of those `host_prefix_hits` (tokens, at first admission),
-        `num_computed_tokens`, `num_steps`, `num_drafts`, `num_accepted_drafts`, `num_failed_loads`.
+        `num_paused` (beams that were preempted and wait for their siblings), `num_loading`; `num_blocks`,
+        `num_free_blocks` (with those that the prefix cache still knows), `num_used_blocks`, `num_cached_blocks`,
+        `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
+        `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and
+        of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`, `num_drafts`,
+        `num_accepted_drafts`, `num_failed_loads`.
         """
 
 def replay(recording: bytes) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 from pyllm import _rust
 from pyllm.messages import PLAN_SECTIONS, plan_offsets
+from tests.plan_reader import read_plan
 
 LIMITS = {
     "block_size": 4,
@@ -59,12 +60,23 @@ def test_a_plan_is_a_read_only_buffer_of_its_sections():
     view = memoryview(plan)
     assert (view.readonly, view.contiguous, view.format, view.ndim) == (True, True, "B", 1)
     assert (plan.step, plan.num_tokens, plan.num_rows) == (0, 5, 1)
-    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6]
+    assert plan.counts == [5, 5, 5, 2, 1, 1, 1, 2, 1, 2, 2, 2, 0, 0, 0, 1, 2, 6, 2, 0, 1]
     *offsets, size = plan_offsets(tuple(plan.counts))
     assert all(offset % 64 == 0 for offset in offsets)
     assert view.nbytes == size
     assert np.frombuffer(view[:20], np.int32).tolist() == [1, 2, 3, 4, 5]
-    assert bytes(view[offsets[-1] :]) == b"opaque"
+    assert bytes(view[offsets[17] :][:6]) == b"opaque"
+
+
+def test_the_plan_of_a_stateful_request_has_its_tokens():
+    scheduler = make_scheduler()
+    outputs = [(int32(4, 5), False)]
+    scheduler.add(0, 7, int32(1, 2, 3), seed=0, max_tokens=4, stateful=True, outputs=outputs)
+    scheduler.add(0, 8, int32(1, 2, 3), seed=0, max_tokens=4, outputs=outputs)
+    sections = read_plan(planned(scheduler))
+    assert sections["histories"].tolist() == [1, 2, 3, 4, 5]
+    assert sections["history_starts"].tolist() == [0, 5, 5]
+    assert sections["history_prompts"].tolist() == [3, 0]
 
 
 def test_a_view_outlives_its_plan():
@@ -97,10 +109,11 @@ def test_commit_takes_any_buffer_of_bytes_or_int32(buffer: Callable[[bytes], Any
     scheduler.add(3, 2**64 - 1, int32(1, 2), seed=0, max_tokens=1, stop_token_ids=int32(9, 42))
     assert scheduler.commit(planned(scheduler).step, buffer(int32(0, 1)), buffer(int32(42))) == [3]
     assert scheduler.pending_clients() == [3]
-    requests, samples, offsets, starts, tokens, finishes, cached = scheduler.take_deltas(3) or ()
+    requests, samples, offsets, starts, tokens, finishes, cached, *logprobs = scheduler.take_deltas(3) or ()
     assert requests == struct.pack("<Q", 2**64 - 1)
     assert (samples, offsets, starts, tokens, cached) == (int32(0), int32(0), int32(0, 1), int32(42), int32(0))
     assert finishes == b"\x01"
+    assert logprobs == [b""] * 4
     assert scheduler.take_deltas(3) is None
 
 
@@ -123,6 +136,53 @@ def test_a_result_of_another_shape_is_refused_and_the_right_one_then_taken(start
     with pytest.raises(_rust.SchedulerError, match=problem):
         scheduler.commit(plan.step, starts, tokens)
     assert scheduler.commit(plan.step, int32(0, 1), int32(5)) == [0]
+
+
+def test_log_probabilities_go_through_and_those_of_the_prompt_come_first():
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1, 2, 3), seed=0, max_tokens=2, prompt_logprobs=True)
+    scheduler.add(0, 2, int32(1), seed=0, max_tokens=2)
+    values = struct.pack("<4f", -0.5, -0.25, -1.5, -2.0)
+    logprobs = (int32(0, 2, 2), int32(2, 3), int32(0, 1, 2, 4, 4), int32(2, 3, 5, 9), values, int32(4, 3, 1, 2))
+    wrong = (*logprobs[:1], int32(2, 4), *logprobs[2:])
+    step = planned(scheduler).step
+    with pytest.raises(_rust.SchedulerError, match="row 0 tells of 2 tokens that do not follow the prompt's first 1"):
+        scheduler.commit(step, int32(0, 1, 2), int32(5, 6), logprobs=wrong)
+    with pytest.raises(_rust.SchedulerError, match="logprob_values has 15 bytes; float32"):
+        scheduler.commit(step, int32(0, 1, 2), int32(5, 6), logprobs=(*logprobs[:4], values[:-1], logprobs[5]))
+    scheduler.commit(step, int32(0, 1, 2), int32(5, 6), logprobs=logprobs)
+    requests, _, offsets, starts, tokens, _, _, *columns = scheduler.take_deltas(0) or ()
+    assert (requests, offsets) == (struct.pack("<3Q", 1, 1, 2), int32(-2, 0, 0))
+    assert (starts, tokens) == (int32(0, 2, 3, 4), int32(2, 3, 5, 6))
+    assert columns == [int32(0, 1, 2, 4, 4), *logprobs[3:]]
+
+
+def test_a_beam_search_goes_on_by_log_probabilities_and_gives_its_best():
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1, 2, 3), seed=0, max_tokens=1, n=2, beam_width=2, length_penalty=0.5)
+    step = planned(scheduler).step
+    with pytest.raises(_rust.SchedulerError, match="row 0 is a beam's and has 0 candidates of 4"):
+        scheduler.commit(step, int32(0, 2), int32(9, 9))
+    values = struct.pack("<5f", -8.0, -0.5, -1.5, -2.0, -2.5)
+    logprobs = (int32(0, 0), b"", int32(0, 5, 5), int32(9, 4, 5, 6, 7), values, int32(9, 1, 2, 3, 4))
+    scheduler.commit(step, int32(0, 2), int32(9, 9), logprobs=logprobs)
+    _, samples, offsets, _, tokens, finishes, _, *columns = scheduler.take_deltas(0) or ()
+    assert (samples, offsets, tokens, finishes) == (int32(0, 1), int32(0, 0), int32(4, 5), b"\x02\x02")
+    assert columns == [int32(0, 1, 2), int32(4, 5), struct.pack("<2f", -0.5, -1.5), int32(1, 2)]
+
+
+def test_a_row_of_a_step_in_flight_has_a_request_until_it_ends():
+    scheduler = make_scheduler()
+    scheduler.add(3, 8, int32(1, 2), seed=0, max_tokens=1)
+    step = planned(scheduler).step
+    assert scheduler.request_of(step, 0) == (3, 8)
+    with pytest.raises(_rust.SchedulerError, match="names row 1, and the plan has 1"):
+        scheduler.request_of(step, 1)
+    with pytest.raises(_rust.SchedulerError, match="step 1 is not in flight"):
+        scheduler.request_of(step + 1, 0)
+    scheduler.abort(3, 8)
+    assert scheduler.request_of(step, 0) is None
+    scheduler.commit(step, int32(0, 0), int32())
 
 
 def test_what_is_not_a_buffer_is_a_type_error():
@@ -157,6 +217,9 @@ def test_what_is_not_a_buffer_is_a_type_error():
         ({"outputs": [(b"xx", False)]}, "outputs has 2 bytes"),
         ({"outputs": [(int32(1), False), (b"", False)]}, "outputs has 2 samples and n is 1"),
         ({"outputs": [(int32(1), True)]}, "all samples are finished"),
+        ({"beam_width": 2}, "n is 1 and beam_width 2"),
+        ({"beam_width": -1}, "beam_width is -1"),
+        ({"length_penalty": float("nan")}, "length_penalty must be a finite number"),
         ({"outputs": [(int32(1, 2, 3, 4), False)]}, "sample 0 has 4 output tokens of at most 4"),
     ],
 )

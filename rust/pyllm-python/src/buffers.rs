@@ -53,11 +53,20 @@ impl Plan {
 
 /// Token ids from packed little-endian int32.
 pub(crate) fn ids_from_bytes(name: &str, packed: &[u8]) -> PyResult<Vec<i32>> {
+    Ok(words(name, "int32", packed)?.map(i32::from_le_bytes).collect())
+}
+
+/// Packed little-endian float32.
+pub(crate) fn floats_from_bytes(name: &str, packed: &[u8]) -> PyResult<Vec<f32>> {
+    Ok(words(name, "float32", packed)?.map(f32::from_le_bytes).collect())
+}
+
+fn words<'a>(name: &str, kind: &str, packed: &'a [u8]) -> PyResult<impl Iterator<Item = [u8; 4]> + use<'a>> {
     if packed.len() % 4 != 0 {
         let length = packed.len();
-        return Err(SchedulerError::new_err(format!("{name} has {length} bytes; int32 take a multiple of 4")));
+        return Err(SchedulerError::new_err(format!("{name} has {length} bytes; {kind} take a multiple of 4")));
     }
-    Ok(packed.chunks_exact(4).map(|id| i32::from_le_bytes([id[0], id[1], id[2], id[3]])).collect())
+    Ok(packed.chunks_exact(4).map(|word| [word[0], word[1], word[2], word[3]]))
 }
 
 /// The same from any buffer, of bytes or of int32.

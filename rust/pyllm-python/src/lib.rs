@@ -8,21 +8,21 @@ mod settings;
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId};
+use pyllm_scheduler::{ClientId, Config, Error, LoadId, LogprobEntries, Logprobs, Output, Request, RequestId, StepId};
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
-use buffers::{Plan, bytes, ids_from_buffer, ids_from_bytes};
+use buffers::{Plan, bytes, floats_from_bytes, ids_from_buffer, ids_from_bytes};
 use numbers::Number;
 use settings::changed;
 
 create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
 create_exception!(pyllm._rust, NeverFitsError, SchedulerError, "A request too large to ever run.");
 
-type Columns<'py> = [Bound<'py, PyBytes>; 7];
+type Columns<'py> = [Bound<'py, PyBytes>; 11];
 
 #[pyclass(frozen, module = "pyllm._rust")]
 struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
@@ -49,10 +49,12 @@ impl Scheduler {
         client, request, prompt, *, seed, max_tokens, min_tokens = Number(Ok(0)), n = Number(Ok(1)),
         stop_token_ids = b"".as_slice(), sampling = b"".as_slice(), outputs = vec![], arrival = Number(Ok(0.0)),
         deadline = None, ttft_target = None, tpot_target = None, priority = Number(Ok(0)),
-        policy_key = Number(Ok(0.0)), tenant = "", cache_salt = "", adapter = ""
+        policy_key = Number(Ok(0.0)), tenant = "", cache_salt = "", adapter = "", stateful = false,
+        prompt_logprobs = false, beam_width = Number(Ok(0)), length_penalty = Number(Ok(1.0))
     ), text_signature = "(self, client, request, prompt, *, seed, max_tokens, min_tokens=0, n=1, stop_token_ids=b'', \
         sampling=b'', outputs=(), arrival=0.0, deadline=None, ttft_target=None, tpot_target=None, priority=0, \
-        policy_key=0.0, tenant='', cache_salt='', adapter='')")]
+        policy_key=0.0, tenant='', cache_salt='', adapter='', stateful=False, prompt_logprobs=False, beam_width=0, \
+        length_penalty=1.0)")]
     fn add(
         &self,
         py: Python<'_>,
@@ -75,6 +77,10 @@ impl Scheduler {
         tenant: &str,
         cache_salt: &str,
         adapter: &str,
+        stateful: bool,
+        prompt_logprobs: bool,
+        beam_width: Number<u32>,
+        length_penalty: Number<f64>,
     ) -> PyResult<()> {
         let outputs = outputs
             .into_iter()
@@ -90,6 +96,10 @@ impl Scheduler {
             min_tokens: min_tokens.named("min_tokens")?,
             stop_token_ids: ids_from_bytes("stop_token_ids", stop_token_ids)?,
             sampling: sampling.to_vec(),
+            stateful,
+            prompt_logprobs,
+            beam_width: beam_width.named("beam_width")?,
+            length_penalty: length_penalty.named("length_penalty")?,
             outputs: outputs.collect::<PyResult<_>>()?,
             arrival: arrival.named("arrival")?,
             deadline: deadline.map(|seconds| seconds.named("deadline")).transpose()?,
@@ -142,7 +152,8 @@ impl Scheduler {
         Ok(self.call(py, |scheduler| scheduler.schedule(now))?.map(Plan))
     }
 
-    #[pyo3(signature = (step, starts, tokens, seconds = Number(Ok(0.0))), text_signature = "(self, step, starts, tokens, seconds=0.0)")]
+    #[pyo3(signature = (step, starts, tokens, seconds = Number(Ok(0.0)), logprobs = None),
+        text_signature = "(self, step, starts, tokens, seconds=0.0, logprobs=None)")]
     fn commit(
         &self,
         py: Python<'_>,
@@ -150,14 +161,22 @@ impl Scheduler {
         starts: &Bound<'_, PyAny>,
         tokens: &Bound<'_, PyAny>,
         seconds: Number<f64>,
+        logprobs: Option<[PyBackedBytes; 6]>,
     ) -> PyResult<Vec<u32>> {
         let (step, seconds) = (StepId(step.named("step")?), seconds.named("seconds")?);
         let starts = ids_from_buffer("starts", starts)?;
         let tokens = ids_from_buffer("tokens", tokens)?;
+        let logprobs = logprobs.map(|columns| logprobs_from_bytes(&columns)).transpose()?;
         self.call(py, |scheduler| {
-            let clients = scheduler.commit(step, &starts, &tokens, seconds)?;
+            let clients = scheduler.commit(step, &starts, &tokens, seconds, logprobs.as_ref())?;
             Ok(clients.iter().map(|client| client.0).collect())
         })
+    }
+
+    fn request_of(&self, py: Python<'_>, step: Number<u64>, row: Number<usize>) -> PyResult<Option<(u32, u64)>> {
+        let (step, row) = (StepId(step.named("step")?), row.named("row")?);
+        let name = self.call(py, |scheduler| scheduler.request_of(step, row))?;
+        Ok(name.map(|(client, request)| (client.0, request.0)))
     }
 
     fn pending_clients(&self, py: Python<'_>) -> PyResult<Vec<u32>> {
@@ -176,6 +195,10 @@ impl Scheduler {
             bytes(py, &deltas.tokens, i32::to_le_bytes)?,
             bytes(py, &deltas.finishes, u8::to_le_bytes)?,
             bytes(py, &deltas.cached_tokens, i32::to_le_bytes)?,
+            bytes(py, &deltas.logprobs.starts, i32::to_le_bytes)?,
+            bytes(py, &deltas.logprobs.ids, i32::to_le_bytes)?,
+            bytes(py, &deltas.logprobs.values, f32::to_le_bytes)?,
+            bytes(py, &deltas.logprobs.ranks, i32::to_le_bytes)?,
         ]))
     }
 
@@ -339,6 +362,21 @@ impl Scheduler {
 
 fn name(client: Number<u32>, request: Number<u64>) -> PyResult<(ClientId, RequestId)> {
     Ok((ClientId(client.named("client")?), RequestId(request.named("request")?)))
+}
+
+fn logprobs_from_bytes(
+    [prompt_starts, prompt_tokens, starts, ids, values, ranks]: &[PyBackedBytes; 6],
+) -> PyResult<Logprobs> {
+    Ok(Logprobs {
+        prompt_starts: ids_from_bytes("prompt_starts", prompt_starts)?,
+        prompt_tokens: ids_from_bytes("prompt_tokens", prompt_tokens)?,
+        entries: LogprobEntries {
+            starts: ids_from_bytes("logprob_starts", starts)?,
+            ids: ids_from_bytes("logprob_ids", ids)?,
+            values: floats_from_bytes("logprob_values", values)?,
+            ranks: ids_from_bytes("ranks", ranks)?,
+        },
+    })
 }
 
 /// The one place where the crate's errors become exceptions.

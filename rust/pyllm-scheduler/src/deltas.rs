@@ -5,16 +5,19 @@ use std::collections::HashMap;
 
 use crate::arena::{Arena, Key};
 use crate::ids::{ClientId, RequestId};
+use crate::logprobs::{LogprobEntries, LogprobView};
 use crate::request::Finish;
 
-/// One row per sample that has news. Row i's tokens are `tokens[token_starts[i]..token_starts[i + 1]]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// One row per sample that has news, and one before it for news of its prompt. Row i's tokens are
+/// `tokens[token_starts[i]..token_starts[i + 1]]`.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeltaColumns {
     /// Request ids.
     pub requests: Vec<u64>,
     /// Sample indices.
     pub samples: Vec<i32>,
-    /// Position of the row's first new token in its sample's output.
+    /// Position of the row's first new token in its sample's output; negative for tokens of the prompt, told for their
+    /// log-probabilities.
     pub offsets: Vec<i32>,
     /// One entry more than there are rows.
     pub token_starts: Vec<i32>,
@@ -24,14 +27,17 @@ pub struct DeltaColumns {
     pub finishes: Vec<u8>,
     /// Prompt tokens found in the prefix cache when the sample was first admitted.
     pub cached_tokens: Vec<i32>,
+    /// Log-probabilities of `tokens`.
+    pub logprobs: LogprobEntries,
 }
 
 /// One sample's news.
 pub(crate) struct Delta<'a> {
     pub(crate) request: RequestId,
     pub(crate) sample: u32,
-    pub(crate) offset: u32,
+    pub(crate) offset: i32,
     pub(crate) tokens: &'a [i32],
+    pub(crate) logprobs: Option<LogprobView<'a>>, // of at least these tokens
     pub(crate) finish: Finish,
     pub(crate) cached_tokens: u32,
 }
@@ -111,9 +117,11 @@ impl Outbox {
         }
         self.taken.clear();
         std::mem::swap(&mut self.taken, &mut client.columns);
+        self.taken.logprobs.complete(self.taken.tokens.len());
         if std::mem::take(&mut client.rounds) > 1 {
             self.taken = self.taken.merged();
         }
+        self.taken.logprobs.complete(self.taken.tokens.len());
         self.pending.retain(|&pending| pending != id);
         self.forget_idle(key);
         Some(&self.taken)
@@ -141,15 +149,7 @@ impl Outbox {
 
 impl DeltaColumns {
     fn new() -> Self {
-        Self {
-            requests: Vec::new(),
-            samples: Vec::new(),
-            offsets: Vec::new(),
-            token_starts: vec![0],
-            tokens: Vec::new(),
-            finishes: Vec::new(),
-            cached_tokens: Vec::new(),
-        }
+        Self { token_starts: vec![0], ..Self::default() }
     }
 
     /// Rows.
@@ -170,7 +170,10 @@ impl DeltaColumns {
     fn push(&mut self, delta: &Delta<'_>) {
         self.requests.push(delta.request.0);
         self.samples.push(delta.sample as i32);
-        self.offsets.push(delta.offset as i32);
+        self.offsets.push(delta.offset);
+        if let Some(logprobs) = delta.logprobs {
+            self.logprobs.push(self.tokens.len(), logprobs, delta.tokens.len());
+        }
         self.tokens.extend_from_slice(delta.tokens);
         self.token_starts.push(self.tokens.len() as i32);
         self.finishes.push(delta.finish as u8);
@@ -185,25 +188,30 @@ impl DeltaColumns {
         self.tokens.clear();
         self.finishes.clear();
         self.cached_tokens.clear();
+        self.logprobs.clear();
     }
 
-    /// The same news with one row a sample: a sample's later tokens and finish join its first row.
+    /// The same news with one row a sample: a sample's later tokens and finish join its first row. What is told of its
+    /// prompt has a row of its own, which the output of one that is resumed does not follow.
     fn merged(&self) -> Self {
         let mut order: Vec<usize> = (0..self.len()).collect();
-        order.sort_by_key(|&row| (self.requests[row], self.samples[row])); // stable: a sample's rows stay in order
+        let name = |row: usize| (self.requests[row], self.samples[row], self.offsets[row] >= 0);
+        order.sort_by_key(|&row| name(row)); // stable: a sample's rows stay in order
+        let mut previous = None;
         let mut merged = Self::new();
         for row in order {
-            let sample = (self.requests[row], self.samples[row]);
-            let last = merged.requests.last().copied().zip(merged.samples.last().copied());
-            if last == Some(sample) {
+            if let Some(logprobs) = self.logprobs.view(self.token_starts[row] as usize) {
+                merged.logprobs.push(merged.tokens.len(), logprobs, self.row_tokens(row).len());
+            }
+            if previous.replace(name(row)) == Some(name(row)) {
                 let end = merged.len();
                 merged.tokens.extend_from_slice(self.row_tokens(row));
                 merged.token_starts[end] = merged.tokens.len() as i32;
                 merged.finishes[end - 1] = self.finishes[row];
                 merged.cached_tokens[end - 1] = self.cached_tokens[row];
             } else {
-                merged.requests.push(sample.0);
-                merged.samples.push(sample.1);
+                merged.requests.push(self.requests[row]);
+                merged.samples.push(self.samples[row]);
                 merged.offsets.push(self.offsets[row]);
                 merged.tokens.extend_from_slice(self.row_tokens(row));
                 merged.token_starts.push(merged.tokens.len() as i32);
@@ -219,8 +227,9 @@ impl DeltaColumns {
 mod tests {
     use super::*;
 
-    fn delta(request: u64, offset: u32, tokens: &[i32], finish: Finish) -> Delta<'_> {
-        Delta { request: RequestId(request), sample: 0, offset, tokens, finish, cached_tokens: 0 }
+    fn delta(request: u64, offset: i32, tokens: &[i32], finish: Finish) -> Delta<'_> {
+        let request = RequestId(request);
+        Delta { request, sample: 0, offset, tokens, logprobs: None, finish, cached_tokens: 0 }
     }
 
     #[test]
@@ -231,7 +240,7 @@ mod tests {
             outbox.begin_round();
             for request in [8, 7] {
                 let finish = if token == 12 && request == 8 { Finish::Stop } else { Finish::None };
-                outbox.push(key, &delta(request, offset as u32, &[token], finish));
+                outbox.push(key, &delta(request, offset as i32, &[token], finish));
             }
         }
         assert_eq!(outbox.pending(), [ClientId(3)]);
@@ -242,6 +251,26 @@ mod tests {
         assert_eq!(columns.tokens, [10, 11, 12, 10, 11, 12]);
         assert_eq!(columns.finishes, [0, 1]);
         assert!(outbox.take(ClientId(3)).is_none() && outbox.pending().is_empty());
+    }
+
+    #[test]
+    fn log_probabilities_stay_with_their_tokens_when_rows_merge() {
+        let mut outbox = Outbox::new();
+        let key = outbox.open(ClientId(3));
+        let entries =
+            LogprobEntries { starts: vec![0, 1, 3], ids: vec![1, 2, 3], values: vec![-1.0; 3], ranks: vec![4, 5, 6] };
+        for (request, offset) in [(8, -4), (7, 0), (8, -2), (8, 3), (8, 5), (9, 0)] {
+            outbox.begin_round();
+            let logprobs = if request == 8 { entries.view(0) } else { None };
+            outbox.push(key, &Delta { logprobs, ..delta(request, offset, &[10, 11], Finish::None) });
+        }
+        let columns = outbox.take(ClientId(3)).unwrap();
+        assert_eq!((&columns.requests[..], &columns.offsets[..]), (&[7, 8, 8, 9][..], &[0, -4, 3, 0][..]));
+        assert_eq!(columns.token_starts, [0, 2, 6, 10, 12]);
+        assert_eq!(columns.logprobs.starts, [0, 0, 0, 1, 3, 4, 6, 7, 9, 10, 12, 12, 12]);
+        assert_eq!(columns.logprobs.ids, [1, 2, 3].repeat(4));
+        outbox.push(key, &delta(7, 2, &[12], Finish::None));
+        assert_eq!(outbox.take(ClientId(3)).unwrap().logprobs, LogprobEntries::default());
     }
 
     #[test]

@@ -34,6 +34,8 @@ pub enum Error {
         num_prompt_tokens: u32,
         /// Output tokens asked for.
         max_tokens: u32,
+        /// Beams of a beam search, which are there at once; 0: none.
+        beam_width: u32,
         /// Tokens whose keys and values must be held at once.
         num_tokens: u32,
         /// Blocks for them.
@@ -168,22 +170,30 @@ impl fmt::Display for Error {
             Self::NeverFits {
                 num_prompt_tokens,
                 max_tokens,
+                beam_width,
                 num_tokens,
                 needed,
                 num_blocks,
                 max_pinned_blocks,
                 block_size,
             } => {
+                let (with, each, lower) = match beam_width {
+                    0 => (String::new(), "", "max_tokens"),
+                    width => {
+                        (format!(" and beam_width {width}"), " in each beam, together", "max_tokens or beam_width")
+                    }
+                };
                 write!(
                     formatter,
-                    "a prompt of {num_prompt_tokens} tokens with max_tokens {max_tokens} holds {num_tokens} tokens in \
-                     {needed} blocks of {block_size}, and the KV cache has {num_blocks} blocks ({} tokens)",
+                    "a prompt of {num_prompt_tokens} tokens with max_tokens {max_tokens}{with} holds {num_tokens} \
+                     tokens{each} in {needed} blocks of {block_size}, and the KV cache has {num_blocks} blocks \
+                     ({} tokens)",
                     num_blocks * block_size
                 )?;
                 if *max_pinned_blocks > 0 {
                     write!(formatter, ", of which max_pinned_blocks {max_pinned_blocks} are for pins")?;
                 }
-                formatter.write_str("; shorten the prompt, lower max_tokens, or enlarge the KV cache")
+                write!(formatter, "; shorten the prompt, lower {lower}, or enlarge the KV cache")
             }
             Self::UnknownRequest { client, request } => {
                 write!(formatter, "client {client} has no live request {request}; it has finished or was never added")

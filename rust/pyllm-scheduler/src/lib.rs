@@ -17,7 +17,7 @@
 //!
 //! let plan = scheduler.schedule(0.0)?.expect("a request waits");
 //! assert_eq!((plan.num_tokens(), plan.num_rows()), (3, 1));
-//! scheduler.commit(plan.step, &[0, 1], &[42], 0.0)?; // the worker computed the plan and sampled token 42
+//! scheduler.commit(plan.step, &[0, 1], &[42], 0.0, None)?; // the worker computed the plan and sampled token 42
 //!
 //! let deltas = scheduler.take_deltas(client).expect("there is news");
 //! assert_eq!((&deltas.requests[..], &deltas.tokens[..]), (&[1][..], &[42][..]));
@@ -34,8 +34,13 @@
 //!   last in the order gives up its own: to the host, or to be computed anew, whichever costs less.
 //! - The samples of a fresh request share one prefill. When it is committed they fork: a fork shares all blocks, and
 //!   whoever writes to a shared block first takes a copy.
+//! - The beams of a **beam search** are sequences that fork at every token. One that knows what may follow it waits for its
+//!   siblings; then the best go on. At the end the best that are complete become the request's samples.
 //! - Several steps may be in flight. A sequence whose last token is on its way is planned with token -1; what turns out
 //!   to be needless is dropped at commit.
+//! - The worker may choose the tokens of a **stateful** request by all that came before. It is told them when a slot is
+//!   initialised. A row of such a request may come back without a token, and its last one is planned again, or with more
+//!   than were planned, and those that follow are computed next.
 //! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence, on the device or on
 //!   the host.
 //! - Each sequence that got no tokens in a step has one reason (`explain`).
@@ -49,10 +54,12 @@ mod scheduler;
 mod policy;
 mod plan;
 mod deltas;
+mod logprobs;
 mod record;
 
 mod arena;
 mod sequence;
+mod beams;
 mod queue;
 mod growth;
 mod output_lengths;
@@ -73,6 +80,7 @@ pub use error::{Error, Result};
 pub use events::{Events, KvEvent, Snapshot, Tier};
 pub use hash::BlockHash;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
+pub use logprobs::{LogprobEntries, Logprobs};
 pub use philox::uniform;
 pub use plan::{ALIGNMENT, Plan, SECTIONS};
 pub use record::{Input, Replay, replay};

@@ -1,5 +1,5 @@
 //! The plan of one step: flat arrays in one buffer, laid out as the kernels want them. Its size grows with rows and new
-//! tokens, never with context. Knows nothing of why a row is there.
+//! tokens, and with context only where a stateful request's slot is initialised. Knows nothing of why a row is there.
 //!
 //! A worker applies a plan in this order: slot copies, slot initialisations, table changes, swaps, block copies, the
 //! forward pass. Swaps to the host come before those from it: what is taken out may be overwritten in the same plan, and
@@ -14,7 +14,7 @@ pub const ALIGNMENT: usize = 64;
 /// Name and element of each section, in order: i is int32, f is float32 (little endian both), B is a byte.
 ///
 /// With T tokens, R rows, S sampled positions, K table changes and I slot initialisations:
-pub const SECTIONS: [(&str, char); 18] = [
+pub const SECTIONS: [(&str, char); 21] = [
     ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
     ("positions", 'i'),        // [T]
     ("slot_mapping", 'i'),     // [T] block * block_size + offset
@@ -33,6 +33,9 @@ pub const SECTIONS: [(&str, char); 18] = [
     ("slot_inits", 'i'),       // [I] slots
     ("sampling_starts", 'i'),  // [I + 1]
     ("sampling", 'B'),         // the requests' `sampling` bytes, end to end
+    ("history_starts", 'i'),   // [I + 1]
+    ("histories", 'i'),        // of stateful requests all known tokens, prompt and output, end to end
+    ("history_prompts", 'i'),  // [I] how many of them are the prompt's; 0 without a history
 ];
 
 /// What one step computes.
@@ -79,6 +82,9 @@ pub(crate) struct Draft {
     slot_inits: Vec<i32>,
     sampling_starts: Vec<i32>,
     sampling: Vec<u8>,
+    history_starts: Vec<i32>,
+    histories: Vec<i32>,
+    history_prompts: Vec<i32>,
 }
 
 impl Draft {
@@ -100,20 +106,30 @@ impl Draft {
             &mut self.slot_copies,
             &mut self.slot_inits,
             &mut self.sampling_starts,
+            &mut self.history_starts,
+            &mut self.histories,
+            &mut self.history_prompts,
         ] {
             section.clear();
         }
         self.uniforms.clear();
         self.sampling.clear();
-        for starts in [&mut self.query_starts, &mut self.sampled_starts, &mut self.sampling_starts] {
+        for starts in
+            [&mut self.query_starts, &mut self.sampled_starts, &mut self.sampling_starts, &mut self.history_starts]
+        {
             starts.push(0);
         }
     }
 
-    pub(crate) fn initialise_slot(&mut self, slot: Slot, sampling: &[u8]) {
+    /// `history` is the prompt and the output so far, of a stateful request; both are empty else.
+    pub(crate) fn initialise_slot(&mut self, slot: Slot, sampling: &[u8], history: (&[i32], &[i32])) {
         self.slot_inits.push(slot.0 as i32);
         self.sampling.extend_from_slice(sampling);
         self.sampling_starts.push(self.sampling.len() as i32);
+        self.histories.extend_from_slice(history.0);
+        self.histories.extend_from_slice(history.1);
+        self.history_starts.push(self.histories.len() as i32);
+        self.history_prompts.push(history.0.len() as i32);
     }
 
     pub(crate) fn change_table(&mut self, slot: Slot, index: usize, block: BlockId) {
@@ -172,6 +188,9 @@ impl Draft {
             Section::Ints(&self.slot_inits),
             Section::Ints(&self.sampling_starts),
             Section::Bytes(&self.sampling),
+            Section::Ints(&self.history_starts),
+            Section::Ints(&self.histories),
+            Section::Ints(&self.history_prompts),
         ];
         let size = sections.iter().fold(0, |end, section| aligned(end) + section.bytes().len());
         let mut buffer = Vec::with_capacity(size);
@@ -225,15 +244,16 @@ mod tests {
         draft.tokens.extend(0..17);
         draft.sample_at(0, 0.5);
         draft.end_row(Slot(2), 40);
-        draft.initialise_slot(Slot(2), b"abc");
+        draft.initialise_slot(Slot(2), b"abc", (&[7, 8], &[9]));
         let plan = draft.finish(StepId(9));
-        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3]);
+        assert_eq!(plan.counts, [17, 0, 0, 2, 1, 1, 1, 2, 1, 0, 0, 0, 0, 0, 0, 1, 2, 3, 2, 3, 1]);
         assert_eq!((plan.num_tokens(), plan.num_rows()), (17, 1));
         // 17 int32 end in the second line; every other section that is not empty takes one line.
         assert_eq!(plan.buffer[64..68], 16_i32.to_le_bytes());
         assert_eq!(plan.buffer[128..136], [0, 0, 0, 0, 17, 0, 0, 0]);
-        assert_eq!(plan.buffer.len(), 2 * 64 + 8 * 64 + 3);
-        assert!(plan.buffer.ends_with(b"abc"));
+        assert_eq!(plan.buffer.len(), 2 * 64 + 11 * 64 + 4);
+        assert!(plan.buffer[2 * 64 + 8 * 64..].starts_with(b"abc"));
+        assert!(plan.buffer.ends_with(&2_i32.to_le_bytes()));
     }
 
     #[test]
@@ -248,7 +268,7 @@ mod tests {
         draft.copy_block(BlockId(1), BlockId(3));
         draft.copy_slot(Slot(1), Slot(0));
         draft.swap_out(BlockId(1), HostBlockId(0));
-        draft.initialise_slot(Slot(1), b"x");
+        draft.initialise_slot(Slot(1), b"x", (&[1], &[2]));
         draft.clear();
         assert_eq!(draft.finish(StepId(0)), empty);
     }

@@ -6,14 +6,15 @@ use serde::{Deserialize, Serialize};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, LoadId, RequestId, StepId};
+use crate::logprobs::Logprobs;
 use crate::plan::Plan;
 use crate::request::{Finish, Request};
 use crate::scheduler::{Scheduler, Stats};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-const MAGIC: &[u8] = b"pyllm scheduler recording 1\n";
+const MAGIC: &[u8] = b"pyllm scheduler recording 2\n";
 
-/// One call that changed a scheduler.
+/// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "each is the method of its name, with its arguments")]
 pub enum Input {
@@ -23,7 +24,7 @@ pub enum Input {
     Release { client: ClientId, request: RequestId },
     DropClient { client: ClientId },
     Schedule { now: f64 },
-    Commit { step: StepId, starts: Vec<i32>, tokens: Vec<i32>, seconds: f64 },
+    Commit { step: StepId, starts: Vec<i32>, tokens: Vec<i32>, seconds: f64, logprobs: Option<Logprobs> },
     LoseDevice,
     Propose { client: ClientId, request: RequestId, sample: u32, drafts: Vec<i32> },
     Fork { client: ClientId, request: RequestId, sample: u32, last_token: i32 },
@@ -126,7 +127,9 @@ impl Scheduler {
             Input::Release { client, request } => self.release(client, request)?,
             Input::DropClient { client } => self.drop_client(client),
             Input::Schedule { now } => drop(self.schedule(now)?),
-            Input::Commit { step, starts, tokens, seconds } => drop(self.commit(step, &starts, &tokens, seconds)?),
+            Input::Commit { step, starts, tokens, seconds, logprobs } => {
+                self.commit(step, &starts, &tokens, seconds, logprobs.as_ref())?;
+            }
             Input::LoseDevice => self.lose_device(),
             Input::Propose { client, request, sample, drafts } => self.propose(client, request, sample, &drafts)?,
             Input::Fork { client, request, sample, last_token } => {

@@ -27,6 +27,15 @@ pub struct Request {
     pub stop_token_ids: Vec<i32>,
     /// What the worker needs to choose a token: opaque here, handed to it when a slot is initialised.
     pub sampling: Vec<u8>,
+    /// Whether the worker chooses its tokens by all that came before: it is told them when a slot is initialised, and may
+    /// give none for a row, or more than were planned.
+    pub stateful: bool,
+    /// Whether the worker tells log-probabilities of the prompt, for which all of it is computed.
+    pub prompt_logprobs: bool,
+    /// Beams of a beam search, whose best sequences become the `n` samples; 0: each sample is drawn.
+    pub beam_width: u32,
+    /// The power of a beam's length by which its log-probability is divided.
+    pub length_penalty: f64,
     /// To resume: what each of the `n` samples has already. Empty for a fresh request.
     pub outputs: Vec<Output>,
     /// When it came, in the seconds of `Scheduler::schedule`'s clock. First come, first served goes by this.
@@ -85,6 +94,11 @@ impl Request {
         (self.prompt.len() as u32).saturating_add(self.max_tokens).min(config.max_model_len)
     }
 
+    /// How many of its likeliest next tokens a beam competes with.
+    pub(crate) fn num_candidates(&self) -> usize {
+        2 * self.beam_width as usize
+    }
+
     /// Errors: the first thing that makes the request impossible, whatever else runs.
     pub(crate) fn validate(&self, config: &Config) -> Result<()> {
         self.validate_fields(config)?;
@@ -93,13 +107,19 @@ impl Request {
             return Err(Error::PromptTooLong { num_tokens, max_model_len: config.max_model_len });
         }
         self.validate_outputs(config)?;
+        self.validate_beams(config)?;
         // The last token is never computed, so its keys and values need no place.
         let num_tokens = self.max_length(config) - 1;
-        let needed = config.blocks_for(num_tokens);
+        // Beams share the blocks that the prompt fills.
+        let num_shared = self.prompt.len() as u32 / config.block_size;
+        let num_own = u64::from(config.blocks_for(num_tokens).saturating_sub(num_shared));
+        let needed = u64::from(num_shared) + num_own * u64::from(self.beam_width.max(1));
+        let needed = u32::try_from(needed).unwrap_or(u32::MAX);
         if needed > config.num_unpinned_blocks() {
             return Err(Error::NeverFits {
                 num_prompt_tokens: self.prompt.len() as u32,
                 max_tokens: self.max_tokens,
+                beam_width: self.beam_width,
                 num_tokens,
                 needed,
                 num_blocks: config.num_blocks,
@@ -134,9 +154,44 @@ impl Request {
         }
         finite("arrival", self.arrival)?;
         finite("policy_key", self.policy_key)?;
+        finite("length_penalty", self.length_penalty)?;
         self.deadline.map_or(Ok(()), |seconds| finite("deadline", seconds))?;
         self.ttft_target.map_or(Ok(()), |seconds| positive("ttft_target", seconds))?;
         self.tpot_target.map_or(Ok(()), |seconds| positive("tpot_target", seconds))
+    }
+
+    fn validate_beams(&self, config: &Config) -> Result<()> {
+        let beam_width = self.beam_width;
+        if beam_width == 0 {
+            return Ok(());
+        }
+        if self.n != beam_width {
+            let n = self.n;
+            return refuse(format!(
+                "n is {n} and beam_width {beam_width}; a beam search gives as many as it has beams"
+            ));
+        }
+        if u64::from(config.vocab_size) < 2 * u64::from(beam_width) {
+            let vocab_size = config.vocab_size;
+            return refuse(format!(
+                "beam_width {beam_width} takes the {} likeliest tokens, and vocab_size is {vocab_size}; lower it to at \
+                 most {}",
+                2 * u64::from(beam_width),
+                vocab_size / 2
+            ));
+        }
+        if self.stateful || self.prompt_logprobs {
+            let field = if self.stateful { "stateful" } else { "prompt_logprobs" };
+            return refuse(format!(
+                "{field} excludes beam_width, whose candidates are the model's own; leave out either"
+            ));
+        }
+        if !self.outputs.is_empty() {
+            return refuse(
+                "a beam search tells nothing before its end and starts anew; leave outputs empty".to_owned(),
+            );
+        }
+        Ok(())
     }
 
     fn validate_outputs(&self, config: &Config) -> Result<()> {

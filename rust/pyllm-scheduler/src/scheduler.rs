@@ -3,6 +3,7 @@
 
 mod admission;
 mod audit;
+mod beams;
 mod branches;
 mod commit;
 mod explain;
@@ -10,6 +11,7 @@ mod holds;
 mod loads;
 mod planning;
 mod preemption;
+mod prompts;
 mod ranking;
 mod settings;
 mod stats;
@@ -17,6 +19,7 @@ mod stats;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::arena::{Arena, Key};
+use crate::beams::BeamSearch;
 use crate::config::Config;
 use crate::deltas::{Delta, DeltaColumns, Outbox};
 use crate::error::{Error, Result};
@@ -30,7 +33,7 @@ use crate::policy::{Policy, policy};
 use crate::queue::{Queue, QueueKey};
 use crate::record::{Input, Recorder};
 use crate::request::{Finish, Request};
-use crate::sequence::{LiveRequest, Sample, Sequence, State};
+use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
 use crate::step_times::StepTimes;
 
 pub use explain::{Decision, Explanation, Reason};
@@ -49,6 +52,7 @@ pub struct Scheduler {
     queue: Queue,
     running: Vec<Key<Sequence>>, // in the order of the policy, first to be served first
     num_held: usize,
+    num_paused: usize,
     cache: KvCache,
     free_slots: Vec<Slot>,
     slot_copies: Vec<(Slot, Slot)>, // (source, destination), for the next plan
@@ -75,7 +79,7 @@ pub struct Scheduler {
     lagging: Vec<Key<Sequence>>,
     reordered: Vec<(QueueKey, Key<Sequence>)>,
     copied: Vec<BlockId>, // by the plan being made, each with one reference of its own
-    forked: Vec<(Key<Sequence>, i32)>,
+    forked: Vec<(Key<Sequence>, usize)>, // and which of the sampled tokens is its own
 }
 
 /// A planned step.
@@ -93,6 +97,9 @@ struct Row {
     num_samples: u32,
     /// Whether all its positions but the first verify drafts.
     is_verifying: bool,
+    is_stateful: bool,
+    /// Whether its first position says how a beam goes on.
+    is_beam: bool,
 }
 
 impl Scheduler {
@@ -109,6 +116,7 @@ impl Scheduler {
             queue: Queue::new(),
             running: Vec::new(),
             num_held: 0,
+            num_paused: 0,
             cache: KvCache::new(cache_limits(&config)),
             free_slots: all_slots(&config),
             slot_copies: Vec::new(),
@@ -167,6 +175,8 @@ impl Scheduler {
         };
         let expected_output = request.max_tokens.min(self.output_lengths.mean().ceil() as u32);
         let deadline = request.deadline;
+        let max_length = request.max_length(&self.config);
+        let search = (request.beam_width > 0).then(|| BeamSearch::new(&request, max_length));
         let live = LiveRequest {
             request,
             client,
@@ -178,6 +188,7 @@ impl Scheduler {
             num_unfinished,
             hold: None,
             offer: None,
+            search,
             expected_output,
         };
         let key = self.requests.insert(live);
@@ -194,13 +205,16 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request, or one sample of it, with a final delta. False: it is not there, and has probably finished.
+    /// Ends a request, or one sample of it, with a final delta; a beam search ends as a whole. False: it is not there, and has probably finished.
     pub fn abort(&mut self, client: ClientId, request: RequestId, sample: Option<u32>) -> bool {
         let Some(&key) = self.request_keys.get(&(client, request)) else { return false };
         self.record(|| Input::Abort { client, request, sample });
+        let live = &self.requests[key];
+        let all = 0..live.samples.len() as u32;
         let samples = match sample {
+            None => all,
+            Some(sample) if live.search.is_some() && all.contains(&sample) => all,
             Some(sample) => sample..sample.saturating_add(1),
-            None => 0..self.requests[key].samples.len() as u32,
         };
         self.outbox.begin_round();
         let mut found = false;
@@ -226,6 +240,21 @@ impl Scheduler {
         self.outbox.remove(client);
     }
 
+    /// Whose row it is in a step in flight; `None` if that has ended meanwhile.
+    ///
+    /// Errors: `UnknownStep`, `Sampled` for a row that the step has not.
+    pub fn request_of(&self, step: StepId, row: usize) -> Result<Option<(ClientId, RequestId)>> {
+        let Some(planned) = self.steps.iter().find(|planned| planned.id == step) else {
+            return Err(Error::UnknownStep { step });
+        };
+        let Some(of) = planned.rows.get(row) else {
+            let problem = format!("it names row {row}, and the plan has {}", planned.rows.len());
+            return Err(Error::Sampled { step, problem });
+        };
+        let request = self.sequences.get(of.sequence).map(|sequence| &self.requests[sequence.request].request);
+        Ok(request.map(|request| (request.client, request.id)))
+    }
+
     /// The clients that have deltas to take, longest waiting first.
     pub fn pending_clients(&self) -> &[ClientId] {
         self.outbox.pending()
@@ -245,7 +274,7 @@ impl Scheduler {
             sequence.host_blocks.clear();
             sequence.num_computed = 0;
             sequence.num_in_flight = 0;
-            sequence.is_verifying = false;
+            sequence.awaits_commit = false;
             sequence.may_share = false;
             sequence.load = None;
             if sequence.state == State::Swapped {
@@ -311,6 +340,9 @@ impl Scheduler {
             tpot_target: live.request.tpot_target,
             num_prompt_tokens: live.request.prompt.len() as u32,
             max_length: live.request.max_length(&self.config),
+            beam: if live.search.is_some() { Beam::Computing } else { Beam::None },
+            is_stateful: live.request.stateful,
+            num_prompt_told: 1,
             service: self.queue.request_floor(live.lane),
             last_token_at: live.request.arrival,
             output,
@@ -320,12 +352,16 @@ impl Scheduler {
         self.enqueue(key, State::Waiting);
     }
 
-    /// Puts a sequence that is nowhere into the queue.
+    /// Puts a sequence that is nowhere into the queue, unless there is nothing to compute of it yet.
     fn enqueue(&mut self, key: Key<Sequence>, state: State) {
         let sequence = &mut self.sequences[key];
-        sequence.state = state;
         sequence.since = self.decisions.num_made();
-        self.take_place(key);
+        if sequence.beam == Beam::Waiting {
+            self.pause(key);
+        } else {
+            sequence.state = state;
+            self.take_place(key);
+        }
     }
 
     /// Gives a queued sequence its place in the queue.
@@ -366,14 +402,23 @@ impl Scheduler {
             Some(Sample::Unforked) => {}
             Some(Sample::Live(sequence)) => {
                 let sequence = &self.sequences[*sequence];
-                offset = sequence.output.len() as u32;
+                // Of a beam nothing was told.
+                offset = if live.search.is_some() { 0 } else { sequence.output.len() };
                 cached_tokens = sequence.cached_tokens.unwrap_or(0);
             }
         }
-        let delta = Delta { request: live.request.id, sample, offset, tokens: &[], finish, cached_tokens };
+        let delta = Delta {
+            request: live.request.id,
+            sample,
+            offset: offset as i32,
+            tokens: &[],
+            logprobs: None,
+            finish,
+            cached_tokens,
+        };
         self.outbox.push(live.client, &delta);
         if let Some(recorder) = &mut self.recorder {
-            recorder.record_finish(live.request.id, sample, finish, offset as usize);
+            recorder.record_finish(live.request.id, sample, finish, offset);
         }
         self.hand_over(key, sample);
         self.end_sample(key, sample);
@@ -411,6 +456,7 @@ impl Scheduler {
         match self.sequences[key].state {
             State::Waiting | State::Preempted | State::Swapped => self.dequeue(key),
             State::Held => self.num_held -= 1,
+            State::Paused => self.num_paused -= 1,
             State::Loading | State::Running(_) => {}
         }
         self.sequences.remove(key);

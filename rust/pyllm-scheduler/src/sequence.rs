@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::arena::Key;
+use crate::beams::BeamSearch;
 use crate::config::Config;
 use crate::deltas::Client;
 use crate::hash::BlockHash;
@@ -24,11 +25,17 @@ pub(crate) struct LiveRequest {
     pub(crate) num_unfinished: u32,
     pub(crate) hold: Option<String>, // the reason
     pub(crate) offer: Option<Offer>,
+    pub(crate) search: Option<BeamSearch>,
     /// Output tokens that were expected of it when it came.
     pub(crate) expected_output: u32,
 }
 
 impl LiveRequest {
+    /// Whether blocks that others have computed serve it. Where the worker tells of its prompt it computes all itself.
+    pub(crate) fn shares_prefix(&self, config: &Config) -> bool {
+        config.enable_prefix_caching && !self.request.prompt_logprobs
+    }
+
     /// The parent of its first block: all that sets its cached blocks apart.
     pub(crate) fn root(request: &Request, config: &Config) -> BlockHash {
         BlockHash::root(&[&request.tenant, &request.cache_salt, &request.adapter, &config.weights_version])
@@ -45,7 +52,7 @@ pub(crate) struct Offer {
 /// Where one sample of a request is.
 #[derive(Clone, Copy)]
 pub(crate) enum Sample {
-    /// Its prompt is being computed by the sequence of another sample.
+    /// The sequence of another sample computes its prompt, or what it may go on from as a beam.
     Unforked,
     Live(Key<Sequence>),
     Finished,
@@ -72,10 +79,12 @@ pub(crate) struct Sequence {
     /// The last step that has a row of it, and that row's tokens.
     pub(crate) last_step: StepId,
     pub(crate) last_share: u32,
-    /// Whether a row in flight verifies `drafts`.
-    pub(crate) is_verifying: bool,
+    /// Whether none is planned before the rows in flight are committed: one verifies `drafts`, or all come to nothing.
+    pub(crate) awaits_commit: bool,
+    pub(crate) is_stateful: bool,
     /// Whether the block that it writes next may be another sample's too.
     pub(crate) may_share: bool,
+    pub(crate) beam: Beam,
     // Of its request.
     pub(crate) seed: u64,
     pub(crate) tpot_target: Option<f64>,
@@ -96,6 +105,10 @@ pub(crate) struct Sequence {
     pub(crate) host_blocks: Vec<HostBlockId>,
     pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
     pub(crate) output_hashes: Vec<BlockHash>, // of the full blocks after the prompt's
+    /// Tokens of the prompt whose log-probabilities have been told by the worker since it was admitted, and to its client
+    /// ever. The first has none, and counts.
+    pub(crate) num_prompt_heard: u32,
+    pub(crate) num_prompt_told: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,7 +121,20 @@ pub(crate) enum State {
     Swapped,
     Held,
     Loading,
+    /// A beam that has its candidates, and was preempted before its siblings had theirs.
+    Paused,
     Running(Slot),
+}
+
+/// Whether a sequence is a beam, which goes on by its candidates whatever it samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Beam {
+    #[default]
+    None,
+    /// Its candidates are to be computed.
+    Computing,
+    /// They are known, and those of its siblings are not.
+    Waiting,
 }
 
 impl State {
@@ -145,7 +171,15 @@ impl Sequence {
 
     /// Whether one more row makes sense before the next commit.
     pub(crate) fn is_plannable(&self) -> bool {
-        self.length() < self.max_length && !(self.num_in_flight > 0 && (self.num_samples > 1 || self.is_verifying))
+        let is_decided_at_commit = self.num_samples > 1 || self.awaits_commit || self.beam != Beam::None;
+        self.length() < self.max_length
+            && self.beam != Beam::Waiting
+            && !(self.num_in_flight > 0 && is_decided_at_commit)
+    }
+
+    /// Whether all rows in flight come to nothing.
+    pub(crate) fn comes_to_nothing(&self) -> bool {
+        self.num_in_flight > 0 && self.last_step < self.valid_from
     }
 
     /// The drafts that its next row, which computes the last known token, may verify.
@@ -234,6 +268,7 @@ impl Sequence {
             request: self.request,
             sample,
             num_samples: 1,
+            beam: self.beam,
             queue_key: QueueKey { sample, ..self.queue_key },
             seed: self.seed,
             tpot_target: self.tpot_target,
@@ -242,6 +277,8 @@ impl Sequence {
             cached_tokens: self.cached_tokens,
             last_token_at: self.last_token_at,
             service: self.service,
+            is_stateful: self.is_stateful,
+            num_prompt_told: self.num_prompt_told,
             output: self.output.clone(),
             output_hashes: self.output_hashes.clone(),
             ..Self::default()

@@ -6,6 +6,7 @@ use crate::growth::Expected;
 use crate::ids::StepId;
 use crate::kv_cache::Found;
 use crate::policy::INPUT_COST;
+use crate::request::Request;
 use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
@@ -17,10 +18,14 @@ impl Scheduler {
     pub(super) fn admit(&mut self, planning: &mut Planning) {
         while let Some(key) = self.queue.first() {
             if let Err(reason) = self.may_run(key, planning) {
+                if planning.is_stalled && self.set_back_waiting(key, planning) {
+                    continue;
+                }
                 planning.stop = Some((key, reason));
                 break;
             }
             if self.admit_first(key, planning) {
+                planning.is_stalled = false;
                 let sequence = &self.sequences[key];
                 let num_tokens = self.chunk(sequence, planning);
                 self.plan_row(key, num_tokens, planning);
@@ -53,7 +58,7 @@ impl Scheduler {
         if num_taken > num_free {
             return Err(Reason::Blocks);
         }
-        if self.running.is_empty() {
+        if self.running.is_empty() || planning.is_stalled {
             return Ok(());
         }
         if num_taken + self.config.watermark_blocks() > num_free {
@@ -84,7 +89,7 @@ impl Scheduler {
         let live = &self.requests[sequence.request];
         let num_known = sequence.num_known();
         self.found.clear();
-        if self.config.enable_prefix_caching {
+        if live.shares_prefix(&self.config) {
             // The last token is computed in any case, since its logits are wanted.
             let most = ((num_known - 1) / self.config.block_size) as usize;
             sequence.hash_blocks(live, self.config.block_size, most, &mut self.message);
@@ -137,10 +142,13 @@ impl Scheduler {
         }
         let slot = self.free_slots.pop().expect("the caller has looked");
         let sequence = &mut self.sequences[key];
+        let request = sequence.request;
         sequence.state = State::Running(slot);
         sequence.admitted = planning.step;
-        let request = self.sequences[key].request;
-        self.draft.initialise_slot(slot, &self.requests[request].request.sampling);
+        sequence.num_prompt_heard = 1;
+        let Request { prompt, sampling, .. } = &self.requests[request].request;
+        let history = if sequence.is_stateful { (&prompt[..], &sequence.output[..]) } else { (&[][..], &[][..]) };
+        self.draft.initialise_slot(slot, sampling, history);
         let (num_cached, num_on_host) = self.take_found(key, planning);
         self.take_swapped(key);
 
@@ -160,7 +168,7 @@ impl Scheduler {
         }
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(num_cached_tokens.min(sequence.num_prompt_tokens));
-            if self.config.enable_prefix_caching {
+            if self.requests[request].shares_prefix(&self.config) {
                 self.counters.prefix_queries += u64::from(sequence.num_known());
                 self.counters.prefix_hits += u64::from(num_cached_tokens);
                 self.counters.host_prefix_hits += u64::from(num_on_host * self.config.block_size);

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::beams::BeamSearch;
 use crate::ids::{BlockId, HostBlockId};
 use crate::kv_cache::Found;
-use crate::sequence::{Sample, State};
+use crate::sequence::{Beam, Sample, State};
 
 use super::Scheduler;
 
@@ -33,7 +34,7 @@ impl Scheduler {
             let (held, on_host) = (sequence.blocks.len(), sequence.host_blocks.len());
             let holds = match sequence.state {
                 State::Running(_) => held >= needed && on_host == 0,
-                State::Swapped | State::Held => held == 0 && on_host >= needed,
+                State::Swapped | State::Held | State::Paused => held == 0 && on_host >= needed,
                 State::Waiting | State::Preempted | State::Loading => held + on_host + needed == 0,
             };
             ensure(holds, || format!("{needed} computed blocks are {held} blocks and {on_host} on the host"))?;
@@ -103,9 +104,10 @@ impl Scheduler {
             count(|state| matches!(state, State::Running(_))),
             count(State::is_queued),
             count(|state| matches!(state, State::Held)),
+            count(|state| matches!(state, State::Paused)),
         );
-        let expected = (self.running.len(), self.queue.len(), self.num_held);
-        ensure(counted == expected, || format!("{counted:?} sequences run, wait and are held, not {expected:?}"))
+        let expected = (self.running.len(), self.queue.len(), self.num_held, self.num_paused);
+        ensure(counted == expected, || format!("{counted:?} sequences run, wait, are held and pause, not {expected:?}"))
     }
 
     fn audit_requests(&self) -> Audit {
@@ -127,8 +129,26 @@ impl Scheduler {
                 ensure(held == live.hold.is_some(), || format!("sample {index} of {name:?} is not held with it"))?;
             }
         }
+        self.audit_beams()?;
         ensure(num_live == self.sequences.len(), || "a sequence belongs to no request".to_owned())?;
         ensure(self.request_keys.len() == self.requests.len(), || "a name leads nowhere".to_owned())
+    }
+
+    fn audit_beams(&self) -> Audit {
+        for (_, live) in self.requests.iter() {
+            let beams = live.search.iter().flat_map(BeamSearch::live);
+            let mut beams: Vec<_> = beams.map(|(sample, tokens, is_known)| (sample, is_known, tokens)).collect();
+            beams.sort_unstable();
+            let sequences = super::live_sequences(live).into_iter().map(|key| &self.sequences[key]);
+            let sequences: Vec<_> = sequences
+                .filter(|one| one.beam != Beam::None)
+                .map(|one| (one.sample, one.beam == Beam::Waiting, &one.output[..]))
+                .collect();
+            ensure(beams == sequences, || format!("the beams {beams:?} are the sequences {sequences:?}"))?;
+        }
+        let mut sequences = self.sequences.iter().map(|(_, one)| one);
+        let paused = sequences.find(|one| one.state == State::Paused && one.beam != Beam::Waiting);
+        ensure(paused.is_none(), || "a sequence pauses that does not wait for its siblings".to_owned())
     }
 
     fn audit_steps(&self) -> Audit {

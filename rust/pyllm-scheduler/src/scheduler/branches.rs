@@ -30,7 +30,7 @@ impl Scheduler {
     }
 
     /// One more sample of a request: it shares what another has computed, and differs from it in the last token. Its
-    /// first delta holds all its tokens. With `abort` of single samples this is beam search. Gives the sample's index.
+    /// first delta holds all its tokens. Gives the sample's index.
     ///
     /// Errors: `UnknownRequest`, `Sample`, `Request` for what is no token id.
     pub fn fork(&mut self, client: ClientId, request: RequestId, sample: u32, last_token: i32) -> Result<u32> {
@@ -68,6 +68,7 @@ impl Scheduler {
             sample: new,
             offset: 0,
             tokens: &sequence.output,
+            logprobs: None,
             finish: Finish::None,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
         };
@@ -81,7 +82,11 @@ impl Scheduler {
         request: RequestId,
         sample: u32,
     ) -> Result<crate::arena::Key<crate::sequence::Sequence>> {
-        match self.requests[self.find(client, request)?].samples.get(sample as usize) {
+        let live = &self.requests[self.find(client, request)?];
+        match live.samples.get(sample as usize) {
+            _ if live.search.is_some() => {
+                Err(Error::Sample { request, sample, problem: "is a beam, which goes on by its candidates alone" })
+            }
             Some(Sample::Live(key)) => Ok(*key),
             Some(Sample::Unforked) => Err(Error::Sample { request, sample, problem: "has not begun" }),
             Some(Sample::Finished) | None => Err(Error::Sample { request, sample, problem: "has ended or was never" }),

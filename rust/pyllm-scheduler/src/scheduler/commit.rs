@@ -5,21 +5,32 @@ use crate::arena::Key;
 use crate::deltas::Delta;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, StepId};
+use crate::logprobs::{LogprobView, Logprobs};
 use crate::policy::OUTPUT_COST;
 use crate::record::Input;
 use crate::request::Finish;
 use crate::sequence::{Sample, Sequence, State};
 
-use super::{Row, Scheduler};
+use super::{Row, Scheduler, Step};
 
 impl Scheduler {
     /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A row
     /// with drafts may have sampled fewer positions than planned, at least one; its drafts count as far as they equal
-    /// what was sampled. The tokens of a row whose sequence has ended meanwhile are dropped. `seconds` is what the step
-    /// took, 0 if that was not measured. Gives the clients that have deltas to take.
+    /// what was sampled. A row of a stateful request may have none, and its last token is planned again; or, where it has
+    /// one sample, any number, which all count: the drafts that were accepted, what was sampled, and what is forced to
+    /// follow. A beam goes on by the log-probabilities of its row's first token, whatever that is. The tokens of a row whose
+    /// sequence has ended meanwhile are dropped. `seconds` is what the step took, 0 if that was not measured. Gives the
+    /// clients that have deltas to take.
     ///
     /// Errors: `UnknownStep`, `OutOfOrder`, `Sampled`.
-    pub fn commit(&mut self, step: StepId, starts: &[i32], tokens: &[i32], seconds: f64) -> Result<&[ClientId]> {
+    pub fn commit(
+        &mut self,
+        step: StepId,
+        starts: &[i32],
+        tokens: &[i32],
+        seconds: f64,
+        logprobs: Option<&Logprobs>,
+    ) -> Result<&[ClientId]> {
         let oldest = self.oldest_step();
         if !self.steps.iter().any(|planned| planned.id == step) {
             return Err(Error::UnknownStep { step });
@@ -27,27 +38,44 @@ impl Scheduler {
         if step != oldest {
             return Err(Error::OutOfOrder { step, oldest });
         }
-        if let Err(problem) = check_sampled(&self.steps[0].rows, starts, tokens, self.config.vocab_size) {
+        if let Err(problem) = self.check_result(&self.steps[0], starts, tokens, logprobs) {
             return Err(Error::Sampled { step, problem });
         }
-        self.record(|| Input::Commit { step, starts: starts.to_vec(), tokens: tokens.to_vec(), seconds });
+        let deciding = self.recorder.as_ref().and_then(|_| self.deciding(&self.steps[0], starts, logprobs));
+        self.record(|| Input::Commit {
+            step,
+            starts: starts.to_vec(),
+            tokens: tokens.to_vec(),
+            seconds,
+            logprobs: deciding,
+        });
         let Some(step) = self.steps.pop_front() else { return Err(Error::UnknownStep { step }) };
         self.times.measure(step.num_prefill_tokens, seconds);
         self.finish_loads_of(step.loads);
+        if let Some(logprobs) = logprobs.filter(|logprobs| !logprobs.prompt_tokens.is_empty()) {
+            self.tell_prompts(step.id, &step.rows, starts, logprobs);
+        }
         self.outbox.begin_round();
         let mut any_ended = false;
-        for (row, range) in step.rows.iter().zip(starts.windows(2)) {
-            let sampled = &tokens[range[0] as usize..range[1] as usize];
-            let Some(sequence) = self.sequences.get_mut(row.sequence).filter(|_| !sampled.is_empty()) else { continue };
-            sequence.num_in_flight -= 1;
-            if step.id < sequence.valid_from {
-                sequence.is_verifying = false;
+        for (index, (row, range)) in step.rows.iter().zip(starts.windows(2)).enumerate() {
+            if row.num_samples == 0 {
                 continue;
             }
-            any_ended |= match *sampled {
-                _ if row.is_verifying => self.verify(row.sequence, sampled),
-                [token] => self.append(row.sequence, &[token]),
-                _ => self.fork_row(row.sequence, sampled),
+            let Some(sequence) = self.sequences.get_mut(row.sequence) else { continue };
+            sequence.num_in_flight -= 1;
+            if step.id < sequence.valid_from {
+                sequence.awaits_commit = sequence.num_in_flight > 0;
+                continue;
+            }
+            let sampled = &tokens[range[0] as usize..range[1] as usize];
+            let logprobs = logprobs.map(|logprobs| logprobs.of_sampled(index, range[0]));
+            any_ended |= match sampled {
+                _ if row.is_beam => self.search(row.sequence, logprobs),
+                [] => self.sample_again(row.sequence),
+                _ if row.is_verifying => self.verify(row.sequence, sampled, logprobs),
+                _ if row.num_samples > 1 => self.fork_row(row.sequence, sampled, logprobs),
+                [_] => self.append(row.sequence, sampled, logprobs),
+                _ => self.go_ahead(row.sequence, sampled, logprobs),
             };
         }
         self.spare_rows.push(step.rows);
@@ -57,8 +85,33 @@ impl Scheduler {
         Ok(self.outbox.pending())
     }
 
+    /// The worker was not ready: the last known token is computed once more, and its drafts with it. Always false.
+    fn sample_again(&mut self, key: Key<Sequence>) -> bool {
+        let sequence = &mut self.sequences[key];
+        sequence.num_computed = sequence.num_computed.min(sequence.num_known() - 1);
+        self.drop_rows(key);
+        false
+    }
+
+    /// A sampled token and those forced to follow, of which a row in flight has computed the first.
+    fn go_ahead(&mut self, key: Key<Sequence>, tokens: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
+        let sequence = &mut self.sequences[key];
+        sequence.num_computed = sequence.num_computed.min(sequence.num_known() + 1);
+        self.drop_rows(key);
+        self.append(key, tokens, logprobs)
+    }
+
+    /// The rows in flight of a sequence come to nothing, and none is planned until they are back.
+    fn drop_rows(&mut self, key: Key<Sequence>) {
+        let sequence = &mut self.sequences[key];
+        sequence.awaits_commit = sequence.num_in_flight > 0;
+        if sequence.awaits_commit {
+            sequence.valid_from = self.next_step;
+        }
+    }
+
     /// More output tokens of a sample, up to its end. True: it has ended.
-    fn append(&mut self, key: Key<Sequence>, tokens: &[i32]) -> bool {
+    fn append(&mut self, key: Key<Sequence>, tokens: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let sequence = &mut self.sequences[key];
         let live = &self.requests[sequence.request];
         let offset = sequence.output.len();
@@ -80,8 +133,9 @@ impl Scheduler {
         let delta = Delta {
             request: live.request.id,
             sample: sequence.sample,
-            offset: offset as u32,
+            offset: offset as i32,
             tokens: &sequence.output[offset..],
+            logprobs,
             finish,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
         };
@@ -107,37 +161,39 @@ impl Scheduler {
         finish != Finish::None
     }
 
-    /// A row that computed drafts: they count as long as each is what the position before it sampled.
-    fn verify(&mut self, key: Key<Sequence>, sampled: &[i32]) -> bool {
+    /// A row that computed drafts: they count as long as each is what the position before it sampled. What the worker gives
+    /// of a stateful one it has compared itself, and forced tokens may come after.
+    fn verify(&mut self, key: Key<Sequence>, sampled: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let sequence = &mut self.sequences[key];
         let drafts = std::mem::take(&mut sequence.drafts);
-        sequence.is_verifying = false;
+        sequence.awaits_commit = false;
         let num_accepted = drafts.iter().zip(sampled).take_while(|(draft, token)| draft == token).count();
         let num_accepted = num_accepted.min(sampled.len() - 1);
         // What was computed for the others is overwritten by the tokens that take their place.
-        let num_known = sequence.num_known() + num_accepted as u32 + 1;
-        sequence.num_computed = sequence.num_computed.min(num_known - 1);
+        sequence.num_computed = sequence.num_computed.min(sequence.num_known() + num_accepted as u32);
+        let num_tokens = if sequence.is_stateful { sampled.len() } else { num_accepted + 1 };
         self.counters.num_drafts += drafts.len() as u64;
         self.counters.num_accepted_drafts += num_accepted as u64;
-        self.append(key, &sampled[..=num_accepted])
+        self.append(key, &sampled[..num_tokens], logprobs)
     }
 
     /// The prompt is computed: the other samples come to be, and each takes its first token. True: one has ended.
-    fn fork_row(&mut self, key: Key<Sequence>, sampled: &[i32]) -> bool {
+    fn fork_row(&mut self, key: Key<Sequence>, sampled: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let request = self.sequences[key].request;
         self.sequences[key].num_samples = 1;
         self.forget_ended(); // what this commit has ended has no place in the order of what runs
         let mut forked = std::mem::take(&mut self.forked);
-        for (sample, &token) in sampled.iter().enumerate() {
+        for sample in 0..sampled.len() {
             match self.requests[request].samples[sample] {
-                Sample::Live(sequence) => forked.push((sequence, token)),
-                Sample::Unforked => forked.push((self.fork_sample(key, sample as u32), token)),
+                Sample::Live(sequence) => forked.push((sequence, sample)),
+                Sample::Unforked => forked.push((self.fork_sample(key, sample as u32), sample)),
                 Sample::Finished => {}
             }
         }
         let mut any_ended = false;
-        for (sequence, token) in forked.drain(..) {
-            any_ended |= self.append(sequence, &[token]);
+        for (sequence, sample) in forked.drain(..) {
+            let logprobs = logprobs.map(|logprobs| logprobs.from(sample));
+            any_ended |= self.append(sequence, &sampled[sample..=sample], logprobs);
         }
         self.forked = forked;
         any_ended
@@ -150,8 +206,10 @@ impl Scheduler {
         let request = origin.request;
         let mut sequence = origin.fork(sample);
         sequence.since = self.decisions.num_made();
-        // What is still to be computed has its blocks already, and they are for one sequence to write.
-        let is_computed = origin.num_uncomputed() <= 1 && origin.load.is_none();
+        // What is still to be computed has its blocks already, and they are for one sequence to write. So is a block that
+        // has a name before it is written again.
+        let is_named = origin.num_stored as u32 * self.config.block_size > origin.num_computed;
+        let is_computed = origin.num_uncomputed() <= 1 && origin.load.is_none() && !is_named;
         let slots = origin.slot().filter(|_| is_computed).and_then(|source| Some((source, self.free_slots.pop()?)));
         if let Some((source, slot)) = slots {
             sequence.state = State::Running(slot);
@@ -182,29 +240,79 @@ impl Scheduler {
         }
         key
     }
-}
 
-fn check_sampled(rows: &[Row], starts: &[i32], tokens: &[i32], vocab_size: u32) -> std::result::Result<(), String> {
-    if starts.len() != rows.len() + 1 {
-        return Err(format!("it has {} rows and the plan {}", starts.len().saturating_sub(1), rows.len()));
+    /// Errors: what does not fit the step.
+    fn check_result(
+        &self,
+        step: &Step,
+        starts: &[i32],
+        tokens: &[i32],
+        logprobs: Option<&Logprobs>,
+    ) -> std::result::Result<(), String> {
+        self.check_sampled(&step.rows, starts, tokens)?;
+        if let Some(logprobs) = logprobs {
+            logprobs.check(step.rows.len(), starts, self.config.vocab_size)?;
+            self.check_prompts(step, logprobs)?;
+        }
+        self.check_candidates(step, starts, logprobs)
     }
-    if starts[0] != 0 {
-        return Err(format!("starts[0] is {}, and the first row starts at 0", starts[0]));
-    }
-    for (index, (row, range)) in rows.iter().zip(starts.windows(2)).enumerate() {
-        let (least, most) = (if row.is_verifying { 1 } else { row.num_samples }, row.num_samples);
-        let length = i64::from(range[1]) - i64::from(range[0]);
-        if !(i64::from(least)..=i64::from(most)).contains(&length) {
-            let range = if least == most { most.to_string() } else { format!("{least} to {most}") };
-            return Err(format!("row {index} has {length} tokens, and the plan asks for {range}"));
+
+    /// What a row has given whose sequence has ended means nothing.
+    fn check_sampled(&self, rows: &[Row], starts: &[i32], tokens: &[i32]) -> std::result::Result<(), String> {
+        if starts.len() != rows.len() + 1 {
+            return Err(format!("it has {} rows and the plan {}", starts.len().saturating_sub(1), rows.len()));
+        }
+        if starts[0] != 0 {
+            return Err(format!("starts[0] is {}, and the first row starts at 0", starts[0]));
+        }
+        for (index, (row, range)) in rows.iter().zip(starts.windows(2)).enumerate() {
+            let length = i64::from(range[1]) - i64::from(range[0]);
+            let is_as_planned = length == i64::from(row.num_samples);
+            if !is_as_planned && !row.may_give(length) && (length < 0 || self.sequences.contains(row.sequence)) {
+                let expected = row.expected();
+                return Err(format!("row {index} has {length} tokens, and the plan asks for {expected}"));
+            }
+        }
+        let expected = starts[rows.len()] as usize;
+        if tokens.len() != expected {
+            return Err(format!("it has {} tokens, and its starts end at {expected}", tokens.len()));
+        }
+        let vocab_size = self.config.vocab_size;
+        let is_strange = |token: &i32| *token as u32 >= vocab_size;
+        if !tokens.iter().any(is_strange) {
+            return Ok(());
+        }
+        let row_of = |index: usize| rows[starts.partition_point(|&start| start as usize <= index) - 1];
+        let mut strange = tokens.iter().enumerate().filter(|(_, token)| is_strange(token));
+        match strange.find(|&(index, _)| self.sequences.contains(row_of(index).sequence)) {
+            Some((index, token)) => Err(format!("token {index} is {token}; ids are from 0 to {}", vocab_size - 1)),
+            None => Ok(()),
         }
     }
-    let expected = starts[rows.len()] as usize;
-    if tokens.len() != expected {
-        return Err(format!("it has {} tokens, and its starts end at {expected}", tokens.len()));
+}
+
+impl Row {
+    /// Whether its worker may give so many tokens.
+    fn may_give(self, length: i64) -> bool {
+        let planned = i64::from(self.num_samples);
+        match length {
+            0 => planned == 0 || self.is_stateful,
+            _ if planned == 0 => false,
+            _ if self.is_stateful && (planned == 1 || self.is_verifying) => length > 0,
+            _ if self.is_verifying => (1..=planned).contains(&length),
+            _ => length == planned,
+        }
     }
-    match tokens.iter().position(|&token| token as u32 >= vocab_size) {
-        Some(index) => Err(format!("token {index} is {}; ids are from 0 to {}", tokens[index], vocab_size - 1)),
-        None => Ok(()),
+
+    /// The same in words.
+    fn expected(self) -> String {
+        match self.num_samples {
+            0 => "0".to_owned(),
+            1 if self.is_stateful => "0 or more".to_owned(),
+            _ if self.is_stateful && self.is_verifying => "0 or more".to_owned(),
+            planned if self.is_stateful => format!("0 or {planned}"),
+            planned if self.is_verifying => format!("1 to {planned}"),
+            planned => planned.to_string(),
+        }
     }
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use crate::arena::Key;
 use crate::error::Result;
 use crate::ids::{ClientId, RequestId, StepId};
-use crate::sequence::{LiveRequest, Sample, Sequence, State};
+use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
 
 use super::Scheduler;
 
@@ -22,10 +22,14 @@ pub enum Reason {
     Held,
     /// Its keys and values are being loaded from outside.
     Loading,
-    /// Its prompt is being computed by another sample of its request.
+    /// Another sample of its request computes its prompt, or what it may go on from as a beam.
     Forking,
+    /// It is a beam that has its candidates; those of its siblings are being computed.
+    Siblings,
     /// A step in flight decides how it goes on.
     InFlight,
+    /// What is in flight of it comes to nothing: its worker was not ready to sample, or its grammar forced other tokens.
+    Grammar,
     /// The step's tokens were used up: `max_num_batched_tokens`.
     Budget,
     /// More prefill would make running streams wait beyond their target.
@@ -54,7 +58,9 @@ impl Reason {
             Self::Held => "held",
             Self::Loading => "loading",
             Self::Forking => "forking",
+            Self::Siblings => "siblings",
             Self::InFlight => "in_flight",
+            Self::Grammar => "grammar",
             Self::Budget => "budget",
             Self::InterTokenTarget => "inter_token_target",
             Self::Samples => "samples",
@@ -73,7 +79,7 @@ impl Reason {
 pub struct Explanation {
     /// The sample.
     pub sample: u32,
-    /// `waiting`, `preempted`, `swapped`, `held`, `loading`, `running` or `finished`.
+    /// `waiting`, `preempted`, `swapped`, `paused`, `held`, `loading`, `running` or `finished`.
     pub state: &'static str,
     /// Why it got no tokens in the last step; none if it got some or has finished.
     pub reason: Option<Reason>,
@@ -176,6 +182,7 @@ impl Scheduler {
                 State::Swapped => "swapped",
                 State::Held => "held",
                 State::Loading => "loading",
+                State::Paused => "paused",
                 State::Running(_) => "running",
             },
             reason: (!had_share).then(|| self.reason(key)),
@@ -193,7 +200,9 @@ impl Scheduler {
         match sequence.state {
             State::Held => Reason::Held,
             State::Loading => Reason::Loading,
+            _ if sequence.beam == Beam::Waiting => Reason::Siblings,
             _ if sequence.since >= self.decisions.num_made => Reason::New,
+            State::Running(_) if sequence.comes_to_nothing() => Reason::Grammar,
             State::Running(_) if !sequence.is_plannable() => Reason::InFlight,
             // Where nothing was cut, it was a step in flight that had to be committed first, and has been since.
             State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),

@@ -65,14 +65,14 @@ impl Scheduler {
     }
 
     fn set_aside(&mut self, key: Key<Sequence>) {
+        if self.sequences[key].slot().is_some() {
+            self.running.retain(|&running| running != key);
+            self.preempt(key);
+        }
         match self.sequences[key].state {
-            State::Running(_) => {
-                self.running.retain(|&running| running != key);
-                self.preempt(key);
-                self.dequeue(key);
-            }
             State::Waiting | State::Preempted | State::Swapped => self.dequeue(key),
-            State::Loading | State::Held => {}
+            State::Paused => self.num_paused -= 1,
+            State::Loading | State::Held | State::Running(_) => {}
         }
         self.sequences[key].state = State::Held;
         self.num_held += 1;

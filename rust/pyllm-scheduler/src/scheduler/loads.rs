@@ -198,7 +198,8 @@ impl Scheduler {
     fn offered_blocks(&self, key: Key<Sequence>, asynchronous: bool) -> Option<usize> {
         let sequence = &self.sequences[key];
         let live = &self.requests[sequence.request];
-        let offer = live.offer.filter(|offer| offer.asynchronous == asynchronous)?;
+        let offer =
+            live.offer.filter(|offer| offer.asynchronous == asynchronous && live.shares_prefix(&self.config))?;
         let most = if live.num_unfinished > 1 { sequence.num_prompt_tokens } else { sequence.num_known() };
         Some((offer.num_tokens.min(most).min(sequence.num_known() - 1) / self.config.block_size) as usize)
     }

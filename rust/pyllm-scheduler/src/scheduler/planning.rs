@@ -4,10 +4,11 @@
 use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{LoadId, StepId};
+use crate::kv_cache::KvCache;
 use crate::philox;
-use crate::plan::Plan;
+use crate::plan::{Draft, Plan};
 use crate::record::Input;
-use crate::sequence::Sequence;
+use crate::sequence::{Beam, Sequence};
 use crate::swaps::Swap;
 
 use super::explain::{Decision, Reason};
@@ -33,6 +34,8 @@ pub(super) struct Planning {
     pub(super) num_admitted: u32,
     num_prefill_tokens: u32,
     pub(super) knows_growth: bool,
+    /// Whether nothing goes on unless something is admitted: what runs only waits for its siblings.
+    pub(super) is_stalled: bool,
     /// The first that was not admitted, and why.
     pub(super) stop: Option<(Key<Sequence>, Reason)>,
     /// Why the first that runs and might have had a row got none.
@@ -101,6 +104,7 @@ impl Scheduler {
             num_admitted: 0,
             num_prefill_tokens: 0,
             knows_growth: false,
+            is_stalled: false,
             stop: None,
             cut: None,
             rows: self.spare_rows.pop().unwrap_or_default(),
@@ -113,7 +117,8 @@ impl Scheduler {
         self.plan_decodes(&mut planning);
         self.bound_prefills(&mut planning);
         self.plan_prefills(&mut planning);
-        if planning.ran_out_of_blocks {
+        planning.is_stalled = planning.rows.is_empty() && self.steps.is_empty();
+        if planning.ran_out_of_blocks && !planning.is_stalled {
             planning.stop = self.queue.first().map(|key| (key, planning.blocks_reason()));
         } else {
             self.admit(&mut planning);
@@ -182,7 +187,11 @@ impl Scheduler {
             if sequence.is_plannable() {
                 let lag = sequence.length() - sequence.num_computed;
                 if lag > 1 || sequence.num_samples > 1 {
-                    self.lagging.push(key);
+                    if self.take_blocks(key, lag, planning) {
+                        self.lagging.push(key);
+                    } else {
+                        planning.cut(planning.blocks_reason());
+                    }
                 } else if planning.samples > 0 {
                     // Drafts get what is left when every stream has its next token.
                     let num_others = (self.running.len() - index) as u32;
@@ -202,6 +211,22 @@ impl Scheduler {
             }
             index += 1;
         }
+    }
+
+    /// Gives a sequence the blocks for all its tokens, `lag` of which are to be computed. What was forced has come after
+    /// its admission.
+    fn take_blocks(&mut self, key: Key<Sequence>, lag: u32, planning: &mut Planning) -> bool {
+        let sequence = &self.sequences[key];
+        let num_blocks = self.config.blocks_for(sequence.num_computed + lag) as usize;
+        if sequence.blocks.len() >= num_blocks {
+            return true;
+        }
+        if !self.make_room(key, lag, planning) {
+            return false;
+        }
+        let Self { sequences, cache, draft, .. } = self;
+        extend_chain(&mut sequences[key], num_blocks, cache, draft);
+        true
     }
 
     /// Sizes prefills by what the streams in the step can wait. One block a step is always computed.
@@ -257,10 +282,9 @@ impl Scheduler {
                 copied.push(source);
             }
         }
-        for index in sequence.blocks.len()..config.blocks_for(end) as usize {
-            let block = cache.allocate();
-            draft.change_table(slot, index, block);
-            sequence.blocks.push(block);
+        let num_blocks = config.blocks_for(end) as usize;
+        if sequence.blocks.len() < num_blocks {
+            extend_chain(sequence, num_blocks, cache, draft);
         }
 
         let num_known = sequence.num_known();
@@ -311,12 +335,18 @@ impl Scheduler {
         }
         sequence.num_computed = end;
         sequence.num_in_flight += u32::from(num_samples > 0);
-        sequence.is_verifying = num_drafts > 0;
+        sequence.awaits_commit = num_drafts > 0;
         sequence.last_step = planning.step;
         sequence.last_share = num_tokens;
         planning.budget -= num_tokens;
         planning.samples -= num_samples;
-        planning.rows.push(Row { sequence: key, num_samples, is_verifying: num_drafts > 0 });
+        planning.rows.push(Row {
+            sequence: key,
+            num_samples,
+            is_verifying: num_drafts > 0,
+            is_stateful: sequence.is_stateful,
+            is_beam: sequence.beam != Beam::None,
+        });
         if sequence.has_block_to_store(block_size) {
             self.store_full_blocks(key);
         }
@@ -337,5 +367,15 @@ impl Scheduler {
             self.cache.store(sequence.blocks[index], content, sequence.last_step);
         }
         sequence.num_stored = num_full;
+    }
+}
+
+/// Gives a running sequence new blocks until it has so many.
+fn extend_chain(sequence: &mut Sequence, num_blocks: usize, cache: &mut KvCache, draft: &mut Draft) {
+    let slot = sequence.slot().expect("the sequence is running");
+    for index in sequence.blocks.len()..num_blocks {
+        let block = cache.allocate();
+        draft.change_table(slot, index, block);
+        sequence.blocks.push(block);
     }
 }

@@ -4,7 +4,7 @@
 use crate::arena::Key;
 use crate::ids::{BlockId, HostBlockId};
 use crate::kv_cache::KvCache;
-use crate::sequence::{Sequence, State};
+use crate::sequence::{Beam, Sequence, State};
 
 use super::Scheduler;
 use super::planning::Planning;
@@ -14,6 +14,10 @@ impl Scheduler {
     /// and if the sequence was the last it is preempted itself. What is preempted has no row in the plan: rows are made
     /// from the front.
     pub(super) fn make_room(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) -> bool {
+        self.has_room(key, num_tokens) || self.preempt_until_room(key, num_tokens, planning)
+    }
+
+    fn preempt_until_room(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) -> bool {
         while !self.has_room(key, num_tokens) {
             planning.ran_out_of_blocks = true;
             let victim = *self.running.last().expect("the sequence itself is running");
@@ -51,6 +55,19 @@ impl Scheduler {
                 is_worth_it = false;
             }
         }
+    }
+
+    /// Where nothing else goes on: preempts one of those that run and only wait for their siblings, so that the first in
+    /// the queue does; one of another request, if there is one. False: there is none.
+    pub(super) fn set_back_waiting(&mut self, first: Key<Sequence>, planning: &mut Planning) -> bool {
+        let request = self.sequences[first].request;
+        let sequence = |place: usize| &self.sequences[self.running[place]];
+        let waiting = || (0..self.running.len()).rev().filter(|&place| sequence(place).beam == Beam::Waiting);
+        let of_another = waiting().find(|&place| sequence(place).request != request);
+        let Some(place) = of_another.or_else(|| waiting().next()) else { return false };
+        let victim = self.running.remove(place);
+        self.preempt_for(victim, planning);
+        true
     }
 
     /// Whether a waiting sequence would have a place if all that it may take the place of were gone.
@@ -99,7 +116,9 @@ impl Scheduler {
     fn should_swap(&self, key: Key<Sequence>) -> bool {
         let sequence = &self.sequences[key];
         let num_blocks = self.config.blocks_for(sequence.num_computed);
-        if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() {
+        // The worker tells of a prompt as it computes it, from its beginning.
+        let tells = self.requests[sequence.request].request.prompt_logprobs;
+        if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() || tells {
             return false;
         }
         let swap = self.config.swap_block_seconds * f64::from(num_blocks);

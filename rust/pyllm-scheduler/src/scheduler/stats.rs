@@ -29,6 +29,8 @@ stats! {
     /// In the queue: waiting, preempted and swapped.
     num_waiting,
     num_held,
+    /// Preempted beams that wait for their siblings.
+    num_paused,
     /// Waiting for keys and values from outside.
     num_loading,
     num_blocks,
@@ -73,6 +75,7 @@ impl Scheduler {
             num_running: self.running.len() as u64,
             num_waiting: self.queue.len() as u64,
             num_held: self.num_held as u64,
+            num_paused: self.num_paused as u64,
             num_loading: self.num_loading as u64,
             num_blocks,
             num_free_blocks,

@@ -18,7 +18,7 @@ fn schedule(engine: &mut Engine) -> Plan {
 fn commit(engine: &mut Engine, plan: &Plan) {
     let starts = ints(plan, "sampled_starts");
     let tokens = vec![7; *starts.last().expect("there is one more start than rows") as usize];
-    engine.scheduler.commit(plan.step, &starts, &tokens, 0.0).expect("the step is due");
+    engine.scheduler.commit(plan.step, &starts, &tokens, 0.0, None).expect("the step is due");
 }
 
 fn last_decision(engine: &Engine) -> Decision {
@@ -269,7 +269,14 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         Reason::Growth => settings.expected_growth > 0.0 && decision.num_free_blocks > 0,
         Reason::Preempting => decision.num_preempted > 0,
         // Nothing here is held, loaded or in flight, comes after the step, or has more than one sample.
-        Reason::New | Reason::Held | Reason::Loading | Reason::Forking | Reason::InFlight | Reason::Samples => false,
+        Reason::New
+        | Reason::Held
+        | Reason::Loading
+        | Reason::Forking
+        | Reason::Siblings
+        | Reason::InFlight
+        | Reason::Grammar
+        | Reason::Samples => false,
     }
 }
 

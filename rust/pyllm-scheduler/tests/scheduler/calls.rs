@@ -1,6 +1,7 @@
 //! Random limits, and random calls in any order, senseless ones among them.
 
 mod change;
+mod searching;
 mod wrong;
 
 use proptest::bool::weighted;
@@ -13,6 +14,7 @@ use pyllm_scheduler::Config;
 use crate::oracle::VOCABULARY;
 
 pub use change::Change;
+pub use searching::searching_case;
 pub use wrong::Wrong;
 
 /// All that one world is made of.
@@ -23,6 +25,8 @@ pub struct Case {
     pub depth: usize,
     pub calls: Vec<Call>,
     pub is_recorded: bool,
+    /// Decides when grammars are not ready, and what they force.
+    pub moods: u64,
     /// Which byte of the recording is changed for another replay, and how.
     pub damage: (usize, u8),
 }
@@ -70,7 +74,14 @@ pub struct Add {
     pub policy_key: f64,
     /// For every sample, whether it has finished, and the tokens it has if not.
     pub resume: Option<Vec<(bool, usize)>>,
+    /// A beam search with this length penalty, of as many beams as there would be samples.
+    pub length_penalty: Option<f64>,
     pub offer: Option<Offer>,
+    pub stateful: bool,
+    /// Whether log-probabilities of the output are told, and of the prompt; of the latter, whether a chunk's rows tell of
+    /// the token after it, or the next chunk's of their first one.
+    pub logprobs: bool,
+    pub prompt_logprobs: Option<bool>,
 }
 
 /// Keys and values from outside, of which `quarters` will be right.
@@ -108,12 +119,13 @@ pub struct Drafts {
 }
 
 pub fn case() -> impl Strategy<Value = Case> {
-    let rest = (1..=3_usize, any::<bool>(), (any::<usize>(), 1..=255_u8));
-    (config(), vec(call(), 1..150), rest).prop_map(|(config, calls, (depth, is_recorded, damage))| Case {
+    let rest = (1..=3_usize, any::<bool>(), any::<u64>(), (any::<usize>(), 1..=255_u8));
+    (config(), vec(call(), 1..150), rest).prop_map(|(config, calls, (depth, is_recorded, moods, damage))| Case {
         config,
         depth,
         calls,
         is_recorded,
+        moods,
         damage,
     })
 }
@@ -179,9 +191,13 @@ fn add() -> impl Strategy<Value = Add> {
         option::of(2..30_usize),
         option::weighted(0.2, vec((weighted(0.3), 0..12_usize), 4)),
         option::weighted(0.3, offer()),
+        option::weighted(0.15, select(&[1.0, 0.0, -0.5, 2.0][..])),
     );
-    (shape, order, targets, ends).prop_map(|(shape, order, (ttft_target, tpot_target), (stop_every, resume, offer))| {
+    let sampling = (any::<bool>(), weighted(0.3), option::weighted(0.2, any::<bool>()));
+    (shape, order, targets, ends, sampling).prop_map(|(shape, order, targets, ends, sampling)| {
         let (client, prompt, n, seed, max_tokens, min_tokens) = shape;
+        let ((ttft_target, tpot_target), (stop_every, resume, offer, length_penalty)) = (targets, ends);
+        let (stateful, logprobs, prompt_logprobs) = sampling;
         let (arrival, deadline, priority, policy_key) = order;
         Add {
             client,
@@ -198,7 +214,11 @@ fn add() -> impl Strategy<Value = Add> {
             priority,
             policy_key,
             resume,
+            length_penalty,
             offer,
+            stateful,
+            logprobs,
+            prompt_logprobs,
         }
     })
 }

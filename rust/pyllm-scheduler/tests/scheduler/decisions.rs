@@ -1,9 +1,11 @@
 //! What the scheduler decides where any decision would give the right tokens: order, reuse and what is left alone.
 
+mod beams;
 mod branches;
 mod loads;
 mod preemption;
 mod reasons;
+mod stateful;
 
 use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Plan, Request, RequestId, Scheduler, Stats};
 
@@ -39,7 +41,7 @@ fn plan(scheduler: &mut Scheduler) -> Plan {
 fn commit(scheduler: &mut Scheduler, plan: &Plan, token: i32) {
     let sections = Sections::new(plan);
     let tokens = vec![token; sections.uniforms.len()];
-    scheduler.commit(plan.step, sections.ints("sampled_starts"), &tokens, 0.0).expect("the step is due");
+    scheduler.commit(plan.step, sections.ints("sampled_starts"), &tokens, 0.0, None).expect("the step is due");
 }
 
 /// Runs alone what waits, one step at a time.

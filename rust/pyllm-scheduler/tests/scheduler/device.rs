@@ -1,5 +1,6 @@
 //! A worker whose KV cache holds, instead of keys and values, what they were computed from. It does what a plan says in
 //! the documented order and checks that it is told nothing impossible; what the answers should be it does not know.
+//! Of a stateful request it keeps the tokens, as one with a grammar must, and gives none where it has lost count.
 
 use std::collections::BTreeSet;
 
@@ -25,6 +26,24 @@ struct Slot {
     request: Option<Vec<u8>>, // the sampling bytes it was initialised with
     table: Vec<Option<usize>>,
     last_sampled: Option<i32>,
+    history: Option<Vec<i32>>, // of a stateful request: its tokens, as far as they are known here
+    /// Whether its last row gave no token or several: what is in flight was planned for one.
+    is_off: bool,
+    /// Tokens of the prompt that it has told of.
+    num_told: Option<usize>,
+}
+
+/// What the requests are, by their sampling bytes, and what their grammars do.
+pub trait Model {
+    /// The prefix that a request starts from, with the weights of this step.
+    fn root(&self, request: &[u8]) -> Prefix;
+    fn prompt(&self, request: &[u8]) -> &[i32];
+    fn is_stateful(&self, request: &[u8]) -> bool;
+    /// Whether a row that sets out with the first token tells of the prompt's next token beyond its own; `None`: it tells of
+    /// no token.
+    fn tells_ahead(&self, request: &[u8]) -> Option<bool>;
+    /// The tokens that must follow a row's, of which so many were sampled; `None`: no one knows yet.
+    fn follow(&self, index: usize, row: &Row, num_sampled: usize) -> Option<Vec<i32>>;
 }
 
 pub struct Device {
@@ -43,8 +62,14 @@ pub struct Row {
     /// Tokens after the first that was sampled at.
     pub num_drafts: usize,
     pub uniforms: Vec<f32>,
+    /// What it gives back; of a stateful request all of it counts.
     pub sampled: Vec<i32>,
     pub spoilt: Option<LoadId>,
+    pub is_stateful: bool,
+    /// Whether it depends on a row that has given another number of tokens than planned.
+    pub is_stale: bool,
+    /// Tokens of the prompt that it tells of.
+    pub told: Vec<i32>,
 }
 
 /// Keys and values from outside: those of `tokens` from `first_token` on.
@@ -71,23 +96,27 @@ impl Device {
         }
     }
 
-    /// `root` gives the prefix that a request starts from, by its sampling bytes, with the weights of this step.
-    pub fn execute(&mut self, plan: &Sections, loads: &[Loaded], root: impl Fn(&[u8]) -> Prefix) -> Vec<Row> {
-        self.apply_changes(plan);
+    pub fn execute(&mut self, plan: &Sections, loads: &[Loaded], model: &impl Model) -> Vec<Row> {
+        self.apply_changes(plan, model);
         self.swap(plan);
         self.copy_blocks(plan);
         for load in loads {
             self.load(load);
         }
-        self.write(plan, &root);
-        let rows = self.attend_and_sample(plan, &root);
-        for (&slot, row) in plan.ints("slots").iter().zip(&rows) {
+        self.write(plan, model);
+        let mut rows = self.attend_and_sample(plan, model);
+        for (index, (&slot, row)) in plan.ints("slots").iter().zip(&mut rows).enumerate() {
+            let slot = &mut self.slots[slot as usize];
             // After several every sample knows its token, so nobody may ask for it.
-            self.slots[slot as usize].last_sampled = match row.sampled[..] {
-                [] => self.slots[slot as usize].last_sampled,
+            slot.last_sampled = match row.sampled[..] {
+                [] => slot.last_sampled,
                 [token] => Some(token),
                 _ => None,
             };
+            if row.is_stateful && !row.sampled.is_empty() {
+                slot.go_on(index, row, model);
+            }
+            slot.tell(row, model);
         }
         rows
     }
@@ -106,7 +135,7 @@ impl Device {
         }
     }
 
-    fn apply_changes(&mut self, plan: &Sections) {
+    fn apply_changes(&mut self, plan: &Sections, model: &impl Model) {
         let copies = plan.pairs("slot_copies");
         assert_distinct("slot copies' destinations", copies.iter().map(|copy| copy.1));
         let sources: Vec<Slot> = copies.iter().map(|&(source, _)| self.slots[source].clone()).collect();
@@ -114,8 +143,12 @@ impl Device {
             self.slots[destination] = source;
         }
         assert_distinct("initialised slots", plan.slot_inits().iter().map(|init| init.0));
-        for (slot, request) in plan.slot_inits() {
-            self.slots[slot] = Slot { request: Some(request.to_vec()), ..Slot::default() };
+        for ((slot, request), (prompt, output)) in plan.slot_inits().into_iter().zip(plan.histories()) {
+            let is_stateful = model.is_stateful(request);
+            assert_eq!(prompt, if is_stateful { model.prompt(request) } else { &[] });
+            assert!(is_stateful || output.is_empty());
+            let history = is_stateful.then(|| [prompt, output].concat());
+            self.slots[slot] = Slot { request: Some(request.to_vec()), history, ..Slot::default() };
         }
         let changes = plan.ints("table_slots").iter().zip(plan.ints("table_indices")).zip(plan.ints("table_blocks"));
         for ((&slot, &index), &block) in changes {
@@ -151,7 +184,7 @@ impl Device {
     }
 
     /// Every row writes before any row reads, as each layer of a model does.
-    fn write(&mut self, plan: &Sections, root: &impl Fn(&[u8]) -> Prefix) {
+    fn write(&mut self, plan: &Sections, model: &impl Model) {
         assert_distinct("written places", plan.ints("slot_mapping").iter().map(|&place| place as usize));
         assert_distinct("slots", plan.ints("slots").iter().map(|&slot| slot as usize));
         let rows = plan.ints("slots").iter().zip(plan.ranges("query_starts"));
@@ -161,11 +194,13 @@ impl Device {
             let (start, end) = (length as usize - range.len(), length as usize);
             let mut prefix = match start.checked_sub(1) {
                 Some(before) => self.read(&slot, before).prefix,
-                None => root(slot.request()),
+                None => model.root(slot.request()),
             };
             let spoilt = (0..start).find_map(|position| self.read(&slot, position).spoilt);
             for (position, index) in (start..end).zip(range) {
                 let token = match plan.ints("tokens")[index] {
+                    // One that is stateful may not have been ready.
+                    -1 if slot.history.is_some() => slot.last_sampled.unwrap_or(0),
                     -1 => slot.last_sampled.expect("the slot has sampled a token that no one knows yet"),
                     token => token,
                 };
@@ -179,12 +214,13 @@ impl Device {
         }
     }
 
-    fn attend_and_sample(&self, plan: &Sections, root: &impl Fn(&[u8]) -> Prefix) -> Vec<Row> {
+    fn attend_and_sample(&mut self, plan: &Sections, model: &impl Model) -> Vec<Row> {
         let queries = plan.ranges("query_starts").into_iter().zip(plan.ranges("sampled_starts"));
         let rows = plan.ints("slots").iter().zip(plan.ints("sequence_lengths")).zip(queries);
         let rows = rows.map(|((&slot, &length), (query, sampled))| {
-            let (slot, length) = (&self.slots[slot as usize], length as usize);
-            let mut prefix = root(slot.request());
+            let (at, length) = (slot as usize, length as usize);
+            let slot = &self.slots[at];
+            let mut prefix = model.root(slot.request());
             let mut read = Vec::with_capacity(length);
             let mut spoilt = None;
             let mut context = Vec::with_capacity(length);
@@ -206,12 +242,20 @@ impl Device {
             let uniforms = plan.uniforms[sampled].to_vec();
             let positions = logits_rows.iter().map(|row| length + row - query.end);
             let sampled = positions.zip(&uniforms).map(|(position, &uniform)| read[position].next_token(uniform));
+            let sampled: Vec<_> = sampled.collect();
+            let is_stateful = slot.history.is_some();
+            let tokens = &plan.ints("tokens")[query.start..query.end - num_drafts];
+            let is_stale = !sampled.is_empty() && self.slots[at].catch_up(tokens, length - num_drafts, model);
+            let slot = &self.slots[at];
             Row {
+                is_stateful,
+                is_stale,
+                told: Vec::new(),
                 request: slot.request().to_vec(),
                 blocks: slot.table[..length.div_ceil(self.block_size)].iter().copied().flatten().collect(),
                 num_tokens: query.len(),
                 num_drafts,
-                sampled: sampled.collect(),
+                sampled: if is_stale { Vec::new() } else { sampled },
                 context,
                 uniforms,
                 spoilt,
@@ -231,6 +275,67 @@ impl Device {
 impl Slot {
     fn request(&self) -> &[u8] {
         self.request.as_deref().expect("the slot was initialised")
+    }
+
+    /// Learns the tokens of a row that samples, which come before `length`. True: they do not follow what is known.
+    fn catch_up(&mut self, tokens: &[i32], length: usize, model: &impl Model) -> bool {
+        let num_prompt_tokens = model.prompt(self.request()).len();
+        let Some(known) = &mut self.history else { return false };
+        if self.is_off && tokens.contains(&-1) {
+            return true;
+        }
+        self.is_off = false;
+        for (position, &token) in (length - tokens.len()..).zip(tokens) {
+            match known.get(position) {
+                None if token == -1 || position > known.len() => return true,
+                None => known.push(token),
+                Some(&before) if token == -1 || token == before => {}
+                Some(_) => {
+                    assert!(
+                        position >= num_prompt_tokens && position + 1 == length,
+                        "a fork differs in its last token"
+                    );
+                    known.truncate(position);
+                    known.push(token);
+                }
+            }
+        }
+        known.len() > length
+    }
+
+    /// Compares drafts, and adds what its grammar forces to follow; or gives nothing, as it is not ready.
+    fn go_on(&mut self, index: usize, row: &mut Row, model: &impl Model) {
+        let Some(known) = &mut self.history else { return };
+        let drafts = &row.context[row.context.len() - row.num_drafts..];
+        let is_fork = row.sampled.len() > 1 && drafts.is_empty();
+        let num_accepted = drafts.iter().zip(&row.sampled).take_while(|(draft, token)| draft == token).count();
+        let num_kept = if is_fork { row.sampled.len() } else { num_accepted + 1 };
+        match model.follow(index, row, num_kept) {
+            None => {
+                row.sampled.clear();
+                self.last_sampled = Some(0); // which is as good as any
+                self.is_off = true;
+            }
+            Some(_) if is_fork => {}
+            Some(forced) => {
+                row.sampled.truncate(num_kept);
+                // Of several that follow, a row in flight goes on from the one that was sampled.
+                self.last_sampled = (num_accepted == 0).then(|| row.sampled[0]);
+                row.sampled.extend(forced);
+                self.is_off = row.sampled.len() > 1;
+                known.extend(&row.sampled);
+            }
+        }
+    }
+
+    fn tell(&mut self, row: &mut Row, model: &impl Model) {
+        let Some(tells_ahead) = model.tells_ahead(&row.request) else { return };
+        let (end, ahead) = (row.context.len(), usize::from(tells_ahead));
+        let prompt = model.prompt(&row.request);
+        let start = self.num_told.unwrap_or((end - row.num_tokens + ahead).max(1));
+        let end = (end + ahead).min(prompt.len());
+        row.told = prompt.get(start..end).unwrap_or_default().to_vec();
+        self.num_told = Some(start.max(end));
     }
 }
 

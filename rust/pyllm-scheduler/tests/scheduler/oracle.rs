@@ -26,6 +26,23 @@ impl Prefix {
     pub fn next_token(self, uniform: f32) -> i32 {
         (mix(self.text ^ u64::from(uniform.to_bits()) << 20) % u64::from(VOCABULARY)) as i32
     }
+
+    /// The likeliest next tokens with their log-probabilities, some of which are equal.
+    pub fn likeliest(self, number: u32) -> Vec<(i32, f32)> {
+        let mut state = mix(self.text);
+        let (first, mut logprob) = (state % u64::from(VOCABULARY), 0.0);
+        let candidate = |place| {
+            state = mix(state);
+            logprob -= [0.0, 0.25, 0.5, 1.5][(state % 4) as usize];
+            (((first + place * 7) % u64::from(VOCABULARY)) as i32, logprob)
+        };
+        (0..u64::from(number)).map(candidate).collect()
+    }
+}
+
+/// The ids beside a token whose log-probability is told, itself first: as many as follow from it.
+pub fn told_with(token: i32) -> impl Iterator<Item = i32> {
+    (0..=token % 3).map(move |more| (token + more) % VOCABULARY as i32)
 }
 
 /// Everything that one sample of a request will have generated, what is `given` to begin with, and how it ends.
@@ -47,12 +64,59 @@ pub fn generate(request: &Request, sample: u32, given: &[i32], config: &Config) 
     }
 }
 
+/// The answer of a beam search that keeps everything and never ends early: samples, and how each ends.
+pub fn search(request: &Request, config: &Config) -> Vec<(Vec<i32>, Finish)> {
+    let num_prompt_tokens = request.prompt.len();
+    let prompt = request.prompt.iter().fold(Prefix::empty(request, ""), |prefix, &token| prefix.then(token));
+    let most = (request.max_tokens as usize).min(config.max_model_len as usize - num_prompt_tokens);
+    let (mut live, mut completed) = (vec![Beam { tokens: Vec::new(), cumulative: 0.0, prefix: prompt }], Vec::new());
+    for length in 1..=most {
+        let mut going_on = Vec::new();
+        for beam in &live {
+            for (token, logprob) in beam.prefix.likeliest(2 * request.beam_width) {
+                let next = beam.then(token, logprob);
+                if !request.stop_token_ids.contains(&token) {
+                    going_on.push((next.score(request, num_prompt_tokens + length), next));
+                } else if length >= request.min_tokens as usize {
+                    completed.push((next.score(request, num_prompt_tokens + length - 1), next, Finish::Stop));
+                }
+            }
+        }
+        going_on.sort_by(|one, other| other.0.total_cmp(&one.0));
+        going_on.truncate(request.beam_width as usize);
+        if length == most {
+            completed.extend(going_on.drain(..).map(|(score, beam)| (score, beam, Finish::Length)));
+        }
+        live = going_on.into_iter().map(|(_, beam)| beam).collect();
+    }
+    completed.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let found = completed.into_iter().map(|(_, beam, finish)| (beam.tokens, finish));
+    found.chain(std::iter::repeat((Vec::new(), Finish::Stop))).take(request.beam_width as usize).collect()
+}
+
+struct Beam {
+    tokens: Vec<i32>,
+    cumulative: f64,
+    prefix: Prefix,
+}
+
+impl Beam {
+    fn then(&self, token: i32, logprob: f32) -> Self {
+        let tokens = [&self.tokens[..], &[token]].concat();
+        Self { tokens, cumulative: self.cumulative + f64::from(logprob), prefix: self.prefix.then(token) }
+    }
+
+    fn score(&self, request: &Request, length: usize) -> f64 {
+        self.cumulative / f64::from(length as u32).powf(request.length_penalty)
+    }
+}
+
 fn digest(text: &str) -> u64 {
     text.bytes().fold(0, |state, byte| mix(state ^ u64::from(byte)))
 }
 
 /// Splitmix64's finaliser.
-fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let value = (value ^ value >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ value >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);

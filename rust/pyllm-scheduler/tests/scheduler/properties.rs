@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-use crate::calls::case;
+use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 62] = [
+const CORNERS: [&str; 73] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -29,7 +29,9 @@ const CORNERS: [&str; 62] = [
     "evictions",
     "failed loads",
     "forks by call",
+    "forks that are not ready",
     "forks without a slot",
+    "histories with output",
     "hits foreseen",
     "hits within a step",
     "loads that requests wait for",
@@ -51,19 +53,27 @@ const CORNERS: [&str; 62] = [
     "prefills beside decodes",
     "prefix hits",
     "prefix hits on the host",
+    "prompts told of in pieces",
     "refused calls",
     "rejected drafts",
     "replays",
     "rows on failed loads",
+    "rows that are not ready",
+    "rows that are stale",
+    "rows that force",
+    "rows with drafts that are not ready",
+    "rows with drafts that force",
     "slot copies",
     "steps that only swap",
     "swaps in",
     "swaps out",
     "tokens in flight",
+    "tokens of prompts told of",
     // Reasons, by their names.
     "blocks",
     "budget",
     "forking",
+    "grammar",
     "growth",
     "held",
     "in_flight",
@@ -72,8 +82,24 @@ const CORNERS: [&str; 62] = [
     "policy",
     "preempting",
     "samples",
+    "siblings",
     "slots",
     "watermark",
+];
+
+const SEARCHING_CORNERS: [&str; 12] = [
+    "answers of several beams",
+    "aborts with tokens in flight",
+    "block copies",
+    "forks without a slot",
+    "losses of what pauses",
+    "paused beams",
+    "preemptions of what waits for siblings",
+    "preemptions to be computed anew",
+    "preemptions to the host",
+    "replays",
+    "siblings",
+    "slot copies",
 ];
 
 proptest! {
@@ -84,20 +110,34 @@ proptest! {
     fn any_sequence_of_calls_gives_every_request_its_own_tokens(case in case()) {
         world::run(&case);
     }
+
+    #[test]
+    fn beam_searches_end_with_their_answers_where_their_beams_have_no_room_together(case in searching_case()) {
+        world::run(&case);
+    }
 }
 
 /// The property above proves nothing about what its cases do not reach.
 #[test]
 fn the_cases_reach_every_corner() {
+    check_corners(case(), 600, &CORNERS);
+}
+
+#[test]
+fn the_cases_of_beam_searches_reach_theirs() {
+    check_corners(searching_case(), 100, &SEARCHING_CORNERS);
+}
+
+fn check_corners(cases: impl Strategy<Value = Case>, number: usize, corners: &[&str]) {
     let mut runner = TestRunner::deterministic();
     let mut total = BTreeMap::new();
-    for _ in 0..400 {
-        let case = case().new_tree(&mut runner).expect("a case").current();
+    for _ in 0..number {
+        let case = cases.new_tree(&mut runner).expect("a case").current();
         for (what, times) in world::run(&case) {
             *total.entry(what).or_default() += times;
         }
     }
-    for corner in CORNERS {
+    for corner in corners {
         assert!(total.get(corner).is_some_and(|&times: &u64| times > 0), "{corner} is not among {total:?}");
     }
 }

@@ -63,4 +63,13 @@ impl Sections {
         let slots = self.ints("slot_inits").iter().map(|&slot| slot as usize);
         slots.zip(ranges.map(|range| &self.sampling[range])).collect()
     }
+
+    /// What each initialised slot is told of the tokens before: those of the prompt, and the output.
+    pub fn histories(&self) -> Vec<(&[i32], &[i32])> {
+        let histories = self.ranges("history_starts").into_iter().map(|range| &self.ints("histories")[range]);
+        histories
+            .zip(self.ints("history_prompts"))
+            .map(|(history, &prompt)| history.split_at(prompt as usize))
+            .collect()
+    }
 }

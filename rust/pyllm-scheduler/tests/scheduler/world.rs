@@ -1,8 +1,11 @@
 //! Clients, the scheduler and a device, with several steps in flight. It makes the calls, keeps what every client has
 //! heard, and compares all of it with what the oracle said when the request was added.
 
+mod beams;
 mod branches;
 mod loads;
+mod logprobs;
+mod model;
 mod pins;
 mod reasons;
 mod recording;
@@ -29,6 +32,7 @@ pub struct World {
     scheduler: Scheduler,
     device: Device,
     depth: usize,
+    moods: u64,
     in_flight: VecDeque<InFlight>,
     requests: Vec<Known>,
     loads: BTreeMap<LoadId, Pending>,
@@ -63,6 +67,7 @@ impl World {
         Self {
             device: Device::new(&config),
             depth: case.depth,
+            moods: case.moods,
             in_flight: VecDeque::new(),
             requests: Vec::new(),
             loads: BTreeMap::new(),
@@ -131,8 +136,10 @@ impl World {
         }
         let unfinished = self.requests.iter().filter(|known| known.is_live());
         assert_eq!(unfinished.count(), 0, "every request comes to its end");
-        let Stats { num_requests, num_running, num_waiting, num_held, num_loading, .. } = self.scheduler.stats();
-        assert_eq!([num_requests, num_running, num_waiting, num_held, num_loading], [0; 5]);
+        self.check_prompts_told();
+        let Stats { num_requests, num_running, num_waiting, num_held, num_paused, num_loading, .. } =
+            self.scheduler.stats();
+        assert_eq!([num_requests, num_running, num_waiting, num_held, num_paused, num_loading], [0; 6]);
         assert!(self.scheduler.pending_clients().is_empty());
         for name in 0..4 {
             self.unpin(name);

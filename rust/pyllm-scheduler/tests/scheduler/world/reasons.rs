@@ -34,10 +34,12 @@ impl World {
             // It may have ended, and its client not have heard.
             let Ok(samples) = self.scheduler.explain(known.request.client, known.request.id) else { continue };
             assert_eq!(samples.len(), known.samples.len());
-            let is_forking = samples.iter().any(|one| one.reason == Some(Reason::Forking));
+            let num_prompt_tokens = known.request.prompt.len() as u32;
             for (one, sample) in samples.iter().zip(0..) {
                 assert_eq!(one.sample, sample);
-                let is_stream = one.state == "running" && one.num_known == one.num_computed + 1 && !is_forking;
+                // What is about to fork may lack one token, too.
+                let has_output = one.num_known > num_prompt_tokens;
+                let is_stream = one.state == "running" && one.num_known == one.num_computed + 1 && has_output;
                 let is_passed = matches!(one.reason, Some(Reason::Budget | Reason::Samples));
                 assert!(!(is_stream && is_passed && has_drafts), "drafts leave every stream its row: {one:?}");
                 self.check_explanation(known, one, &decision);
@@ -74,7 +76,15 @@ impl World {
                 holds = stats.num_loading > 0;
             }
             Some(Reason::Forking) => is_in(&["waiting"]),
+            Some(Reason::Siblings) => {
+                is_in(&["running", "paused"]);
+                holds = known.request.beam_width > 1;
+            }
             Some(Reason::InFlight) => holds = !self.in_flight.is_empty(),
+            Some(Reason::Grammar) => {
+                is_in(&["running"]);
+                holds = known.request.stateful && !self.in_flight.is_empty();
+            }
             Some(Reason::Budget) => holds = decision.num_tokens == config.max_num_batched_tokens,
             Some(Reason::InterTokenTarget) => {
                 let has_target = |known: &Known| known.request.tpot_target.is_some();

@@ -3,6 +3,7 @@
 use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId, replay};
 
 use super::World;
+use super::steps::InFlight;
 use crate::calls::{Positions, Wrong};
 
 type Refused = Result<(), Error>;
@@ -65,6 +66,7 @@ impl World {
             11 => Request { ttft_target: Some(0.0), ..valid },
             12 => Request { tpot_target: Some(-1.0), ..valid },
             13 => Request { policy_key: f64::NAN, ..valid },
+            14 => Request { beam_width: 2, ..valid },
             _ => Request { outputs: vec![Output { tokens: vec![i32::MAX], finished: false }], ..valid },
         });
         assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
@@ -73,7 +75,7 @@ impl World {
 
     fn commit_unknown(&mut self) -> Refused {
         let step = StepId(1 << 40);
-        let result = self.scheduler.commit(step, &[0], &[], 0.0).map(drop);
+        let result = self.scheduler.commit(step, &[0], &[], 0.0, None).map(drop);
         assert_eq!(result, Err(Error::UnknownStep { step }));
         result
     }
@@ -83,27 +85,42 @@ impl World {
         if oldest.step == newest.step {
             return None;
         }
-        let (starts, tokens) = newest.result(Positions::All);
-        let result = self.scheduler.commit(newest.step, &starts, &tokens, 0.0).map(drop);
+        let (starts, tokens, logprobs) = newest.result(Positions::All);
+        let result = self.scheduler.commit(newest.step, &starts, &tokens, 0.0, logprobs.as_ref()).map(drop);
         assert_eq!(result, Err(Error::OutOfOrder { step: newest.step, oldest: oldest.step }));
         Some(result)
     }
 
     fn commit_shape(&mut self, kind: usize) -> Option<Refused> {
         let oldest = self.in_flight.front()?;
-        let (mut starts, mut tokens) = oldest.result(Positions::All);
-        match kind {
-            0 => starts.clear(),
-            1 => starts.push(tokens.len() as i32),
-            2 => tokens.push(1),
-            3 => starts[0] = i32::MIN,
-            4 if starts.len() > 2 => starts[1] = i32::MAX,
-            _ if tokens.is_empty() => return None,
-            _ => tokens[0] = -1,
+        let (mut starts, mut tokens, mut logprobs) = oldest.result(Positions::All);
+        match (kind, &mut logprobs) {
+            (0, _) => starts.clear(),
+            (1, _) => starts.push(tokens.len() as i32),
+            (2, _) => tokens.push(1),
+            (3, _) => starts[0] = i32::MIN,
+            (4, _) if starts.len() > 2 => starts[1] = i32::MAX,
+            (5, Some(logprobs)) => logprobs.prompt_starts.truncate(1),
+            (6, Some(logprobs)) => logprobs.entries.starts.push(0),
+            (7, Some(logprobs)) => logprobs.entries.starts[1] = -1,
+            (8, Some(logprobs)) => logprobs.entries.ids[0] = -1,
+            (9, Some(logprobs)) => logprobs.entries.ranks.clear(),
+            (10, Some(logprobs)) => logprobs.prompt_tokens.push(1),
+            _ => {
+                // What a row gives that has ended may be anything.
+                let row = self.first_sampled(oldest, &starts)?;
+                tokens[starts[row] as usize] = -1;
+            }
         }
-        let result = self.scheduler.commit(oldest.step, &starts, &tokens, 0.0).map(drop);
+        let result = self.scheduler.commit(oldest.step, &starts, &tokens, 0.0, logprobs.as_ref()).map(drop);
         assert!(matches!(result, Err(Error::Sampled { .. })), "{result:?}");
         Some(result)
+    }
+
+    /// A row with tokens whose sequence has not ended.
+    fn first_sampled(&self, step: &InFlight, starts: &[i32]) -> Option<usize> {
+        let mut rows = (0..starts.len() - 1).filter(|&row| starts[row] < starts[row + 1]);
+        rows.find(|&row| self.scheduler.request_of(step.step, row).expect("it is in flight").is_some())
     }
 
     fn time_goes_back(&mut self) -> Option<Refused> {

@@ -3,6 +3,7 @@
 use pyllm_scheduler::{ClientId, Config, Error, Finish, Output, Request, RequestId};
 
 use super::World;
+use super::logprobs::check_logprobs;
 use super::steps::InFlight;
 use crate::calls::{Add, Prompt};
 use crate::oracle::{self, VOCABULARY};
@@ -16,6 +17,9 @@ pub(super) struct Known {
     pub(super) num_schedules: usize,
     /// What an offered load would bring, in quarters.
     pub(super) offer: Option<usize>,
+    pub(super) logprobs: bool,
+    /// Of its prompt, whether the worker tells of the token after a chunk with that chunk.
+    pub(super) tells_ahead: Option<bool>,
 }
 
 pub(super) struct KnownSample {
@@ -25,6 +29,10 @@ pub(super) struct KnownSample {
     pub(super) is_finished: bool,
     /// How it was ended from outside.
     pub(super) ended: Option<Finish>,
+    /// Tokens that it had when it came, or was forked.
+    pub(super) num_given: usize,
+    /// Tokens of the prompt that have been told for its sake, the first counted as told.
+    pub(super) num_told: usize,
 }
 
 impl Known {
@@ -46,22 +54,37 @@ impl Known {
 
 impl KnownSample {
     pub(super) fn new(request: &Request, sample: u32, given: &[i32], config: &Config) -> Self {
-        let (expected, finish) = oracle::generate(request, sample, given, config);
-        Self { expected, finish, received: Vec::new(), is_finished: false, ended: None }
+        Self::expecting(oracle::generate(request, sample, given, config), given.len())
+    }
+
+    /// Those of a fresh request.
+    fn all(request: &Request, config: &Config) -> Vec<Self> {
+        match request.beam_width {
+            0 => (0..request.n).map(|sample| Self::new(request, sample, &[], config)).collect(),
+            _ => oracle::search(request, config).into_iter().map(|found| Self::expecting(found, 0)).collect(),
+        }
+    }
+
+    fn expecting((expected, finish): (Vec<i32>, Finish), num_given: usize) -> Self {
+        Self { expected, finish, received: Vec::new(), is_finished: false, ended: None, num_given, num_told: 1 }
     }
 }
 
 impl World {
     pub(super) fn add(&mut self, add: &Add) {
         let mut request = self.request(add);
-        let samples = (0..request.n).map(|sample| KnownSample::new(&request, sample, &[], &self.config));
-        let mut samples: Vec<_> =
-            if request.prompt.len() < self.config.max_model_len as usize { samples.collect() } else { Vec::new() };
-        if let Some(resume) = &add.resume {
+        let mut samples = if request.prompt.len() < self.config.max_model_len as usize {
+            KnownSample::all(&request, &self.config)
+        } else {
+            Vec::new()
+        };
+        let resume = add.resume.as_ref().filter(|_| request.beam_width == 0);
+        if let Some(resume) = resume {
             for (sample, &(finished, length)) in samples.iter_mut().zip(resume) {
                 let length = if finished { sample.expected.len() } else { length.min(sample.expected.len() - 1) };
                 sample.is_finished = finished;
                 sample.received = sample.expected[..length].to_vec();
+                sample.num_given = length;
                 request.outputs.push(Output { tokens: sample.received.clone(), finished });
             }
         }
@@ -69,12 +92,21 @@ impl World {
         match self.scheduler.add(given) {
             Ok(()) => {
                 assert!(self.fits(&request));
-                let resumed = samples.iter().filter(|sample| !sample.is_finished && add.resume.is_some());
+                let resumed = samples.iter().filter(|sample| !sample.is_finished && resume.is_some());
                 let lengths = resumed.map(|sample| request.prompt.len() + sample.received.len());
                 self.added_tokens += lengths.sum::<usize>().max(request.prompt.len()) as u64;
                 let num_schedules = self.num_schedules;
-                let known = Known { request, is_held: false, is_dropped: false, samples, num_schedules, offer: None };
-                self.requests.push(known);
+                let tells_ahead = add.prompt_logprobs.filter(|_| request.prompt_logprobs);
+                self.requests.push(Known {
+                    request,
+                    is_held: false,
+                    is_dropped: false,
+                    samples,
+                    num_schedules,
+                    offer: None,
+                    logprobs: add.logprobs,
+                    tells_ahead,
+                });
                 if let Some(offer) = add.offer {
                     self.offer(self.requests.len() - 1, offer);
                 }
@@ -92,10 +124,13 @@ impl World {
 
     fn request(&self, add: &Add) -> Request {
         let index = self.requests.len() as u32;
+        let n = add.n.min(self.config.max_num_seqs);
         Request {
             client: ClientId(add.client),
             id: RequestId(u64::from(index)),
-            n: add.n.min(self.config.max_num_seqs),
+            n,
+            beam_width: if add.length_penalty.is_some() { n } else { 0 },
+            length_penalty: add.length_penalty.unwrap_or(1.0),
             seed: add.seed,
             max_tokens: add.max_tokens,
             min_tokens: add.min_tokens.min(add.max_tokens),
@@ -109,6 +144,8 @@ impl World {
             tpot_target: add.tpot_target,
             priority: add.priority,
             policy_key: add.policy_key,
+            stateful: add.stateful && add.length_penalty.is_none(),
+            prompt_logprobs: add.prompt_logprobs.is_some() && add.length_penalty.is_none(),
             ..request(add.prompt)
         }
     }
@@ -116,7 +153,7 @@ impl World {
     fn fits(&self, request: &Request) -> bool {
         let longest = (request.prompt.len() as u32 + request.max_tokens).min(self.config.max_model_len);
         let num_blocks = self.config.num_blocks - self.config.max_pinned_blocks;
-        (longest - 1).div_ceil(self.config.block_size) <= num_blocks
+        super::beams::num_blocks(request, longest - 1, self.config.block_size) <= num_blocks
     }
 
     pub(super) fn take(&mut self, client: u32) {
@@ -127,14 +164,25 @@ impl World {
             return;
         };
         assert!(pending && !deltas.is_empty());
-        let mut rows: Vec<_> = deltas.requests.iter().zip(&deltas.samples).collect();
+        let of_prompt = deltas.offsets.iter().map(|&offset| offset < 0);
+        let mut rows: Vec<_> = deltas.requests.iter().zip(&deltas.samples).zip(of_prompt).collect();
         rows.sort_unstable();
         rows.dedup();
-        assert_eq!(rows.len(), deltas.len(), "one row a sample");
+        assert_eq!(rows.len(), deltas.len(), "one row a sample, and one of its prompt");
         for row in 0..deltas.len() {
             let known = &mut self.requests[deltas.requests[row] as usize];
             assert!(known.request.client == ClientId(client) && !known.is_dropped);
             assert!((0..=known.request.prompt.len() as i32).contains(&deltas.cached_tokens[row]));
+            check_logprobs(known, deltas, row);
+            if deltas.offsets[row] < 0 {
+                known.hear_prompt(deltas, row);
+                continue;
+            }
+            if known.request.beam_width > 0 {
+                assert_ne!(deltas.finishes[row], Finish::None as u8, "of beams the end alone is told");
+                let is_one_of_several = known.request.beam_width > 1 && !deltas.row_tokens(row).is_empty();
+                *self.seen.entry("answers of several beams").or_default() += u64::from(is_one_of_several);
+            }
             let sample = &mut known.samples[deltas.samples[row] as usize];
             assert!(!sample.is_finished, "nothing comes after the end");
             assert_eq!(deltas.offsets[row] as usize, sample.received.len(), "no token is lost or repeated");
@@ -152,7 +200,8 @@ impl World {
     pub(super) fn abort(&mut self, pick: usize, sample: Option<u32>) {
         let Some(index) = self.pick(pick) else { return };
         let known = &mut self.requests[index];
-        let expected = !known.is_dropped && known.end(sample, Finish::Abort);
+        let is_of_beams = known.request.beam_width > 0 && sample.is_some_and(|sample| sample < known.request.n);
+        let expected = !known.is_dropped && known.end(sample.filter(|_| !is_of_beams), Finish::Abort);
         let (client, id) = (known.request.client, known.request.id);
         let in_flight = self.in_flight.iter().any(InFlight::samples);
         assert_eq!(self.scheduler.abort(client, id, sample), expected);

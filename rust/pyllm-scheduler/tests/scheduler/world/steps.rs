@@ -2,13 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use pyllm_scheduler::{ClientId, Error, Plan, PolicyName, Stats, StepId, uniform};
+use pyllm_scheduler::{ClientId, Error, Logprobs, Plan, PolicyName, Stats, StepId, uniform};
 
 use super::World;
-use super::requests::{Known, KnownSample};
+use super::beams::{check_beam, likeliest};
+use super::logprobs::Columns;
+use super::model::{Requests, known};
+use super::requests::KnownSample;
 use crate::calls::Positions;
 use crate::device::{Device, Row};
-use crate::oracle::Prefix;
+use crate::oracle::mix;
 use crate::sections::Sections;
 
 pub(super) struct InFlight {
@@ -21,22 +24,33 @@ struct Sampled {
     tokens: Vec<i32>,
     num_drafts: usize,
     num_accepted: usize,
+    is_stateful: bool,
+    told: Vec<i32>, // of the prompt
+    logprobs: bool,
+    /// What may follow, if it is a beam's.
+    likeliest: Vec<(i32, f32)>,
 }
 
 impl InFlight {
     /// The arguments of `commit`.
-    pub(super) fn result(&self, positions: Positions) -> (Vec<i32>, Vec<i32>) {
-        let (mut starts, mut tokens) = (vec![0], Vec::new());
+    pub(super) fn result(&self, positions: Positions) -> (Vec<i32>, Vec<i32>, Option<Logprobs>) {
+        let (mut starts, mut tokens, mut logprobs) = (vec![0], Vec::new(), Columns::new());
         for row in &self.rows {
             let length = match positions {
+                _ if row.is_stateful => row.tokens.len(),
                 Positions::Accepted if row.num_drafts > 0 => row.num_accepted + 1,
                 Positions::First if row.num_drafts > 0 => 1,
                 _ => row.tokens.len(),
             };
             tokens.extend_from_slice(&row.tokens[..length]);
             starts.push(tokens.len() as i32);
+            if row.likeliest.is_empty() {
+                logprobs.push(&row.told, &row.tokens[..length], row.logprobs);
+            } else {
+                logprobs.push_beam(&row.tokens, &row.likeliest);
+            }
         }
-        (starts, tokens)
+        (starts, tokens, logprobs.finish())
     }
 
     pub(super) fn has_drafts(&self) -> bool {
@@ -76,22 +90,35 @@ impl World {
     fn execute(&mut self, plan: &Plan, before: &Stats) {
         let sections = Sections::new(plan);
         let loads = self.loads_of(plan.step);
-        let requests = &self.requests;
-        let version = &self.config.weights_version;
-        let root = |request: &[u8]| Prefix::empty(&known(requests, request).request, version);
-        let rows = self.device.execute(&sections, &loads, root);
-        for row in &rows {
+        let model = Requests {
+            all: &self.requests,
+            weights_version: &self.config.weights_version,
+            mood: mix(self.moods ^ plan.step.0),
+        };
+        let rows = self.device.execute(&sections, &loads, &model);
+        for row in rows.iter().filter(|row| !row.is_stale) {
             self.check_row(row);
         }
+        self.note_moods(&rows, &sections);
         self.check_limits(plan, &rows);
         self.check_hits(&rows, before);
         self.note(&sections, before);
         let rows = rows.into_iter().map(|row| {
             let drafts = &row.context[row.context.len() - row.num_drafts..];
             let num_accepted = drafts.iter().zip(&row.sampled).take_while(|(draft, token)| draft == token).count();
-            Sampled { tokens: row.sampled, num_drafts: row.num_drafts, num_accepted }
+            let request = known(&self.requests, &row.request);
+            Sampled {
+                num_drafts: row.num_drafts,
+                num_accepted,
+                is_stateful: row.is_stateful,
+                logprobs: request.logprobs,
+                likeliest: likeliest(&request.request, &row),
+                tokens: row.sampled,
+                told: row.told,
+            }
         });
-        self.in_flight.push_back(InFlight { step: plan.step, rows: rows.collect() });
+        let rows = rows.collect();
+        self.in_flight.push_back(InFlight { step: plan.step, rows });
     }
 
     /// A row reads the beginning of one of its request's samples, and draws that sample's numbers.
@@ -103,6 +130,10 @@ impl World {
         }
         let known = known(&self.requests, &row.request);
         assert!(!known.is_held && !known.is_dropped);
+        if known.request.beam_width > 0 {
+            check_beam(row, known);
+            return;
+        }
         let request = &known.request;
         let context = &row.context[..row.context.len() - row.num_drafts];
         let reads = |sample: &KnownSample| {
@@ -131,7 +162,7 @@ impl World {
         let config = &self.config;
         assert!(plan.num_tokens() <= config.max_num_batched_tokens, "the budget is kept");
         assert!(plan.num_rows() <= config.max_num_seqs, "a row has a slot");
-        let num_samples: usize = rows.iter().map(|row| row.sampled.len()).sum();
+        let num_samples: usize = rows.iter().map(|row| row.uniforms.len()).sum();
         assert!(num_samples <= 2 * config.max_num_seqs as usize, "a step samples so many positions at most");
         let cap = config.long_prefill_token_threshold as usize;
         let is_within = |row: &Row| cap == 0 || row.num_tokens <= cap || row.num_drafts > 0;
@@ -164,13 +195,17 @@ impl World {
         let preempted = after.num_preemptions > before.num_preemptions;
         let makes_way = matches!(self.config.policy, PolicyName::Priority | PolicyName::Shortest);
         let admitted = !sections.slot_inits().is_empty();
-        assert!(!preempted || !admitted || makes_way, "nothing is admitted by a step that preempts");
+        // What only waits for its siblings makes way for the first in the queue where nothing else goes on.
+        let sets_back =
+            preempted && admitted && !makes_way && self.requests.iter().any(|one| one.request.beam_width > 0);
+        assert!(!preempted || !admitted || makes_way || sets_back, "nothing is admitted by a step that preempts");
         let is_mixed = lengths.contains(&1) && lengths.iter().any(|&length| length > 1);
         let is_of = |policy| preempted && admitted && self.config.policy == policy;
         let (by_priority, by_size) = (is_of(PolicyName::Priority), is_of(PolicyName::Shortest));
         let (ins, outs): (Vec<_>, Vec<_>) = sections.swaps().into_iter().partition(|swap| swap.from_host);
         self.saw("preemptions by priority", u64::from(by_priority));
         self.saw("preemptions by size", u64::from(by_size));
+        self.saw("preemptions of what waits for siblings", u64::from(sets_back));
         self.saw("steps that only swap", u64::from(lengths.is_empty()));
         self.saw("swaps out", outs.len() as u64);
         self.saw("swaps in", ins.len() as u64);
@@ -182,13 +217,33 @@ impl World {
         self.saw("hits within a step", u64::from(before.num_steps == 0 && after.prefix_hits > 0));
     }
 
+    fn note_moods(&mut self, rows: &[Row], sections: &Sections) {
+        for row in rows {
+            let (num_planned, num_sampled) = (row.uniforms.len(), row.sampled.len());
+            let what = match row.num_drafts {
+                _ if row.is_stale => "rows that are stale",
+                _ if num_planned == 0 && !row.told.is_empty() => "prompts told of in pieces",
+                0 if num_planned > 1 && num_sampled == 0 => "forks that are not ready",
+                0 if num_sampled < num_planned => "rows that are not ready",
+                0 if num_sampled > num_planned => "rows that force",
+                1.. if num_sampled == 0 => "rows with drafts that are not ready",
+                1.. if num_sampled > num_planned => "rows with drafts that force",
+                _ => continue,
+            };
+            self.saw(what, 1);
+        }
+        let goes_on = |history: &&(&[i32], &[i32])| !history.1.is_empty();
+        self.saw("histories with output", sections.histories().iter().filter(goes_on).count() as u64);
+    }
+
     pub(super) fn commit(&mut self, seconds: f64, positions: Positions) {
         let Some(step) = self.in_flight.pop_front() else { return };
         self.report_failures(step.step);
         let before = self.scheduler.stats();
         let waiting = before.num_waiting + before.num_held;
-        let (starts, tokens) = step.result(positions);
-        let clients = self.scheduler.commit(step.step, &starts, &tokens, seconds).expect("the step is due").to_vec();
+        let (starts, tokens, logprobs) = step.result(positions);
+        let clients = self.scheduler.commit(step.step, &starts, &tokens, seconds, logprobs.as_ref());
+        let clients = clients.expect("the step is due").to_vec();
         assert_eq!(clients, self.scheduler.pending_clients());
         // What it read has come, or it would have been told.
         for load in self.loads_of(step.step) {
@@ -197,11 +252,13 @@ impl World {
         }
         let after = self.scheduler.stats();
         self.saw("forks without a slot", u64::from(after.num_waiting + after.num_held > waiting));
+        self.saw("paused beams", after.num_paused);
     }
 
     pub(super) fn lose_device(&mut self) {
         let before = self.scheduler.stats();
         self.scheduler.lose_device();
+        self.saw("losses of what pauses", u64::from(before.num_paused > 0));
         self.saw("losses while something loads", u64::from(before.num_loading > 0));
         self.saw("losses while the host is in use", u64::from(before.num_free_host_blocks < before.num_host_blocks));
         self.saw("losses while something is pinned", u64::from(before.num_pinned_blocks > 0));
@@ -214,14 +271,9 @@ impl World {
             assert_eq!(self.scheduler.finish_load(load, u32::MAX), Err(Error::UnknownLoad { load }));
         }
         for in_flight in std::mem::take(&mut self.in_flight) {
-            let (step, (starts, tokens)) = (in_flight.step, in_flight.result(Positions::All));
-            let late = self.scheduler.commit(step, &starts, &tokens, 0.0).map(<[ClientId]>::to_vec);
+            let (step, (starts, tokens, logprobs)) = (in_flight.step, in_flight.result(Positions::All));
+            let late = self.scheduler.commit(step, &starts, &tokens, 0.0, logprobs.as_ref()).map(<[ClientId]>::to_vec);
             assert_eq!(late, Err(Error::UnknownStep { step }));
         }
     }
-}
-
-fn known<'a>(requests: &'a [Known], sampling: &[u8]) -> &'a Known {
-    let index = u32::from_le_bytes(sampling.try_into().expect("the bytes that the request was added with"));
-    &requests[index as usize]
 }

@@ -1,0 +1,153 @@
+//! Beam search among sequences: each beam is one, and computes a token a round. When the candidates of all are known,
+//! `beams.rs` chooses, parents without children give up their place, a first child goes on in its parent's, and further
+//! ones fork. Nothing is told before the end. A beam that has its candidates runs on without a row; if it is preempted
+//! it pauses outside the queue, since what it waits for is its siblings alone.
+
+use crate::arena::Key;
+use crate::beams::{BeamSearch, Candidate, Child, Path};
+use crate::deltas::Delta;
+use crate::logprobs::{LogprobEntries, LogprobView, Logprobs};
+use crate::policy::OUTPUT_COST;
+use crate::request::Finish;
+use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
+
+use super::{Scheduler, Step, live_sequences};
+
+impl Scheduler {
+    /// What may follow a beam is known. True: sequences have ended.
+    pub(super) fn search(&mut self, key: Key<Sequence>, logprobs: Option<LogprobView<'_>>) -> bool {
+        let sequence = &mut self.sequences[key];
+        sequence.num_samples = 1;
+        sequence.beam = Beam::Waiting;
+        if sequence.state.is_queued() {
+            self.dequeue(key);
+            self.pause(key);
+        }
+        let (name, sample) = (self.sequences[key].request, self.sequences[key].sample);
+        let live = &mut self.requests[name];
+        let Some(search) = &mut live.search else { return false };
+        let candidates = logprobs.into_iter().flat_map(LogprobView::likeliest).take(live.request.num_candidates());
+        let candidates = candidates.map(|(token, logprob)| Candidate { token, logprob }).collect();
+        if !search.offer(sample, candidates) {
+            return false;
+        }
+        let children = search.select(&live.request);
+        if children.is_empty() {
+            self.answer(name, key);
+        } else {
+            self.go_on(name, &children);
+        }
+        children.is_empty()
+    }
+
+    /// Errors: a beam's row does not say what may follow.
+    pub(super) fn check_candidates(
+        &self,
+        step: &Step,
+        starts: &[i32],
+        logprobs: Option<&Logprobs>,
+    ) -> Result<(), String> {
+        for (index, sequence) in self.beam_rows(step) {
+            let given = logprobs.map_or(0, |logprobs| logprobs.of_sampled(index, starts[index]).likeliest().len());
+            let wanted = self.requests[sequence.request].request.num_candidates();
+            if given < wanted {
+                return Err(format!("row {index} is a beam's and has {given} candidates of {wanted}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Of all log-probabilities of a step's tokens those that decide how beams go on.
+    pub(super) fn deciding(&self, step: &Step, starts: &[i32], logprobs: Option<&Logprobs>) -> Option<Logprobs> {
+        let mut entries = LogprobEntries::default();
+        for (index, _) in self.beam_rows(step) {
+            entries.push(starts[index] as usize, logprobs?.of_sampled(index, starts[index]), 1);
+        }
+        entries.complete(starts[step.rows.len()] as usize);
+        let prompt_starts = vec![0; starts.len()];
+        entries.view(0)?;
+        Some(Logprobs { prompt_starts, prompt_tokens: Vec::new(), entries })
+    }
+
+    /// The rows of a step that say what may follow beams that are there still.
+    fn beam_rows(&self, step: &Step) -> impl Iterator<Item = (usize, &Sequence)> {
+        let rows = step.rows.iter().enumerate().filter(|(_, row)| row.is_beam && row.num_samples > 0);
+        rows.filter_map(|(index, row)| self.sequences.get(row.sequence).map(|sequence| (index, sequence)))
+    }
+
+    /// Takes a sequence that is nowhere out of all turns until its siblings have their candidates.
+    pub(super) fn pause(&mut self, key: Key<Sequence>) {
+        self.sequences[key].state = State::Paused;
+        self.num_paused += 1;
+    }
+
+    fn go_on(&mut self, name: Key<LiveRequest>, children: &[Child]) {
+        for sample in 0..self.requests[name].samples.len() {
+            let Sample::Live(key) = self.requests[name].samples[sample] else { continue };
+            if children.iter().any(|child| child.parent as usize == sample) {
+                self.sequences[key].beam = Beam::Computing;
+            } else {
+                self.requests[name].samples[sample] = Sample::Unforked;
+                self.remove_sequence(key);
+            }
+        }
+        self.forget_ended(); // what this commit has ended has no place in the order of what runs
+        for child in children.iter().filter(|child| child.sample != child.parent) {
+            if let Sample::Live(parent) = self.requests[name].samples[child.parent as usize] {
+                self.fork_sample(parent, child.sample);
+            }
+        }
+        for child in children {
+            if let Sample::Live(key) = self.requests[name].samples[child.sample as usize] {
+                self.extend_beam(key, child.token);
+            }
+        }
+    }
+
+    fn extend_beam(&mut self, key: Key<Sequence>, token: i32) {
+        let sequence = &mut self.sequences[key];
+        sequence.output.push(token);
+        sequence.last_token_at = self.now;
+        sequence.service += OUTPUT_COST;
+        let is_paused = sequence.state == State::Paused;
+        let queued = if sequence.host_blocks.is_empty() { State::Preempted } else { State::Swapped };
+        if self.policy.shares_by_tenant() {
+            self.queue.charge(self.requests[sequence.request].lane, OUTPUT_COST);
+        }
+        if is_paused {
+            self.num_paused -= 1;
+            self.enqueue(key, queued);
+        }
+    }
+
+    /// Ends a search: its samples are what it found, best first.
+    fn answer(&mut self, name: Key<LiveRequest>, last: Key<Sequence>) {
+        let cached_tokens = self.sequences[last].cached_tokens.unwrap_or(0);
+        let live = &mut self.requests[name];
+        let mut found = live.search.take().map_or(Vec::new(), BeamSearch::answer).into_iter();
+        for sample in 0..live.samples.len() as u32 {
+            let (path, finish) = found.next().map_or((Path::default(), Finish::Stop), |one| (one.path, one.finish));
+            let num_tokens = path.tokens.len();
+            let starts = (0..=num_tokens as i32).collect();
+            let entries = LogprobEntries { starts, ids: path.tokens, values: path.logprobs, ranks: path.ranks };
+            let delta = Delta {
+                request: live.request.id,
+                sample,
+                offset: 0,
+                tokens: &entries.ids,
+                logprobs: entries.view(0),
+                finish,
+                cached_tokens,
+            };
+            self.outbox.push(live.client, &delta);
+            self.output_lengths.add(num_tokens as u32);
+            if let Some(recorder) = &mut self.recorder {
+                recorder.record_finish(live.request.id, sample, finish, num_tokens);
+            }
+        }
+        for key in live_sequences(&self.requests[name]) {
+            self.remove_sequence(key);
+        }
+        self.remove_request(name);
+    }
+}

@@ -1,0 +1,69 @@
+//! What the worker tells of prompts: the log-probabilities of their tokens, which go out as a sample's news before its
+//! output. Knows nothing of what is sampled.
+
+use crate::deltas::Delta;
+use crate::ids::StepId;
+use crate::logprobs::Logprobs;
+use crate::request::Finish;
+use crate::sequence::Sequence;
+
+use super::{Row, Scheduler, Step};
+
+impl Scheduler {
+    /// Errors: a row tells of what was not asked for, or of other tokens than those that come next in its prompt.
+    pub(super) fn check_prompts(&self, step: &Step, logprobs: &Logprobs) -> Result<(), String> {
+        for (index, row) in step.rows.iter().enumerate() {
+            let told = &logprobs.prompt_tokens[logprobs.prompt_range(index)];
+            let Some(sequence) = self.sequences.get(row.sequence).filter(|one| hears(one, step.id)) else { continue };
+            let request = &self.requests[sequence.request].request;
+            let next = &request.prompt[sequence.num_prompt_heard as usize..];
+            if !(told.is_empty() || request.prompt_logprobs && next.starts_with(told)) {
+                let (number, heard) = (told.len(), sequence.num_prompt_heard);
+                return Err(format!(
+                    "row {index} tells of {number} tokens that do not follow the prompt's first {heard}"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Passes on what the step's rows tell of their prompts and no client has heard.
+    pub(super) fn tell_prompts(&mut self, step: StepId, rows: &[Row], starts: &[i32], logprobs: &Logprobs) {
+        self.outbox.begin_round();
+        for (index, row) in rows.iter().enumerate() {
+            let range = logprobs.prompt_range(index);
+            if !range.is_empty() {
+                self.tell_prompt(step, index, row, starts[index], logprobs);
+            }
+        }
+    }
+
+    fn tell_prompt(&mut self, step: StepId, index: usize, row: &Row, num_sampled_before: i32, logprobs: &Logprobs) {
+        let Some(sequence) = self.sequences.get_mut(row.sequence).filter(|one| hears(one, step)) else { return };
+        let told = &logprobs.prompt_tokens[logprobs.prompt_range(index)];
+        let first = sequence.num_prompt_heard;
+        sequence.num_prompt_heard += told.len() as u32;
+        // A sequence that was preempted computes its prompt anew.
+        let num_repeated = (sequence.num_prompt_told - first.min(sequence.num_prompt_told)) as usize;
+        if num_repeated >= told.len() {
+            return;
+        }
+        sequence.num_prompt_told = sequence.num_prompt_heard;
+        let live = &self.requests[sequence.request];
+        let delta = Delta {
+            request: live.request.id,
+            sample: sequence.sample,
+            offset: first as i32 + num_repeated as i32 - sequence.num_prompt_tokens as i32,
+            tokens: &told[num_repeated..],
+            logprobs: Some(logprobs.of_prompt(index, num_sampled_before, num_repeated)),
+            finish: Finish::None,
+            cached_tokens: 0,
+        };
+        self.outbox.push(live.client, &delta);
+    }
+}
+
+/// Whether a step's row belongs to the time since the sequence was admitted, and does not come to nothing.
+fn hears(sequence: &Sequence, step: StepId) -> bool {
+    step >= sequence.admitted && step >= sequence.valid_from
+}
