@@ -41,6 +41,9 @@ class ModelConfig(_Config, frozen=True):
         Annotated[int, Meta(ge=2)] | None,
         Meta(description="longest prompt plus output, in tokens; default: the model's context"),
     ] = None
+    max_logprobs: Annotated[
+        int, Meta(description="log-probabilities that a request may have beside each token's own", ge=0, le=1 << 16)
+    ] = 20
 
 
 class CacheConfig(_Config, frozen=True):

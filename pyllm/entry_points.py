@@ -5,6 +5,13 @@ from importlib.metadata import EntryPoint, entry_points
 
 from pyllm.errors import ConfigError
 
+LOGITS_PROCESSORS = "pyllm.logits_processors"
+
+
+def offered_names(group: str) -> frozenset[str]:
+    """The names that installed packages offer in a group."""
+    return frozenset(entry.name for entry in entry_points(group=group))
+
 
 def find_entry_point(
     kind: str, name: str, group: str, built_in: Collection[str], offered: Iterable[EntryPoint] | None = None
@@ -21,7 +28,7 @@ def find_entry_point(
     entries = list(entry_points(group=group) if offered is None else offered)
     found = {entry.value: entry for entry in entries if entry.name == name}
     if not found:
-        known = ", ".join([*built_in, *sorted({entry.name for entry in entries})])
+        known = ", ".join([*built_in, *sorted({entry.name for entry in entries})]) or "none"
         raise ConfigError(f"there is no {kind} {name!r}; there are {known}; others are entry points of group {group}")
     if len(found) > 1:
         several = " and ".join(sorted(found))

@@ -27,13 +27,66 @@ class FinishCode(IntEnum):
     DEADLINE = 5
 
 
-class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False):
-    """What a worker needs to choose a token. The core and the scheduler pass it on as opaque bytes."""
+class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a worker needs to choose a token. The core and the scheduler pass it on as opaque bytes.
+
+    `bad_words` are token ids each, of which the last may not follow the others; `stop_token_ids` may not come before
+    `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that are told beside the token
+    itself; None: nothing is told. `grammar` is llguidance's text; "": none. `extra_args` are those of logits
+    processors, by their names.
+    """
 
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: bytes = b""
+    bad_words: tuple[bytes, ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: bytes = b""
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: str = ""
+    extra_args: dict[str, Any] = {}
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a worker must know the request's tokens: what changes logits may look at them."""
+        return self.changes_logits or self.prompt_logprobs is not None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a token is drawn from other logits than the model's."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_words
+            or self.min_tokens
+            or self.grammar
+            or self.extra_args
+        )
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities of a step's tokens, row by row: first those of its prompt that it tells of, then the sampled.
+
+    Token i has the entries `starts[i]` to `starts[i + 1]`, none where they are not wanted: first the token itself,
+    whose rank counts the tokens at least as likely, then the likeliest ones, best first, with the ranks 1, 2...
+    """
+
+    prompt_starts: bytes  # rows + 1
+    prompt_tokens: bytes
+    starts: bytes
+    ids: bytes
+    values: bytes  # float32
+    ranks: bytes
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -59,6 +112,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_num_seqs: int
     max_num_batched_tokens: int
     tensor_parallel_size: int
+    max_logprobs: int = 20
 
 
 # Client to core.
@@ -95,6 +149,8 @@ class Submit(Message, frozen=True):
     min_tokens: int = 0
     ttft_target: float | None = None
     tpot_target: float | None = None
+    beam_width: int = 0  # 0: no beam search; else n is the same number
+    length_penalty: float = 1.0
 
 
 class Abort(Message, frozen=True):
@@ -134,7 +190,9 @@ class Deltas(Message, frozen=True):
     """What is new for one client, as columns: row i is one sample of one request.
 
     `token_starts` has one entry more than there are rows; `offsets` is the position of a row's first new token in its
-    sample's output; `cached_tokens` counts the prompt tokens found in the prefix cache at first admission.
+    sample's output, and negative where the row begins with tokens of the prompt, told for their log-probabilities;
+    `cached_tokens` counts the prompt tokens found in the prefix cache at first admission. The last four columns are
+    those of `Logprobs`, over `tokens`, and empty where no token has any.
     """
 
     epoch: int
@@ -145,6 +203,10 @@ class Deltas(Message, frozen=True):
     tokens: bytes
     finishes: bytes  # uint8, `FinishCode`
     cached_tokens: bytes
+    logprob_starts: bytes = b""
+    logprob_ids: bytes = b""
+    logprob_values: bytes = b""  # float32
+    ranks: bytes = b""
 
 
 class Reply(Message, frozen=True):
@@ -185,11 +247,19 @@ class Control(Message, frozen=True):
 
 
 class Sampled(Message, frozen=True):
-    """The tokens of one step, ragged: row i of the plan sampled `tokens[starts[i]:starts[i + 1]]`."""
+    """The tokens of one step, ragged: row i of the plan sampled `tokens[starts[i]:starts[i + 1]]`.
+
+    A row of a stateful request may have none, where it is not ready to sample and its last token is to be planned
+    again, or more than it was planned for, where its grammar forces what follows. `failures` has rows whose request
+    cannot go on, and why; their tokens mean nothing. `faults` are those of them where the request is not to blame.
+    """
 
     step: int
     starts: bytes
     tokens: bytes
+    logprobs: Logprobs | None = None
+    failures: dict[int, str] = {}
+    faults: tuple[int, ...] = ()
 
 
 class Failed(Message, frozen=True):
@@ -241,6 +311,9 @@ PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("slot_inits", "i"),
     ("sampling_starts", "i"),  # slot initialisations + 1
     ("sampling", "B"),  # one encoded `Sampling` a slot initialisation
+    ("history_starts", "i"),  # slot initialisations + 1
+    ("histories", "i"),  # of a stateful one all known tokens, prompt and output
+    ("history_prompts", "i"),  # how many of them are the prompt's, a slot initialisation each
 )
 PLAN_ALIGNMENT = 64
 

@@ -1,6 +1,8 @@
 """What a user may ask of one request's sampling, checked. Knows neither the wire nor the model's limits."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -8,14 +10,80 @@ from pyllm.errors import RequestError
 
 MAX_SAMPLES = 16_384
 MAX_STOP_STRINGS = 4
+MAX_BAD_WORDS = 128
+MAX_BAD_WORDS_TOKEN_IDS = 2 * MAX_BAD_WORDS  # A word is one text at the beginning and another one after a space.
+MAX_BAD_WORD_CHARACTERS = 4096  # of all of them together
+MAX_LOGIT_BIASES = 1024
+MAX_LOGIT_BIAS = 100.0  # OpenAI's; what is beyond is taken for it
+MAX_GRAMMAR_BYTES = 1 << 20
+MAX_EXTRA_ARGS_BYTES = 1 << 16  # They travel with every start of the request, preemptions included.
+
+# Workers have float32: these go into it, and what comes of them there is still finite and above 0.
+REPETITION_PENALTIES = (0.01, 100.0)
+LEAST_POSITIVE = 1e-30  # A positive temperature or top_p below it is taken for it, which changes no choice.
+
+MAX_LENGTH_PENALTY = 10.0  # Either way; the scheduler has float64, which holds the power of any length.
+
+# What beam search leaves no room for: its candidates are the likeliest tokens as the model sees them.
+_NOT_WITH_BEAMS = (
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "bad_words_token_ids",
+    "structured_outputs",
+    "extra_args",
+    "stop",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The form that an output must have, in exactly one of these ways; names are vLLM's.
+
+    `json` is a JSON schema, as a text or as a dict; `json_object` True asks for any JSON object. `regex` matches the
+    whole output, `choice` has the outputs to choose from. `grammar` is a Lark grammar with llguidance's extensions, a
+    GBNF grammar, or a grammar in llguidance's own JSON.
+
+    Raises:
+        RequestError: none of them is given, or several.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            names = ", ".join(self.__struct_fields__)
+            has = " and ".join(given) or "none"
+            raise RequestError(f"a form needs exactly one of {names}, got {has}", "structured_outputs")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Names, meanings and defaults are vLLM's.
 
-    `temperature` 0 is greedy. `top_k` 0 or -1 is off. `max_tokens` None is all that is left of the context. `seed`
-    None lets the client draw one. `stop` strings end the text before the match, or after it where
-    `include_stop_str_in_output` is set.
+    `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
+    `max_tokens` None is all that is left of the context. `seed` None lets the client draw one. `stop` strings end the
+    text before the match, or after it where `include_stop_str_in_output` is set; neither they nor stop tokens end it
+    before `min_tokens`. `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has
+    none. `logit_bias` has at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
+    `extra_args` are the arguments of logits processors, by the names of their entry points.
+
+    `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities are told beside the token's own.
+    They are those of the model: neither temperature nor anything else here changes them.
+
+    With a `beam_width` the output is that of a beam search, and `n` must be the same number. The candidates are chosen
+    by the model's log-probabilities alone, so any `temperature` and `seed` are accepted and have no effect.
 
     Raises:
         RequestError: a value is out of its range; the text has the value and the range.
@@ -26,13 +94,27 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
+    bad_words_token_ids: Sequence[Sequence[int]] = ()
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    extra_args: dict[str, dict[str, Any]] | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
 
     def __post_init__(self) -> None:
         check("n", self.n, 1 <= self.n <= MAX_SAMPLES, f"from 1 to {MAX_SAMPLES}")
@@ -42,26 +124,82 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check("min_p", self.min_p, 0.0 <= self.min_p <= 1.0, "from 0 to 1")
         if self.seed is not None:
             check("seed", self.seed, -(2**63) <= self.seed < 2**64, "a 64-bit integer")
-        if self.max_tokens is not None:
-            check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        check(
-            "stop",
-            len(self.stop_strings),
-            len(self.stop_strings) <= MAX_STOP_STRINGS,
-            f"at most {MAX_STOP_STRINGS} strings",
-        )
-        if any(not text for text in self.stop_strings):
-            raise RequestError("stop must not contain an empty string", "stop")
-        for token in self.stop_token_ids:
-            check("stop_token_ids", token, 0 <= token < 2**31, "token ids, 0 or more")
+        self._check_logits_changes()
+        self._check_ends()
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            if count is not None:
+                check(name, count, count >= 0, "0 or more, or left out")
+        if self.structured_outputs is not None:
+            self._exclude("structured_outputs", ("ignore_eos", "min_tokens"))
+        self._check_beams()
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple, whichever way it was given."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
+    def _check_logits_changes(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            check(name, getattr(self, name), -2.0 <= getattr(self, name) <= 2.0, "from -2 to 2")
+        least, most = REPETITION_PENALTIES
+        repetition = self.repetition_penalty
+        check("repetition_penalty", repetition, least <= repetition <= most, f"from {least:g} to {most:g}")
+        num_biases = len(self.logit_bias or {})
+        check("logit_bias", num_biases, num_biases <= MAX_LOGIT_BIASES, f"at most {MAX_LOGIT_BIASES} tokens")
+        for token, bias in (self.logit_bias or {}).items():
+            _check_token("logit_bias", token)
+            check("logit_bias", bias, not math.isnan(bias), "numbers")
+        if self.allowed_token_ids is not None:
+            check("allowed_token_ids", "none", len(self.allowed_token_ids) > 0, "left out, or at least one token id")
+            _check_tokens("allowed_token_ids", self.allowed_token_ids)
+        if isinstance(self.bad_words, str):
+            raise RequestError("bad_words must be a list of texts, not a text", "bad_words")
+        for name, most in (("bad_words", MAX_BAD_WORDS), ("bad_words_token_ids", MAX_BAD_WORDS_TOKEN_IDS)):
+            words = getattr(self, name)
+            check(name, len(words), len(words) <= most, f"at most {most}")
+            if not all(words):
+                raise RequestError(f"{name} must not contain an empty one", name)
+        num_characters = sum(map(len, self.bad_words))
+        allowed = f"at most {MAX_BAD_WORD_CHARACTERS} characters together"
+        check("bad_words", num_characters, num_characters <= MAX_BAD_WORD_CHARACTERS, allowed)
+        for tokens in self.bad_words_token_ids:
+            _check_tokens("bad_words_token_ids", tokens)
 
-def check(name: str, value: float, holds: bool, allowed: str) -> None:
+    def _check_ends(self) -> None:
+        if self.max_tokens is not None:
+            check("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
+        check("min_tokens", self.min_tokens, 0 <= self.min_tokens < 2**31, "0 or more")
+        if self.max_tokens is not None:
+            allowed = f"at most max_tokens, {self.max_tokens}"
+            check("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, allowed)
+        num_stop_strings = len(self.stop_strings)
+        check("stop", num_stop_strings, num_stop_strings <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
+        if not all(self.stop_strings):
+            raise RequestError("stop must not contain an empty string", "stop")
+        _check_tokens("stop_token_ids", self.stop_token_ids)
+
+    def _check_beams(self) -> None:
+        check("beam_width", self.beam_width, self.beam_width >= 0, "0 (no beam search) or more")
+        check_length_penalty(self.length_penalty)
+        if self.beam_width:
+            check("n", self.n, self.n == self.beam_width, f"the beam_width, {self.beam_width}, as many as come out")
+            self._exclude("beam_width", _NOT_WITH_BEAMS)
+        elif self.length_penalty != 1.0:
+            raise RequestError("length_penalty is for beam search: set beam_width, or leave it out", "length_penalty")
+
+    def _exclude(self, name: str, others: Collection[str]) -> None:
+        """Refuse each of some parameters that is not neutral, for the sake of the named one."""
+        for field in msgspec.structs.fields(self):
+            if field.name not in others:
+                continue
+            value = getattr(self, field.name)
+            is_neutral = value == field.default or (field.name == "top_k" and value == -1) or value in ([], {})
+            if not is_neutral:
+                raise RequestError(f"{field.name} and {name} exclude one another; leave one of them out", field.name)
+
+
+def check(name: str, value: object, holds: bool, allowed: str) -> None:
     """Refuse a value of a request by its name, unless the condition holds; `allowed` says which values do.
 
     Raises:
@@ -69,3 +207,22 @@ def check(name: str, value: float, holds: bool, allowed: str) -> None:
     """
     if not holds:
         raise RequestError(f"{name} must be {allowed}, got {value}", name)
+
+
+def check_length_penalty(penalty: float) -> None:
+    """Refuse a length penalty that would make infinities of scores.
+
+    Raises:
+        RequestError: it is out of its range.
+    """
+    is_allowed = abs(penalty) <= MAX_LENGTH_PENALTY
+    check("length_penalty", penalty, is_allowed, f"from {-MAX_LENGTH_PENALTY:g} to {MAX_LENGTH_PENALTY:g}")
+
+
+def _check_tokens(name: str, tokens: Sequence[int]) -> None:
+    for token in tokens:
+        _check_token(name, token)
+
+
+def _check_token(name: str, token: object) -> None:
+    check(name, repr(token), isinstance(token, int) and 0 <= token < 2**31, "token ids, 0 or more")

@@ -17,7 +17,14 @@ def encode(sections: dict[str, npt.ArrayLike]) -> tuple[tuple[int, ...], bytes]:
     dtypes = {"i": "<i4", "f": "<f4", "B": "u1"}
     unknown = sections.keys() - dict(PLAN_SECTIONS).keys()
     assert not unknown, unknown
-    empty = {"query_starts": [0], "sampled_starts": [0], "sampling_starts": [0]}
+    inits = len(np.ravel(sections.get("slot_inits", [])))
+    empty = {
+        "query_starts": [0],
+        "sampled_starts": [0],
+        "sampling_starts": [0],
+        "history_starts": [0] * (inits + 1),
+        "history_prompts": [0] * inits,
+    }
     arrays = [np.asarray(sections.get(name, empty.get(name, [])), dtypes[kind]).ravel() for name, kind in PLAN_SECTIONS]
     counts = tuple(len(array) for array in arrays)
     offsets = plan_offsets(counts)
@@ -50,14 +57,16 @@ class Planner:
         self._steps = 0
         self._changes: dict[str, list[int]] = {}
         self._sampling: list[bytes] = []
+        self._histories: list[tuple[list[int], list[int]]] = []
         self._forget_changes()
 
-    def start(self, slot: int, sampling: Sampling = GREEDY) -> None:
-        """Initialise a slot with the next step."""
+    def start(self, slot: int, sampling: Sampling = GREEDY, history: tuple[list[int], list[int]] = ([], [])) -> None:
+        """Initialise a slot with the next step; `history` is the prompt and the output so far, where it is stateful."""
         self.free += self.tables.get(slot, [])
         self.tables[slot], self.lengths[slot] = [], 0
         self._changes["slot_inits"].append(slot)
         self._sampling.append(msgspec.msgpack.encode(sampling))
+        self._histories.append(history)
 
     def fork(self, source: int, destination: int) -> None:
         """Copy a slot with the next step; the last block, which both would write to, is copied, too."""
@@ -93,7 +102,7 @@ class Planner:
 
     def step(self, *rows: Row) -> tuple[Step, bytes]:
         """The plan that computes these rows, as the two frames of a step."""
-        changes, sampling = self._changes, self._sampling
+        changes, sampling, histories = self._changes, self._sampling, self._histories
         positions, slot_mapping, logits_rows = [], [], []
         query_starts, sampled_starts = [0], [0]
         for row in rows:
@@ -121,6 +130,9 @@ class Planner:
                 "uniforms": [uniform for row in rows for uniform in row.uniforms],
                 "sampling_starts": np.cumsum([0, *map(len, sampling)]),
                 "sampling": np.frombuffer(b"".join(sampling), np.uint8),
+                "history_starts": np.cumsum([0, *(len(prompt) + len(output) for prompt, output in histories)]),
+                "histories": [token for prompt, output in histories for token in (*prompt, *output)],
+                "history_prompts": [len(prompt) for prompt, _ in histories],
                 **changes,
             }
         )
@@ -137,4 +149,4 @@ class Planner:
     def _forget_changes(self) -> None:
         tables = ("table_slots", "table_indices", "table_blocks")
         self._changes = {name: [] for name in (*tables, "block_copies", "swaps", "slot_copies", "slot_inits")}
-        self._sampling = []
+        self._sampling, self._histories = [], []

@@ -6,13 +6,14 @@ Knows token ids, not text. Reads no clock but the one it is given, starts no pro
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
 
 from pyllm._rust import NeverFitsError, Plan, Scheduler
 from pyllm.config import EngineConfig
+from pyllm.core.admission import check_submit
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.base import Executor
@@ -35,9 +36,7 @@ from pyllm.messages import (
     Sampled,
     Submit,
 )
-from pyllm.sampling_params import SamplingParams
 
-MAX_AGE = 1e9  # seconds that a request may claim to have waited already
 CLIENT_SILENCE = 10.0  # seconds without a sign of life before a client loses its requests
 
 logger = logging.getLogger(__name__)
@@ -48,7 +47,7 @@ class EngineCore:
 
     `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known. `config` has
     the settings that the scheduler was made with, `policy` gives requests their keys where it is of another package,
-    and `recording` keeps what the scheduler is told.
+    `recording` keeps what the scheduler is told, and `logits_processors` are the names of those that workers can load.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class EngineCore:
         depth: int = 1,
         policy: Policy | None = None,
         recording: Recording | None = None,
+        logits_processors: Collection[str] = (),
     ) -> None:
         self.last_step = -1
         self.malformed_frames = 0
@@ -74,6 +74,7 @@ class EngineCore:
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
         self._calls = Calls(scheduler, config, policy, self.stats)
         self._recording = recording
+        self._logits_processors = logits_processors
         self._in_flight: deque[tuple[int, float, Awaitable[Sampled]]] = deque()  # step, when it was submitted, answer
         self._last_commit = 0.0  # when, by the clock
         self._wake = asyncio.Event()
@@ -170,7 +171,9 @@ class EngineCore:
         answered = self._clock()
         seconds = answered - max(submitted, self._last_commit)
         self._last_commit = answered
-        self._clients.deliver(self._scheduler.commit(step, sampled.starts, sampled.tokens, seconds))
+        self._end_failed(step, sampled)
+        logprobs = None if sampled.logprobs is None else msgspec.structs.astuple(sampled.logprobs)
+        self._clients.deliver(self._scheduler.commit(step, sampled.starts, sampled.tokens, seconds, logprobs))
         self._gather()
         self.last_step = step
         return True
@@ -208,7 +211,7 @@ class EngineCore:
             return
         policy = self._calls.policy
         try:
-            check(submit)
+            check_submit(submit, self._ready.model, self._logits_processors)
             self._scheduler.add(
                 client,
                 submit.request,
@@ -229,11 +232,25 @@ class EngineCore:
                 tenant=submit.tenant,
                 cache_salt=submit.cache_salt,
                 adapter=submit.adapter,
+                stateful=submit.sampling.is_stateful,
+                prompt_logprobs=submit.sampling.prompt_logprobs is not None,
+                beam_width=submit.beam_width,
+                length_penalty=submit.length_penalty,
             )
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:
             self._clients.post(client, Rejected(submit.request, "invalid", str(error)))
+
+    def _end_failed(self, step: int, sampled: Sampled) -> None:
+        """End the requests whose rows a worker could not do; it says why, and which are not to blame for it."""
+        for row, reason in sampled.failures.items():
+            owner = self._scheduler.request_of(step, row)
+            if owner is not None:  # Another row of the request may have been first.
+                client, request = owner
+                code = "error" if row in sampled.faults else "failed"
+                self._clients.post(client, Rejected(request, code, reason))
+                self._scheduler.abort(client, request)
 
     def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> Reply:
         try:
@@ -248,20 +265,6 @@ class EngineCore:
     def _take_deltas(self, client: int) -> Deltas | None:
         columns = self._scheduler.take_deltas(client)
         return None if columns is None else Deltas(self._ready.epoch, *columns)
-
-
-def check(submit: Submit) -> None:
-    """Refuse what the scheduler cannot judge: sampling out of range, and fields that this core cannot honour yet.
-
-    Raises:
-        RequestError: the text names the field.
-    """
-    sampling = submit.sampling
-    SamplingParams(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
-    if not 0 <= submit.age < MAX_AGE:
-        raise RequestError(f"age must be from 0 to {MAX_AGE:g} seconds, got {submit.age:g}", "age")
-    if submit.adapter:
-        raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
 
 
 def facts(submit: Submit, now: float) -> PolicyRequest:

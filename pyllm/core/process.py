@@ -28,6 +28,7 @@ from pyllm.core.executors.base import Executor
 from pyllm.core.loop import EngineCore
 from pyllm.core.policies import Policy, load_policy
 from pyllm.core.recording import Recording
+from pyllm.entry_points import LOGITS_PROCESSORS, offered_names
 from pyllm.errors import ConfigError
 from pyllm.ipc import Sender
 from pyllm.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
@@ -117,6 +118,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         max_num_seqs=engine.scheduler.max_num_seqs,
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
+        max_logprobs=min(engine.model.max_logprobs, architecture.vocab_size),
     )
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)
@@ -146,6 +148,7 @@ def make_core(config: CoreConfig, parts: CoreParts, executor: Executor, sender: 
         depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
         policy=parts.policy,
         recording=recording,
+        logits_processors=offered_names(LOGITS_PROCESSORS),
     )
 
 

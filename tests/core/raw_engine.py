@@ -110,7 +110,8 @@ class Engine:
 
     def submit(self, request: int, prompt: list[int], max_tokens: int = 4, **fields: Any) -> None:
         packed = array("i", prompt).tobytes()
-        self.receive(Submit(fields.pop("epoch", EPOCH), request, packed, 0, max_tokens, Sampling(), **fields))
+        epoch, sampling = fields.pop("epoch", EPOCH), fields.pop("sampling", Sampling())
+        self.receive(Submit(epoch, request, packed, 0, max_tokens, sampling, **fields))
 
     def outputs(self, identity: bytes = b"client") -> dict[int, tuple[list[int], FinishCode]]:
         """Tokens and finish of each request's first sample."""

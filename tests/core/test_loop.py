@@ -3,6 +3,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from pyllm._rust import Plan, Scheduler, SchedulerError
@@ -15,6 +16,7 @@ from pyllm.messages import (
     FinishCode,
     Heartbeat,
     Hello,
+    Logprobs,
     Output,
     Rejected,
     Reply,
@@ -136,6 +138,95 @@ async def test_sampling_out_of_range_is_rejected_before_a_worker_sees_it(samplin
     engine = Engine()
     engine.receive(Submit(EPOCH, 1, array("i", [1]).tobytes(), 0, 4, sampling))
     assert engine.messages(Rejected)[0].request == 1
+
+
+class FallibleExecutor(CountingExecutor):
+    """Cannot do the rows of a slot from a step on; it is its own fault where `at_fault`."""
+
+    def __init__(self, slot: int, from_step: int, at_fault: bool = False) -> None:
+        super().__init__()
+        self._slot = slot
+        self._from_step = from_step
+        self._at_fault = at_fault
+
+    def sample(self, plan: Plan) -> Sampled:
+        sampled = super().sample(plan)
+        starts, tokens = array("i", sampled.starts), array("i", sampled.tokens)
+        for row, slot in enumerate(self.plans[-1]["slots"]):
+            if slot == self._slot and plan.step >= self._from_step:
+                tokens[starts[row] : starts[row + 1]] = array("i", [-1] * (starts[row + 1] - starts[row]))
+                sampled.failures[row] = "the grammar takes too long"
+        faults = tuple(sampled.failures) if self._at_fault else ()
+        return Sampled(plan.step, sampled.starts, tokens.tobytes(), failures=sampled.failures, faults=faults)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("at_fault", "code"), [(False, "failed"), (True, "error")])
+async def test_a_row_that_fails_ends_its_request_alone(depth: int, n: int, at_fault: bool, code: str) -> None:
+    engine = Engine(FallibleExecutor(slot=0, from_step=0 if n > 1 else 1, at_fault=at_fault), depth=depth)
+    engine.submit(1, [1, 2], max_tokens=5, n=n)
+    engine.submit(2, [5], max_tokens=5)
+    await engine.run_dry()
+    assert engine.messages(Rejected) == [Rejected(1, code, "the grammar takes too long")]
+    outputs = engine.outputs()
+    assert outputs[2] == ([6, 7, 8, 9, 10], FinishCode.LENGTH)
+    assert outputs[1] == ([3][: 2 - n], FinishCode.ABORT)
+    assert engine.core.stats()["num_used_blocks"] == 0
+
+
+class MoodyExecutor(CountingExecutor):
+    """Is not ready in one step of five, and goes two tokens ahead in another."""
+
+    def sample(self, plan: Plan) -> Sampled:
+        sampled = super().sample(plan)
+        starts, tokens = array("i", [0]), array("i")
+        for row, slot in enumerate(self.plans[-1]["slots"].tolist()):
+            begin, end = array("i", sampled.starts)[row : row + 2]
+            answer = array("i", sampled.tokens)[begin:end]
+            if answer and plan.step % 5 == 1:
+                answer, self._last_token[slot] = array("i"), 0
+            elif answer and plan.step % 5 == 3:
+                answer.extend([answer[0] + 1, answer[0] + 2])
+            tokens.extend(answer)
+            starts.append(len(tokens))
+        return Sampled(plan.step, starts.tobytes(), tokens.tobytes())
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_rows_that_are_not_ready_or_go_ahead_change_no_answer(depth: int) -> None:
+    executor = MoodyExecutor(num_blocks=16)
+    engine = Engine(executor, depth=depth)
+    for request in range(5):
+        engine.submit(request, [request * 100, 7 + request * 100], max_tokens=20, sampling=Sampling(grammar="a"))
+    await engine.run_dry()
+    expected = {request: (counted([7 + request * 100], 20), FinishCode.LENGTH) for request in range(5)}
+    assert engine.outputs() == expected
+    histories = [plan["histories"].tolist() for plan in executor.plans if len(plan["slot_inits"])]
+    assert histories[0][:4] == [0, 7, 100, 107]
+
+
+async def test_log_probabilities_go_out_with_their_tokens() -> None:
+    executor = CountingExecutor()
+    engine = Engine(executor)
+    plain = executor.sample
+    values = array("f", [-0.5, -0.25]).tobytes()
+
+    def sample(plan: Plan) -> Sampled:
+        empty = array("i", [0, 0]).tobytes()
+        told = Logprobs(empty, b"", pack(0, 2), pack(7, 9), values, pack(2, 1))
+        return msgspec.structs.replace(plain(plan), logprobs=told)
+
+    executor.sample = sample  # type: ignore[method-assign]
+    engine.submit(1, [1, 2], max_tokens=1, sampling=Sampling(logprobs=1))
+    await engine.run_dry()
+    (deltas,) = engine.messages(Deltas)
+    columns = (deltas.logprob_starts, deltas.logprob_ids, deltas.logprob_values, deltas.ranks)
+    assert columns == (pack(0, 2), pack(7, 9), values, pack(2, 1))
+
+
+def pack(*numbers: int) -> bytes:
+    return array("i", numbers).tobytes()
 
 
 async def test_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
@@ -380,9 +471,9 @@ class Commits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
 
-    def commit(self, step: int, starts: bytes, tokens: bytes, seconds: float) -> list[int]:
+    def commit(self, step: int, starts: bytes, tokens: bytes, seconds: float, logprobs: Any) -> list[int]:
         self.seconds.append(seconds)
-        return self._scheduler.commit(step, starts, tokens, seconds)
+        return self._scheduler.commit(step, starts, tokens, seconds, logprobs)
 
 
 @pytest.mark.parametrize(

@@ -50,11 +50,11 @@ async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_p
 
 
 async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, CoreParts]:
-    """A configuration with some options of the cache and the scheduler changed, and what it starts with."""
+    """A configuration with some options of the model, cache and scheduler changed, and what it starts with."""
     config = core_config(str(folder))
     engine = config.engine
     parts = {}
-    for name in ("cache", "scheduler"):
+    for name in ("model", "cache", "scheduler"):
         part = getattr(engine, name)
         values = msgspec.structs.asdict(part)
         parts[name] = config_part(type(part), values | {key: options[key] for key in options.keys() & values.keys()})
@@ -98,6 +98,13 @@ async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
     plan = scheduler.schedule(0.0)
     assert {tenant: service for tenant, service, _ in scheduler.tenants()} == {"acme": 5, "other": 10}
     assert plan.num_rows == 2
+
+
+async def test_there_are_no_more_log_probabilities_than_tokens(tmp_path: Path) -> None:
+    config, parts = await started(tmp_path, CountingExecutor(), max_logprobs=1 << 16)
+    assert parts.ready.model.max_logprobs == config.checkpoint.architecture.vocab_size < 1 << 16
+    _, few = await started(tmp_path, CountingExecutor(), max_logprobs=5)
+    assert few.ready.model.max_logprobs == 5
 
 
 async def test_a_recording_is_begun_before_anything_happens(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def take(scheduler: Scheduler) -> list[Delta]:
     if columns is None:
         return []
     requests, samples, offsets, starts, tokens, finishes, cached = (
-        memoryview(column).cast(element).tolist() for column, element in zip(columns, "QiiiiBi", strict=True)
+        memoryview(column).cast(element).tolist() for column, element in zip(columns[:7], "QiiiiBi", strict=True)
     )
     return [
         Delta(
