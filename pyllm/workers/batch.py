@@ -44,6 +44,9 @@ class Sections(Generic[Array]):
     slot_inits: Array  # [I]
     sampling_starts: Array  # [I + 1]
     sampling: Array
+    history_starts: Array  # [I + 1]
+    histories: Array
+    history_prompts: Array  # [I]
 
     def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...], dtypes: dict[str, Any]) -> None:
         self._memory = memory
@@ -136,7 +139,8 @@ def check_counts(counts: tuple[int, ...]) -> None:
         and count["logits_rows"] == count["uniforms"]
         and count["table_slots"] == count["table_indices"] == count["table_blocks"]
         and count["block_copies"] % 2 == count["slot_copies"] % 2 == count["swaps"] % 3 == 0
-        and count["sampling_starts"] == count["slot_inits"] + 1
+        and count["sampling_starts"] == count["history_starts"] == count["slot_inits"] + 1
+        and count["history_prompts"] == count["slot_inits"]
     )
     if not consistent:
         raise ProtocolError(f"the counts of a plan do not go together: {count}")

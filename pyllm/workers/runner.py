@@ -3,23 +3,26 @@
 Knows no process and no socket (`process.py`), and of scheduling only what a plan says.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from pyllm_kernels import (
-    AttentionMetadata,
     AttentionShape,
     BackendError,
     CardError,
     Kernels,
+    LogitsEdits,
     batch_invariant,
     check_card,
+    edit_logits,
     instruction_set,
+    logprobs,
     select,
 )
 from torch import Tensor
@@ -29,20 +32,27 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampled, Step
 from pyllm.workers.attention_backends import load_attention_backend
 from pyllm.workers.batch import Batch, PlanBuffer
-from pyllm.workers.context import AttentionHook, ForwardContext
-from pyllm.workers.decode_graphs import Capture, CudaCapture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
+from pyllm.workers.context import AttentionHook
+from pyllm.workers.decode_graphs import Capture, CudaCapture
+from pyllm.workers.forward_pass import ForwardPass, Limits
+from pyllm.workers.grammar import Grammars
 from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders import TensorTable, weight_reader
+from pyllm.workers.logprobs import PromptLogprobs
 from pyllm.workers.models.registry import build_model
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
 from pyllm.workers.sampler import SamplingRows, sample
+from pyllm.workers.sampling_slots import SamplingSlots
 from pyllm.workers.slots import Slots
 from pyllm.workers.staging import HostCopy, to_device
-from pyllm.workers.step_graph import StepGraph
+from pyllm.workers.token_sampler import Draw, TokenSampler
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
+
+# Rows of logits that a prompt's log-probabilities take at a time.
+_LOGITS_AT_ONCE = 64
 
 _DTYPES = {
     "float32": torch.float32,
@@ -68,9 +78,6 @@ class ModelRunner:
         # A CPU's graph holds Rust's ops and no others.
         in_graphs = attention.in_graphs if device.type == "cuda" else attention.attend is kernels.paged_attention
         self._may_capture = in_graphs and not engine.device.enforce_eager
-        self._graphs: DecodeGraphs | None = None
-        self._step_graph: StepGraph | None = None
-        self._hooks: tuple[AttentionHook, ...] = ()
         self._placement = Placement(
             group, _DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization
         )
@@ -79,16 +86,18 @@ class ModelRunner:
         block_size = engine.cache.block_size
         kv_cache_dtype = _DTYPES[engine.cache.kv_cache_dtype]
         self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size, kv_cache_dtype)
-        self._attention_shape = AttentionShape(
-            heads=self._architecture.num_attention_heads // group.size,
-            kv_heads=self._cache_shape.num_kv_heads,
-            head_dim=self._architecture.head_dim,
-            dtype=self._placement.dtype,
-        )
         self._block_bytes = self._cache_shape.block_bytes
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
+        vocab_size = self._architecture.vocab_size
+        samples = group.rank == 0
+        self._grammars: Future[Grammars] = Future()
+        self._sampling_slots = SamplingSlots(
+            engine.scheduler.max_num_seqs, vocab_size, self._grammars.result if samples else None
+        )
+        self._token_sampler = TokenSampler(self._sampling_slots, device)
         self._plans = PlanBuffer(device)
         self._kv_cache: KVCache | None = None
+        self._forward: ForwardPass | None = None
         self._host_pool: HostPool | None = None
         self._swap_seconds = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
@@ -107,6 +116,9 @@ class ModelRunner:
         Raises:
             ConfigError: the files do not hold what the architecture needs, or the host has too little memory.
         """
+        if self._placement.group.rank == 0:
+            # Beside the weights: llguidance reads a tokenizer in 0.3 s, and lets no other thread of Python run.
+            threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
         table = TensorTable(self._checkpoint)
         self.model = build_model(self._architecture, self._placement)
         self.model.load(weight_reader(self._checkpoint, table))
@@ -128,13 +140,14 @@ class ModelRunner:
 
     def begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
         """The same, but on a GPU nothing is waited for: the next step may begin before this one is answered."""
-        batch = self._plans.load(step.counts, frame)
-        starts = batch.host.sampled_starts.tobytes()
-        return RunningStep(step.step, starts, HostCopy(self.execute(batch)))
+        running = RunningStep(self.execute(step.step, self._plans.load(step.counts, frame)), self._token_sampler)
+        if self._placement.device.type != "cuda":
+            running.answer()  # The next plan takes this one's place in memory.
+        return running
 
     @torch.inference_mode()
-    def execute(self, batch: Batch) -> Tensor:
-        """One step; gives the sampled tokens, int32 [sampled positions], on the device.
+    def execute(self, step: int, batch: Batch) -> Draw:
+        """One step; gives its tokens, on their way to the host.
 
         The order is part of the plan's meaning: slot copies, slot initialisations, block-table changes, swaps to the
         host, swaps from it, block copies, then the forward pass.
@@ -142,6 +155,9 @@ class ModelRunner:
         if self._kv_cache is None:
             raise ProtocolError("a step came before the KV cache was allocated")
         self._slots.apply(batch)
+        on_gpu = self._placement.device.type == "cuda"
+        if not on_gpu:
+            self._token_sampler.follow(batch)  # Before the forward pass: grammars are compiled beside it.
         if len(batch.host.swaps):
             if self._host_pool is None:
                 raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
@@ -150,46 +166,48 @@ class ModelRunner:
             copies = batch.device.block_copies.view(-1, 2)
             for keys, values in self._kv_cache.layers:
                 self._kernels.copy_blocks(keys, values, copies)
-        if not batch.num_tokens:
-            return torch.empty(0, dtype=torch.int32)
-        hidden = self.forward(batch, self._kv_cache)
+        hidden = self.forward(batch) if batch.num_tokens else None
+        if on_gpu:
+            self._token_sampler.follow(batch)  # After it was launched: this waits for the step before.
+        nothing = Draw(step, batch, HostCopy(torch.empty(0, dtype=torch.int32)))
+        if hidden is None:
+            return nothing
+        prompts = self._prompt_logprobs(batch, hidden) if self._sampling_slots.prompts else []
         rows = batch.host.logits_rows
         if not len(rows):
-            return torch.empty(0, dtype=torch.int32)
+            nothing.prompts = prompts
+            return nothing
         # Samples of one request are drawn from the same position, whose logits are computed once.
         forks = bool((rows[1:] == rows[:-1]).any())
-        positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, rows)
+        positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, np.arange(len(rows)))
         device = self._placement.device
         wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
         logits = self.logits(hidden, wanted)
         if logits is None:
-            sampled = torch.empty(len(rows), dtype=torch.int32, device=device)
+            tokens = self._placement.group.broadcast(torch.empty(len(rows), dtype=torch.int32, device=device))
+            draw = Draw(step, batch, HostCopy(tokens))
         else:
-            drawn_from = to_device(torch.from_numpy(rows), device) if forks else None
-            sampled = sample(logits, self._slots.sampling_rows(batch), batch.device.uniforms, drawn_from)
-        self._placement.group.broadcast(sampled)
-        self._slots.remember(batch, sampled)
-        return sampled
+            tokens, draw = self._token_sampler.draw(step, batch, logits, rows)
+            draw.prompts = prompts
+            self._placement.group.broadcast(tokens)
+        self._slots.remember(batch, tokens)
+        return draw
 
     def add_attention_hook(self, hook: AttentionHook) -> None:
-        """Have every layer of every step from now on pass by `hook`."""
-        self._hooks += (hook,)
+        """Have every layer of every step from now on pass by `hook`; the KV cache is there.
 
-    def forward(self, batch: Batch, kv_cache: KVCache) -> Tensor:
-        """The pass over the plan's tokens, [tokens, hidden_size]. Hooks are Python: no graph passes by them."""
-        graphs = self._graphs
-        if graphs is not None and not self._hooks and batch.num_rows <= graphs.max_rows and is_decode(batch.host):
-            return graphs.run(batch.host)
-        tokens = self._slots.known_tokens(batch)
-        if self._step_graph is not None and not self._hooks and self._step_graph.has_room(batch):
-            return self._step_graph.hidden(tokens, batch)
-        return self.model(tokens, self._context(batch, kv_cache))
+        Raises:
+            ProtocolError: it is not.
+        """
+        self._ready().add_hook(hook)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states of the plan's tokens, [tokens, hidden_size]."""
+        return self._ready().hidden(batch)
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
         """Of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first."""
-        if self._step_graph is not None and len(rows) <= self._engine.scheduler.max_num_seqs:
-            return self._step_graph.logits(hidden, rows)
-        return self.model.logits(hidden[rows])
+        return self._ready().logits(hidden, rows)
 
     def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         """Answer a `Control` by the method that it names, of those that `__init__` lists.
@@ -219,10 +237,11 @@ class ModelRunner:
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
+        self._forward = self._forward_pass(self._kv_cache)
         if self._may_capture and self._placement.device.type == "cuda":
             self.capture(CudaCapture())
-        elif self._may_capture and self._kernels.backend == "cpu":
-            self._step_graph = self._capture_step(self._kv_cache)
+        elif self._may_capture and self._kernels.backend == "cpu" and self._is_rust_only():
+            self._forward.capture_step()
         if num_host_blocks:
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
             self._swap_seconds = self._host_pool.time_swaps()
@@ -230,8 +249,7 @@ class ModelRunner:
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
         """Record the forward pass of decode batches of some sizes, for steps to replay; the KV cache is there."""
-        sizes = capture_sizes(self._engine.scheduler.max_num_seqs)
-        self._graphs = DecodeGraphs(self._decode, sizes, self._placement.device, capture)
+        self._ready().capture_decodes(capture)
 
     def swap_seconds(self) -> float:
         """Seconds to move one block to the host and back, as measured when the pool was made; 0 without a pool."""
@@ -256,58 +274,81 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run_largest_step(self) -> None:
-        """Compute the step that needs the most memory: every token of the budget, and a sample for every slot.
-
-        It reads one block of a cache of its own over and over and writes nothing.
-        """
-        device = self._placement.device
-        limits = self._engine.scheduler
-        num_tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * self._max_model_len)
-        starts = [*range(0, num_tokens, self._max_model_len), num_tokens]
-        lengths = np.diff(starts)
-
-        def ints(values: npt.ArrayLike) -> Tensor:
-            return torch.from_numpy(np.asarray(values, np.int32)).to(device)
-
-        attention = AttentionMetadata(
-            block_tables=torch.zeros_like(self._slots.block_tables),
-            slots=ints(np.arange(len(lengths))),
-            query_starts=ints(starts),
-            sequence_lengths=ints(lengths),
-            max_query_length=int(lengths.max()),
-            max_sequence_length=int(lengths.max()),
-            num_tokens=num_tokens,
-            batch_invariant=self._engine.device.batch_invariant,
-        )
-        context = ForwardContext(
-            kernels=self._kernels,
-            kv_cache=KVCache(self._cache_shape, 1, self._placement.device),
-            attention=self._kernels.plan_attention(attention, self._attention_shape),
-            positions=ints(np.concatenate([np.arange(length) for length in lengths])),
-            slot_mapping=ints(np.full(num_tokens, -1)),
-            cos_sin=self._cos_sin,
-        )
-        hidden = self.model(ints(np.zeros(num_tokens)), context)
-        logits = self.model.logits(hidden[: limits.max_num_seqs])
+        """Compute the step that needs the most memory; change, sample and tell the logits of every slot."""
+        logits = self._forward_pass(KVCache(self._cache_shape, 1, self._placement.device)).compute_largest()
         if logits is not None:
             rows = len(logits)
             some_filter = SamplingRows(
                 torch.ones(rows), torch.zeros(rows, dtype=torch.int64), torch.full((rows,), 0.9), torch.zeros(rows)
             )
+            device = self._placement.device
             sample(logits, some_filter, torch.full((rows,), 0.5, device=device))
+            every = torch.arange(rows, dtype=torch.int32, device=device)
+            none = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+            nothing = torch.empty(0, device=device)
+            edit_logits(logits, every, LogitsEdits(none, none[:0], nothing, nothing, nothing))
+            logprobs(logits, every, none[:rows], min(self._engine.model.max_logprobs, logits.shape[1]))
 
-    def _capture_step(self, kv_cache: KVCache) -> StepGraph | None:
-        """The layers as one call, where all that they do is Rust's: not float16, and no exchange between ranks."""
-        if self._placement.group.size > 1 or torch.float16 in {self._placement.dtype, self._cache_shape.dtype}:
-            return None
-        limits = self._engine.scheduler
+    def _prompt_logprobs(self, batch: Batch, hidden: Tensor) -> list[PromptLogprobs]:
+        """Of the prompts that want them: each position computed here tells of the token after it."""
+        host = batch.host
+        told = []
+        prompts = self._sampling_slots.prompts
+        for row in np.flatnonzero(np.isin(host.slots, list(prompts))).tolist():
+            slot, length = int(host.slots[row]), int(host.sequence_lengths[row])
+            prompt = prompts[slot]
+            first = int(host.query_starts[row])
+            position = int(host.positions[first])
+            tokens = prompt.tokens[position + 1 : length + 1]
+            parts = []
+            for start in range(0, len(tokens), _LOGITS_AT_ONCE):
+                some = tokens[start : start + _LOGITS_AT_ONCE]
+                rows = torch.arange(first + start, first + start + len(some), device=hidden.device, dtype=torch.int32)
+                logits = self.logits(hidden, rows)
+                if logits is not None:
+                    parts.append(self._token_sampler.prompt_part(logits, some, prompt.num_top))
+            if length >= len(prompt.tokens):
+                del prompts[slot]
+            if parts:
+                told.append(PromptLogprobs(row, tokens, tuple(parts)))
+        return told
 
-        def context(attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
-            return ForwardContext(self._kernels, kv_cache, attention, positions, slot_mapping, self._cos_sin)
+    def _load_grammars(self) -> None:
+        tokenizer = self._checkpoint.tokenizer
+        try:
+            grammars = Grammars.load(tokenizer.path, self._architecture.vocab_size, tokenizer.eos_token_ids)
+        except Exception as error:  # noqa: BLE001 - told to the first request that wants a grammar
+            self._grammars.set_exception(error)
+        else:
+            self._grammars.set_result(grammars)
 
-        return StepGraph(
-            self.model, context, self._slots.block_tables, limits.max_num_batched_tokens, limits.max_num_seqs
+    def _is_rust_only(self) -> bool:
+        """Whether a step on this CPU does nothing that a graph cannot hold: no exchange between ranks, no float16."""
+        return self._placement.group.size == 1 and torch.float16 not in {self._placement.dtype, self._cache_shape.dtype}
+
+    def _forward_pass(self, kv_cache: KVCache) -> ForwardPass:
+        scheduler = self._engine.scheduler
+        shape = AttentionShape(
+            heads=self._architecture.num_attention_heads // self._placement.group.size,
+            kv_heads=self._cache_shape.num_kv_heads,
+            head_dim=self._architecture.head_dim,
+            dtype=self._placement.dtype,
         )
+        return ForwardPass(
+            self.model,
+            kernels=self._kernels,
+            kv_cache=kv_cache,
+            slots=self._slots,
+            cos_sin=self._cos_sin,
+            shape=shape,
+            limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
+            batch_invariant=self._engine.device.batch_invariant,
+        )
+
+    def _ready(self) -> ForwardPass:
+        if self._forward is None:
+            raise ProtocolError("a step came before the KV cache was allocated")
+        return self._forward
 
     def _free_device_bytes(self) -> int:
         """The share of a GPU that `gpu_memory_utilization` gives us, less all that is in use and a full step's peak."""
@@ -321,69 +362,21 @@ class ModelRunner:
         free, total = torch.cuda.mem_get_info(device)
         return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
 
-    def _decode(self, inputs: DecodeInputs) -> Tensor:
-        """What a graph holds: the pass over one token of each row, whatever the lengths."""
-        assert self._kv_cache is not None
-        num_rows = len(inputs.slots)
-        attention = AttentionMetadata(
-            block_tables=self._slots.block_tables,
-            slots=inputs.slots,
-            query_starts=inputs.query_starts,
-            sequence_lengths=inputs.sequence_lengths,
-            max_query_length=1,
-            max_sequence_length=self._max_model_len,
-            num_tokens=num_rows,
-            batch_invariant=self._engine.device.batch_invariant,
-        )
-        context = ForwardContext(
-            kernels=self._kernels,
-            kv_cache=self._kv_cache,
-            attention=self._kernels.plan_attention(attention, self._attention_shape),
-            positions=inputs.positions,
-            slot_mapping=inputs.slot_mapping,
-            cos_sin=self._cos_sin,
-        )
-        tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
-        return self.model(tokens, context)
-
-    def _context(self, batch: Batch, kv_cache: KVCache) -> ForwardContext:
-        device = batch.device
-        attention = AttentionMetadata(
-            block_tables=self._slots.block_tables,
-            slots=device.slots,
-            query_starts=device.query_starts,
-            sequence_lengths=device.sequence_lengths,
-            max_query_length=batch.max_query_length,
-            max_sequence_length=batch.max_sequence_length,
-            num_tokens=batch.num_tokens,
-            batch_invariant=self._engine.device.batch_invariant,
-        )
-        return ForwardContext(
-            kernels=self._kernels,
-            kv_cache=kv_cache,
-            attention=self._kernels.plan_attention(attention, self._attention_shape),
-            positions=device.positions,
-            slot_mapping=device.slot_mapping,
-            cos_sin=self._cos_sin,
-            hooks=self._hooks,
-        )
-
 
 class RunningStep:
     """A step that was begun, and whose tokens are on their way to the host."""
 
-    def __init__(self, step: int, starts: bytes, tokens: HostCopy) -> None:
-        self._step = step
-        self._starts = starts
-        self._tokens = tokens
+    def __init__(self, draw: Draw, sampler: TokenSampler) -> None:
+        self._draw = draw
+        self._sampler = sampler
 
     def is_done(self) -> bool:
         """Whether `answer` would not wait."""
-        return self._tokens.is_done()
+        return self._draw.is_done()
 
     def answer(self) -> Sampled:
         """Wait for the tokens."""
-        return Sampled(self._step, self._starts, self._tokens.wait().numpy().tobytes())
+        return self._sampler.finish(self._draw)
 
 
 def worker_device(config: WorkerConfig) -> torch.device:

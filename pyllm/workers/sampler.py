@@ -34,13 +34,12 @@ class SamplingRows:
 
 def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
     """Choose tokens as `sample_by_torch` does, by a kernel: a greedy batch costs one pass over the logits."""
-    is_greedy = bool((parameters.temperature == 0).all())
-    if logits.is_cuda and not is_greedy:
+    if logits.is_cuda:
         return sample_by_kernel(logits.float(), parameters, uniforms, rows)
-    if logits.is_cuda or logits.dtype is torch.float16:
+    if logits.dtype is torch.float16:
         return sample_by_torch(logits.float(), parameters, uniforms, rows)
     rows = None if rows is None else rows.to(torch.int32)
-    if is_greedy:
+    if bool((parameters.temperature == 0).all()):
         return cpu.sample_greedily(logits, rows)
     top_k = parameters.top_k.to(torch.int32)
     return cpu.sample(logits, parameters.temperature, top_k, parameters.top_p, parameters.min_p, uniforms, rows)
@@ -51,13 +50,18 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
 
     `rows` int64 [samples] names the row of logits that each sample is drawn from; None: every row once, in order.
     The first of equal logits wins where a row is greedy, and the lower id is kept where top-k or top-p cut through
-    equal ones. A token of probability zero is never chosen.
+    equal ones. A token of probability zero is never chosen: the sample is -1 where no logit is above minus infinity.
+    Logits that are no numbers do not count.
     """
+    logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    greatest, best = logits.max(dim=-1)  # [rows]
+    nothing_left = greatest == -torch.inf
     greedy = parameters.temperature == 0
     if bool(greedy.all()):
-        best = logits.argmax(dim=-1).to(torch.int32)
+        best = torch.where(nothing_left, -1, best).to(torch.int32)
         return best if rows is None else best[rows]
     limited = ~greedy & ((parameters.top_k > 0) | (parameters.top_p < 1))
+    logits.masked_fill_(nothing_left.unsqueeze(-1), 0)  # Anything that can be drawn from.
     tokens = torch.empty(len(uniforms), dtype=torch.int32, device=logits.device)
     at_once = _CPU_ROWS_AT_ONCE if logits.device.type == "cpu" else len(logits)
     for samples, choose in ((greedy, _argmax), (~greedy & ~limited, _from_all), (limited, _from_best)):
@@ -65,7 +69,7 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
             there = some.to(logits.device)
             their_logits = logits[there if rows is None else rows[there]]
             tokens[there] = choose(their_logits, parameters.select(some), uniforms[there]).to(torch.int32)
-    return tokens
+    return tokens.masked_fill_(nothing_left if rows is None else nothing_left[rows], -1)
 
 
 def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:

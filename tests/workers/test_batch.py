@@ -30,6 +30,9 @@ def consistent_counts(draw: st.DrawFn) -> dict[str, int]:
         "slot_inits": inits,
         "sampling_starts": inits + 1,
         "sampling": draw(size),
+        "history_starts": inits + 1,
+        "histories": draw(size),
+        "history_prompts": inits,
     }
     return {name: counts[name] for name, _ in PLAN_SECTIONS}
 
@@ -75,13 +78,19 @@ def test_a_frame_of_another_length_is_refused(change: bytes) -> None:
 @given(consistent_counts(), st.sampled_from([name for name, _ in PLAN_SECTIONS]), st.integers(1, 5))
 def test_counts_that_do_not_go_together_are_refused(counts: dict[str, int], name: str, excess: int) -> None:
     check_counts(tuple(counts.values()))
-    free = {"sampling": excess, "block_copies": 2 * excess, "slot_copies": 2 * excess, "swaps": 3 * excess}
+    free = {
+        "sampling": excess,
+        "histories": excess,
+        "block_copies": 2 * excess,
+        "slot_copies": 2 * excess,
+        "swaps": 3 * excess,
+    }
     wrong = counts | {name: -excess} if name in free else counts | {name: counts[name] + excess}
     with pytest.raises(ProtocolError):
         check_counts(tuple(wrong.values()))
 
 
-@pytest.mark.parametrize("counts", [(), (0,) * 17, (0,) * 19])
+@pytest.mark.parametrize("counts", [(), (0,) * 20, (0,) * 22])
 def test_another_number_of_sections_is_refused(counts: tuple[int, ...]) -> None:
-    with pytest.raises(ProtocolError, match="18 counts"):
+    with pytest.raises(ProtocolError, match="21 counts"):
         check_counts(counts)

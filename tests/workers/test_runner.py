@@ -1,10 +1,11 @@
 """The runner against transformers on the same weights, and the meaning of every section of a plan."""
 
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from pyllm_kernels import select
@@ -369,3 +370,30 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         runner = ModelRunner(worker_config(str(folder)), RankGroup())
         with pytest.raises(ConfigError, match=message):
             runner.load()
+
+
+def test_log_probabilities_are_those_of_transformers(model: str, runner: ModelRunner) -> None:
+    prompt = PROMPTS[0]
+    oracle = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    planner = Planner()
+    planner.start(0, Sampling(temperature=0.0, logprobs=3, prompt_logprobs=2), (prompt, []))
+    told = []
+    for chunk in (Row(0, prompt[:7], ()), Row(0, prompt[7:])):
+        sampled = runner.run(*planner.step(chunk))
+        assert sampled.logprobs is not None
+        starts, ids, ranks = (
+            np.frombuffer(column, np.int32)
+            for column in (sampled.logprobs.starts, sampled.logprobs.ids, sampled.logprobs.ranks)
+        )
+        values = np.frombuffer(sampled.logprobs.values, np.float32)
+        told += [(ids[a:b].tolist(), values[a:b], ranks[a:b].tolist()) for a, b in pairwise(starts.tolist())]
+    assert len(told) == len(prompt)
+    for position, (ids, values, ranks) in enumerate(told):
+        row = expected[position]
+        token = prompt[position + 1] if position + 1 < len(prompt) else int(row.argmax())
+        num_top = 2 if position + 1 < len(prompt) else 3
+        assert ids == [token, *row.topk(num_top).indices.tolist()]
+        assert ranks == [int((row >= row[token]).sum()), *range(1, num_top + 1)]
+        torch.testing.assert_close(torch.from_numpy(values.copy()), row[ids], atol=1e-4, rtol=1e-4)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pyllm.workers import sampler
 from pyllm.workers.sampler import SamplingRows
+from tests.distribution import CASES, NAMES, Parameters, exact, ignoring, is_drawn_from, known_logits, uniforms
 
 Sample = Callable[..., torch.Tensor]
-Parameters = tuple[float, int, float, float]  # temperature, top-k, top-p, min-p
 
 VOCABULARY = 3000  # More than the candidates that are looked at first.
 
@@ -76,30 +76,42 @@ def test_it_chooses_as_a_naive_loop_does(sample: Sample, chosen: list[Parameters
         assert token in near
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [(1.0, 0, 1.0, 0.0), (0.7, 0, 1.0, 0.0), (1.0, 5, 1.0, 0.0), (1.3, 0, 0.8, 0.0), (1.0, 0, 1.0, 0.1)],
-    ids=["plain", "temperature", "top_k", "top_p", "min_p"],
-)
-def test_frequencies_follow_the_distribution(sample: Sample, parameters: Parameters) -> None:
-    """Pearson's chi-square over 20,000 draws stays below the 99.99 % quantile for its 11 degrees of freedom at most."""
-    temperature, top_k, top_p, min_p = parameters
-    logits = torch.linspace(-2, 2, 12)[torch.randperm(12, generator=torch.Generator().manual_seed(0))]
-    num_draws = 20_000
-    uniforms = torch.from_numpy(np.random.default_rng(1).uniform(size=num_draws).astype(np.float32))
-    tokens = sample(logits.expand(num_draws, -1), rows(*[parameters] * num_draws), uniforms)
-    probabilities = (logits / temperature).softmax(-1)
-    order = probabilities.argsort(descending=True)
-    kept = torch.zeros(12, dtype=torch.bool)
-    kept[order[: top_k or 12]] = True
-    before = probabilities[order].cumsum(-1).roll(1)
-    before[0] = 0
-    kept[order[before >= top_p]] = False
-    kept[probabilities < min_p * probabilities.max()] = False
-    expected = (probabilities * kept / (probabilities * kept).sum() * num_draws)[kept]
-    counts = torch.bincount(tokens, minlength=12)
-    assert counts[~kept].sum() == 0
-    assert ((counts[kept] - expected) ** 2 / expected).sum() < 37.4
+@pytest.mark.parametrize("parameters", CASES.values(), ids=CASES)
+def test_draws_follow_the_distribution_that_all_parameters_together_stand_for(
+    sample: Sample, parameters: Parameters
+) -> None:
+    """And no distribution that leaves one of them out: the draws tell them apart."""
+    logits, num_draws = known_logits(), 20_000
+    drawn = sample(
+        torch.from_numpy(logits).expand(num_draws, -1),
+        rows(*[parameters] * num_draws),
+        torch.from_numpy(uniforms(num_draws)),
+    ).numpy()
+    assert is_drawn_from(drawn, exact(logits, parameters))
+    for name, others in ignoring(logits, parameters).items():
+        assert not is_drawn_from(drawn, others), f"{name} makes no difference"
+
+
+def test_the_cases_of_distributions_tell_of_every_parameter() -> None:
+    told = {name: set(ignoring(known_logits(), parameters)) for name, parameters in CASES.items()}
+    assert told["top_k, top_p"] == {"top_k", "top_p"}
+    assert told["hot, top_k, top_p"] == {"temperature", "top_k", "top_p"}
+    assert told["hot, top_p, min_p"] == {"temperature", "top_p", "min_p"}
+    assert [told[name] for name in ("cold", "top_k", "top_p", "min_p")] == [{name} for name in NAMES]
+
+
+@pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 3, 0.9, 0.1)])
+def test_where_nothing_is_left_the_token_is_minus_one(sample: Sample, parameters: Parameters) -> None:
+    logits = torch.full((5, VOCABULARY), -torch.inf)
+    logits[1, 7] = -1e30  # Little, but something.
+    logits[2] = torch.nan
+    logits[3, :10] = torch.nan
+    logits[3, 40] = 0.0
+    drawn_from = torch.tensor([4, 3, 2, 1, 0, 3])
+    chosen = sample(logits, rows(*[parameters] * 6), torch.full((6,), 0.7), drawn_from)
+    assert chosen.tolist() == [-1, 40, -1, 7, -1, 40]
+    alone = sample(logits, rows(*[parameters] * 5), torch.full((5,), 0.7))
+    assert alone.tolist() == [-1, 7, -1, 40, -1]
 
 
 def test_the_first_of_equal_logits_wins(sample: Sample) -> None:

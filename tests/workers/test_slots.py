@@ -1,4 +1,4 @@
-"""Slots: copies, initialisations and table changes, in that order, whatever they touch."""
+"""Slots: copies and table changes, in that order, whatever they touch."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyllm.messages import Sampling
 from pyllm.workers.batch import Batch, PlanBuffer
 from pyllm.workers.slots import Slots
 from tests.plans import Planner, Row, encode
@@ -53,32 +52,6 @@ def test_table_changes_come_last(slots: Slots) -> None:
     assert slots.block_tables[4].tolist() == [70, 9, 10, 73]
     assert slots.block_tables[0].tolist() == [0, 71, 2, 3]
     assert slots.block_tables[2].tolist() == [8, 9, 10, 11]
-
-
-def test_parameters_follow_their_slot(slots: Slots) -> None:
-    planner = Planner()
-    planner.start(1, Sampling(0.5, 40, 0.9, 0.1))
-    planner.start(3, Sampling(top_k=-1))
-    slots.apply(step(planner, Row(1, [5], ()), Row(3, [6], ())))
-    planner.fork(1, 5)
-    decoding = step(planner, Row(3, [7], (0.1, 0.2)), Row(5, [8], ()), Row(1, [8]), Row(5, [9]))
-    slots.apply(decoding)
-    rows = slots.sampling_rows(decoding)
-    assert rows.temperature.tolist() == [1.0, 1.0, 0.5, 0.5]
-    assert rows.top_k.tolist() == [0, 0, 40, 40]
-    assert rows.top_p.tolist() == pytest.approx([1.0, 1.0, 0.9, 0.9])
-    assert rows.min_p.tolist() == pytest.approx([0.0, 0.0, 0.1, 0.1])
-
-
-def test_a_slot_that_starts_again_forgets_its_parameters(slots: Slots) -> None:
-    planner = Planner()
-    planner.start(0, Sampling(0.0, 3, 0.2, 0.3))
-    slots.apply(step(planner, Row(0, [5])))
-    planner.start(0, Sampling())
-    again = step(planner, Row(0, [5]))
-    slots.apply(again)
-    rows = slots.sampling_rows(again)
-    assert [float(row[0]) for row in (rows.temperature, rows.top_k, rows.top_p, rows.min_p)] == [1.0, 0.0, 1.0, 0.0]
 
 
 def test_unknown_tokens_are_the_last_ones_sampled(slots: Slots) -> None:

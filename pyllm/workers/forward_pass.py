@@ -1,0 +1,158 @@
+"""The forward pass: a plan's tokens to hidden states, and some of these to logits, captured in graphs where it may be.
+
+Knows neither how the model was loaded nor what becomes of the logits.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels
+from torch import Tensor
+
+from pyllm.workers.batch import Batch
+from pyllm.workers.context import AttentionHook, ForwardContext
+from pyllm.workers.decode_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
+from pyllm.workers.kv_cache import KVCache
+from pyllm.workers.models.llama import LlamaForCausalLM
+from pyllm.workers.slots import Slots
+from pyllm.workers.step_graph import StepGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The largest step. A budget of tokens that is raised later is computed without graphs."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+
+class ForwardPass:
+    """A loaded model over a KV cache. `shape` is that of its attention, `cos_sin` its table of rotations."""
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        *,
+        kernels: Kernels,
+        kv_cache: KVCache,
+        slots: Slots,
+        cos_sin: Tensor,
+        shape: AttentionShape,
+        limits: Limits,
+        batch_invariant: bool,
+    ) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._kv_cache = kv_cache
+        self._slots = slots
+        self._cos_sin = cos_sin
+        self._shape = shape
+        self._limits = limits
+        self._batch_invariant = batch_invariant
+        self._hooks: tuple[AttentionHook, ...] = ()
+        self._decode_graphs: DecodeGraphs | None = None
+        self._step_graph: StepGraph | None = None
+
+    def add_hook(self, hook: AttentionHook) -> None:
+        """Have every layer of every step from now on pass by `hook`. Hooks are Python: no graph passes by them."""
+        self._hooks += (hook,)
+
+    def capture_decodes(self, capture: Capture) -> None:
+        """Record the pass over decode batches of some sizes, for steps to replay."""
+        sizes = capture_sizes(self._limits.max_num_seqs)
+        self._decode_graphs = DecodeGraphs(self._decode, sizes, self._cos_sin.device, capture)
+
+    def capture_step(self) -> None:
+        """Record the pass over any step as one call on a CPU, where all that it does is Rust's."""
+
+        def context(attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
+            return ForwardContext(self._kernels, self._kv_cache, attention, positions, slot_mapping, self._cos_sin)
+
+        limits = self._limits
+        self._step_graph = StepGraph(
+            self._model, context, self._slots.block_tables, limits.max_num_batched_tokens, limits.max_num_seqs
+        )
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """The pass over the plan's tokens, [tokens, hidden_size]; the next call may overwrite it."""
+        graphs = self._decode_graphs
+        if graphs is not None and not self._hooks and batch.num_rows <= graphs.max_rows and is_decode(batch.host):
+            return graphs.run(batch.host)
+        tokens = self._slots.known_tokens(batch)
+        if self._step_graph is not None and not self._hooks and self._step_graph.has_room(batch):
+            return self._step_graph.hidden(tokens, batch)
+        sections = batch.device
+        attention = self._attention(
+            (sections.slots, sections.query_starts, sections.sequence_lengths),
+            batch.max_query_length,
+            batch.max_sequence_length,
+            batch.num_tokens,
+        )
+        return self._model(tokens, self._context(attention, sections.positions, sections.slot_mapping))
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
+        """Of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first.
+
+        The next call may overwrite them.
+        """
+        if self._step_graph is not None and len(rows) <= self._limits.max_num_seqs:
+            return self._step_graph.logits(hidden, rows)
+        return self._model.logits(hidden[rows])
+
+    def compute_largest(self) -> Tensor | None:
+        """Compute the step that needs the most memory: every token of the budget; gives logits for every slot.
+
+        It reads the first block of the cache over and over and writes nothing.
+        """
+        limits = self._limits
+        num_tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+        starts = [*range(0, num_tokens, limits.max_model_len), num_tokens]
+        lengths = np.diff(starts)
+        rows = (self._ints(np.arange(len(lengths))), self._ints(starts), self._ints(lengths))
+        longest = int(lengths.max())
+        tables = torch.zeros_like(self._slots.block_tables)
+        attention = self._attention(rows, longest, longest, num_tokens, tables)
+        positions = self._ints(np.concatenate([np.arange(length) for length in lengths]))
+        context = self._context(attention, positions, self._ints(np.full(num_tokens, -1)))
+        hidden = self._model(self._ints(np.zeros(num_tokens)), context)
+        return self._model.logits(hidden[: limits.max_num_seqs])
+
+    def _decode(self, inputs: DecodeInputs) -> Tensor:
+        """What a graph holds: the pass over one token of each row, whatever the lengths."""
+        rows = (inputs.slots, inputs.query_starts, inputs.sequence_lengths)
+        attention = self._attention(rows, 1, self._limits.max_model_len, len(inputs.slots))
+        tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
+        return self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
+
+    def _attention(
+        self,
+        rows: tuple[Tensor, Tensor, Tensor],
+        max_query_length: int,
+        max_sequence_length: int,
+        num_tokens: int,
+        block_tables: Tensor | None = None,
+    ) -> AttentionMetadata:
+        """What attention must know of rows, given by their slots, query starts and sequence lengths."""
+        slots, query_starts, sequence_lengths = rows
+        metadata = AttentionMetadata(
+            block_tables=self._slots.block_tables if block_tables is None else block_tables,
+            slots=slots,
+            query_starts=query_starts,
+            sequence_lengths=sequence_lengths,
+            max_query_length=max_query_length,
+            max_sequence_length=max_sequence_length,
+            num_tokens=num_tokens,
+            batch_invariant=self._batch_invariant,
+        )
+        return self._kernels.plan_attention(metadata, self._shape)
+
+    def _context(self, attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
+        return ForwardContext(
+            self._kernels, self._kv_cache, attention, positions, slot_mapping, self._cos_sin, self._hooks
+        )
+
+    def _ints(self, values: npt.ArrayLike) -> Tensor:
+        return torch.from_numpy(np.asarray(values, np.int32)).to(self._cos_sin.device)

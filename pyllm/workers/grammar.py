@@ -1,0 +1,204 @@
+"""Grammars of structured outputs, over `llguidance`: which tokens may come next, and which must.
+
+All of it runs on threads of its own, beside the forward pass. Knows rows and token ids, but no logits and no plan.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYetError
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
+
+from pyllm.errors import ConfigError
+from pyllm.workers.grammar_compiler import GrammarCompiler, compile_grammar, error_text, settle
+
+# Seconds that a step waits for all of its masks. Rows whose mask takes longer sit the step out.
+PATIENCE = 0.01
+
+Mask = npt.NDArray[np.int32]
+
+
+class GrammarRow:
+    """One slot's place in its grammar. `Grammars` writes it on its thread; what it says is there after `wait`."""
+
+    __slots__ = ("done", "error", "forced", "mask", "matcher")
+
+    def __init__(self, mask: Mask, done: "Future[Any]") -> None:
+        self.mask = mask  # int32 [1, words], bit t of word w: token 32 w + t may come next
+        self.forced: list[int] = []  # what must come next; the mask allows its first alone. Empty: there is a choice
+        self.error = ""  # why the request cannot go on
+        self.matcher: LLMatcher | None = None
+        self.done = done  # all that was asked of it
+
+    def wait(self, seconds: float) -> bool:
+        """Whether the row is ready, within some seconds."""
+        try:
+            failure = self.done.exception(seconds)
+        except (NotYetError, CancelledError):
+            return False
+        if failure is not None:
+            self.error = self.error or f"its grammar failed: {failure}"
+        return True
+
+
+class Grammars:
+    """Moves rows through grammars. `load` makes one for a model's tokenizer.
+
+    Every method but `load` and `masks_after` returns at once, and all belong to the thread of the steps.
+    """
+
+    def __init__(
+        self,
+        tokenizer: LLTokenizer,
+        compile_one: Callable[[LLTokenizer, str], LLMatcher] = compile_grammar,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._ends = frozenset(tokenizer.eos_tokens)
+        self._compiler = GrammarCompiler(lambda text: compile_one(tokenizer, text), clock)
+        # One thread, so that what is asked of a row happens in the order that it was asked for.
+        self._masking = ThreadPoolExecutor(1, "grammar-masks")
+
+    @classmethod
+    def load(cls, tokenizer_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> "Grammars":
+        """Read a `tokenizers` JSON.
+
+        Raises:
+            ConfigError: llguidance cannot work with it.
+        """
+        if not eos_token_ids:
+            raise ConfigError("the model names no end-of-sequence token, which ends a structured output")
+        try:
+            return cls(LLTokenizer(tokenizer_path, n_vocab=vocab_size, eos_token=list(eos_token_ids)))
+        except Exception as error:  # The library's errors share no class of their own.
+            raise ConfigError(f"structured outputs cannot use the tokenizer {tokenizer_path}: {error}") from error
+
+    def begin(self, text: str, output: list[int]) -> GrammarRow:
+        """A row at the place that some output leads to from the beginning."""
+        compiled = self._compiler.compile(text)
+        row = self._row(compiled)
+
+        def enter() -> None:
+            if failure := compiled.exception():
+                row.error = str(failure)
+                return
+            row.matcher = compiled.result().deep_copy()
+            self._move(row, output)
+
+        self._then(row, enter)
+        return row
+
+    def consume(self, row: GrammarRow, tokens: list[int]) -> None:
+        """Go on by some tokens."""
+        self._then(row, lambda: self._move(row, tokens))
+
+    def fork(self, origin: GrammarRow) -> GrammarRow:
+        """Another row, where the origin is when all that was asked of it before is done."""
+        row = self._row(origin.done)
+
+        def copy() -> None:
+            row.error = origin.error
+            if origin.matcher is not None:
+                row.matcher, row.forced = origin.matcher.deep_copy(), origin.forced
+                row.mask[:] = origin.mask
+
+        self._then(row, copy)
+        origin.done = row.done  # What is asked of the origin from now on comes after the copy.
+        return row
+
+    def masks_after(self, row: GrammarRow, drafts: list[int]) -> list[Mask]:
+        """The masks after each of some tokens that may come next; fewer where one of them may not. This waits."""
+        return self._masking.submit(self._look_ahead, row, drafts).result()
+
+    def give_up_late(self) -> None:
+        """Give an error to rows whose grammar takes too long to be compiled."""
+        self._compiler.give_up_late()
+
+    def close(self) -> None:
+        """End the threads, without waiting for what they do."""
+        self._compiler.close()
+        self._masking.shutdown(wait=False, cancel_futures=True)
+
+    def _row(self, done: "Future[Any]") -> GrammarRow:
+        return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), done)
+
+    def _then(self, row: GrammarRow, work: Callable[[], None]) -> None:
+        """Do something on the thread of the masks when all that was asked of a row before is done.
+
+        That thread itself never waits for a grammar.
+        """
+
+        def try_to_work() -> None:
+            try:
+                work()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it ends this row alone
+                row.error = row.error or f"its grammar failed: {error}"
+
+        before = row.done
+        if before.done():
+            row.done = self._masking.submit(try_to_work)
+            return
+        row.done = done = Future[None]()
+
+        def go_on(_: object) -> None:
+            with suppress(RuntimeError):  # It was closed meanwhile.
+                self._masking.submit(settle, done, try_to_work)
+
+        before.add_done_callback(go_on)
+
+    def _move(self, row: GrammarRow, tokens: list[int]) -> None:
+        """Go on by some tokens, and find out what may follow."""
+        matcher = row.matcher
+        if matcher is None or row.error:
+            return
+        if not self._consume(matcher, tokens):
+            row.error = "its output goes on after its grammar has ended"
+        elif not matcher.is_error():
+            self._constrain(row, matcher)
+        if matcher.is_error():
+            row.error = f"its grammar failed: {error_text(matcher)}"
+
+    def _consume(self, matcher: LLMatcher, tokens: list[int]) -> bool:
+        """Go on, token by token, as other threads cannot run meanwhile; False: there are tokens after the end."""
+        for token in tokens:
+            if matcher.is_error():
+                break
+            if not matcher.is_stopped():
+                matcher.consume_token(token)
+            elif token not in self._ends:
+                return False
+        return True
+
+    def _constrain(self, row: GrammarRow, matcher: LLMatcher) -> None:
+        # The mask first: it lets other threads run, and leaves little to do for what is forced.
+        fill_next_token_bitmask(matcher, row.mask)
+        if matcher.is_error():
+            return
+        words = row.mask.view(np.uint32)[0]
+        row.forced = [] if matcher.is_stopped() else matcher.compute_ff_tokens()
+        if row.forced:
+            # Forced text is always spelt in this one way, whether or not the mask would leave another.
+            token = row.forced[0]
+            words[:] = 0
+            words[token // 32] = 1 << token % 32
+        elif np.bitwise_count(words).sum() == 1:
+            word = int(words.argmax())
+            row.forced = [32 * word + int(words[word]).bit_length() - 1]
+
+    def _look_ahead(self, row: GrammarRow, drafts: list[int]) -> list[Mask]:
+        assert row.matcher is not None, "the row is not ready"
+        ahead = self._row(row.done)
+        ahead.matcher = row.matcher.deep_copy()
+        masks = []
+        for token in drafts:
+            self._move(ahead, [token])
+            if ahead.error:
+                break
+            masks.append(ahead.mask.copy())
+        return masks
