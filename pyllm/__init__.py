@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyllm.engine import AsyncEngine
+    from pyllm.frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from pyllm.frontend.client import EngineClient
     from pyllm.frontend.outputs import CompletionOutput, RequestOutput
     from pyllm.llm import LLM
     from pyllm.llm_engine import LLMEngine
-    from pyllm.sampling_params import SamplingParams
+    from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
     from pyllm.scheduling_params import SchedulingParams
 
 __version__ = "0.1.0"
@@ -20,24 +21,32 @@ __version__ = "0.1.0"
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EngineClient",
     "LLMEngine",
     "RequestOutput",
     "SamplingParams",
     "SchedulingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
 _HOMES = {
     "LLM": "pyllm.llm",
     "AsyncEngine": "pyllm.engine",
+    "BeamSearchOutput": "pyllm.frontend.beam_search",
+    "BeamSearchParams": "pyllm.frontend.beam_search",
+    "BeamSearchSequence": "pyllm.frontend.beam_search",
     "CompletionOutput": "pyllm.frontend.outputs",
     "EngineClient": "pyllm.frontend.client",
     "LLMEngine": "pyllm.llm_engine",
     "RequestOutput": "pyllm.frontend.outputs",
     "SamplingParams": "pyllm.sampling_params",
     "SchedulingParams": "pyllm.scheduling_params",
+    "StructuredOutputsParams": "pyllm.sampling_params",
 }
 
 

@@ -18,6 +18,7 @@ from pyllm.frontend.client import EngineClient
 from pyllm.frontend.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.reports import Decision, SampleReport
+from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
@@ -209,11 +210,12 @@ class AsyncEngine:
         check_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         (tokens,) = await self._prompts(client).encode([prompt])
+        params = await resolve_texts_aside(params, self.tokenizer)
         name = request_id if request_id is not None else f"request-{next(self._request_ids)}"
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
-        fold = OutputFold(name, text, tokens, params.n, changed.set)
+        fold = OutputFold(name, text, tokens, params, changed.set)
         request = Request(tokens, params, scheduling)
         processor = self._processors[name] = RequestProcessor(client, self.tokenizer, request, fold)
         try:

@@ -3,11 +3,13 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from pyllm.engine import AsyncEngine, Message, Prompt
 from pyllm.errors import EngineDeadError, RequestError
+from pyllm.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from pyllm.frontend.outputs import RequestOutput
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
@@ -81,6 +83,14 @@ class LLM:
         """`generate` for one conversation, or several, rendered by the model's chat template."""
         batch: Sequence[Any] = [messages] if messages and isinstance(messages[0], dict) else messages
         return self._run(self._complete_chats(batch, _requests(len(batch), params, priority, scheduling)))
+
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The best sequences that a beam search finds for each prompt; they run together. Raises as `generate` does."""
+        batch = _batch(prompts)
+        requests = _requests(len(batch), params.sampling(), None, DEFAULT_SCHEDULING)
+        found = self._run(self._complete(batch, requests))
+        decode = partial(self.tokenizer.decode, skip_special_tokens=False)
+        return [beam_search_output(each, params, decode) for each in found]
 
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""

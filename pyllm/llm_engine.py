@@ -16,6 +16,7 @@ from pyllm.engine import Prompt, check_prompt
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.outputs import OutputFold, Request, RequestOutput, RequestProcessor
+from pyllm.frontend.sampling_texts import resolve_texts
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.ipc import MemoryEndpoint, MessageHandler
 from pyllm.messages import ClientMessage, CoreMessage
@@ -71,11 +72,11 @@ class LLMEngine:
         self._check_open()
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
-        params = params or SamplingParams()
+        params = resolve_texts(params or SamplingParams(), self.tokenizer)
         check_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        fold = OutputFold(request_id, text, tokens, params.n, lambda: self._changed.add(request_id))
+        fold = OutputFold(request_id, text, tokens, params, lambda: self._changed.add(request_id))
         request = Request(tokens, params, scheduling.with_priority(priority))
         processor = RequestProcessor(self._client, self.tokenizer, request, fold)
         self._requests[request_id] = processor, fold

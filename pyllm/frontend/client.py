@@ -46,7 +46,11 @@ READER_PATIENCE = 60.0  # in which a reader took nothing of what was there for i
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
 
 # What a refused request fails with, by the code; with any other code the request is at fault.
-_REJECTIONS: dict[str, type[PyllmError]] = {"draining": EngineDeadError, "too_large": RequestTooLargeError}
+_REJECTIONS: dict[str, type[PyllmError]] = {
+    "draining": EngineDeadError,
+    "error": PyllmError,
+    "too_large": RequestTooLargeError,
+}
 
 Connect = Callable[
     [ipc.MessageHandler[CoreMessage], ipc.MalformedHandler, Callable[[], None]], ipc.Sender[ClientMessage]

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from pyllm.frontend.logprobs import LogprobEntries, extended
 from pyllm.frontend.text_decoder import TextDecoder
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
@@ -13,13 +14,14 @@ class TextDelta(msgspec.Struct, gc=False):
     """New text, and the tokens that count as output with it.
 
     `finish_reason` is stop, length, abort, error, deadline, or None while the sample goes on. `stop_reason` is the stop
-    string, or the id from `stop_token_ids`, that ended it.
+    string, or the id from `stop_token_ids`, that ended it. `logprobs` has an entry for each token, where they came.
     """
 
     text: str
     tokens: list[int]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    logprobs: list[LogprobEntries] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -30,6 +32,7 @@ class TextDelta(msgspec.Struct, gc=False):
         """Append what came after."""
         self.text += later.text
         self.tokens.extend(later.tokens)
+        self.logprobs = extended(self.logprobs, later.logprobs)
         self.finish_reason, self.stop_reason = later.finish_reason, later.stop_reason
 
 
@@ -37,11 +40,20 @@ class Detokenizer:
     """Feeds on tokens in deltas of any size; the text does not depend on how they are split.
 
     Text that may be the beginning of a stop string is held back until it is known not to be. Of several stop strings
-    the one that is complete first counts. The text ends before it, and tokens are counted up to the one that completed
-    it. A stop token has no text. With `include_stop_str_in_output` both are part of the text.
+    the one that is complete first counts; one that is complete within the first `min_tokens` tokens does not. The text
+    ends before it, and tokens are counted up to the one that completed it. A stop token has no text. With
+    `include_stop_str_in_output` both are part of the text.
     """
 
-    __slots__ = ("_decode", "_held", "_include_stop", "_longest_stop", "_stop_strings", "_stop_token_ids")
+    __slots__ = (
+        "_decode",
+        "_held",
+        "_include_stop",
+        "_longest_stop",
+        "_num_unstoppable",
+        "_stop_strings",
+        "_stop_token_ids",
+    )
 
     def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
         self._decode = decoder.decode
@@ -49,6 +61,7 @@ class Detokenizer:
         self._longest_stop = max(map(len, self._stop_strings), default=0)
         self._stop_token_ids = params.stop_token_ids
         self._include_stop = params.include_stop_str_in_output
+        self._num_unstoppable = params.min_tokens  # more of which end at no stop string
         self._held = ""
 
     def feed(self, tokens: list[int], finish: FinishCode) -> TextDelta:
@@ -74,8 +87,11 @@ class Detokenizer:
     def _feed_until_stop(self, tokens: list[int], visible: list[int]) -> TextDelta:
         pieces = []
         for count, token in enumerate(visible, 1):
-            window = self._held + self._decode((token,))
-            if (match := self._find(window)) is not None:
+            piece = self._decode((token,))
+            window = self._held + piece
+            if self._num_unstoppable:
+                self._num_unstoppable -= 1
+            elif (match := self._find(window, len(window) - len(piece))) is not None:
                 start, end = match
                 pieces.append(window[: end if self._include_stop else start])
                 return TextDelta("".join(pieces), tokens[:count], "stop", window[start:end])
@@ -84,9 +100,13 @@ class Detokenizer:
             self._held = window[len(window) - kept :]
         return TextDelta("".join(pieces), tokens)
 
-    def _find(self, window: str) -> tuple[int, int] | None:
-        """Start and end of the match that is complete first, and of those the longest."""
-        matches = [(start + len(stop), start) for stop in self._stop_strings if (start := window.find(stop)) >= 0]
+    def _find(self, window: str, old: int) -> tuple[int, int] | None:
+        """Start and end of the match that is complete first, and of those the longest; `old` characters are too few."""
+        matches = [
+            (start + len(stop), start)
+            for stop in self._stop_strings
+            if (start := window.find(stop, max(0, old - len(stop) + 1))) >= 0
+        ]
         if not matches:
             return None
         end, start = min(matches)

@@ -10,17 +10,20 @@ from pyllm.messages import Output, Submit
 class Journal:
     """The request as it was first sent, and every token that came back, per sample.
 
-    A sample is closed once it has finished, or once nobody wants more of it; a resubmission asks for the others only.
+    Where log-probabilities of the prompt are wanted, it knows how far they were told, whichever sample told them. A
+    sample is closed once it has finished, or once nobody wants more of it; a resubmission asks for the others only.
     `arrival` is the client's clock, in seconds.
     """
 
-    __slots__ = ("_arrival", "_closed", "_first", "_outputs")
+    __slots__ = ("_arrival", "_closed", "_first", "_num_untold", "_outputs")
 
     def __init__(self, first: Submit, arrival: float) -> None:
         self._first = first
         self._arrival = arrival
         self._outputs = [array("i") for _ in range(first.n)]
         self._closed = [False] * first.n
+        # Of the prompt's tokens, for their log-probabilities; the first never has one.
+        self._num_untold = len(first.prompt) // 4 - 1 if first.sampling.prompt_logprobs is not None else 0
 
     @property
     def num_samples(self) -> int:
@@ -32,6 +35,8 @@ class Journal:
 
         Gives those not seen before, or None where tokens are missing before `offset`: then nothing is entered.
         """
+        if self._num_untold and tokens and sample == 0:
+            return None  # The first sample's output follows what its prompt had to tell.
         output = self._outputs[sample]
         seen = len(output) - offset
         if seen:
@@ -40,6 +45,17 @@ class Journal:
             tokens = tokens[seen:]
         output.fromlist(tokens)
         return tokens
+
+    def accept_prompt(self, num_left: int, num_tokens: int) -> int | None:
+        """Enter that `num_tokens` of the prompt were told of, which has `num_left` from the first of them to its end.
+
+        Gives how many of them were not told before, the last ones, or None where some before them are missing.
+        """
+        if num_left < self._num_untold:
+            return None
+        num_fresh = max(0, num_tokens - (num_left - self._num_untold))
+        self._num_untold -= num_fresh
+        return num_fresh
 
     def close(self, sample: int) -> None:
         """Note that nothing more is wanted of this sample."""
@@ -60,11 +76,15 @@ class Journal:
         )
         age = max(0.0, now - self._arrival)
         timeout = self._first.timeout
+        sampling = self._first.sampling
+        if not self._num_untold and sampling.prompt_logprobs is not None:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return msgspec.structs.replace(
             self._first,
             epoch=epoch,
             request=request,
             outputs=outputs if resumed else (),
+            sampling=sampling,
             age=age,
             timeout=None if timeout is None else max(0.0, timeout - age),
         )

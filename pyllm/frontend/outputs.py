@@ -8,6 +8,7 @@ import msgspec
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
+from pyllm.frontend.logprobs import LogprobEntries, chosen
 from pyllm.frontend.reports import SampleReport
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
@@ -18,17 +19,26 @@ if TYPE_CHECKING:
 
 
 class CompletionOutput(msgspec.Struct):
-    """One sample: the text and tokens so far, and how it ended (`finish_reason` None: it goes on)."""
+    """One sample: the text and tokens so far, and how it ended (`finish_reason` None: it goes on).
+
+    `logprobs` has the entries of each token, where they were asked for: its own first, then the likeliest ones, best
+    first. `cumulative_logprob` is the sum of the tokens' own, of a beam as well.
+    """
 
     index: int
     text: str = ""
     token_ids: list[int] = []
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    logprobs: list[LogprobEntries] | None = None
+    cumulative_logprob: float | None = None
 
 
 class RequestOutput(msgspec.Struct):
-    """One request: its prompt, and all its samples. `num_cached_tokens` of the prompt were in the prefix cache."""
+    """One request: its prompt, and all its samples. `num_cached_tokens` of the prompt were in the prefix cache.
+
+    `prompt_logprobs` has the entries of each token of the prompt, where they were asked for; the first has None.
+    """
 
     request_id: str
     prompt: str | None
@@ -36,6 +46,7 @@ class RequestOutput(msgspec.Struct):
     outputs: list[CompletionOutput]
     finished: bool = False
     num_cached_tokens: int = 0
+    prompt_logprobs: list[LogprobEntries | None] | None = None
 
 
 class Request(NamedTuple):
@@ -52,6 +63,9 @@ class TextSink(Protocol):
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
         """New text of one sample, and its tokens; a `finish_reason` marks its last."""
 
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        """Those of the prompt's next tokens, beginning at its second; they come before any text of sample 0."""
+
     def error(self, error: PyllmError) -> None:
         """The request has failed; nothing follows."""
 
@@ -62,12 +76,13 @@ class RequestProcessor:
     Making one submits the request; raises as `EngineClient.submit` does.
     """
 
-    __slots__ = ("_client", "_detokenizers", "_num_open", "_request", "_sink")
+    __slots__ = ("_client", "_detokenizers", "_num_open", "_request", "_sink", "_token_text")
 
     def __init__(self, client: EngineClient, tokenizer: "Tokenizer", request: Request, sink: TextSink) -> None:
         prompt, params, scheduling = request
         self._client = client
         self._sink = sink
+        self._token_text = tokenizer.token_text
         # By sample; None once it has ended.
         self._detokenizers: list[Detokenizer | None] = [
             Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params) for _ in range(params.n)
@@ -99,7 +114,14 @@ class RequestProcessor:
             self._close_all()
             self._client.abort(self._request)
 
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+    def delta(
+        self,
+        sample: int,
+        tokens: list[int],
+        finish: FinishCode,
+        cached_tokens: int,
+        logprobs: list[LogprobEntries] | None,
+    ) -> None:
         """Take new tokens from the client."""
         detokenizer = self._detokenizers[sample]
         if detokenizer is None:
@@ -113,13 +135,27 @@ class RequestProcessor:
             self._close(sample)
             if not finish:
                 self._client.abort(self._request, sample)
+        if logprobs is not None:
+            del logprobs[len(delta.tokens) :]
+            delta.logprobs = self._with_texts(logprobs)
         self._sink.text(sample, delta, cached_tokens)
+
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        """Take those of the prompt from the client."""
+        if not self.finished:
+            self._sink.prompt_logprobs(self._with_texts(logprobs))
 
     def error(self, error: PyllmError) -> None:
         """Pass the request's failure on."""
         if not self.finished:
             self._close_all()
             self._sink.error(error)
+
+    def _with_texts(self, logprobs: list[LogprobEntries]) -> list[LogprobEntries]:
+        for entries in logprobs:
+            for token, entry in entries.items():
+                entry.decoded_token = self._token_text(token)
+        return logprobs
 
     def _close(self, sample: int) -> None:
         self._detokenizers[sample] = None
@@ -141,14 +177,22 @@ class OutputFold:
         request_id: str,
         prompt: str | None,
         prompt_token_ids: list[int],
-        num_samples: int,
+        params: SamplingParams,
         on_change: Callable[[], None],
     ) -> None:
         self.failure: PyllmError | None = None
+        start = 0.0 if params.logprobs is not None or params.beam_width else None
         self._output = RequestOutput(
-            request_id, prompt, prompt_token_ids, [CompletionOutput(index) for index in range(num_samples)]
+            request_id,
+            prompt,
+            prompt_token_ids,
+            [
+                CompletionOutput(index, logprobs=None if params.logprobs is None else [], cumulative_logprob=start)
+                for index in range(params.n)
+            ],
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
         )
-        self._unfinished = num_samples
+        self._unfinished = params.n
         self._on_change = on_change
 
     @property
@@ -161,11 +205,18 @@ class OutputFold:
         completion = self._output.outputs[sample]
         completion.text += delta.text
         completion.token_ids.extend(delta.tokens)
+        if delta.logprobs is not None:
+            _add_logprobs(completion, delta.logprobs)
         self._output.num_cached_tokens = max(self._output.num_cached_tokens, num_cached_tokens)
         if delta.finish_reason is not None:
             completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
             self._unfinished -= 1
         self._on_change()
+
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        """Add those of the prompt's next tokens."""
+        if self._output.prompt_logprobs is not None:
+            self._output.prompt_logprobs.extend(logprobs)
 
     def error(self, error: PyllmError) -> None:
         """Keep the failure for the reader."""
@@ -180,5 +231,22 @@ class OutputFold:
         """
         if self.failure is not None:
             raise self.failure
-        outputs = [msgspec.structs.replace(each, token_ids=each.token_ids[:]) for each in self._output.outputs]
-        return msgspec.structs.replace(self._output, outputs=outputs, finished=self._unfinished == 0)
+        outputs = [
+            msgspec.structs.replace(each, token_ids=each.token_ids[:], logprobs=each.logprobs and each.logprobs[:])
+            for each in self._output.outputs
+        ]
+        of_prompt = self._output.prompt_logprobs
+        return msgspec.structs.replace(
+            self._output,
+            outputs=outputs,
+            finished=self._unfinished == 0,
+            prompt_logprobs=of_prompt and of_prompt[:],
+        )
+
+
+def _add_logprobs(completion: CompletionOutput, logprobs: list[LogprobEntries]) -> None:
+    if completion.logprobs is not None:
+        completion.logprobs.extend(logprobs)
+    if completion.cumulative_logprob is not None:
+        owns = [own for entries in logprobs if (own := chosen(entries)) is not None]
+        completion.cumulative_logprob += sum(own.logprob for _, own in owns)

@@ -31,8 +31,16 @@ class Channel:
     """
 
     __slots__ = (
-        *("blocked", "started", "stalled"),
-        *("_draining", "_on_drained", "_on_stalled", "_patience", "_send", "_transport", "_waiting"),
+        "_draining",
+        "_on_drained",
+        "_on_stalled",
+        "_patience",
+        "_send",
+        "_transport",
+        "_waiting",
+        "blocked",
+        "stalled",
+        "started",
     )
 
     def __init__(

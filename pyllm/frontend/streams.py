@@ -6,6 +6,7 @@ from typing import Protocol
 from pyllm.errors import PyllmError
 from pyllm.frontend.columns import Columns
 from pyllm.frontend.journal import Journal
+from pyllm.frontend.logprobs import LogprobColumns, LogprobEntries
 from pyllm.messages import FinishCode
 
 _SINK_FAILED = "the output of this request could not be processed"
@@ -16,8 +17,21 @@ logger = logging.getLogger(__name__)
 class Sink(Protocol):
     """Where the tokens of one request go: plain functions, called from the event loop, that must not block."""
 
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
-        """New tokens of one sample; a `finish` other than NONE is its last delta. The list is the sink's to keep."""
+    def delta(
+        self,
+        sample: int,
+        tokens: list[int],
+        finish: FinishCode,
+        cached_tokens: int,
+        logprobs: list[LogprobEntries] | None,
+    ) -> None:
+        """New tokens of one sample; a `finish` other than NONE is its last delta. The lists are the sink's to keep.
+
+        `logprobs` has an entry for each token, or is None where they are not wanted.
+        """
+
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        """Those of the prompt's next tokens, beginning at its second; they come before any output of sample 0."""
 
     def error(self, error: PyllmError) -> None:
         """The request has failed; nothing follows."""
@@ -74,7 +88,7 @@ class Streams:
         Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended; each
         stream once.
         """
-        requests, samples, offsets, starts, tokens, finishes, cached_tokens = columns
+        requests, samples, offsets, starts, tokens, finishes, cached_tokens, logprobs = columns
         streams = self._by_wire_id
         incomplete: dict[int, Stream] = {}
         failed = []
@@ -84,16 +98,21 @@ class Streams:
             stream = streams.get(wire_id)
             if stream is None or sample not in stream.open_samples:
                 continue
-            fresh = stream.journal.accept(sample, offset, tokens[start:end])
-            if fresh is None:
-                incomplete[stream.request] = stream
-                continue
-            if finish:
-                self._close(stream, sample)
-            elif not fresh:
-                continue
             try:
-                stream.sink.delta(sample, fresh, finish, cached)
+                if offset >= 0:
+                    fresh = stream.journal.accept(sample, offset, tokens[start:end])
+                else:
+                    output = _tell_prompt(stream, offset, start, end, logprobs)
+                    fresh = None if output is None else stream.journal.accept(sample, 0, tokens[output:end])
+                if fresh is None:
+                    incomplete[stream.request] = stream
+                    continue
+                if finish:
+                    self._close(stream, sample)
+                elif not fresh:
+                    continue
+                entries = None if logprobs is None else logprobs.of(end - len(fresh), end)
+                stream.sink.delta(sample, fresh, finish, cached, entries)
             except Exception:  # One caller's fault must not end the streams of the others.
                 logger.exception("the sink of request %d failed", stream.request)
                 self.fail(stream, PyllmError(_SINK_FAILED))
@@ -105,7 +124,7 @@ class Streams:
         for sample in [sample for sample in stream.open_samples if stream.journal.is_closed(sample)]:
             self._close(stream, sample)
             try:
-                stream.sink.delta(sample, [], FinishCode.ABORT, 0)
+                stream.sink.delta(sample, [], FinishCode.ABORT, 0, None)
             except Exception:
                 logger.exception("the sink of request %d failed", stream.request)
                 self.fail(stream, PyllmError(_SINK_FAILED))
@@ -129,3 +148,15 @@ class Streams:
         stream.open_samples.discard(sample)
         if not stream.open_samples:
             self.forget(stream)
+
+
+def _tell_prompt(stream: Stream, offset: int, start: int, end: int, logprobs: LogprobColumns | None) -> int | None:
+    """Hand over what a row tells of the prompt; gives where its output starts, or None where some is missing before."""
+    output = min(start - offset, end)
+    num_fresh = stream.journal.accept_prompt(-offset, output - start)
+    if num_fresh is None:
+        return None
+    entries = None if logprobs is None else logprobs.of(output - num_fresh, output)
+    if entries is not None:
+        stream.sink.prompt_logprobs(entries)
+    return output

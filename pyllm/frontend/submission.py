@@ -1,12 +1,16 @@
-"""What a request becomes before it goes out: its limits checked, its defaults filled in. Knows no core and no text."""
+"""What a request becomes before it goes out: its limits checked, its defaults filled in. Knows no tokenizer."""
 
 import secrets
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
 
 from pyllm.errors import RequestError, RequestTooLargeError
+from pyllm.frontend.structured_outputs import grammar_text
 from pyllm.messages import ModelInfo, Sampling, Submit
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import LEAST_POSITIVE, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIAS, SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
 Prompt = Sequence[int] | bytes | bytearray | memoryview
@@ -20,8 +24,11 @@ def prepare(
     `prompt` is token ids, or packed little-endian int32. The seed is drawn here where the caller gave none, and the
     model's end-of-sequence ids join the stop tokens unless they are to be ignored.
 
+    Bad words must be token ids here, and a form that is no grammar yet takes time: see `resolve_texts`.
+
     Raises:
-        RequestError: the prompt is empty, an id is outside the vocabulary, or the samples are too many.
+        RequestError: the prompt is empty, an id is outside the vocabulary, or the samples or log-probabilities are too
+            many.
         RequestTooLargeError: the request can never fit the context or the KV cache; the text has the numbers.
     """
     # Each sample takes a slot and a row of logits of its own, so more than these never run together.
@@ -37,25 +44,30 @@ def prepare(
     max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
     tokens = pack_tokens(prompt)
     if min(tokens) < 0 or max(tokens) >= model.vocab_size:
-        outside = next(token for token in tokens if not 0 <= token < model.vocab_size)
-        raise RequestError(f"token id {outside} is outside the vocabulary of {model.vocab_size} tokens", "prompt")
+        _pack(tokens, "prompt", model)
     stop = set(params.stop_token_ids)
     if not params.ignore_eos:
         stop.update(model.eos_token_ids)
+    # What is outside the vocabulary never comes: the same list serves models of several sizes.
+    stop_token_ids = array("i", sorted(token for token in stop if token < model.vocab_size)).tobytes()
+    min_tokens = min(params.min_tokens, max_tokens)
     return Submit(
         epoch=0,
         request=0,
         prompt=tokens.tobytes(),
         seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
         max_tokens=max_tokens,
-        sampling=Sampling(params.temperature, max(params.top_k, 0), params.top_p, params.min_p),
-        stop_token_ids=array("i", sorted(stop)).tobytes(),
+        sampling=_sampling(params, min_tokens, stop_token_ids, model),
+        stop_token_ids=stop_token_ids,
         n=params.n,
         tenant=scheduling.tenant,
         priority=scheduling.priority,
         timeout=scheduling.timeout,
         ttft_target=scheduling.ttft_target,
         tpot_target=scheduling.tpot_target,
+        min_tokens=min_tokens,
+        beam_width=params.beam_width,
+        length_penalty=params.length_penalty,
     )
 
 
@@ -79,6 +91,71 @@ def pack_tokens(prompt: Prompt) -> "array[int]":
     except (TypeError, ValueError, OverflowError) as error:
         raise RequestError(f"the prompt is not a sequence of 32-bit token ids: {error}", "prompt") from None
     return tokens
+
+
+def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, model: ModelInfo) -> Sampling:
+    if params.beam_width:
+        # Each beam's candidates are this many; what is sampled beside them has no effect.
+        _check_logprobs("n", 2 * params.n, "the candidates of each beam, twice n,", model)
+        return Sampling(temperature=0.0, logprobs=2 * params.beam_width)
+    _check_logprobs("logprobs", params.logprobs or 0, "logprobs", model)
+    _check_logprobs("prompt_logprobs", params.prompt_logprobs or 0, "prompt_logprobs", model)
+    if params.bad_words:
+        text = "bad_words are texts, and there is no tokenizer here; give bad_words_token_ids"
+        raise RequestError(text, "bad_words")
+    return Sampling(
+        temperature=max(params.temperature, LEAST_POSITIVE) if params.temperature else 0.0,
+        top_k=max(params.top_k, 0),
+        top_p=max(params.top_p, LEAST_POSITIVE),
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=_logit_bias(params.logit_bias or {}, model),
+        allowed_token_ids=_pack(sorted(set(params.allowed_token_ids or ())), "allowed_token_ids", model),
+        bad_words=tuple(_pack(tokens, "bad_words_token_ids", model) for tokens in params.bad_words_token_ids),
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids if min_tokens else b"",
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        grammar="" if params.structured_outputs is None else grammar_text(params.structured_outputs),
+        extra_args=_extra_args(params.extra_args or {}),
+    )
+
+
+def _check_logprobs(name: str, count: int, meaning: str, model: ModelInfo) -> None:
+    if count > model.max_logprobs:
+        raise RequestError(f"{meaning} must be at most {model.max_logprobs} (--max-logprobs), got {count}", name)
+
+
+def _logit_bias(bias: dict[int, float], model: ModelInfo) -> dict[int, float]:
+    _pack(bias, "logit_bias", model)
+    return {token: min(max(value, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for token, value in bias.items() if value}
+
+
+def _extra_args(arguments: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The arguments as the other side decodes them, so that one process and several are the same."""
+    if not arguments:
+        return {}
+    try:
+        frame = msgspec.msgpack.encode(arguments)
+        decoded = msgspec.msgpack.decode(frame, type=dict[str, dict[str, Any]])
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = f"extra_args must have a dict of plain values for each logits processor: {error}"
+        raise RequestError(text, "extra_args") from None
+    if len(frame) > MAX_EXTRA_ARGS_BYTES:
+        text = f"extra_args must have at most {MAX_EXTRA_ARGS_BYTES} bytes, got {len(frame)}"
+        raise RequestError(text, "extra_args")
+    return dict(decoded)
+
+
+def _pack(tokens: Iterable[int], name: str, model: ModelInfo) -> bytes:
+    """Token ids as int32; refuses one outside the vocabulary by the name of its field."""
+    packed = array("i", tokens)
+    for token in packed:
+        if not 0 <= token < model.vocab_size:
+            raise RequestError(f"token id {token} is outside the vocabulary of {model.vocab_size} tokens", name)
+    return packed.tobytes()
 
 
 def _num_tokens(prompt: Prompt) -> int:

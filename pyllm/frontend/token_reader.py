@@ -5,16 +5,23 @@ import asyncio
 import msgspec
 
 from pyllm.errors import PyllmError
+from pyllm.frontend.logprobs import LogprobEntries, extended
 from pyllm.messages import FinishCode
 
 
 class TokenDelta(msgspec.Struct):
-    """New tokens of one sample. `cached_tokens` counts the prompt's tokens that the prefix cache had."""
+    """New tokens of one sample. `cached_tokens` counts the prompt's tokens that the prefix cache had.
+
+    `logprobs` has those of each token, `prompt_logprobs` those of the prompt's next tokens, beginning at its second,
+    which may come without any output. Both are None where there are none.
+    """
 
     sample: int
     tokens: list[int]
     finish: FinishCode
     cached_tokens: int
+    logprobs: list[LogprobEntries] | None = None
+    prompt_logprobs: list[LogprobEntries] | None = None
 
 
 class TokenReader:
@@ -32,16 +39,31 @@ class TokenReader:
         """Whether the last delta or an error has arrived."""
         return self._unfinished == 0 or self._error is not None
 
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+    def delta(
+        self,
+        sample: int,
+        tokens: list[int],
+        finish: FinishCode,
+        cached_tokens: int,
+        logprobs: list[LogprobEntries] | None,
+    ) -> None:
         """Take new tokens in; never blocks."""
         pending = self._pending.get(sample)
         if pending is None:
-            self._pending[sample] = TokenDelta(sample, tokens, finish, cached_tokens)
+            self._pending[sample] = TokenDelta(sample, tokens, finish, cached_tokens, logprobs)
         else:
             pending.tokens.extend(tokens)
             pending.finish = finish
+            pending.cached_tokens = max(pending.cached_tokens, cached_tokens)
+            pending.logprobs = extended(pending.logprobs, logprobs)
         if finish:
             self._unfinished -= 1
+        self._wake()
+
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        """Take those of the prompt in, which are the first sample's to tell."""
+        pending = self._pending.setdefault(0, TokenDelta(0, [], FinishCode.NONE, 0))
+        pending.prompt_logprobs = extended(pending.prompt_logprobs, logprobs)
         self._wake()
 
     def error(self, error: PyllmError) -> None:

@@ -31,9 +31,12 @@ class Tokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._longest_token = max(map(len, vocabulary))
         self._byte_tables: dict[bool, list[str | bytes]] = {}
+        self._pieces: dict[int, str] = {}  # where there is no such table
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
             table = byte_table(self._tokenizer)
             self._byte_tables = {False: table, True: without_special_tokens(table, self._tokenizer)}
+        else:
+            self._pieces = {token: piece for piece, token in vocabulary.items()}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text; `add_special_tokens` begins it with the BOS token, where the model has one."""
@@ -54,8 +57,27 @@ class Tokenizer:
         """The text of token ids; bytes that are no character become U+FFFD."""
         return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
 
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for, which need not be whole characters; none for an unknown id."""
+        if self._byte_tables:
+            table = self._byte_tables[False]
+            piece = table[token] if token < len(table) else ""
+            return piece if isinstance(piece, bytes) else piece.encode()
+        return _sentence_piece(self._pieces.get(token, ""))
+
+    def token_text(self, token: int) -> str:
+        """One token as a text of its own; bytes that are no character become U+FFFD."""
+        return self.token_bytes(token).decode(errors="replace")
+
     def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
         """A decoder for what follows `prompt`."""
         if self._byte_tables:
             return ByteDecoder(self._byte_tables[skip_special_tokens], prompt)
         return StreamDecoder(self._tokenizer, prompt, skip_special_tokens)
+
+
+def _sentence_piece(piece: str) -> bytes:
+    """The bytes of a piece of SentencePiece's, such as `▁the` or, where it falls back to bytes, `<0x0A>`."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes.fromhex(piece[3:5])
+    return piece.replace("▁", " ").encode()

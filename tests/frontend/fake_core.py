@@ -51,8 +51,11 @@ STATS = (
 )
 
 
+Entries = list[tuple[int, float, int]]
+
+
 class Row(NamedTuple):
-    """One row of a `Deltas`."""
+    """One row of a `Deltas`; `logprobs` has id, log-probability and rank of each token's entries."""
 
     request: int
     tokens: list[int]
@@ -60,10 +63,19 @@ class Row(NamedTuple):
     sample: int = 0
     finish: FinishCode = FinishCode.NONE
     cached_tokens: int = 0
+    logprobs: list[Entries] | None = None
+
+
+def told(token: int, count: int) -> Entries:
+    """What `ScriptedCore` tells of a token: it is the second likeliest, and the others are `<`, `=`, `>`..."""
+    return [(token, -1.0, 2), *((30 + place, -0.5 - place, 2 * place + 1) for place in range(count))]
 
 
 def deltas(*rows: Row, epoch: int = EPOCH) -> Deltas:
     """The message that carries these rows."""
+    has_logprobs = any(row.logprobs for row in rows)
+    tokens = [each for row in rows for each in row.logprobs or [[]] * len(row.tokens)]
+    entries = [entry for each in tokens for entry in each]
     return Deltas(
         epoch,
         array("Q", [row.request for row in rows]).tobytes(),
@@ -73,6 +85,10 @@ def deltas(*rows: Row, epoch: int = EPOCH) -> Deltas:
         array("i", [token for row in rows for token in row.tokens]).tobytes(),
         bytes(row.finish for row in rows),
         array("i", [row.cached_tokens for row in rows]).tobytes(),
+        array("i", [0, *accumulate(map(len, tokens))]).tobytes() if has_logprobs else b"",
+        array("i", [token for token, _, _ in entries]).tobytes(),
+        array("f", [value for _, value, _ in entries]).tobytes(),
+        array("i", [rank for _, _, rank in entries]).tobytes(),
     )
 
 
@@ -137,7 +153,7 @@ class ScriptedCore(FakeCore):
     """Answers every prompt with the tokens of `script(prompt, sample)`: one per sample in each turn of the event loop.
 
     It ends a sample at its stop tokens, its `max_tokens` and its abort, as a scheduler does, or at the script's end.
-    With `paused` it says nothing until `resume`.
+    Log-probabilities are those of `told`. With `paused` it says nothing until `resume`.
     """
 
     def __init__(self, script: Callable[[list[int], int], list[int]], model: ModelInfo = MODEL) -> None:
@@ -199,7 +215,14 @@ class ScriptedCore(FakeCore):
                 del self.running[request, sample]
             else:
                 self.running[request, sample] = (submit, tokens, position)
-            rows.append(Row(request, [token], offset, sample, finish, cached_tokens=2))
+            of_prompt = submit.sampling.prompt_logprobs
+            if offset == 0 and sample == 0 and of_prompt is not None:
+                prompt = array("i", submit.prompt).tolist()[1:]
+                entries = [told(each, of_prompt) for each in prompt]
+                self.say_rows(Row(request, prompt, -len(prompt), logprobs=entries))
+            count = submit.sampling.logprobs
+            logprobs = None if count is None else [told(token, count)]
+            rows.append(Row(request, [token], offset, sample, finish, 2, logprobs))
         if rows:
             self.say_rows(*rows)
         self._schedule()

@@ -11,12 +11,13 @@ import pytest
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.client import CORE_SILENCE, READER_PATIENCE, EngineClient
+from pyllm.frontend.logprobs import Logprob
 from pyllm.frontend.reports import Decision, KVEvent, KVEvents, SampleReport, TenantReport
-from pyllm.frontend.token_reader import TokenDelta
+from pyllm.frontend.token_reader import TokenDelta, TokenReader
 from pyllm.messages import Abort, Call, ClientMessage, FinishCode, Heartbeat, Hello, Ready, Rejected, Reply, Submit
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
-from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore, connected, deltas
+from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore, connected, deltas, told
 
 GREEDY = SamplingParams(temperature=0.0)
 READER_BEATS = int(READER_PATIENCE / HEARTBEAT_INTERVAL)
@@ -30,8 +31,11 @@ class Recorder:
         self.deltas: list[tuple[int, list[int], FinishCode, int]] = []
         self.errors: list[PyllmError] = []
 
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
         self.deltas.append((sample, tokens, finish, cached_tokens))
+
+    def prompt_logprobs(self, logprobs: object) -> None:
+        raise AssertionError("nobody asked for them")
 
     def error(self, error: PyllmError) -> None:
         self.errors.append(error)
@@ -146,7 +150,9 @@ async def test_a_request_with_several_gaps_is_sent_again_once() -> None:
 
 async def test_a_request_that_fails_while_it_is_sent_again_stays_ended() -> None:
     class Failing(Recorder):
-        def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+        def delta(
+            self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object
+        ) -> None:
             raise ZeroDivisionError
 
     core = FakeCore()
@@ -225,6 +231,58 @@ async def test_generate_gives_every_token_of_every_sample() -> None:
     assert core.sent(Abort) == []
 
 
+async def test_generate_gives_the_log_probabilities_that_were_asked_for() -> None:
+    core = ScriptedCore(lambda prompt, sample: [8, 9])
+    client = await connected(core)
+    params = SamplingParams(logprobs=1, prompt_logprobs=0)
+    deltas = [delta async for delta in client.generate([5, 6, 7], params)]
+    of_prompt = [each for delta in deltas for each in delta.prompt_logprobs or ()]
+    assert of_prompt == [{6: Logprob(-1.0, 2)}, {7: Logprob(-1.0, 2)}]
+    assert [token for delta in deltas for token in delta.tokens] == [8, 9]
+    own = [each for delta in deltas for each in delta.logprobs or ()]
+    assert own == [{token: Logprob(-1.0, 2), 30: Logprob(-0.5, 1)} for token in (8, 9)]
+
+
+async def test_log_probabilities_that_are_not_read_merge_with_their_tokens() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    generator = client.generate([5, 6], SamplingParams(logprobs=0, prompt_logprobs=0))
+    reading = asyncio.ensure_future(anext(generator))
+    await asyncio.sleep(0)
+    core.say_rows(Row(1, [6], -1, logprobs=[told(6, 0)]))
+    for position in range(3):
+        core.say_rows(Row(1, [position], position, cached_tokens=1, logprobs=[told(position, 0)]))
+    delta = await reading
+    assert (delta.tokens, delta.cached_tokens, delta.prompt_logprobs) == ([0, 1, 2], 1, [{6: Logprob(-1.0, 2)}])
+    assert delta.logprobs == [{token: Logprob(-1.0, 2)} for token in range(3)]
+    await generator.aclose()
+
+
+async def test_log_probabilities_after_a_gap_are_those_of_the_new_tokens() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    reader = TokenReader(1)
+    request = client.submit([5, 6], SamplingParams(logprobs=0, prompt_logprobs=0), reader)
+    core.say_rows(Row(request, [6, 10], -1, logprobs=[told(6, 0), told(10, 0)]))
+    core.say_rows(Row(request, [12], 2, logprobs=[told(12, 0)]))
+    again = core.sent(Submit)[1]
+    assert (again.sampling.prompt_logprobs, again.sampling.logprobs) == (None, 0)
+    entries = [told(token, 0) for token in (10, 11, 12)]
+    core.say_rows(Row(again.request, [10, 11, 12], finish=FinishCode.LENGTH, logprobs=entries))
+    delta = await reader.read()
+    assert delta is not None
+    assert (delta.tokens, delta.prompt_logprobs) == ([10, 11, 12], [{6: Logprob(-1.0, 2)}])
+    assert [[*each] for each in delta.logprobs or ()] == [[10], [11], [12]]
+
+
+async def test_log_probabilities_that_do_not_decode_are_a_malformed_frame() -> None:
+    core = FakeCore()
+    client = await connected(core)
+    client.submit([1], GREEDY, Recorder())
+    core.say(msgspec.structs.replace(deltas(Row(1, [10], logprobs=[told(10, 0)])), ranks=b""))
+    assert client.malformed_frames == 1
+
+
 async def test_what_is_not_read_merges_into_one_delta_per_sample() -> None:
     core = FakeCore()
     client = await connected(core)
@@ -288,7 +346,13 @@ async def test_a_request_that_does_not_encode_leaves_nothing_behind() -> None:
 
 @pytest.mark.parametrize(
     ("code", "kind"),
-    [("invalid", RequestError), ("too_large", RequestTooLargeError), ("draining", EngineDeadError)],
+    [
+        ("invalid", RequestError),
+        ("failed", RequestError),
+        ("error", PyllmError),
+        ("too_large", RequestTooLargeError),
+        ("draining", EngineDeadError),
+    ],
 )
 async def test_a_rejected_request_fails_alone(code: str, kind: type[PyllmError]) -> None:
     core = FakeCore()
@@ -303,7 +367,9 @@ async def test_a_rejected_request_fails_alone(code: str, kind: type[PyllmError])
 
 async def test_a_sink_that_fails_ends_its_own_request_only() -> None:
     class Failing(Recorder):
-        def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+        def delta(
+            self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object
+        ) -> None:
             raise ZeroDivisionError
 
     core = FakeCore()

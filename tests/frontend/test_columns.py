@@ -1,12 +1,20 @@
 """A `Deltas` message decodes to columns that fit one another, or not at all."""
 
+from array import array
+
 import msgspec
 import pytest
 
 from pyllm.frontend.columns import decode_columns
+from pyllm.frontend.logprobs import Logprob
 from pyllm.messages import FinishCode
 from tests.frontend.fake_core import Row, deltas
 
+TOLD = (
+    Row(4, [7, 8], offset=-1, logprobs=[[(7, -0.5, 1)], [(8, -2.0, 3), (9, -0.25, 1)]]),
+    Row(5, [6]),
+    Row(6, [5], logprobs=[[(5, 0.0, 1)]]),
+)
 ROWS = (Row(2**63, [5, 6], offset=1), Row(4, [], sample=2, finish=FinishCode.ABORT, cached_tokens=16))
 
 
@@ -19,6 +27,33 @@ def test_columns_come_out_as_they_went_in() -> None:
     assert columns.tokens == [5, 6]
     assert columns.finishes == [FinishCode.NONE, FinishCode.ABORT]
     assert columns.cached_tokens == [0, 16]
+    assert columns.logprobs is None
+
+
+def test_log_probabilities_come_out_token_by_token() -> None:
+    logprobs = decode_columns(deltas(*TOLD)).logprobs
+    assert logprobs is not None
+    first, second = {7: Logprob(-0.5, 1)}, {8: Logprob(-2.0, 3), 9: Logprob(-0.25, 1)}
+    assert logprobs.of(0, 2) == [first, second]
+    assert logprobs.of(1, 2) == [second]
+    assert [list(each) for each in logprobs.of(0, 4) or ()] == [[7], [8, 9], [], [5]]
+    assert logprobs.of(2, 3) is None
+    assert logprobs.of(4, 4) is None
+
+
+@pytest.mark.parametrize("name", ["logprob_starts", "logprob_ids", "logprob_values", "ranks"])
+@pytest.mark.parametrize("change", [lambda column: column[:-1], lambda column: column * 2, lambda column: column[4:]])
+def test_a_column_of_log_probabilities_of_the_wrong_length_is_refused(name: str, change: object) -> None:
+    message = deltas(*TOLD)
+    broken = msgspec.structs.replace(message, **{name: change(getattr(message, name))})
+    with pytest.raises(ValueError, match="column"):
+        decode_columns(broken)
+
+
+@pytest.mark.parametrize("starts", [[0, 3, 1, 3, 4], [1, 1, 3, 3, 4], [0, -1, 3, 3, 4]])
+def test_log_probabilities_that_do_not_follow_one_another_are_refused(starts: list[int]) -> None:
+    with pytest.raises(ValueError, match="do not rise"):
+        decode_columns(msgspec.structs.replace(deltas(*TOLD), logprob_starts=array("i", starts).tobytes()))
 
 
 @pytest.mark.parametrize(

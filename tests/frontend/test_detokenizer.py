@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
+from pyllm.frontend.logprobs import Logprob
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
@@ -83,6 +84,33 @@ def test_the_stop_string_that_is_complete_first_counts(tokenizer: Tokenizer) -> 
     word = tokenizer.encode("Hello")
     assert len(word) == 1
     assert feed(tokenizer, word, [], stop=("llo", "el"))[0].stop_reason == "el"
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text", "count"), [(0, "a", 2), (1, "a", 2), (2, "a.b", 4), (3, "a.b", 4), (4, "a.b.c", 5)]
+)
+def test_no_stop_string_is_complete_within_the_tokens_to_come_at_least(
+    tokenizer: Tokenizer, min_tokens: int, text: str, count: int
+) -> None:
+    tokens = tokenizer.encode("a.b.c")
+    for cuts in ([], [2], each_token(tokens)):
+        total, _ = feed(tokenizer, tokens, cuts, stop=".", min_tokens=min_tokens)
+        assert (total.text, total.num_tokens) == (text, count)
+
+
+def test_a_stop_string_may_begin_within_the_tokens_to_come_at_least(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("xabcd")
+    total, _ = feed(tokenizer, tokens, each_token(tokens), stop=("ab", "abcd"), min_tokens=3)
+    assert (total.text, total.stop_reason) == ("x", "abcd")
+    assert feed(tokenizer, tokens, [], stop=("abc", "abcd"), min_tokens=2)[0].stop_reason == "abc"
+
+
+def test_deltas_merge_with_their_log_probabilities() -> None:
+    total = TextDelta("", [])
+    total.merge(TextDelta("a", [5], logprobs=[{5: Logprob(-1.0)}]))
+    total.merge(TextDelta("b", [6], logprobs=[{6: Logprob(-2.0)}]))
+    total.merge(TextDelta("", [], "length"))
+    assert total == TextDelta("ab", [5, 6], "length", logprobs=[{5: Logprob(-1.0)}, {6: Logprob(-2.0)}])
 
 
 def test_a_stop_string_with_the_last_token_is_a_stop(tokenizer: Tokenizer) -> None:

@@ -56,3 +56,47 @@ def test_repeated_and_overlapping_deltas_give_each_token_once(tokens: list[int],
     assert heard == tokens
     journal.close(1)
     assert array("i", journal.submission(1, 1, 0.0).outputs[0].tokens).tolist() == tokens
+
+
+def asking_of_prompt(length: int, n: int = 1) -> Journal:
+    first = msgspec.structs.replace(FIRST, prompt=bytes(4 * length), sampling=Sampling(prompt_logprobs=0), n=n)
+    return Journal(first, arrival=0.0)
+
+
+@given(length=st.integers(1, 12), rows=st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), max_size=20))
+def test_each_of_the_prompts_tokens_but_the_first_is_told_once(length: int, rows: list[tuple[int, int]]) -> None:
+    journal = asking_of_prompt(length)
+    told: list[int] = []
+    for start, count in [*rows, (1, length)]:
+        end = min(start + count, length)
+        if start >= length:
+            continue
+        num_fresh = journal.accept_prompt(length - start, end - start)
+        if num_fresh is None:
+            assert start > len(told) + 1
+        else:
+            told += range(end - num_fresh, end)
+    assert told == list(range(1, length))
+
+
+def test_output_comes_after_what_the_prompt_has_to_tell() -> None:
+    journal = asking_of_prompt(3, n=2)
+    assert journal.accept(0, 0, [5]) is None
+    assert journal.accept(0, 0, []) == []
+    assert journal.accept(1, 0, [6]) == [6]
+    assert journal.accept_prompt(2, 2) == 2
+    assert journal.accept(0, 0, [5]) == [5]
+
+
+def test_a_prompt_that_was_told_is_not_asked_for_again() -> None:
+    journal = asking_of_prompt(3)
+    asked = [journal.submission(1, 1, 0.0).sampling.prompt_logprobs]
+    for num_left in (2, 1):
+        journal.accept_prompt(num_left, 1)
+        asked.append(journal.submission(1, 1, 0.0).sampling.prompt_logprobs)
+    assert asked == [0, 0, None]
+    assert asking_of_prompt(1).submission(1, 1, 0.0).sampling.prompt_logprobs is None
+
+
+def test_nothing_is_heard_of_a_prompt_that_nobody_asked_for() -> None:
+    assert Journal(FIRST, arrival=0.0).accept_prompt(1, 1) == 0

@@ -5,12 +5,13 @@ import pytest
 
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.logprobs import Logprob
 from pyllm.frontend.outputs import CompletionOutput, OutputFold, RequestOutput, RequestProcessor
 from pyllm.frontend.outputs import Request as Asked
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, FinishCode, Rejected
 from pyllm.sampling_params import SamplingParams
-from tests.frontend.fake_core import EPOCH, FakeCore, Row, connected
+from tests.frontend.fake_core import EPOCH, FakeCore, Row, connected, told
 
 
 class Request:
@@ -18,7 +19,7 @@ class Request:
 
     def __init__(self, client: EngineClient, tokenizer: Tokenizer, params: SamplingParams) -> None:
         self.changes = 0
-        self.fold = OutputFold("req-1", "Hello", tokenizer.encode("Hello"), params.n, self._change)
+        self.fold = OutputFold("req-1", "Hello", tokenizer.encode("Hello"), params, self._change)
         self.processor = RequestProcessor(client, tokenizer, Asked(tokenizer.encode("Hello"), params), self.fold)
 
     def _change(self) -> None:
@@ -42,8 +43,9 @@ async def test_the_fold_of_all_deltas_is_the_output(tokenizer: Tokenizer) -> Non
 async def test_who_wants_only_the_end_takes_one_snapshot(tokenizer: Tokenizer) -> None:
     core = FakeCore()
     taken: list[RequestOutput] = []
-    fold = OutputFold("req-1", None, [1], 2, lambda: taken.append(fold.snapshot()) if fold.finished else None)
-    RequestProcessor(await connected(core), tokenizer, Asked([1], SamplingParams(n=2)), fold)
+    params = SamplingParams(n=2)
+    fold = OutputFold("req-1", None, [1], params, lambda: taken.append(fold.snapshot()) if fold.finished else None)
+    RequestProcessor(await connected(core), tokenizer, Asked([1], params), fold)
     tokens = tokenizer.encode("Hello world")
     for position, token in enumerate(tokens):
         core.say_rows(*(Row(1, [token], position, sample, cached_tokens=1) for sample in range(2)))
@@ -104,6 +106,55 @@ async def test_of_a_dropped_request_nothing_more_is_heard(tokenizer: Tokenizer) 
     core.say_rows(Row(1, [], 1, finish=FinishCode.ABORT))
     assert core.sent(Abort) == [Abort(EPOCH, 1)]
     assert request.changes == 0
+
+
+async def test_log_probabilities_have_their_texts_and_end_with_the_text(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(logprobs=1, stop="!"))
+    tokens = tokenizer.encode("ab!c")
+    core.say_rows(Row(1, tokens, logprobs=[told(token, 1) for token in tokens]))
+    output = request.fold.snapshot().outputs[0]
+    assert (output.text, output.token_ids, output.cumulative_logprob) == ("ab", tokens[:3], -3.0)
+    best = Logprob(-0.5, 1, tokenizer.token_text(30))
+    texts = zip(tokens, "ab!", strict=False)
+    assert output.logprobs == [{token: Logprob(-1.0, 2, text), 30: best} for token, text in texts]
+
+
+async def test_log_probabilities_of_the_prompt_begin_with_its_second_token(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(prompt_logprobs=0, n=2))
+    before = request.fold.snapshot()
+    prompt = tokenizer.encode("Hello")
+    assert (len(prompt), before.prompt_logprobs) == (1, [None])
+    params = SamplingParams(prompt_logprobs=0)
+    fold = OutputFold("req-2", None, [5, 6, 7], params, lambda: None)
+    RequestProcessor(request.processor._client, tokenizer, Asked([5, 6, 7], params), fold)
+    core.say_rows(Row(2, [6], -2, logprobs=[told(6, 0)]))
+    first = fold.snapshot()
+    core.say_rows(Row(2, [7, 8], -1, finish=FinishCode.LENGTH, logprobs=[told(7, 0), []]))
+    whole = fold.snapshot()
+    assert whole.prompt_logprobs == [
+        None,
+        *({token: Logprob(-1.0, 2, tokenizer.token_text(token))} for token in (6, 7)),
+    ]
+    assert first.prompt_logprobs == whole.prompt_logprobs[:2]
+    (output,) = whole.outputs
+    assert (output.token_ids, output.logprobs, output.cumulative_logprob) == ([8], None, None)
+
+
+async def test_a_beam_has_the_sum_of_its_log_probabilities_and_no_others(tokenizer: Tokenizer) -> None:
+    core = FakeCore()
+    request = Request(await connected(core), tokenizer, SamplingParams(beam_width=2, n=2))
+    tokens = [*tokenizer.encode("ab"), 0]
+    entries = [[(token, value, 1)] for token, value in zip(tokens, (-0.5, -1.0, -0.25), strict=True)]
+    rows = [
+        Row(1, tokens, finish=FinishCode.STOP, logprobs=entries),
+        Row(1, tokens[:2], sample=1, finish=FinishCode.LENGTH, logprobs=entries[:2]),
+    ]
+    core.say_rows(*rows)
+    first, second = request.fold.snapshot().outputs
+    assert (first.text, first.finish_reason, first.cumulative_logprob, first.logprobs) == ("ab", "stop", -1.75, None)
+    assert (second.text, second.finish_reason, second.cumulative_logprob) == ("ab", "length", -1.5)
 
 
 @pytest.mark.parametrize("kind", [RequestError, EngineDeadError])

@@ -1,8 +1,12 @@
 """What is delivered tells apart the streams that miss tokens, once each, and those that have ended."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from pyllm.errors import PyllmError
 from pyllm.frontend.columns import decode_columns
 from pyllm.frontend.journal import Journal
+from pyllm.frontend.logprobs import Logprob, LogprobEntries
 from pyllm.frontend.streams import Stream, Streams
 from pyllm.frontend.submission import prepare
 from pyllm.messages import FinishCode
@@ -17,9 +21,16 @@ class Sink:
         self.fails = fails
         self.num_deltas = 0
         self.num_errors = 0
+        self.told: list[tuple[object, object]] = []
 
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
         self.num_deltas += 1
+        self.told.append((tokens, logprobs))
+        if self.fails:
+            raise ZeroDivisionError
+
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        self.told.append(("prompt", logprobs))
         if self.fails:
             raise ZeroDivisionError
 
@@ -27,11 +38,21 @@ class Sink:
         self.num_errors += 1
 
 
-def one(sink: Sink, num_samples: int) -> tuple[Streams, Stream]:
+def one(sink: Sink, num_samples: int = 1, prompt: Sequence[int] = (1,), **options: Any) -> tuple[Streams, Stream]:
     streams = Streams()
-    stream = Stream(1, Journal(prepare([1], SamplingParams(n=num_samples), MODEL), 0.0), sink)
+    submit = prepare(prompt, SamplingParams(n=num_samples, **options), MODEL)
+    stream = Stream(1, Journal(submit, 0.0), sink)
     streams.add(stream)
     return streams, stream
+
+
+def entry(token: int) -> LogprobEntries:
+    """What `row` tells of a token."""
+    return {token: Logprob(-float(token), token)}
+
+
+def row(tokens: list[int], offset: int = 0, finish: FinishCode = FinishCode.NONE) -> Row:
+    return Row(1, tokens, offset, finish=finish, logprobs=[[(token, -float(token), token)] for token in tokens])
 
 
 def deliver(streams: Streams, *rows: Row) -> tuple[list[Stream], list[Stream]]:
@@ -57,3 +78,54 @@ def test_after_its_error_a_sink_hears_nothing() -> None:
         stream.journal.close(sample)
     streams.end_closed_samples(stream)
     assert (sink.num_deltas, sink.num_errors, len(streams)) == (1, 1, 0)
+
+
+def test_log_probabilities_come_with_their_tokens_and_once() -> None:
+    sink = Sink()
+    streams, _ = one(sink, logprobs=0)
+    assert deliver(streams, row([5, 6])) == ([], [])
+    assert deliver(streams, row([5, 6, 7], 0)) == ([], [])
+    assert deliver(streams, row([], 3, FinishCode.LENGTH)) == ([], [])
+    assert sink.told == [([5, 6], [entry(5), entry(6)]), ([7], [entry(7)]), ([], None)]
+
+
+def test_who_asked_for_none_gets_none() -> None:
+    plain, asking = Sink(), Sink()
+    streams, _ = one(plain)
+    streams.add(Stream(2, Journal(prepare([1], SamplingParams(logprobs=0), MODEL), 0.0), asking))
+    assert deliver(streams, Row(1, [5]), Row(2, [6], logprobs=[[(6, -6.0, 6)]])) == ([], [])
+    assert (plain.told, asking.told) == ([([5], None)], [([6], [entry(6)])])
+
+
+def test_a_row_may_begin_in_the_prompt_and_go_on_in_the_output() -> None:
+    sink = Sink()
+    streams, _ = one(sink, prompt=[1, 2, 3, 4], prompt_logprobs=0, logprobs=0)
+    assert deliver(streams, row([2], -3)) == ([], [])
+    assert deliver(streams, row([2, 3, 4, 8], -3, FinishCode.LENGTH)) == ([], [])
+    assert sink.told == [("prompt", [entry(2)]), ("prompt", [entry(3), entry(4)]), ([8], [entry(8)])]
+
+
+def test_a_prompt_that_is_told_again_is_not_heard_again() -> None:
+    sink = Sink()
+    streams, stream = one(sink, prompt=[1, 2, 3], prompt_logprobs=0)
+    assert deliver(streams, row([2, 3], -2), Row(1, [8])) == ([], [])
+    assert deliver(streams, row([2, 3], -2), Row(1, [9], 1)) == ([], [])
+    assert sink.told == [("prompt", [entry(2), entry(3)]), ([8], None), ([9], None)]
+    assert stream.journal.submission(1, 1, 0.0).sampling.prompt_logprobs is None
+
+
+def test_a_prompt_with_a_gap_is_asked_for_again() -> None:
+    sink = Sink()
+    streams, stream = one(sink, prompt=[1, 2, 3], prompt_logprobs=0)
+    assert deliver(streams, row([3], -1)) == ([stream], [])
+    assert deliver(streams, Row(1, [8])) == ([stream], [])
+    assert sink.told == []
+    assert deliver(streams, row([2, 3], -2), Row(1, [8])) == ([], [])
+    assert len(sink.told) == 2
+
+
+def test_a_sink_that_fails_on_a_prompt_ends_its_stream() -> None:
+    sink = Sink(fails=True)
+    streams, stream = one(sink, prompt=[1, 2], prompt_logprobs=0)
+    assert deliver(streams, row([2], -1)) == ([], [stream])
+    assert (sink.num_errors, len(streams)) == (1, 0)

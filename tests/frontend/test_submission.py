@@ -10,7 +10,7 @@ import pytest
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.submission import prepare
 from pyllm.messages import Sampling
-from pyllm.sampling_params import SamplingParams
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 from pyllm.scheduling_params import SchedulingParams
 from tests.frontend.fake_core import MODEL
 
@@ -22,9 +22,10 @@ def test_token_ids_and_packed_bytes_are_the_same_prompt() -> None:
 
 
 def test_sampling_reaches_the_wire() -> None:
-    params = SamplingParams(temperature=0.5, top_p=0.9, top_k=-1, min_p=0.1, seed=-1, n=3)
+    params = SamplingParams(temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, seed=-1, n=3)
     submit = prepare([1], params, MODEL)
-    assert submit.sampling == Sampling(temperature=0.5, top_k=0, top_p=0.9, min_p=0.1)
+    assert submit.sampling == Sampling(temperature=0.5, top_k=7, top_p=0.9, min_p=0.1)
+    assert sampling(top_k=-1) == Sampling(top_k=0)
     assert (submit.n, submit.seed) == (3, 2**64 - 1)
 
 
@@ -111,3 +112,104 @@ def test_a_prompt_that_is_too_long_is_not_looked_through() -> None:
 def test_what_is_no_prompt_is_refused(prompt: list[int], text: str) -> None:
     with pytest.raises(RequestError, match=text):
         prepare(prompt, SamplingParams(), MODEL)
+
+
+def sampling(**options: Any) -> Sampling:
+    return prepare([1], SamplingParams(**options), MODEL).sampling
+
+
+def packed(*tokens: int) -> bytes:
+    return array("i", tokens).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"presence_penalty": 0.5}, Sampling(presence_penalty=0.5)),
+        ({"frequency_penalty": -0.5}, Sampling(frequency_penalty=-0.5)),
+        ({"temperature": 0.0}, Sampling(temperature=0.0)),
+        ({"temperature": 1e-50, "top_p": 1e-50}, Sampling(temperature=1e-30, top_p=1e-30)),
+        ({"repetition_penalty": 1.5}, Sampling(repetition_penalty=1.5)),
+        ({"logit_bias": {5: 150.0, 6: -1e9, 7: 0.0}}, Sampling(logit_bias={5: 100.0, 6: -100.0})),
+        ({"allowed_token_ids": [9, 3, 9]}, Sampling(allowed_token_ids=packed(3, 9))),
+        ({"bad_words_token_ids": [[5, 6], [7]]}, Sampling(bad_words=(packed(5, 6), packed(7)))),
+        (
+            {"min_tokens": 4, "stop_token_ids": [9, 3, 600]},
+            Sampling(min_tokens=4, stop_token_ids=packed(0, 3, 9)),
+        ),
+        ({"stop_token_ids": [9]}, Sampling()),
+        ({"logprobs": 0}, Sampling(logprobs=0)),
+        ({"prompt_logprobs": 20}, Sampling(prompt_logprobs=20)),
+        (
+            {"structured_outputs": StructuredOutputsParams(choice=["a", "b"])},
+            Sampling(grammar='start: "a" | "b"'),
+        ),
+        ({"extra_args": {"mine": {"strength": 2}}}, Sampling(extra_args={"mine": {"strength": 2}})),
+    ],
+)
+def test_each_parameter_reaches_the_wire(options: dict[str, Any], expected: Sampling) -> None:
+    assert sampling(**options) == expected
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(expected), type=Sampling) == expected
+
+
+def test_who_changes_no_logits_is_not_stateful() -> None:
+    neutral = {"logit_bias": {5: 0.0}, "bad_words": [], "allowed_token_ids": None, "extra_args": {}}
+    assert not sampling(**neutral, stop_token_ids=[3], logprobs=5).is_stateful
+    assert sampling(min_tokens=1).is_stateful
+
+
+def test_tokens_to_come_at_least_reach_the_wire() -> None:
+    assert prepare([1], SamplingParams(min_tokens=4), MODEL).min_tokens == 4
+    clipped = prepare([1] * 250, SamplingParams(min_tokens=40), MODEL)
+    assert (clipped.min_tokens, clipped.max_tokens, clipped.sampling.min_tokens) == (6, 6, 6)
+    stops = prepare([1], SamplingParams(min_tokens=4, stop_token_ids=[9, 600]), MODEL)
+    assert stops.stop_token_ids == stops.sampling.stop_token_ids == packed(0, 9)
+
+
+def test_beams_reach_the_wire_with_their_candidates() -> None:
+    params = SamplingParams(beam_width=3, n=3, length_penalty=0.5, min_tokens=2, temperature=0.7, stop_token_ids=[9])
+    submit = prepare([1], params, MODEL)
+    assert (submit.beam_width, submit.n, submit.length_penalty) == (3, 3, 0.5)
+    assert (submit.min_tokens, submit.stop_token_ids) == (2, packed(0, 9))
+    assert submit.sampling == Sampling(temperature=0.0, logprobs=6)
+    few = msgspec.structs.replace(MODEL, max_logprobs=5)
+    with pytest.raises(RequestError, match=r"twice n, must be at most 5 \(--max-logprobs\), got 6"):
+        prepare([1], params, few)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_the_model_says_how_many_log_probabilities_there_are(name: str) -> None:
+    with pytest.raises(RequestError, match=rf"^{name} must be at most 20 \(--max-logprobs\), got 21") as refused:
+        sampling(**{name: 21})
+    assert refused.value.parameter == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("logit_bias", {600: 1.0}), ("allowed_token_ids", [5, 600]), ("bad_words_token_ids", [[5], [5, 600]])],
+)
+def test_a_token_outside_the_vocabulary_is_refused_by_the_name_of_its_field(name: str, value: object) -> None:
+    with pytest.raises(RequestError, match="token id 600 is outside the vocabulary of 600") as refused:
+        sampling(**{name: value})
+    assert refused.value.parameter == name
+
+
+def test_bad_words_take_a_tokenizer() -> None:
+    with pytest.raises(RequestError, match="no tokenizer here; give bad_words_token_ids") as refused:
+        sampling(bad_words=["x"])
+    assert refused.value.parameter == "bad_words"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"mine": {"x": object()}}, "plain values"),
+        ({"mine": 5}, "plain values"),
+        ({"mine": {"x": 2**70}}, "plain values"),
+        ({"mine": {"x": "y" * 70_000}}, "at most 65536 bytes"),
+    ],
+)
+def test_arguments_that_cannot_be_sent_are_refused(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(RequestError, match=text) as refused:
+        sampling(extra_args=arguments)
+    assert refused.value.parameter == "extra_args"

@@ -40,3 +40,18 @@ def test_a_file_that_is_no_tokenizer_is_a_config_error(tmp_path: Path) -> None:
     files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), tmp_path)
     with pytest.raises(ConfigError, match="cannot read the tokenizer"):
         Tokenizer(msgspec.structs.replace(files, path=str(tmp_path / "missing.json")))
+
+
+def test_every_token_of_a_text_has_its_bytes(tokenizer: Tokenizer, fallback_tokenizer: Tokenizer) -> None:
+    text = "Hello the naïve 🙂 world<|end|>"
+    tokens = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, tokens)).decode() == text
+    assert tokenizer.token_text(tokens[0]) == "Hello"
+    pieces = [fallback_tokenizer.token_bytes(token) for token in fallback_tokenizer.encode("the ï!")]
+    assert b"".join(pieces) == " the ï!".encode()
+    assert fallback_tokenizer.token_text(fallback_tokenizer.encode("ï")[-1]) == "\ufffd"
+
+
+def test_an_id_without_a_token_has_no_bytes(tokenizer: Tokenizer, fallback_tokenizer: Tokenizer) -> None:
+    for each in (tokenizer, fallback_tokenizer):
+        assert (each.token_bytes(5000), each.token_text(5000)) == (b"", "")

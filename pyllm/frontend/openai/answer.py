@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct
 
 from pyllm.errors import PyllmError
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.logprobs import LogprobEntries, extended
 from pyllm.frontend.openai.errors import describe
 from pyllm.frontend.openai.generation import Generation
 from pyllm.frontend.openai.protocol import ChatChunk, Completion, Usage
@@ -31,14 +32,14 @@ class Format(Protocol):
     def first(self, choice: int) -> Struct | None:
         """What a choice has before its first text, if anything."""
 
-    def piece(self, choice: int, text: str) -> Struct:
+    def piece(self, choice: int, delta: TextDelta) -> Struct:
         """A choice with new text."""
 
     def last(self, choice: int, delta: TextDelta) -> Struct:
         """A choice with its finish reason, and the text that comes with its end."""
 
-    def whole(self, choices: list[TextDelta], usage: Usage) -> Struct:
-        """The answer that is not streamed."""
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> Struct:
+        """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
 
 
 def respond(generation: Generation, form: Format, streamed: bool) -> PushedResponse:
@@ -54,7 +55,14 @@ class StreamedAnswer:
     """
 
     __slots__ = (
-        *("_around", "_channel", "_events", "_failure", "_flush_scheduled", "_gathers", "_generation", "_over"),
+        "_around",
+        "_channel",
+        "_events",
+        "_failure",
+        "_flush_scheduled",
+        "_gathers",
+        "_generation",
+        "_over",
         "_pending",
     )
 
@@ -87,7 +95,7 @@ class StreamedAnswer:
         """Write new text, or keep it for the next write."""
         channel = self._channel
         around = self._around
-        if around is not None and delta.finish_reason is None and not channel.blocked:
+        if around is not None and delta.finish_reason is None and delta.logprobs is None and not channel.blocked:
             if delta.text:
                 channel.write(around[0] + _encode(delta.text) + around[1])
             return
@@ -102,6 +110,9 @@ class StreamedAnswer:
         if not channel.blocked and not self._flush_scheduled:
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
+
+    def prompt_logprobs(self, choice: int, logprobs: list[LogprobEntries]) -> None:
+        """Never asked for in a stream."""
 
     def error(self, error: PyllmError) -> None:
         """End the stream with an error: a status if nothing was written yet, else an event."""
@@ -146,6 +157,7 @@ class WholeAnswer:
         self._channel: Channel
         self._choices = [TextDelta("", []) for _ in range(generation.num_choices)]
         self._pieces: list[list[str]] = [[] for _ in range(generation.num_choices)]
+        self._prompt_logprobs: list[list[LogprobEntries]] = [[] for _ in range(generation.num_choices)]
 
     def begin(self, channel: Channel) -> None:
         """Submit the prompts."""
@@ -162,10 +174,17 @@ class WholeAnswer:
     def text(self, choice: int, delta: TextDelta) -> None:
         """Add new text; after the last, send everything."""
         self._pieces[choice].append(delta.text)
+        delta.logprobs = extended(self._choices[choice].logprobs, delta.logprobs)
+        self._choices[choice] = delta
         if delta.finish_reason is not None:
-            self._choices[choice] = msgspec.structs.replace(delta, text="".join(self._pieces[choice]))
+            delta.text = "".join(self._pieces[choice])
             if self._generation.finished:
-                _send_json(self._channel, 200, self._form.whole(self._choices, self._generation.usage))
+                whole = self._form.whole(self._choices, self._prompt_logprobs, self._generation.usage)
+                _send_json(self._channel, 200, whole)
+
+    def prompt_logprobs(self, choice: int, logprobs: list[LogprobEntries]) -> None:
+        """Add those of a choice's prompt."""
+        self._prompt_logprobs[choice].extend(logprobs)
 
     def error(self, error: PyllmError) -> None:
         """Answer with an error."""
@@ -184,6 +203,8 @@ class _Events:
         """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
         if delta.finish_reason is not None:
             events = self._chunk(self._form.last(choice, delta))
+        elif delta.logprobs:
+            events = self._chunk(self._form.piece(choice, delta))
         elif delta.text:
             events = self._piece(choice, delta.text)
         else:
@@ -206,7 +227,7 @@ class _Events:
     def _piece(self, choice: int, text: str) -> bytes:
         around = self._around.get(choice)
         if around is None:
-            before, _, after = self._chunk(self._form.piece(choice, _TEXT)).rpartition(_encode(_TEXT))
+            before, _, after = self._chunk(self._form.piece(choice, TextDelta(_TEXT, []))).rpartition(_encode(_TEXT))
             around = self._around[choice] = before, after
         return around[0] + _encode(text) + around[1]
 

@@ -11,10 +11,19 @@ from msgspec import UNSET
 
 from pyllm.errors import RequestError
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.openai.answer import respond
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.generation import Generation
+from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs
 from pyllm.frontend.openai.models import check_model
+from pyllm.frontend.openai.parameters import (
+    num_chat_logprobs,
+    refuse_unsupported,
+    sampling_params,
+    scheduling_params,
+    wants_usage,
+)
 from pyllm.frontend.openai.protocol import (
     AssistantMessage,
     ChatChoice,
@@ -22,16 +31,15 @@ from pyllm.frontend.openai.protocol import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     ChatRequest,
     Usage,
-    refuse_unsupported,
-    sampling_params,
-    scheduling_params,
-    wants_usage,
 )
+from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
+from pyllm.sampling_params import SamplingParams
 
 ROLE = "assistant"
 
@@ -49,9 +57,10 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
-        params = sampling_params(data, limit)
+        params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
         scheduling = scheduling_params(data)
-        form = ChatFormat(state.model_name, wants_usage(data))
+        form = ChatFormat(state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
+        params = await resolve_texts_aside(params, state.tokenizer)
         prompt = await _encode(state, data)
         return respond(Generation(state, [prompt], params, scheduling), form, data.stream is True)
 
@@ -87,7 +96,7 @@ def _plain(message: ChatMessage, where: str) -> dict[str, str]:
 class ChatFormat:
     """Chat completions' JSON."""
 
-    def __init__(self, model: str, includes_usage: bool) -> None:
+    def __init__(self, model: str, params: SamplingParams, includes_usage: bool, token_bytes: TokenBytes) -> None:
         self.chunk = ChatChunk(
             id=f"chatcmpl-{uuid.uuid4().hex}",
             object="chat.completion.chunk",
@@ -96,25 +105,42 @@ class ChatFormat:
             choices=[],
             usage=None if includes_usage else UNSET,
         )
+        self._num_logprobs = params.logprobs
+        self._has_prompt_logprobs = params.prompt_logprobs is not None
+        self._token_bytes = token_bytes
 
     def first(self, choice: int) -> ChatChunkChoice:
         """A choice with its role."""
         return ChatChunkChoice(choice, ChatDelta(ROLE, ""))
 
-    def piece(self, choice: int, text: str) -> ChatChunkChoice:
+    def piece(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
         """A choice with new text."""
-        return ChatChunkChoice(choice, ChatDelta(content=text))
+        return ChatChunkChoice(choice, ChatDelta(content=delta.text), self._logprobs(delta))
 
     def last(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
         """A choice with its finish reason."""
         text = ChatDelta(content=delta.text) if delta.text else ChatDelta()
-        return ChatChunkChoice(choice, text, None, delta.finish_reason, delta.stop_reason)
+        return ChatChunkChoice(choice, text, self._logprobs(delta), delta.finish_reason, delta.stop_reason)
 
-    def whole(self, choices: list[TextDelta], usage: Usage) -> ChatCompletion:
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> ChatCompletion:
         """The answer."""
         chunk = self.chunk
         answers = [
-            ChatChoice(index, AssistantMessage(ROLE, choice.text), None, choice.finish_reason, choice.stop_reason)
+            ChatChoice(
+                index,
+                AssistantMessage(ROLE, choice.text),
+                self._logprobs(choice),
+                choice.finish_reason,
+                choice.stop_reason,
+            )
             for index, choice in enumerate(choices)
         ]
-        return ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage)
+        answer = ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage)
+        if self._has_prompt_logprobs:
+            answer.prompt_logprobs = prompt_logprobs(prompts[0])  # The choices have one prompt.
+        return answer
+
+    def _logprobs(self, delta: TextDelta) -> ChatLogprobs | None:
+        if self._num_logprobs is None or not delta.logprobs:
+            return None
+        return chat_logprobs(delta.logprobs, self._num_logprobs, self._token_bytes)

@@ -12,23 +12,30 @@ from msgspec import UNSET
 
 from pyllm.errors import RequestError
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.openai.answer import respond
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.generation import Generation
+from pyllm.frontend.openai.logprobs import completion_logprobs, prompt_logprobs
 from pyllm.frontend.openai.models import check_model
-from pyllm.frontend.openai.protocol import (
-    MAX_PROMPTS,
-    Completion,
-    CompletionChoice,
-    CompletionRequest,
-    Usage,
+from pyllm.frontend.openai.parameters import (
     refuse_unsupported,
     sampling_params,
     scheduling_params,
     wants_usage,
 )
+from pyllm.frontend.openai.protocol import (
+    MAX_PROMPTS,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    Usage,
+)
+from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
+from pyllm.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's
 
@@ -45,9 +52,11 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
     async def create_completion(data: JSONBody[CompletionRequest]) -> PushedResponse:
         check_model(state, data.model)
         refuse_unsupported(data)
-        params = sampling_params(data, DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens)
+        limit = DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens
+        params = sampling_params(data, limit, data.logprobs)
         scheduling = scheduling_params(data)
-        form = CompletionFormat(state.model_name, wants_usage(data))
+        form = CompletionFormat(state.model_name, params, wants_usage(data))
+        params = await resolve_texts_aside(params, state.tokenizer)
         prompts = await state.prompts.encode(split_prompts(data.prompt), data.add_special_tokens is not False)
         return respond(Generation(state, prompts, params, scheduling), form, data.stream is True)
 
@@ -77,7 +86,7 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
 class CompletionFormat:
     """Completions' JSON."""
 
-    def __init__(self, model: str, includes_usage: bool) -> None:
+    def __init__(self, model: str, params: SamplingParams, includes_usage: bool) -> None:
         self.chunk = Completion(
             id=f"cmpl-{uuid.uuid4().hex}",
             object="text_completion",
@@ -86,20 +95,34 @@ class CompletionFormat:
             choices=[],
             usage=None if includes_usage else UNSET,
         )
+        self._has_logprobs = params.logprobs is not None
+        self._has_prompt_logprobs = params.prompt_logprobs is not None
+        self._text_offsets: dict[int, int] = {}  # where the next token's text begins, by choice
 
     def first(self, choice: int) -> None:
         """Nothing precedes the text."""
         del choice
 
-    def piece(self, choice: int, text: str) -> CompletionChoice:
+    def piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
         """A choice with new text."""
-        return CompletionChoice(choice, text)
+        return CompletionChoice(choice, delta.text, self._logprobs(choice, delta))
 
     def last(self, choice: int, delta: TextDelta) -> CompletionChoice:
         """A choice with its finish reason."""
-        return CompletionChoice(choice, delta.text, None, delta.finish_reason, delta.stop_reason)
+        logprobs = self._logprobs(choice, delta)
+        return CompletionChoice(choice, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
 
-    def whole(self, choices: list[TextDelta], usage: Usage) -> Completion:
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> Completion:
         """The answer."""
         texts = [self.last(index, choice) for index, choice in enumerate(choices)]
+        if self._has_prompt_logprobs:
+            for text, of_prompt in zip(texts, prompts, strict=True):
+                text.prompt_logprobs = prompt_logprobs(of_prompt)
         return msgspec.structs.replace(self.chunk, choices=texts, usage=usage)
+
+    def _logprobs(self, choice: int, delta: TextDelta) -> CompletionLogprobs | None:
+        if not self._has_logprobs or not delta.logprobs:
+            return None
+        logprobs, end = completion_logprobs(delta.logprobs, self._text_offsets.get(choice, 0))
+        self._text_offsets[choice] = end
+        return logprobs

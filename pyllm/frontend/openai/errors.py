@@ -46,7 +46,8 @@ def decoding_error(error: Exception) -> RequestError:
     if not isinstance(error, msgspec.ValidationError):
         return RequestError(f"The body is not valid JSON: {error}")
     text, _, path = str(error).partition(" - at `")
-    field = path.removeprefix("$").removeprefix(".").removesuffix("`")
+    # A wrong key of an object has the path "key` in `$.logit_bias`".
+    field = path.rpartition("$")[2].removeprefix(".").removesuffix("`")
     if text.startswith("Object contains unknown field"):
         field = f"{field}.{text.split('`')[1]}".removeprefix(".")
         return RequestError(f"{field} is not a known field", field)

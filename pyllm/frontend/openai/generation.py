@@ -4,6 +4,7 @@ from typing import Protocol
 
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.metrics import RequestMetrics
 from pyllm.frontend.openai.protocol import PromptTokensDetails, Usage
 from pyllm.frontend.outputs import Request, RequestProcessor
@@ -17,6 +18,9 @@ class Receiver(Protocol):
 
     def text(self, choice: int, delta: TextDelta) -> None:
         """New text of one choice; one with a finish reason is its last."""
+
+    def prompt_logprobs(self, choice: int, logprobs: list[LogprobEntries]) -> None:
+        """Those of the next tokens of a choice's prompt, beginning at its second."""
 
     def error(self, error: PyllmError) -> None:
         """The whole request has failed; nothing follows."""
@@ -95,7 +99,8 @@ class Generation:
             return  # One before it was refused at once.
         metrics = self._state.metrics.request(len(prompt), self._params.n)
         self._metrics.append(metrics)
-        sink = _PromptSink(self, self._receiver, first_choice, metrics)
+        choices = range(first_choice, first_choice + self._params.n)
+        sink = _PromptSink(self, self._receiver, choices, metrics)
         request = Request(prompt, self._params, self._scheduling)
         self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink))
 
@@ -111,12 +116,13 @@ class Generation:
 class _PromptSink:
     """The text sink of one prompt's samples: counts what comes, and passes it on."""
 
-    __slots__ = ("_first_choice", "_generation", "_metrics", "_receiver")
+    __slots__ = ("_choices", "_first_choice", "_generation", "_metrics", "_receiver")
 
-    def __init__(self, generation: Generation, receiver: Receiver, first_choice: int, metrics: RequestMetrics) -> None:
+    def __init__(self, generation: Generation, receiver: Receiver, choices: range, metrics: RequestMetrics) -> None:
         self._generation = generation
         self._receiver = receiver
-        self._first_choice = first_choice
+        self._choices = choices
+        self._first_choice = choices.start
         self._metrics = metrics
 
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
@@ -126,6 +132,10 @@ class _PromptSink:
             self._metrics.finish(sample, delta.finish_reason)
             self._generation.choice_ended()
         self._receiver.text(self._first_choice + sample, delta)
+
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        for choice in self._choices:
+            self._receiver.prompt_logprobs(choice, logprobs)
 
     def error(self, error: PyllmError) -> None:
         self._generation.fail(error)

@@ -1,22 +1,20 @@
 """OpenAI's requests and responses as structs, with vLLM's additions. Knows names and types, not behaviour.
 
 A field marked `Unsupported` is known but not honoured yet: it passes at its neutral value, which is its default here,
-and is refused by name otherwise. Fields nobody knows are refused by the decoder.
+and is refused by name otherwise (`parameters.py`). Fields nobody knows are refused by the decoder.
 """
 
-import functools
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from pyllm.errors import RequestError
-from pyllm.sampling_params import SamplingParams
-from pyllm.scheduling_params import SchedulingParams
+from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.sampling_params import StructuredOutputsParams
 
 T = TypeVar("T")
-_UNSUPPORTED = {"supported": False}
-Unsupported = Annotated[T | None, Meta(extra=_UNSUPPORTED)]
+UNSUPPORTED = {"supported": False}
+Unsupported = Annotated[T | None, Meta(extra=UNSUPPORTED)]
 
 MAX_PROMPTS = 1024
 
@@ -29,6 +27,22 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: Unsupported[bool] = False
 
 
+class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A JSON schema and what it is called. It is always kept to, so `strict` changes nothing."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """OpenAI's way to ask for JSON."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: JsonSchemaFormat | None = None
+
+
 class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """What completions and chat share."""
 
@@ -38,13 +52,26 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    vllm_xargs: dict[str, dict[str, Any]] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     priority: int | None = None
@@ -61,23 +88,11 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: str | None = None
     service_tier: Literal["auto", "default"] | None = None
 
-    frequency_penalty: Unsupported[float] = 0.0
-    presence_penalty: Unsupported[float] = 0.0
-    repetition_penalty: Unsupported[float] = 1.0
-    length_penalty: Unsupported[float] = 1.0
-    logit_bias: Unsupported[dict[str, float]] = {}
-    allowed_token_ids: Unsupported[list[int]] = None
-    bad_words: Unsupported[list[str]] = []
-    min_tokens: Unsupported[int] = 0
     echo: Unsupported[bool] = False
-    use_beam_search: Unsupported[bool] = False
-    prompt_logprobs: Unsupported[int] = None
     logprob_token_ids: Unsupported[list[int]] = None
     spaces_between_special_tokens: Unsupported[bool] = True
     truncate_prompt_tokens: Unsupported[int] = None
     truncation_side: Unsupported[str] = None
-    response_format: Unsupported[dict[str, Any]] = msgspec.field(default_factory=lambda: {"type": "text"})
-    structured_outputs: Unsupported[dict[str, Any]] = None
     guided_json: Unsupported[Any] = None
     guided_regex: Unsupported[str] = None
     guided_choice: Unsupported[list[str]] = None
@@ -98,7 +113,6 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     mm_payload: Unsupported[Any] = None
     kv_transfer_params: Unsupported[dict[str, Any]] = None
     ec_transfer_params: Unsupported[dict[str, Any]] = None
-    vllm_xargs: Unsupported[dict[str, Any]] = None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -106,9 +120,9 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool | None = True
+    logprobs: int | None = None
 
     best_of: Unsupported[int] = 1
-    logprobs: Unsupported[int] = None
     suffix: Unsupported[str] = None
     prompt_embeds: Unsupported[Any] = None
 
@@ -144,9 +158,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     add_special_tokens: bool | None = False
     add_generation_prompt: bool | None = True
     continue_final_message: bool | None = False
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
 
-    logprobs: Unsupported[bool] = False
-    top_logprobs: Unsupported[int] = 0
     tools: Unsupported[list[Any]] = []
     tool_choice: Unsupported[Any] = "none"
     parallel_tool_calls: Unsupported[bool] = True
@@ -168,83 +182,6 @@ class ChatRequest(GenerationRequest, kw_only=True):
     return_prompt_text: Unsupported[bool] = False
 
 
-def refuse_unsupported(request: Struct, where: str = "") -> None:
-    """Refuse every field that is known, not supported yet, and not neutral.
-
-    Raises:
-        RequestError: names the first such field.
-    """
-    for name, neutral in _neutral_values(type(request)):
-        value = getattr(request, name)
-        if value is not None and value != neutral:
-            raise RequestError(f"{where}{name} is not supported yet; leave it out", f"{where}{name}")
-
-
-def wants_usage(request: GenerationRequest) -> bool:
-    """Whether the stream is to end with a chunk of the usage.
-
-    Raises:
-        RequestError: options for a stream without a stream.
-    """
-    options = request.stream_options
-    if options is None:
-        return False
-    if not request.stream:
-        raise RequestError("stream_options go with stream: true only", "stream_options")
-    refuse_unsupported(options, "stream_options.")
-    return options.include_usage is True
-
-
-def sampling_params(request: GenerationRequest, max_tokens: int | None) -> SamplingParams:
-    """The part of a request that is about sampling, checked; what it leaves out has its neutral value.
-
-    Raises:
-        RequestError: a value is out of range.
-    """
-    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    return SamplingParams(
-        **given, max_tokens=max_tokens, stop=tuple(stop), stop_token_ids=tuple(request.stop_token_ids or ())
-    )
-
-
-def scheduling_params(request: GenerationRequest) -> SchedulingParams:
-    """The part of a request that is about its place among the others, checked. The tenant is never the body's to name.
-
-    Raises:
-        RequestError: a value is out of range.
-    """
-    return SchedulingParams(
-        priority=request.priority or 0,
-        timeout=request.timeout,
-        ttft_target=request.ttft_target,
-        tpot_target=request.tpot_target,
-    )
-
-
-_SAMPLING_FIELDS = (
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-)
-
-
-@functools.cache
-def _neutral_values(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
-    """Name and neutral value of each field that is marked `Unsupported`."""
-    return tuple(
-        (field.name, field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory())
-        for field in msgspec.structs.fields(kind)
-        if any(mark.extra == _UNSUPPORTED for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Meta))
-    )
-
-
 class PromptTokensDetails(Struct):
     """How much of the prompt the prefix cache had."""
 
@@ -260,14 +197,24 @@ class Usage(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
+class CompletionLogprobs(Struct):
+    """One entry a token, in each of the lists. `top_logprobs` has the token itself as well as the likeliest ones."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
 class CompletionChoice(Struct):
     """One text. In a stream `text` is what is new, and the last chunk has the finish reason."""
 
     index: int
     text: str
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -289,12 +236,36 @@ class AssistantMessage(Struct):
     refusal: None = None
 
 
+class ChatTopLogprob(Struct):
+    """A token that was likely; `token` is what `bytes` are as a text, which need not be whole characters."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct):
+    """A token of an answer, and the likeliest ones in its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """One entry a token."""
+
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
 class ChatChoice(Struct):
     """One answer."""
 
     index: int
     message: AssistantMessage
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
 
@@ -308,6 +279,7 @@ class ChatCompletion(Struct):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -322,7 +294,7 @@ class ChatChunkChoice(Struct):
 
     index: int
     delta: ChatDelta
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
 

@@ -154,3 +154,55 @@ async def test_a_model_without_template_says_so(tokenizer: Tokenizer) -> None:
         response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER]})
         assert response.status_code == 400
         assert "/v1/completions" in response.json()["error"]["message"]
+
+
+async def test_log_probabilities_have_openais_shape(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "a🙂"), tokenizer) as frontend:
+        choice = (await chat(frontend, logprobs=True, top_logprobs=1))["choices"][0]
+        plain = (await chat(frontend, logprobs=True))["choices"][0]
+        none = (await chat(frontend))["choices"][0]
+    best = {"token": tokenizer.token_text(30), "logprob": -0.5, "bytes": list(tokenizer.token_bytes(30))}
+    texts = [("a", b"a"), *(("�", bytes([byte])) for byte in "🙂".encode()), ("<|end|>", b"<|end|>")]
+    assert choice["logprobs"] == {
+        "content": [
+            {"token": text, "logprob": -1.0, "bytes": list(raw), "top_logprobs": [best]} for text, raw in texts
+        ],
+        "refusal": None,
+    }
+    assert [entry["top_logprobs"] for entry in plain["logprobs"]["content"]] == [[]] * 6
+    assert none["logprobs"] is None
+
+
+async def test_a_streams_log_probabilities_add_up_to_the_answers(tokenizer: Tokenizer) -> None:
+    body: dict[str, Any] = {"logprobs": True, "top_logprobs": 3, "stop": "world!"}
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        answer = (await chat(frontend, **body))["choices"][0]
+        chunks = [chunk["choices"][0] for chunk in await stream(frontend, **body)]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == answer["message"]["content"]
+    entries = [entry for chunk in chunks for entry in (chunk["logprobs"] or {"content": []})["content"]]
+    assert entries == answer["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == TEXT + "<|end|>"
+    top = [(place["logprob"], place["token"]) for place in entries[0]["top_logprobs"]]
+    assert top == [(-0.5, tokenizer.token_text(30)), (-1.0, "Hello"), (-1.5, tokenizer.token_text(31))]
+
+
+async def test_log_probabilities_of_the_prompt_are_told_once(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        answer = await chat(frontend, n=2, prompt_logprobs=0)
+        plain = await chat(frontend)
+    others = tokenizer.encode("<|start|>user: Hi<|end|><|start|>")[1:]
+    assert answer["prompt_logprobs"][0] is None
+    assert [[*entry] for entry in answer["prompt_logprobs"][1:]] == [[str(token)] for token in others]
+    assert "prompt_logprobs" not in plain
+    assert all("prompt_logprobs" not in choice for choice in answer["choices"])
+
+
+async def test_log_probabilities_have_limits(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        for body, name in (
+            ({"top_logprobs": 2}, "top_logprobs"),
+            ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+            ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ):
+            response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], **body})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, name)

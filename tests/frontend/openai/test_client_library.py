@@ -59,5 +59,5 @@ async def test_models_and_errors(tokenizer: Tokenizer) -> None:
             await client.completions.create(model="other", prompt="Hi")
         assert missing.value.code == "model_not_found"
         with pytest.raises(openai.BadRequestError) as bad:
-            await client.completions.create(model="tiny", prompt="Hi", logprobs=3)
+            await client.completions.create(model="tiny", prompt="Hi", logprobs=21)
         assert bad.value.param == "logprobs"

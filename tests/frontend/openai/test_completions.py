@@ -10,7 +10,7 @@ import pytest
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.completions import split_prompts
 from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import FinishCode, Rejected, Submit
+from pyllm.messages import FinishCode, Rejected, Sampling, Submit
 from tests.frontend.fake_core import MODEL, Row, ScriptedCore
 from tests.frontend.serving import Frontend, answering, events, in_process
 
@@ -188,6 +188,109 @@ async def test_a_deadline_ends_the_text_with_what_there_is(tokenizer: Tokenizer)
     assert 'finished_reason="deadline",model_name="tiny"} 4.0' in metrics
 
 
+async def test_what_changes_logits_reaches_the_core(tokenizer: Tokenizer) -> None:
+    body: dict[str, Any] = {
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "logit_bias": {"7": 1000},
+        "allowed_token_ids": [6, 5],
+        "bad_words": ["ab", " Hello"],
+        "min_tokens": 2,
+        "stop_token_ids": [9],
+        "vllm_xargs": {"mine": {"x": 1}},
+    }
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await complete(frontend, prompt="x", **body)
+    (submit,) = frontend.core.sent(Submit)
+    words = [tokenizer.encode(word, add_special_tokens=False) for word in ("ab", "Hello")]
+    assert submit.sampling == Sampling(
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.5,
+        logit_bias={7: 100.0},
+        allowed_token_ids=array("i", [5, 6]).tobytes(),
+        bad_words=tuple(array("i", word).tobytes() for word in words),
+        min_tokens=2,
+        stop_token_ids=array("i", [0, 9]).tobytes(),
+        extra_args={"mine": {"x": 1}},
+    )
+    assert submit.min_tokens == 2
+
+
+async def test_forms_and_beams_reach_the_core(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        await complete(frontend, prompt=["x", "y"], structured_outputs={"choice": ["a", "b"]})
+        await complete(frontend, prompt="x", response_format={"type": "json_object"})
+        answer = await complete(frontend, prompt="x", use_beam_search=True, n=2, length_penalty=0.5)
+    *choices, json_object, beams = frontend.core.sent(Submit)
+    assert [submit.sampling.grammar for submit in choices] == ['start: "a" | "b"'] * 2
+    assert '"type":"object"' in json_object.sampling.grammar
+    assert (beams.beam_width, beams.n, beams.length_penalty, beams.sampling.logprobs) == (2, 2, 0.5, 4)
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None, None]
+
+
+async def test_stop_strings_wait_for_the_tokens_to_come_at_least(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "a.b.c.d"), tokenizer) as frontend:
+        texts = [
+            (await complete(frontend, prompt="x", stop=".", min_tokens=count))["choices"][0]["text"]
+            for count in (0, 2, 3)
+        ]
+    assert texts == ["a", "a.b", "a.b"]
+
+
+async def test_log_probabilities_have_openais_shape(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "Hello 🙂!"), tokenizer) as frontend:
+        choice = (await complete(frontend, prompt="x", logprobs=2, max_tokens=6))["choices"][0]
+        plain = (await complete(frontend, prompt="x", logprobs=0, max_tokens=1))["choices"][0]
+        none = (await complete(frontend, prompt="x", max_tokens=1))["choices"][0]
+    texts = ["Hello", " ", *"����"]
+    first, second = tokenizer.token_text(30), tokenizer.token_text(31)
+    assert choice["logprobs"] == {
+        "text_offset": [0, 5, 6, 7, 8, 9],
+        "token_logprobs": [-1.0] * 6,
+        "tokens": texts,
+        "top_logprobs": [{text: -1.0, first: -0.5, second: -1.5} for text in texts],
+    }
+    assert plain["logprobs"]["top_logprobs"] == [{"Hello": -1.0}]
+    assert none["logprobs"] is None
+
+
+async def test_a_streams_log_probabilities_add_up_to_the_answers(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: [*tokenizer.encode("one two stop")[: sample * 20 + 4], 0])
+    body: dict[str, Any] = {"prompt": "x", "n": 2, "max_tokens": 30, "logprobs": 1, "stop": "stop"}
+    async with in_process(core, tokenizer) as frontend:
+        answer = await complete(frontend, **body)
+        chunks = await stream(frontend, **body)
+    for expected in answer["choices"]:
+        total: dict[str, list[Any]] = defaultdict(list)
+        text = ""
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                if choice["index"] == expected["index"]:
+                    text += choice["text"]
+                    for name, values in (choice["logprobs"] or {}).items():
+                        total[name] += values
+        assert (text, total) == (expected["text"], expected["logprobs"])
+    assert answer["choices"][1]["text"] == "one two "
+    assert "".join(answer["choices"][1]["logprobs"]["tokens"]) == "one two stop"
+
+
+async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        answer = await complete(frontend, prompt=["Hello!", "y"], n=2, prompt_logprobs=1)
+    _, second = tokenizer.encode("Hello!")
+    expected = [
+        None,
+        {
+            str(second): {"logprob": -1.0, "rank": 2, "decoded_token": "!"},
+            "30": {"logprob": -0.5, "rank": 1, "decoded_token": tokenizer.token_text(30)},
+        },
+    ]
+    assert [choice["prompt_logprobs"] for choice in answer["choices"]] == [expected, expected, [None], [None]]
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+
+
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize(
     ("body", "status", "parameter"),
@@ -200,7 +303,19 @@ async def test_a_deadline_ends_the_text_with_what_there_is(tokenizer: Tokenizer)
         ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
         ({"prompt": "x", "temperature": -1}, 400, "temperature"),
         ({"prompt": "x", "model": "other"}, 404, "model"),
-        ({"prompt": "x", "logprobs": 5}, 400, "logprobs"),
+        ({"prompt": "x", "logprobs": 21}, 400, "logprobs"),
+        ({"prompt": "x", "logprobs": True}, 400, "logprobs"),
+        ({"prompt": "x", "presence_penalty": 3}, 400, "presence_penalty"),
+        ({"prompt": "x", "logit_bias": {"600": 1}}, 400, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"the": 1}}, 400, "logit_bias"),
+        ({"prompt": "x", "bad_words": [" "]}, 400, "bad_words"),
+        ({"prompt": "x", "echo": True}, 400, "echo"),
+        ({"prompt": "x", "structured_outputs": {}}, 400, "structured_outputs"),
+        ({"prompt": "x", "structured_outputs": {"choice": []}}, 400, "structured_outputs"),
+        ({"prompt": "x", "structured_outputs": {"structural_tag": "x"}}, 400, "structured_outputs.structural_tag"),
+        ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, 400, "ignore_eos"),
+        ({"prompt": "x", "response_format": {"type": "structural_tag"}}, 400, "response_format.type"),
+        ({"prompt": "x", "vllm_xargs": {"mine": 1}}, 400, "vllm_xargs[...]"),
         ({"prompt": ["x"] * 100, "n": 200}, 400, "n"),
         ({"prompt": "x", "n": 9}, 400, "n"),
         ({"prompt": "x", "priority": 2**31}, 400, "priority"),
@@ -209,7 +324,9 @@ async def test_a_deadline_ends_the_text_with_what_there_is(tokenizer: Tokenizer)
         ({"prompt": "x", "ttft_target": -1}, 400, "ttft_target"),
         ({"prompt": "x", "tpot_target": "fast"}, 400, "tpot_target"),
         ({"prompt": "x", "tenant": "acme"}, 400, "tenant"),
-        ({"prompt": "x", "min_tokens": 1}, 400, "min_tokens"),
+        ({"prompt": "x", "min_tokens": 17}, 400, "min_tokens"),
+        ({"prompt": "x", "repetition_penalty": 1e39}, 400, "repetition_penalty"),
+        ({"prompt": "x", "repetition_penalty": 1e-50}, 400, "repetition_penalty"),
         ({"prompt": 5}, 400, "prompt"),
         ({}, 400, None),
     ],
@@ -228,18 +345,21 @@ async def test_what_cannot_run_is_refused_and_the_next_request_is_served(
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_what_the_core_rejects_before_the_first_token_has_a_status(tokenizer: Tokenizer, streamed: bool) -> None:
+@pytest.mark.parametrize(("code", "status"), [("invalid", 400), ("failed", 400), ("error", 500)])
+async def test_what_the_core_rejects_before_the_first_token_has_a_status(
+    tokenizer: Tokenizer, streamed: bool, code: str, status: int
+) -> None:
     class Rejecting(ScriptedCore):
         def handle(self, message: Any) -> None:
             if isinstance(message, Submit):
-                self.say(Rejected(message.request, "invalid", "it can never fit"))
+                self.say(Rejected(message.request, code, "it can never fit"))
             else:
                 super().handle(message)
 
     async with in_process(Rejecting(lambda prompt, sample: []), tokenizer) as frontend:
         for prompt in ("x", ["x", "y"]):
             response = await frontend.http.post("/v1/completions", json={"prompt": prompt, "stream": streamed})
-            assert response.status_code == 400
+            assert response.status_code == status
             assert response.json()["error"]["message"] == "it can never fit"
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
-from pyllm.errors import ConfigError, EngineDeadError, ProtocolError, RequestError, RequestTooLargeError
+from pyllm.errors import ConfigError, EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.openai.errors import MediaTypeError, UnknownModelError, decoding_error, describe
 from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
 
@@ -20,6 +20,7 @@ from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
         (MediaTypeError("x"), 415, "invalid_request_error", "unsupported_media_type"),
         (NotFoundException(), 404, "invalid_request_error", None),
         (MethodNotAllowedException(), 405, "invalid_request_error", None),
+        (PyllmError("x"), 500, "server_error", None),
         (EngineDeadError("x"), 503, "server_error", "engine_unavailable"),
         (ProtocolError("x"), 500, "server_error", None),
         (ConfigError("x"), 500, "server_error", None),

@@ -1,0 +1,135 @@
+"""What the body of a request asks for, as the parameters that the engine takes. Knows no route and no response."""
+
+import functools
+from typing import Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from pyllm.errors import RequestError
+from pyllm.frontend.openai.protocol import UNSUPPORTED, ChatRequest, GenerationRequest
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
+from pyllm.scheduling_params import SchedulingParams
+
+_SAMPLING_FIELDS = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "prompt_logprobs",
+    "length_penalty",
+)
+
+
+def refuse_unsupported(request: Struct, where: str = "") -> None:
+    """Refuse every field that is known, not supported yet, and not neutral.
+
+    Raises:
+        RequestError: names the first such field.
+    """
+    for name, neutral in _neutral_values(type(request)):
+        value = getattr(request, name)
+        if value is not None and value != neutral:
+            raise RequestError(f"{where}{name} is not supported yet; leave it out", f"{where}{name}")
+
+
+def wants_usage(request: GenerationRequest) -> bool:
+    """Whether the stream is to end with a chunk of the usage.
+
+    Raises:
+        RequestError: options for a stream without a stream.
+    """
+    options = request.stream_options
+    if options is None:
+        return False
+    if not request.stream:
+        raise RequestError("stream_options go with stream: true only", "stream_options")
+    refuse_unsupported(options, "stream_options.")
+    return options.include_usage is True
+
+
+def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs: int | None = None) -> SamplingParams:
+    """The part of a request that is about sampling, checked; what it leaves out has its neutral value.
+
+    Raises:
+        RequestError: a value is out of range, or two fields do not go together.
+    """
+    whole = {"prompt_logprobs": request.prompt_logprobs is not None, "use_beam_search": request.use_beam_search}
+    for name, is_wanted in whole.items():
+        if request.stream and is_wanted:
+            raise RequestError(f"{name} is not for streams; set stream to false", name)
+    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return SamplingParams(
+        **given,
+        max_tokens=max_tokens,
+        stop=tuple(stop),
+        stop_token_ids=tuple(request.stop_token_ids or ()),
+        logprobs=logprobs,
+        structured_outputs=_structured_outputs(request),
+        extra_args=request.vllm_xargs,
+        beam_width=request.n or 1 if request.use_beam_search else 0,
+    )
+
+
+def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
+    """How many likely tokens' log-probabilities a chat is to have beside each token's own; None: not even that.
+
+    Raises:
+        RequestError: `top_logprobs` without `logprobs`, or more of them than the model's `limit`.
+    """
+    num_top = request.top_logprobs or 0
+    if num_top and not request.logprobs:
+        raise RequestError("top_logprobs go with logprobs: true only", "top_logprobs")
+    check("top_logprobs", num_top, 0 <= num_top <= limit, f"from 0 to {limit} (--max-logprobs)")
+    return num_top if request.logprobs else None
+
+
+def scheduling_params(request: GenerationRequest) -> SchedulingParams:
+    """The part of a request that is about its place among the others, checked. The tenant is never the body's to name.
+
+    Raises:
+        RequestError: a value is out of range.
+    """
+    return SchedulingParams(
+        priority=request.priority or 0,
+        timeout=request.timeout,
+        ttft_target=request.ttft_target,
+        tpot_target=request.tpot_target,
+    )
+
+
+def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
+    form = request.response_format
+    if form is None or form.type == "text":
+        return request.structured_outputs
+    if request.structured_outputs is not None:
+        text = "response_format and structured_outputs exclude one another; leave one of them out"
+        raise RequestError(text, "response_format")
+    if form.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if form.json_schema is None:
+        raise RequestError("response_format of type json_schema needs json_schema", "response_format.json_schema")
+    return StructuredOutputsParams(json=form.json_schema.schema)
+
+
+@functools.cache
+def _neutral_values(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """Name and neutral value of each field that is marked `Unsupported`."""
+    return tuple(
+        (field.name, field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory())
+        for field in msgspec.structs.fields(kind)
+        if any(mark.extra == UNSUPPORTED for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Meta))
+    )

@@ -1,0 +1,144 @@
+"""What a body asks for reaches the parameters, each field by itself; what does not go together is refused by name."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyllm.errors import RequestError
+from pyllm.frontend.openai.parameters import num_chat_logprobs, sampling_params, scheduling_params, wants_usage
+from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.scheduling_params import SchedulingParams
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def decode(kind: type[GenerationRequest], body: dict[str, Any]) -> Any:
+    return msgspec.json.decode(msgspec.json.encode(body), type=kind)
+
+
+def test_sampling_fields_reach_the_parameters() -> None:
+    sampling = {
+        "n": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repetition_penalty": 1.5,
+        "allowed_token_ids": [5, 6],
+        "bad_words": ["x"],
+        "seed": 7,
+        "min_tokens": 4,
+        "prompt_logprobs": 2,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+    }
+    others = {"stop": ["a", "b"], "stop_token_ids": [3], "logit_bias": {"7": -1}, "vllm_xargs": {"mine": {"x": 1}}}
+    request = decode(ChatRequest, CHAT | sampling | others | {"structured_outputs": None})
+    expected = SamplingParams(
+        **sampling,
+        max_tokens=9,
+        stop=("a", "b"),
+        stop_token_ids=(3,),
+        logit_bias={7: -1.0},
+        extra_args={"mine": {"x": 1}},
+        logprobs=5,
+    )
+    assert sampling_params(request, 9, 5) == expected
+    assert sampling_params(decode(ChatRequest, CHAT | {"ignore_eos": True}), 9).ignore_eos
+
+
+def test_what_is_left_out_or_null_is_neutral() -> None:
+    null = dict.fromkeys(["n", "temperature", "top_p", "stop", "stop_token_ids", "seed"])
+    assert sampling_params(decode(ChatRequest, CHAT | null), None) == SamplingParams()
+    assert sampling_params(decode(ChatRequest, CHAT | {"stop": "x"}), None).stop == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, StructuredOutputsParams(json_object=True)),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}}},
+            StructuredOutputsParams(json={}),
+        ),
+        ({"structured_outputs": {"json": {"type": "array"}}}, StructuredOutputsParams(json={"type": "array"})),
+        ({"structured_outputs": {"json": "{}"}}, StructuredOutputsParams(json="{}")),
+        ({"structured_outputs": {"regex": "a+"}}, StructuredOutputsParams(regex="a+")),
+        ({"structured_outputs": {"choice": ["a"]}}, StructuredOutputsParams(choice=["a"])),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, StructuredOutputsParams(grammar="start: /a/")),
+        (
+            {"response_format": {"type": "text"}, "structured_outputs": {"json_object": True}},
+            StructuredOutputsParams(json_object=True),
+        ),
+    ],
+)
+def test_forms_of_the_output_reach_the_parameters(body: dict[str, Any], expected: StructuredOutputsParams) -> None:
+    assert sampling_params(decode(ChatRequest, CHAT | body), None).structured_outputs == expected
+
+
+def test_beams_are_as_many_as_answers() -> None:
+    params = sampling_params(decode(ChatRequest, CHAT | {"use_beam_search": True, "n": 3, "length_penalty": 2}), 9)
+    assert (params.beam_width, params.n, params.length_penalty) == (3, 3, 2.0)
+    assert sampling_params(decode(ChatRequest, CHAT | {"use_beam_search": True}), 9).beam_width == 1
+    assert (
+        sampling_params(decode(ChatRequest, CHAT | {"use_beam_search": False, "length_penalty": 1}), 9).beam_width == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        ({"prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
+        ({"use_beam_search": True, "stream": True}, "use_beam_search"),
+        ({"use_beam_search": True, "stop": "x"}, "stop"),
+        ({"length_penalty": 2}, "length_penalty"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+            "response_format",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(body: dict[str, Any], parameter: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        sampling_params(decode(ChatRequest, CHAT | body), None)
+    assert refused.value.parameter == parameter
+
+
+def test_a_chat_says_whether_and_how_many_log_probabilities() -> None:
+    def number(**body: object) -> int | None:
+        return num_chat_logprobs(decode(ChatRequest, CHAT | body), 20)
+
+    assert (number(), number(logprobs=False, top_logprobs=0), number(logprobs=True)) == (None, None, 0)
+    assert number(logprobs=True, top_logprobs=5) == 5
+    with pytest.raises(RequestError, match="logprobs: true"):
+        number(top_logprobs=5)
+    with pytest.raises(RequestError, match=r"top_logprobs must be from 0 to 20 \(--max-logprobs\), got 21"):
+        number(logprobs=True, top_logprobs=21)
+
+
+def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:
+    fields = {"priority": -3, "timeout": 2, "ttft_target": 0.5, "tpot_target": 0.05}
+    request = decode(ChatRequest, CHAT | fields)
+    assert scheduling_params(request) == SchedulingParams(
+        priority=-3, timeout=2.0, ttft_target=0.5, tpot_target=0.05, tenant=""
+    )
+    null = decode(ChatRequest, CHAT | dict.fromkeys(fields))
+    assert scheduling_params(null) == scheduling_params(decode(ChatRequest, CHAT)) == SchedulingParams()
+    with pytest.raises(msgspec.ValidationError, match="unknown field `tenant`"):
+        decode(ChatRequest, CHAT | {"tenant": "somebody else"})
+
+
+def test_usage_is_an_option_of_streams() -> None:
+    assert not wants_usage(decode(ChatRequest, CHAT))
+    assert not wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {}}))
+    assert wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {"include_usage": True}}))
+    with pytest.raises(RequestError, match="stream: true"):
+        wants_usage(decode(ChatRequest, CHAT | {"stream_options": {"include_usage": True}}))
+    with pytest.raises(RequestError, match=r"stream_options.continuous_usage_stats is not supported"):
+        wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}}))
