@@ -4,15 +4,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import frontend, memory, scheduler, startup, step
+from benchmarks import frontend, grammar, memory, sampling, scheduler, startup, step
 from benchmarks.record import Record
 
 # What each part's figures are called, and what measures them.
 PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     **scheduler.FIGURES,
     **memory.FIGURES,
+    "sampling": sampling.run,
     "step": step.run,
     **frontend.FIGURES,
+    "grammar": grammar.run,
     "startup": startup.run,
 }
 

@@ -205,7 +205,7 @@ class _CountingSink:
         self._count = count
         self._begun = False
 
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int) -> None:
+    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
         count = self._count
         count.tokens += len(tokens)
         count.deltas += 1

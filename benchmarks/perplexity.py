@@ -30,7 +30,6 @@ from pyllm.config import EngineConfig, WorkerConfig, engine_config, option_names
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Sampling, Step
 from pyllm.workers.batch import Batch
-from pyllm.workers.kv_cache import KVCache
 from pyllm.workers.process import load
 from pyllm.workers.runner import ModelRunner
 
@@ -139,8 +138,8 @@ class HiddenTap:
         self._forward = runner.forward
         runner.forward = self  # type: ignore[method-assign,assignment]
 
-    def __call__(self, batch: Batch, kv_cache: KVCache) -> Tensor:
-        hidden = self._forward(batch, kv_cache)
+    def __call__(self, batch: Batch) -> Tensor:
+        hidden = self._forward(batch)
         self.hidden.append(hidden.clone())
         return hidden
 

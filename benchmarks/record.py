@@ -24,9 +24,10 @@ class Record(TypedDict, total=False):
     streams: int
     errors: int  # streams that did not end as they should
     tokens_per_event: float
-    # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends.
+    # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends...
     reserved: float
     static: float
+    torch: float  # ...or the same by torch
     tokens_per_step: float
     recomputed: float  # tokens, as a share of those that had to be computed once
 

@@ -19,6 +19,7 @@ LIBRARY_HOMES = {
     "pyllm_kernels": ("pyllm/workers/", "kernels/pyllm_kernels/"),
     "pyllm._rust": ("pyllm/core/",),
     "litestar": ("pyllm/frontend/",),
+    "llguidance": ("pyllm/frontend/", "pyllm/workers/"),
     "uvicorn": ("pyllm/frontend/",),
 }
 
@@ -79,12 +80,13 @@ def loaded_by(statement: str) -> set[str]:
     ["import pyllm", "from pyllm import EngineClient", "from pyllm import SamplingParams", "import pyllm.launch"],
 )
 def test_import_is_light(statement: str) -> None:
-    heavy = {"torch", "transformers", "triton", "litestar", "uvicorn", "gguf", "pyllm_kernels"}
+    heavy = {"torch", "transformers", "triton", "litestar", "uvicorn", "gguf", "llguidance", "pyllm_kernels"}
     assert loaded_by(statement) & heavy == set()
 
 
 def test_api_process_loads_neither_torch_nor_transformers() -> None:
-    assert loaded_by("import pyllm.frontend.app, pyllm.frontend.process") & {"torch", "transformers"} == set()
+    loaded = loaded_by("import pyllm.frontend.app, pyllm.frontend.process")
+    assert loaded & {"torch", "transformers", "llguidance"} == set()
 
 
 def test_kernels_are_not_a_package_of_that_name() -> None:

@@ -76,6 +76,8 @@ def test_misspelt_option_names_the_nearest() -> None:
         {"gpu_memory_utilization": 1.5},
         {"enable_prefix_caching": "perhaps"},
         {"max_model_len": 1},
+        {"max_logprobs": -1},
+        {"max_logprobs": 65537},
         {"tensor_parallel_size": -1},
         {"kv_offloading_size": -1},
         {"kv_offloading_size": True},

@@ -79,6 +79,7 @@ def all_figures(bench: Bench, float8: bool) -> Iterator[figures.Figure]:
     yield from figures.prefill_attention(bench)
     yield from figures.small_ops(bench)
     yield from figures.sampling(bench)
+    yield from figures.logits_ops(bench)
     try:
         from benchmarks.gpu import llama
     except ImportError as error:

@@ -8,7 +8,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import torch
-from pyllm_kernels import AttentionShape, Kernels, KVScales, QKNorm, batch_invariant, select
+from pyllm_kernels import (
+    AttentionShape,
+    Kernels,
+    KVScales,
+    LogitsEdits,
+    QKNorm,
+    batch_invariant,
+    edit_logits,
+    logprobs,
+    reference,
+    select,
+)
 from torch import Tensor
 
 from benchmarks.gpu.batches import PagedBatch, paged_batch
@@ -63,6 +74,8 @@ def checks(setting: Setting, float8: bool) -> Checks:
         "attention_padded": (_attention_padded, None),
         "linear_invariant": (_linear_invariant, BITWISE),
         "copy_blocks": (_copy_blocks, BITWISE),
+        "edit_logits": (_edit_logits, BITWISE),
+        "logprobs": (_logprobs, 1e-5),
     }
     if float8:
         found["attention_fp8"] = (_attention_float8, None)
@@ -240,9 +253,12 @@ def _no_synchronisation(setting: Setting) -> Pairs:
     """torch raises where an op of its own makes the host wait."""
     batch = _mixed(setting)
     _attend(setting.triton, batch)
+    logits, edits = setting.randn(4, 1000), _edits(4, 1000).to(setting.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         output = _attend(setting.triton, batch)
+        _edit_logits_there(logits, edits)
+        logprobs(logits, edits.starts[:-1] * 0, edits.starts[:-1] * 0, 5)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     return [(output, _attend(setting.reference, batch))]
@@ -292,3 +308,44 @@ def _sampling(setting: Setting) -> Pairs:
     begin = end - (by_id / by_id.sum(-1, keepdim=True)).gather(1, tokens.unsqueeze(-1)).squeeze(-1)
     wrong = (uniforms < begin - 1e-4) | (uniforms > end + 1e-4)
     return [(wrong.float(), torch.zeros_like(uniforms))]
+
+
+def _edit_logits(setting: Setting) -> Pairs:
+    """On the device, and of the same numbers on the host."""
+    rows, vocabulary = (4, 500) if setting.small else (128, 131_072)
+    logits, edits = setting.randn(rows, vocabulary) * 3, _edits(rows, vocabulary)
+    there, here = (
+        _edit_logits_there(logits.to(device), edits.to(device)) for device in (setting.device, torch.device("cpu"))
+    )
+    # Minus infinity less itself is no number.
+    return [(there.cpu().clamp(min=-1e9), here.clamp(min=-1e9))]
+
+
+def _edit_logits_there(logits: Tensor, edits: LogitsEdits) -> Tensor:
+    rows, vocabulary = logits.shape
+    every_row = torch.arange(rows, dtype=torch.int32, device=logits.device)
+    words = torch.arange(rows * -(-vocabulary // 32), dtype=torch.int32, device=logits.device)
+    return edit_logits(logits, every_row.flip(0), edits, every_row - 1, (words * 0x9E3779B1).view(rows, -1))
+
+
+def _edits(rows: int, vocabulary: int) -> LogitsEdits:
+    """Of every 50th token of each row, on the host."""
+    ids = torch.arange(0, vocabulary, 50, dtype=torch.int32)
+    numbers = torch.rand(3, rows * len(ids))
+    starts = torch.arange(rows + 1, dtype=torch.int32) * len(ids)
+    return LogitsEdits(starts, ids.repeat(rows), numbers[0] - 0.5, numbers[1] + 0.5, numbers[2])
+
+
+def _logprobs(setting: Setting) -> Pairs:
+    """The same on the host; and each row alone, in every bit: one that differs counts for more than the tolerance."""
+    rows, vocabulary = (4, 500) if setting.small else (128, 131_072)
+    logits = setting.randn(rows, vocabulary) * 3
+    chosen = torch.arange(0, rows * 3, 3, dtype=torch.int32, device=setting.device)
+    every_row = torch.arange(rows, dtype=torch.int32, device=setting.device)
+    together = logprobs(logits, every_row, chosen, 5)
+    here = reference.logprobs(logits.cpu(), every_row.cpu(), chosen.cpu(), 5)
+    pairs = list(zip(together, here, strict=True))
+    for row in (0, rows - 1):
+        alone = logprobs(logits[row : row + 1], every_row[:1], chosen[row : row + 1], 5)
+        pairs += [((a[0] != b[row]).float(), torch.zeros_like(b[row])) for a, b in zip(alone, together, strict=True)]
+    return pairs

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypedDict
 
 import torch
-from pyllm_kernels import AttentionShape, Kernels
+from pyllm_kernels import AttentionShape, Kernels, LogitsEdits, edit_logits, logprobs
 from torch.nn import functional as F
 
 from benchmarks.gpu.batches import PagedBatch, paged_batch
@@ -156,6 +156,24 @@ def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterat
         arguments = logits, ones, top_k, ones * p, ones * 0, uniforms, every_row
         seconds = bench.timer(partial(sample, *arguments))
         yield _in_time("sampling", f"{rows}x{vocabulary}, {cut}", seconds, 0.3e-3)
+
+
+def logits_ops(bench: Bench, rows: int = 128, vocabulary: int = 131_072, edits: int = 1000) -> Iterator[Figure]:
+    """What is done to a batch's logits where every row asks for it: edits and a mask, and the five likeliest tokens."""
+    logits = torch.randn(rows, vocabulary, device=bench.device) * 3
+    every_row = torch.arange(rows, dtype=torch.int32, device=bench.device)
+    starts = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * edits
+    ids = torch.arange(edits, dtype=torch.int32, device=bench.device).repeat(rows)
+    numbers = torch.rand(3, len(ids), device=bench.device)
+    columns = LogitsEdits(starts, ids, numbers[0], numbers[1] + 0.5, numbers[2])
+    masks = torch.randint(-(2**31), 2**31 - 1, (rows, -(-vocabulary // 32)), dtype=torch.int32, device=bench.device)
+    calls = {
+        "edit_logits": partial(edit_logits, logits, every_row, columns, every_row, masks),
+        "logprobs": partial(logprobs, logits, every_row, every_row, 5),
+    }
+    for name, call in calls.items():
+        value = round(bench.timer(call) * 1e3, 3)
+        yield {"name": f"gpu.{name}", "case": f"{rows}x{vocabulary}", "value": value, "unit": "ms"}
 
 
 def _decode_batch(

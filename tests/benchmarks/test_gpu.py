@@ -96,6 +96,7 @@ def test_the_other_figures_run() -> None:
     assert len(list(figures.small_ops(small, num_tokens=2, hidden=64))) == 3
     sampled = list(figures.sampling(small, rows=2, vocabulary=300))
     assert [figure["met"] for figure in sampled] == [False] * 4
+    assert [figure["value"] for figure in figures.logits_ops(small, rows=2, vocabulary=300, edits=7)] == [1.0, 1.0]
     assert len(list(figures.decode_attention_float8(small, {"1x20": (1, 20, None)}))) == 1
 
 

@@ -1,0 +1,214 @@
+"""Sampling with the embedded model and real processes: every parameter alone, among others, and however scheduled."""
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Iterator
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from torch import Tensor
+
+from pyllm import LLM, AsyncEngine, SamplingParams
+from pyllm.errors import PyllmError, RequestError
+from pyllm.frontend.logprobs import Logprob
+from pyllm.frontend.outputs import CompletionOutput, RequestOutput
+from pyllm.sampling_params import StructuredOutputsParams
+from tests.e2e.stretches import stretches
+from tests.schemas import SCHEMAS
+
+FRANCE = "The capital of France is"
+STEPS = {"max_tokens": 24, "ignore_eos": True}
+# Every way to change the next token, in a request that would do something else without it.
+CHANGES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "presence": {"presence_penalty": 2.0},
+    "frequency": {"frequency_penalty": 0.5},
+    "repetition": {"repetition_penalty": 1.8},
+    "bias": {"logit_bias": {260: 30.0}},
+    "allowed": {"allowed_token_ids": [260, 354, 7042, 30, 28]},
+    "bad words": {"bad_words": ["Paris", "the", "is"]},
+    "least": {"min_tokens": 24, "ignore_eos": False, "stop_token_ids": [30, 28]},
+    "choice": {"structured_outputs": StructuredOutputsParams(choice=["Rome", "Berlin"]), "ignore_eos": False},
+    "regex": {"structured_outputs": StructuredOutputsParams(regex=r"[0-9]{3}-[a-z]{4}"), "ignore_eos": False},
+}
+SCHEDULED: dict[str, dict[str, Any]] = {
+    "in small chunks": {"max_num_batched_tokens": 40},
+    "one step at a time": {"async_scheduling": False},
+    "preempted and computed again": {"kv_cache_memory_bytes": 700, "enable_prefix_caching": False},
+    "swapped out and in": {"kv_cache_memory_bytes": 700, "enable_prefix_caching": False, "kv_offloading_size": "64MiB"},
+}
+PRESSED = {"expected_growth": 0.0, "watermark": 0.0}  # so that what runs does run out of blocks
+TOKEN_BYTES = 30 * 2 * 3 * 64 * 2  # keys and values of a token: layers, heads, head_dim, bfloat16
+
+
+def changed(**fixed: Any) -> list[SamplingParams]:
+    """Each change twice: greedy and drawn."""
+    every = [STEPS | change | fixed for change in CHANGES.values()]
+    drawn = [SamplingParams(**params, seed=number) for number, params in enumerate(every)]
+    return [SamplingParams(**params, temperature=0.0) for params in every] + drawn
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM() as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone(llm: LLM) -> list[CompletionOutput]:
+    """What each request gives when nothing runs beside it."""
+    return [llm.generate(FRANCE, params)[0].outputs[0] for params in changed()]
+
+
+def test_every_change_changes_what_comes(alone: list[CompletionOutput]) -> None:
+    greedy = alone[: len(CHANGES)]
+    assert len({tuple(output.token_ids) for output in greedy}) == len(CHANGES)
+    by_name = dict(zip(CHANGES, greedy, strict=True))
+    assert set(by_name["allowed"].token_ids) <= {260, 354, 7042, 30, 28}
+    assert by_name["nothing"].text.startswith(" Paris")
+    assert not any(word in by_name["bad words"].text for word in ("Paris", " the", " is"))
+    assert len(by_name["least"].token_ids) >= 24
+    assert by_name["choice"].text in ("Rome", "Berlin")
+
+
+@pytest.mark.parametrize("setting", SCHEDULED)
+def test_changes_depend_on_nothing_but_the_request(setting: str, alone: list[CompletionOutput]) -> None:
+    options = dict(SCHEDULED[setting])
+    if "kv_cache_memory_bytes" in options:
+        options = PRESSED | options | {"kv_cache_memory_bytes": options["kv_cache_memory_bytes"] * TOKEN_BYTES}
+    with LLM(**options) as llm:
+        outputs = llm.generate([FRANCE] * 3 * len(changed()), changed() * 3)
+        stats = llm.stats()
+    assert [output.outputs[0].token_ids for output in outputs] == [output.token_ids for output in alone] * 3
+    if "preempted" in setting or "swapped" in setting:
+        assert stats["num_preemptions"] > 0
+
+
+def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(llm: LLM) -> None:
+    prompts = [stretch[:100] for stretch in stretches()[:8]]
+    params = SamplingParams(max_tokens=20, seed=3, logprobs=4, ignore_eos=True)
+    for prompt, written in zip(prompts, llm.generate(prompts, params), strict=True):
+        output = written.outputs[0]
+        assert output.logprobs is not None
+        assert output.cumulative_logprob == pytest.approx(
+            sum(told[token].logprob for told, token in zip(output.logprobs, output.token_ids, strict=True))
+        )
+        for told, token in zip(output.logprobs, output.token_ids, strict=True):
+            check_entries(told, token, 4)
+        read = SamplingParams(max_tokens=1, prompt_logprobs=4)
+        again = llm.generate([prompt + output.token_ids], read)[0].prompt_logprobs
+        assert again is not None
+        assert again[0] is None
+        assert again[len(prompt) :] == output.logprobs
+        assert len(again) == len(prompt) + len(output.token_ids)
+
+
+def test_three_ranks_sample_as_one() -> None:
+    with LLM(tensor_parallel_size=3) as llm:
+        structured = of_schema(SCHEMAS[0], logprobs=0)
+        (document,) = llm.generate("A JSON document: ", structured)
+        check_document(SCHEMAS[0], document)
+        tokens, told = document.outputs[0].token_ids, document.outputs[0].logprobs
+        assert told is not None
+        (read,) = llm.generate([document.prompt_token_ids + tokens], SamplingParams(max_tokens=1, prompt_logprobs=0))
+        assert read.prompt_logprobs is not None
+        assert read.prompt_logprobs[len(document.prompt_token_ids) :] == told
+        penalised = [SamplingParams(**STEPS, temperature=0, presence_penalty=penalty) for penalty in (0.0, 2.0)]
+        first, second = llm.generate([FRANCE] * 2, penalised)
+        assert first.outputs[0].token_ids != second.outputs[0].token_ids
+
+
+def check_entries(told: dict[int, Logprob], token: int, num_top: int) -> None:
+    first, *_ = told
+    assert first == token
+    ranks = sorted(entry.rank for entry in told.values() if entry.rank <= num_top)
+    assert ranks == list(range(1, num_top + 1))
+    by_rank = sorted(told.values(), key=lambda entry: entry.rank)
+    assert [entry.logprob for entry in by_rank] == sorted((entry.logprob for entry in by_rank), reverse=True)
+    assert sum(math.exp(entry.logprob) for entry in told.values()) < 1.0 + 1e-4
+
+
+def test_all_documents_are_valid(llm: LLM) -> None:
+    assert len(SCHEMAS) >= 200
+    outputs = llm.generate(["A JSON document: "] * len(SCHEMAS), [of_schema(schema) for schema in SCHEMAS])
+    for schema, output in zip(SCHEMAS, outputs, strict=True):
+        check_document(schema, output)
+
+
+def test_documents_are_valid_however_they_are_scheduled(llm: LLM) -> None:
+    some = SCHEMAS[::5]
+    prompts, params = ["A JSON document: "] * len(some), [of_schema(schema, n=2, seed=1) for schema in some]
+    expected = [[sample.text for sample in output.outputs] for output in llm.generate(prompts, params)]
+    options = PRESSED | {"max_num_batched_tokens": 48, "kv_cache_memory_bytes": 900 * TOKEN_BYTES, "max_model_len": 800}
+    with LLM(**options) as pressed:
+        outputs = pressed.generate(prompts, params)
+        assert pressed.stats()["num_preemptions"] > 0
+    for schema, output in zip(some, outputs, strict=True):
+        check_document(schema, output)
+    assert [[sample.text for sample in output.outputs] for output in outputs] == expected
+
+
+def of_schema(schema: dict[str, Any], **more: Any) -> SamplingParams:
+    structured = StructuredOutputsParams(json=schema)
+    return SamplingParams(**({"max_tokens": 600, "seed": 0, "structured_outputs": structured} | more))
+
+
+def check_document(schema: dict[str, Any], output: RequestOutput) -> None:
+    # Binary fractions would not be multiples of 0.01.
+    exact = json.loads(json.dumps(schema), parse_float=Decimal)
+    validator = Draft202012Validator(exact, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    for sample in output.outputs:
+        assert sample.finish_reason == "stop", f"{schema} gave {sample.text[-200:]!r} without an end"
+        validator.validate(json.loads(sample.text, parse_float=Decimal))
+
+
+async def test_a_document_streams_while_a_pathological_grammar_fails_alone() -> None:
+    # Left alone, the library would be at this for minutes.
+    explosive = {
+        "type": "object",
+        "patternProperties": {f"^(a|b{{1,9}}){{1,{number}}}$": {} for number in range(1, 1000)},
+    }
+    async with AsyncEngine() as engine:
+        doomed = asyncio.ensure_future(anext(engine.generate(FRANCE, of_schema(explosive))))
+        document = engine.generate("A JSON document: ", of_schema(SCHEMAS[0]))
+        texts = [output.outputs[0].text async for output in document]
+        assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+        Draft202012Validator(SCHEMAS[0]).validate(json.loads(texts[-1]))
+        with pytest.raises(RequestError, match="patternProperties"):
+            await doomed
+        assert (await engine.stats())["num_requests"] == 0
+
+
+def only_even(arguments: dict[str, Any], prompt: Any, output: Any, logits: Tensor) -> Tensor:
+    del prompt
+    assert len(output) < arguments["limit"], "too long"
+    logits[1::2] = float("-inf")
+    return logits
+
+
+def make_even(arguments: dict[str, Any]) -> Any:
+    """A logits processor's factory: no odd token may come, nor more tokens than `limit`."""
+    return lambda prompt, output, logits: only_even(arguments, prompt, output, logits)
+
+
+def test_a_logits_processor_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    information = tmp_path / "even-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: even\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(f"[pyllm.logits_processors]\neven = {__name__}:make_even\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path(__file__).parents[2]}:{os.environ.get('PYTHONPATH', '')}")
+    with LLM() as llm:
+        params = [SamplingParams(**STEPS, extra_args={"even": {"limit": limit}}) for limit in (100, 100)]
+        even, plain = llm.generate([FRANCE] * 2, [params[0], SamplingParams(**STEPS, temperature=0)])
+        assert not any(token % 2 for token in even.outputs[0].token_ids)
+        assert any(token % 2 for token in plain.outputs[0].token_ids)
+        with pytest.raises(PyllmError, match="too long"):
+            llm.generate(FRANCE, SamplingParams(**STEPS, extra_args={"even": {"limit": 3}}))
+        with pytest.raises(RequestError, match="odd"):
+            llm.generate(FRANCE, SamplingParams(**STEPS, extra_args={"odd": {}}))
