@@ -18,6 +18,9 @@ MAX_PROPERTIES = 5_000
 # Patterns are, too, and each time it is a search: 200 take 0.4 s, 400 more than 8 s.
 MAX_PATTERNS = 200
 
+# What looks like a schema and is none, as in literals: each takes time that grows with what is before it.
+MAX_OTHERS = 100
+
 # Long chains of rules and of what is optional cost their length squared: this much takes some 10 s at the worst.
 MAX_OTHER_BYTES = 1 << 18
 
@@ -47,6 +50,10 @@ def check_schemas(text: str) -> bool:
     return is_schema
 
 
+class _NoJsonError(RequestError):
+    """What looks like JSON is none."""
+
+
 class _Sizes:
     """Reads JSON and keeps what counts. `allOf` and its like may join what stands apart, so all counts together."""
 
@@ -60,21 +67,34 @@ class _Sizes:
             found: dict[str, Any] = self._decoder.raw_decode(text, start)[0]
         except RecursionError:
             raise RequestError("the grammar is nested too deeply") from None
+        except json.JSONDecodeError as error:
+            raise _NoJsonError(f"the grammar has a part that is no JSON: {error}") from None
         except ValueError as error:
-            raise RequestError(f"the grammar has a part that is no JSON: {error}") from None
+            raise RequestError(f"the grammar has a number that cannot be read: {error}") from None
         return found
 
     def read_inline(self, lark: str) -> None:
+        num_others = 0
         for place in _INLINE.finditer(lark):
-            self.read(lark, place.end())
+            try:
+                self.read(lark, place.end())
+            except _NoJsonError:
+                # It is in a literal or a comment, or else llguidance, which is stricter, says what is wrong.
+                num_others += 1
+                if num_others > MAX_OTHERS:
+                    raise
 
     def check(self) -> None:
-        for name, size, most in (
-            ("properties", self._properties, MAX_PROPERTIES),
-            ("patternProperties", self._patterns, MAX_PATTERNS),
-        ):
-            if size > most**2:
-                raise RequestError(f"the grammar's schema has too many {name}: {most} in one object are most")
+        if self._properties > MAX_PROPERTIES**2:
+            raise RequestError(
+                f"the grammar's schema has too many properties: the numbers of its objects, squared, add up to "
+                f"{self._properties}; {MAX_PROPERTIES**2} is most, which one object of {MAX_PROPERTIES} has"
+            )
+        if self._patterns > MAX_PATTERNS**2:
+            raise RequestError(
+                f"the grammar's schema has too many patternProperties: their numbers, squared, add up to "
+                f"{self._patterns}; {MAX_PATTERNS**2} is most, which one object of {MAX_PATTERNS} has"
+            )
         if self._multiples and self._remainders() > MAX_REMAINDERS:
             listed = ", ".join(
                 f"{number:f}" if -9 < number.adjusted() < 20 else str(number) for number in sorted(self._multiples)
