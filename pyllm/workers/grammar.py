@@ -8,7 +8,9 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
 from contextlib import suppress
+from functools import partial
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +18,10 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from pyllm.errors import ConfigError
-from pyllm.workers.grammar_compiler import GrammarCompiler, compile_grammar, error_text, settle
+from pyllm.workers.grammar_compiler import Compilation, GrammarCompiler, compile_grammar, error_text, settle
 
-# Seconds that a step waits for all of its masks. Rows whose mask takes longer sit the step out.
+# Seconds that a step waits for masks: one deadline for all its rows, however many. Rows whose mask comes later sit the
+# step out.
 PATIENCE = 0.01
 
 Mask = npt.NDArray[np.int32]
@@ -27,28 +30,30 @@ Mask = npt.NDArray[np.int32]
 class GrammarRow:
     """One slot's place in its grammar. `Grammars` writes it on its thread; what it says is there after `wait`."""
 
-    __slots__ = ("done", "error", "forced", "mask", "matcher")
+    __slots__ = ("__weakref__", "done", "error", "forced", "mask", "matcher", "source")
 
-    def __init__(self, mask: Mask, done: "Future[Any]") -> None:
+    def __init__(self, mask: Mask, done: "Future[Any]", source: "Compilation | GrammarRow | None" = None) -> None:
         self.mask = mask  # int32 [1, words], bit t of word w: token 32 w + t may come next
         self.forced: list[int] = []  # what must come next; the mask allows its first alone. Empty: there is a choice
         self.error = ""  # why the request cannot go on
         self.matcher: LLMatcher | None = None
         self.done = done  # all that was asked of it
+        # What it is made of, held until then: a grammar that no row holds is not compiled.
+        self.source = source
 
     def wait(self, seconds: float) -> bool:
         """Whether the row is ready, within some seconds."""
         try:
-            failure = self.done.exception(seconds)
+            self.done.result(seconds)
         except (NotYetError, CancelledError):
             return False
-        if failure is not None:
-            self.error = self.error or f"its grammar failed: {failure}"
         return True
 
 
 class Grammars:
     """Moves rows through grammars. `load` makes one for a model's tokenizer.
+
+    Who holds a row wants it: what was asked of one that nobody holds is not done, nor its grammar compiled.
 
     Every method but `load` and `masks_after` returns at once, and all belong to the thread of the steps.
     """
@@ -81,34 +86,19 @@ class Grammars:
 
     def begin(self, text: str, output: list[int]) -> GrammarRow:
         """A row at the place that some output leads to from the beginning."""
-        compiled = self._compiler.compile(text)
-        row = self._row(compiled)
-
-        def enter() -> None:
-            if failure := compiled.exception():
-                row.error = str(failure)
-                return
-            row.matcher = compiled.result().deep_copy()
-            self._move(row, output)
-
-        self._then(row, enter)
+        compilation = self._compiler.compile(text)
+        row = self._row(compilation.future, compilation)
+        self._then(row, lambda row: self._enter(row, output))
         return row
 
     def consume(self, row: GrammarRow, tokens: list[int]) -> None:
         """Go on by some tokens."""
-        self._then(row, lambda: self._move(row, tokens))
+        self._then(row, lambda row: self._move(row, tokens))
 
     def fork(self, origin: GrammarRow) -> GrammarRow:
         """Another row, where the origin is when all that was asked of it before is done."""
-        row = self._row(origin.done)
-
-        def copy() -> None:
-            row.error = origin.error
-            if origin.matcher is not None:
-                row.matcher, row.forced = origin.matcher.deep_copy(), origin.forced
-                row.mask[:] = origin.mask
-
-        self._then(row, copy)
+        row = self._row(origin.done, origin)
+        self._then(row, _copy)
         origin.done = row.done  # What is asked of the origin from now on comes after the copy.
         return row
 
@@ -125,32 +115,34 @@ class Grammars:
         self._compiler.close()
         self._masking.shutdown(wait=False, cancel_futures=True)
 
-    def _row(self, done: "Future[Any]") -> GrammarRow:
-        return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), done)
+    def _row(self, done: "Future[Any]", source: Compilation | GrammarRow | None = None) -> GrammarRow:
+        return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), done, source)
 
-    def _then(self, row: GrammarRow, work: Callable[[], None]) -> None:
+    def _then(self, row: GrammarRow, work: Callable[[GrammarRow], None]) -> None:
         """Do something on the thread of the masks when all that was asked of a row before is done.
 
-        That thread itself never waits for a grammar.
+        That thread itself never waits for a grammar. What the work raises becomes the row's error.
         """
-
-        def try_to_work() -> None:
-            try:
-                work()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it ends this row alone
-                row.error = row.error or f"its grammar failed: {error}"
-
-        before = row.done
+        before, task = row.done, partial(_do, ref(row), work)
         if before.done():
-            row.done = self._masking.submit(try_to_work)
+            row.done = self._masking.submit(task)
             return
         row.done = done = Future[None]()
 
         def go_on(_: object) -> None:
             with suppress(RuntimeError):  # It was closed meanwhile.
-                self._masking.submit(settle, done, try_to_work)
+                self._masking.submit(settle, done, task)
 
         before.add_done_callback(go_on)
+
+    def _enter(self, row: GrammarRow, output: list[int]) -> None:
+        compilation, row.source = row.source, None
+        assert isinstance(compilation, Compilation)
+        if failure := compilation.future.exception():
+            row.error = str(failure)
+            return
+        row.matcher = compilation.future.result().deep_copy()
+        self._move(row, output)
 
     def _move(self, row: GrammarRow, tokens: list[int]) -> None:
         """Go on by some tokens, and find out what may follow."""
@@ -202,3 +194,23 @@ class Grammars:
                 break
             masks.append(ahead.mask.copy())
         return masks
+
+
+def _copy(row: GrammarRow) -> None:
+    origin, row.source = row.source, None
+    assert isinstance(origin, GrammarRow)
+    row.error = origin.error
+    if origin.matcher is not None:
+        row.matcher, row.forced = origin.matcher.deep_copy(), origin.forced
+        row.mask[:] = origin.mask
+
+
+def _do(reference: ReferenceType[GrammarRow], work: Callable[[GrammarRow], None]) -> None:
+    """Do a row's work, unless nobody holds the row any more."""
+    row = reference()
+    if row is None:
+        return
+    try:
+        work(row)
+    except BaseException as error:  # noqa: BLE001 - whatever the library raises, it ends this request alone
+        row.error = row.error or f"its grammar failed: {error}"

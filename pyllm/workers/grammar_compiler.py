@@ -3,15 +3,18 @@
 Knows llguidance's texts and what they may cost, but no rows and no masks.
 """
 
+import atexit
 import math
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
+from weakref import ReferenceType, WeakValueDictionary, ref
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -22,11 +25,10 @@ T = TypeVar("T")
 
 # Seconds that one grammar may take to be compiled.
 COMPILE_SECONDS = 10.0
-# Compiled grammars that are kept for the next request. The largest that the limits allow take some 60 MB each.
-NUM_KEPT = 32
-# Grammars that wait to be compiled, and threads that were given up and still compute; more of them are refused.
-MAX_WAITING = 256
+# Threads that compile what was given up. Each keeps a core busy and holds memory, and nothing can end it.
 MAX_STUCK = 4
+# Compiled grammars that are kept for the next request. The largest that the limits allow take some 60 MB each: 1 GB.
+NUM_KEPT = 16
 # llguidance counts work, not time, so whether a grammar is refused depends on itself alone. Each limit is as low as
 # grammars that are used allow: 100,000 of fuel compile an enumeration of 5,000 texts, 300,000 a step let three patterns
 # meet in one string, and 5,000 items in a row are 1,250 optional properties of one object. Grammars that are not JSON
@@ -39,14 +41,19 @@ _SCHEMA_ITEMS, _OTHER_ITEMS = 5_000, 500
 _STACK_BYTES = 1 << 30
 
 
-@dataclass(slots=True)
+# A thread that leaves the library while the interpreter ends would crash the process. So what is nearly compiled gets
+# these seconds at the end. What is stuck may then still come back within the moment that is left; that is accepted.
+_SECONDS_AT_EXIT = 2.0
+_THREAD_NAME = "compile-grammars"
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Compilation:
-    """One text on its way."""
+    """One text on its way. It is not compiled if nobody holds this when its turn comes."""
 
     text: str
-    future: "Future[LLMatcher]" = field(default_factory=Future)
+    future: "Future[LLMatcher]" = field(default_factory=Future)  # its matcher is to be copied, not moved
     began: float = math.inf
-    is_over: bool = False  # whether its thread has come to an end with it
 
 
 class GrammarCompiler:
@@ -55,65 +62,103 @@ class GrammarCompiler:
     def __init__(self, compile_one: Callable[[str], LLMatcher], clock: Callable[[], float] = time.monotonic) -> None:
         self._compile_one = compile_one
         self._clock = clock
-        self._kept: OrderedDict[str, Compilation] = OrderedDict()
-        self._waiting: deque[Compilation] = deque()
+        self._lock = threading.Lock()  # for all that follows
+        self._known: WeakValueDictionary[str, Compilation] = WeakValueDictionary()
+        self._kept: OrderedDict[str, Compilation] = OrderedDict()  # of the known, those used last and compiled
+        self._waiting: deque[ReferenceType[Compilation]] = deque()
+        self._thread: threading.Thread | None = None  # there is none where nothing waits
         self._current: Compilation | None = None
-        self._stuck: list[Compilation] = []
-        self._thread = ThreadPoolExecutor(1, "compile-grammars")
+        self._num_stuck = 0
 
-    def compile(self, text: str) -> "Future[LLMatcher]":
-        """What a text becomes, or the error that it is refused with. The matcher is to be copied, not moved."""
-        compilation = self._kept.get(text)
-        if compilation is None:
-            compilation = Compilation(text)
-            self._stuck = [each for each in self._stuck if not each.is_over]
-            if len(self._waiting) >= MAX_WAITING or len(self._stuck) >= MAX_STUCK:
-                counts = f"{len(self._waiting)} grammars wait to be compiled, {len(self._stuck)} take too long"
-                compilation.future.set_exception(RequestError(f"{counts}; try again later"))
-                return compilation.future
-            self._kept[text] = compilation
-            self._waiting.append(compilation)
-            self._submit(1)
-            if len(self._kept) > NUM_KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(text)
-        return compilation.future
+    def compile(self, text: str) -> Compilation:
+        """What a text becomes, or the error that it is refused with, for as long as somebody holds this."""
+        with self._lock:
+            compilation = self._known.get(text)
+            if compilation is None:
+                compilation = self._known[text] = Compilation(text)
+                self._waiting.append(ref(compilation))
+            elif text in self._kept:
+                self._kept.move_to_end(text)
+        self._go_on()
+        return compilation
 
     def give_up_late(self) -> None:
         """Refuse the grammar that is being compiled if it has had all its time. The next one goes on."""
-        current = self._current
-        if current is None or current.future.done() or self._clock() - current.began <= COMPILE_SECONDS:
-            return
-        # Nothing can stop what its thread does, but nobody waits for that thread any more.
-        self._stuck.append(current)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-        self._thread = ThreadPoolExecutor(1, "compile-grammars")
-        self._submit(len(self._waiting))
-        with suppress(InvalidStateError):
-            current.future.set_exception(
-                RequestError(f"the grammar was not compiled within {COMPILE_SECONDS:g} s; make it simpler")
-            )
+        with self._lock:
+            current = self._current
+            if current is None or current.future.done() or self._clock() - current.began <= COMPILE_SECONDS:
+                return
+            # Nothing can stop what its thread does, but nobody waits for that thread any more.
+            self._thread = self._current = None
+            self._num_stuck += 1
+            self._keep(current)
+        self._go_on()
+        _refuse(current, f"the grammar was not compiled within {COMPILE_SECONDS:g} s; make it simpler")
 
     def close(self) -> None:
         """End the thread after what it does, without waiting for it."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._waiting.clear()
 
-    def _submit(self, number: int) -> None:
-        """Compile so many of those that wait."""
+    def _go_on(self) -> None:
+        """Have a thread for what waits, or refuse it."""
+        with self._lock:
+            if self._thread is not None or not self._waiting:
+                return
+            reason = self._start()
+            if not reason:
+                return
+            refused = [compilation for waiting in self._waiting if (compilation := waiting()) is not None]
+            self._waiting.clear()
+            for compilation in refused:
+                del self._known[compilation.text]  # It may be asked for again.
+        for compilation in refused:
+            _refuse(compilation, reason)
+
+    def _start(self) -> str:
+        """Start a thread; or why there is none."""
+        if self._num_stuck >= MAX_STUCK:
+            return (
+                f"{self._num_stuck} grammars were not compiled within {COMPILE_SECONDS:g} s each, and no other can be "
+                "before one of them has ended; try again later"
+            )
+        thread = threading.Thread(target=self._compile_waiting, name=_THREAD_NAME, daemon=True)
         others = threading.stack_size(_STACK_BYTES)
         try:
-            for _ in range(number):
-                self._thread.submit(self._compile_next)
+            thread.start()
+        except RuntimeError as error:
+            return f"no thread could be started to compile the grammar: {error}; try again later"
         finally:
             threading.stack_size(others)
+        self._thread = thread
+        return ""
 
-    def _compile_next(self) -> None:
-        if self._waiting:
-            compilation = self._waiting.popleft()
-            compilation.began = self._clock()
-            self._current = compilation
-            settle(compilation.future, lambda: self._compile_one(compilation.text))
-            compilation.is_over = True
+    def _compile_waiting(self) -> None:
+        compilation = self._next(None)
+        while compilation is not None:
+            settle(compilation.future, partial(self._compile_one, compilation.text))
+            compilation = self._next(compilation)
+
+    def _next(self, done: Compilation | None) -> Compilation | None:
+        """What the thread is to do after what it did; None: it is to end."""
+        with self._lock:
+            if self._thread is not threading.current_thread():
+                self._num_stuck -= 1
+                return None
+            if done is not None:
+                self._keep(done)
+            while self._waiting:
+                self._current = self._waiting.popleft()()
+                if self._current is not None:
+                    self._current.began = self._clock()
+                    return self._current
+            self._thread = self._current = None
+            return None
+
+    def _keep(self, compilation: Compilation) -> None:
+        self._kept[compilation.text] = compilation
+        if len(self._kept) > NUM_KEPT:
+            self._kept.popitem(last=False)
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
@@ -152,3 +197,16 @@ def settle(future: "Future[T]", work: Callable[[], T]) -> None:
     else:
         with suppress(InvalidStateError):
             future.set_result(result)
+
+
+def _refuse(compilation: Compilation, reason: str) -> None:
+    with suppress(InvalidStateError):
+        compilation.future.set_exception(RequestError(reason))
+
+
+@atexit.register
+def _wait_at_exit() -> None:
+    until = time.monotonic() + _SECONDS_AT_EXIT
+    for thread in threading.enumerate():
+        if thread.name == _THREAD_NAME:
+            thread.join(max(0.0, until - time.monotonic()))

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -40,22 +41,28 @@ PATIENT = 60.0
 
 @pytest.fixture(scope="module")
 def embedded() -> LLTokenizer:
-    return tokenizer("")
+    return load_tokenizer("")
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
-    return tokenizer(write_tiny_model(tmp_path_factory.mktemp("tiny")))
+    return load_tokenizer(write_tiny_model(tmp_path_factory.mktemp("tiny")))
 
 
 @pytest.fixture(scope="module", params=["embedded", "tiny"])
-def grammars(request: pytest.FixtureRequest) -> Iterator[Grammars]:
-    grammars = Grammars(request.getfixturevalue(request.param))
+def tokenizer(request: pytest.FixtureRequest) -> LLTokenizer:
+    tokenizer: LLTokenizer = request.getfixturevalue(request.param)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: LLTokenizer) -> Iterator[Grammars]:
+    grammars = Grammars(tokenizer)
     yield grammars
     grammars.close()
 
 
-def tokenizer(model: str) -> LLTokenizer:
+def load_tokenizer(model: str) -> LLTokenizer:
     checkpoint = read_checkpoint(model)
     ends = list(checkpoint.tokenizer.eos_token_ids)
     return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.architecture.vocab_size, eos_token=ends)
@@ -76,7 +83,7 @@ def state(row: GrammarRow) -> tuple[list[int], list[int], str]:
     return allowed(row.mask), row.forced, row.error
 
 
-def walk(grammars: Grammars, text: str, seed: int, num_tokens: int = 60) -> list[int]:
+def walk(grammars: Grammars, tokenizer: LLTokenizer, text: str, seed: int, num_tokens: int = 60) -> list[int]:
     """Some tokens that follow a grammar, chosen at random, to its end if that comes soon."""
     chance = random.Random(seed)
     row, tokens = grammars.begin(text, []), []
@@ -85,7 +92,7 @@ def walk(grammars: Grammars, text: str, seed: int, num_tokens: int = 60) -> list
         assert not row.error
         token = chance.choice(allowed(row.mask))
         tokens.append(token)
-        if token in grammars._ends:
+        if token in tokenizer.eos_tokens:
             break
         grammars.consume(row, [token])
     return tokens
@@ -94,8 +101,10 @@ def walk(grammars: Grammars, text: str, seed: int, num_tokens: int = 60) -> list
 @pytest.mark.parametrize("text", TEXTS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_row_resumes_where_single_tokens_lead(grammars: Grammars, text: str, seed: int) -> None:
-    tokens = walk(grammars, text, seed)
+def test_a_row_resumes_where_single_tokens_lead(
+    grammars: Grammars, tokenizer: LLTokenizer, text: str, seed: int
+) -> None:
+    tokens = walk(grammars, tokenizer, text, seed)
     row = grammars.begin(text, [])
     for place in range(len(tokens) + 1):
         assert state(row) == state(grammars.begin(text, tokens[:place]))
@@ -105,11 +114,13 @@ def test_a_row_resumes_where_single_tokens_lead(grammars: Grammars, text: str, s
 @pytest.mark.parametrize("text", TEXTS)
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_what_is_forced_is_all_that_the_mask_allows(grammars: Grammars, text: str, seed: int) -> None:
+def test_what_is_forced_is_all_that_the_mask_allows(
+    grammars: Grammars, tokenizer: LLTokenizer, text: str, seed: int
+) -> None:
     row = ready(grammars.begin(text, []))
-    for token in walk(grammars, text, seed):
+    for token in walk(grammars, tokenizer, text, seed):
         assert row.matcher is not None
-        untouched = allocate_token_bitmask(1, grammars._tokenizer.vocab_size)
+        untouched = allocate_token_bitmask(1, tokenizer.vocab_size)
         fill_next_token_bitmask(row.matcher.deep_copy(), untouched)
         tokens = allowed(row.mask)
         assert set(tokens) <= set(allowed(untouched))
@@ -136,8 +147,8 @@ def test_a_mask_allows_what_the_grammar_does(tiny: LLTokenizer) -> None:
     grammars.close()
 
 
-def test_the_end_forces_the_end_of_the_sequence_again_and_again(grammars: Grammars) -> None:
-    end = grammars._tokenizer.eos_token
+def test_the_end_forces_the_end_of_the_sequence_again_and_again(grammars: Grammars, tokenizer: LLTokenizer) -> None:
+    end = tokenizer.eos_token
     row = grammars.begin("start: /a?/", [])
     for _ in range(3):
         grammars.consume(row, [end])
@@ -158,8 +169,8 @@ def test_every_end_of_sequence_token_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_a_fork_goes_its_own_way(grammars: Grammars, text: str) -> None:
-    tokens = walk(grammars, text, 7)
+def test_a_fork_goes_its_own_way(grammars: Grammars, tokenizer: LLTokenizer, text: str) -> None:
+    tokens = walk(grammars, tokenizer, text, 7)
     half = len(tokens) // 2
     origin = grammars.begin(text, [])
     grammars.consume(origin, tokens[:half])
@@ -180,8 +191,10 @@ def test_a_fork_of_a_row_that_has_failed_has_failed(grammars: Grammars) -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_masks_after_drafts_are_those_after_the_same_tokens(grammars: Grammars, text: str) -> None:
-    tokens = walk(grammars, text, 3)
+def test_masks_after_drafts_are_those_after_the_same_tokens(
+    grammars: Grammars, tokenizer: LLTokenizer, text: str
+) -> None:
+    tokens = walk(grammars, tokenizer, text, 3)
     row = ready(grammars.begin(text, []))
     before = state(row)
     masks = grammars.masks_after(row, tokens)
@@ -329,5 +342,34 @@ def test_closing_waits_for_nothing(tiny: LLTokenizer) -> None:
     grammars.close()
     assert not row.wait(0)
     held.go_on.release()
-    grammars._compiler._thread.shutdown()
+    for thread in threading.enumerate():
+        if thread.name == "compile-grammars":
+            thread.join(PATIENT)
     assert not row.wait(0)
+
+
+def test_a_grammar_that_no_row_wants_any_more_is_not_compiled(tiny: LLTokenizer) -> None:
+    held = Held()
+    grammars = Grammars(tiny, held)
+    first, ended, origin = (grammars.begin(text, []) for text in TEXTS[:3])
+    grammars.consume(ended, [1])
+    fork = grammars.fork(origin)
+    assert held.begun.acquire(timeout=PATIENT)
+    del ended, origin  # The fork still wants what its origin wanted.
+    held.go_on.release(3)
+    assert not ready(first).error
+    assert state(fork) == state(grammars.begin(TEXTS[2], []))
+    assert held.asked == [TEXTS[0], TEXTS[2]]
+    grammars.close()
+
+
+def test_a_copy_that_cannot_be_made_is_the_error_of_the_row_and_of_its_forks(tiny: LLTokenizer) -> None:
+    class NoMemory:
+        def deep_copy(self) -> LLMatcher:
+            raise MemoryError("there is no more")
+
+    grammars = Grammars(tiny, lambda _tokenizer, _text: cast(LLMatcher, NoMemory()))
+    row = grammars.begin(TEXTS[0], [])
+    for either in (grammars.fork(row), row):
+        assert ready(either).error == "its grammar failed: there is no more"
+    grammars.close()

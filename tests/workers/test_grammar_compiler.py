@@ -2,6 +2,9 @@
 
 import json
 import random
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -12,7 +15,16 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import RequestError
-from pyllm.workers.grammar_compiler import MAX_WAITING, NUM_KEPT, GrammarCompiler, compile_grammar, error_text
+from pyllm.workers.grammar_compiler import (
+    COMPILE_SECONDS,
+    MAX_STUCK,
+    NUM_KEPT,
+    GrammarCompiler,
+    compile_grammar,
+    error_text,
+)
+
+PATIENT = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -148,20 +160,21 @@ def compiled(made: list[str], tokenizer: LLTokenizer) -> Callable[[str], LLMatch
     return compile_one
 
 
+def finish(compiler: GrammarCompiler, text: str) -> LLMatcher:
+    compilation = compiler.compile(text)  # To be held until it is done.
+    return compilation.future.result(PATIENT)
+
+
 def test_the_grammars_used_last_are_kept(tokenizer: LLTokenizer) -> None:
     made: list[str] = []
     compiler = GrammarCompiler(compiled(made, tokenizer))
     first, second, *others = (f'start: "{number}"' for number in range(NUM_KEPT + 1))
-    compiler.compile(first).result(60)
-    compiler.compile(second).result(60)
-    for text in others[:-1]:
-        compiler.compile(text)
-    compiler.compile(first)
-    compiler.compile(others[-1]).result(60)
+    for text in (first, second, *others[:-1], first, others[-1]):
+        finish(compiler, text)
+    assert made == [first, second, *others]
+    finish(compiler, first)
     assert len(made) == NUM_KEPT + 1
-    compiler.compile(first).result(60)
-    assert len(made) == NUM_KEPT + 1
-    compiler.compile(second).result(60)
+    finish(compiler, second)
     assert made[-1] == second
     compiler.close()
 
@@ -171,43 +184,33 @@ def test_an_error_is_kept_as_well(tokenizer: LLTokenizer) -> None:
     compiler = GrammarCompiler(compiled(made, tokenizer))
     for _ in range(2):
         with pytest.raises(RequestError, match="the grammar does not compile"):
-            compiler.compile("start: nothing").result(60)
+            finish(compiler, "start: nothing")
     assert len(made) == 1
     compiler.close()
 
 
 def test_a_grammar_is_copied_while_another_is_compiled(tokenizer: LLTokenizer) -> None:
     """The copies are made of what the other thread made, while that thread is in the library."""
-    compiler = GrammarCompiler(lambda text: compile_grammar(tokenizer, text))
-    original = compiler.compile(schema(enum=words(500))).result(60)
-    mask = allocate_token_bitmask(1, tokenizer.vocab_size)
-    fill_next_token_bitmask(original.deep_copy(), mask)
-    others = [compiler.compile(schema(enum=words(1000 + number))) for number in range(10)]
-    compiling = True
-    while compiling:
-        compiling = not all(other.done() for other in others)
-        copied = allocate_token_bitmask(1, tokenizer.vocab_size)
-        fill_next_token_bitmask(original.deep_copy(), copied)
-        assert (copied == mask).all()
-    compiler.close()
-
-
-def test_no_more_wait_than_there_is_room_for() -> None:
-    gate = threading.Event()
+    go_on = threading.Semaphore(1)
 
     def compile_one(text: str) -> LLMatcher:
-        gate.wait(60)
-        raise RequestError(text)
+        assert go_on.acquire(timeout=PATIENT)
+        return compile_grammar(tokenizer, text)
 
     compiler = GrammarCompiler(compile_one)
-    futures = [compiler.compile(str(number)) for number in range(MAX_WAITING + 10)]
-    refused = [future for future in futures if future.done()]
-    gate.set()
-    assert refused
-    assert futures[-1] in refused
-    assert "grammars wait" in str(futures[-1].exception())
-    assert all(str(future.exception(60)) == str(number) for number, future in enumerate(futures[:MAX_WAITING]))
-    assert compiler.compile("again").exception(60) is not None
+    original = finish(compiler, schema(enum=words(500)))
+    mask = allocate_token_bitmask(1, tokenizer.vocab_size)
+    fill_next_token_bitmask(original.deep_copy(), mask)
+    for number in range(10):
+        other = compiler.compile(schema(enum=words(1000 + number)))
+        assert not other.future.done()
+        go_on.release()
+        is_compiled = False
+        while not is_compiled:
+            is_compiled = other.future.done()
+            copied = allocate_token_bitmask(1, tokenizer.vocab_size)
+            fill_next_token_bitmask(original.deep_copy(), copied)
+            assert (copied == mask).all()
     compiler.close()
 
 
@@ -219,6 +222,89 @@ def test_deep_grammars_do_not_end_the_process(tokenizer: LLTokenizer) -> None:
         schema(**{"$ref": "#/$defs/0", "$defs": links | {"1000": {}}}),
         "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(15_000)) + '\na15000: "y"',
     ):
-        fill_next_token_bitmask(compiler.compile(text).result(60).deep_copy(), mask)
+        fill_next_token_bitmask(finish(compiler, text).deep_copy(), mask)
         assert 0 < np.bitwise_count(mask).sum() < 20
     compiler.close()
+
+
+class Stuck:
+    """Compiles nothing until a test lets it, and remembers what it was asked for."""
+
+    def __init__(self, tokenizer: LLTokenizer) -> None:
+        self.asked: list[str] = []
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> LLMatcher:
+        self.asked.append(text)
+        self.begun.release()
+        assert self.go_on.acquire(timeout=PATIENT)
+        return compile_grammar(self._tokenizer, text)
+
+
+def test_no_grammar_is_compiled_while_some_are_stuck(tokenizer: LLTokenizer) -> None:
+    stuck, now = Stuck(tokenizer), [0.0]
+    compiler = GrammarCompiler(stuck, lambda: now[0])
+    first, *others = (compiler.compile(f'start: "{number}"') for number in range(MAX_STUCK + 1))
+    for _ in range(MAX_STUCK):
+        assert stuck.begun.acquire(timeout=PATIENT)
+        now[0] += COMPILE_SECONDS + 1
+        compiler.give_up_late()
+    with pytest.raises(RequestError, match="was not compiled within 10 s; make it simpler"):
+        first.future.result(0)
+    for refused in (others[-1], compiler.compile("start: /a/")):
+        with pytest.raises(RequestError, match=r"4 grammars were not compiled .* try again later"):
+            refused.future.result(0)
+    threads = [thread for thread in threading.enumerate() if thread.name == "compile-grammars"]
+    stuck.go_on.release(MAX_STUCK + 1)
+    for thread in threads:
+        thread.join(PATIENT)
+    assert not finish(compiler, "start: /a/").is_error()
+    assert len(stuck.asked) == MAX_STUCK + 1
+    compiler.close()
+
+
+def test_what_waits_is_compiled_once_however_much_is_compiled_meanwhile(tokenizer: LLTokenizer) -> None:
+    stuck = Stuck(tokenizer)
+    compiler = GrammarCompiler(stuck)
+    texts = [f'start: "{number}"' for number in range(NUM_KEPT + 2)]
+    waiting = [compiler.compile(text) for text in texts]
+    assert [compiler.compile(text) for text in texts] == waiting
+    stuck.go_on.release(len(texts))
+    assert waiting[-1].future.result(PATIENT)
+    assert stuck.asked == texts
+    compiler.close()
+
+
+def test_a_thread_that_cannot_be_started_fails_the_grammar_alone() -> None:
+    program = """
+import resource, threading
+from pathlib import Path
+from pyllm.workers.grammar_compiler import GrammarCompiler
+compiler = GrammarCompiler(lambda text: text)
+stack_size, limits = threading.stack_size(), resource.getrlimit(resource.RLIMIT_AS)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), limits[1]))  # No room for the thread's stack.
+refused = compiler.compile("text")
+resource.setrlimit(resource.RLIMIT_AS, limits)
+print(refused.future.exception(0))
+assert threading.stack_size() == stack_size
+compiled = compiler.compile("text")
+print(compiled.future.result(60))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENT, capture_output=True, text=True)
+    assert re.fullmatch(r"no thread could be started to compile .*; try again later\ntext\n", ran.stdout)
+
+
+def test_a_stuck_grammar_lets_its_process_end() -> None:
+    program = """
+import threading
+from pyllm.workers.grammar_compiler import GrammarCompiler
+begun = threading.Event()
+def compile_one(text):
+    begun.set()
+    threading.Event().wait()
+compilation = GrammarCompiler(compile_one).compile("")
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENT)
