@@ -36,6 +36,7 @@ class Slots:
         tokens = batch.device.tokens
         if len(unknown):
             rows = np.searchsorted(batch.host.query_starts, unknown, side="right") - 1
+            tokens = tokens.clone()  # On a CPU it is the plan's own memory, and who reads that later must find -1.
             _assign(tokens, unknown, self.last_tokens, batch.host.slots[rows])
         return tokens
 

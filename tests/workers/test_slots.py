@@ -66,4 +66,5 @@ def test_unknown_tokens_are_the_last_ones_sampled(slots: Slots) -> None:
     second = step(planner, Row(2, [-1]), Row(0, [7, 8]), Row(4, [-1]))
     slots.apply(second)
     assert slots.known_tokens(second).tolist() == [22, 7, 8, 40]
+    assert second.host.tokens.tolist() == [-1, 7, 8, -1]
     np.testing.assert_array_equal(second.host.positions, [3, 1, 2, 2])
