@@ -1,4 +1,4 @@
-"""Every error that pyllm raises on purpose, as one tree. Does not know HTTP: `frontend/openai/errors.py` does that.
+"""Every error that pyllm raises on purpose, as one tree. Does not know HTTP: `frontend/failure.py` does that.
 
 PyllmError
 ├── ConfigError            a flag, keyword or model that cannot work

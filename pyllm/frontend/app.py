@@ -12,9 +12,10 @@ from litestar.openapi.plugins import JsonRenderPlugin
 from pyllm import __version__
 from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
+from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
-from pyllm.frontend.openai.errors import MediaTypeError, decoding_error, describe
+from pyllm.frontend.openai.errors import error_response
 from pyllm.frontend.openai.models import models_route
 from pyllm.frontend.openai.protocol import ErrorResponse
 from pyllm.frontend.server_state import ServerState
@@ -86,8 +87,8 @@ def create_app(state: ServerState) -> Litestar:
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorResponse]:
     del request
-    status, body = describe(error)
-    return Response(body, status_code=status)
+    failure = describe(error)
+    return Response(error_response(failure), status_code=failure.status)
 
 
 @cache

@@ -1,20 +1,21 @@
 """`POST /v1/chat/completions`: a conversation in, by the model's chat template; the assistant's words out."""
 
 import time
-import uuid
+from typing import Any
 
-from litestar import post
+from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import UNSET
 
 from pyllm.errors import RequestError
+from pyllm.frontend.answer import respond
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.generation import Generation
 from pyllm.frontend.logprobs import LogprobEntries
-from pyllm.frontend.openai.answer import respond
+from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.generation import Generation
 from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs
 from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
@@ -36,6 +37,7 @@ from pyllm.frontend.openai.protocol import (
     ChatRequest,
     Usage,
 )
+from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
@@ -53,16 +55,17 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         summary="Answer a conversation",
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
-    async def create_chat_completion(data: JSONBody[ChatRequest]) -> PushedResponse:
+    async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
+        context = context_of(request)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
         params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
-        scheduling = scheduling_params(data)
-        form = ChatFormat(state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
+        scheduling = scheduling_params(data, context)
+        chunks = ChatChunks(context, state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
         params = await resolve_texts_aside(params, state.tokenizer)
         prompt = await _encode(state, data)
-        return respond(Generation(state, [prompt], params, scheduling), form, data.stream is True)
+        return respond(Generation(state, [prompt], params, scheduling), ChunkForm(chunks), data.stream is True)
 
     return create_chat_completion
 
@@ -93,12 +96,14 @@ def _plain(message: ChatMessage, where: str) -> dict[str, str]:
     return plain if message.name is None else {**plain, "name": message.name}
 
 
-class ChatFormat:
+class ChatChunks:
     """Chat completions' JSON."""
 
-    def __init__(self, model: str, params: SamplingParams, includes_usage: bool, token_bytes: TokenBytes) -> None:
+    def __init__(
+        self, context: RequestContext, model: str, params: SamplingParams, includes_usage: bool, token_bytes: TokenBytes
+    ) -> None:
         self.chunk = ChatChunk(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
+            id=f"chatcmpl-{context.request_id}",
             object="chat.completion.chunk",
             created=int(time.time()),
             model=model,

@@ -1,21 +1,22 @@
 """`POST /v1/completions`: text or token ids in, one or many prompts at once; text out."""
 
 import time
-import uuid
+from typing import Any
 
 import msgspec
-from litestar import post
+from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import UNSET
 
 from pyllm.errors import RequestError
+from pyllm.frontend.answer import respond
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.generation import Generation
 from pyllm.frontend.logprobs import LogprobEntries
-from pyllm.frontend.openai.answer import respond
+from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.generation import Generation
 from pyllm.frontend.openai.logprobs import completion_logprobs, prompt_logprobs
 from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
@@ -32,6 +33,7 @@ from pyllm.frontend.openai.protocol import (
     CompletionRequest,
     Usage,
 )
+from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
@@ -49,16 +51,17 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         summary="Continue a text",
         responses={200: ResponseSpec(Completion), **ERROR_RESPONSES},
     )
-    async def create_completion(data: JSONBody[CompletionRequest]) -> PushedResponse:
+    async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
+        context = context_of(request)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens
         params = sampling_params(data, limit, data.logprobs)
-        scheduling = scheduling_params(data)
-        form = CompletionFormat(state.model_name, params, wants_usage(data))
+        scheduling = scheduling_params(data, context)
+        chunks = CompletionChunks(context, state.model_name, params, wants_usage(data))
         params = await resolve_texts_aside(params, state.tokenizer)
         prompts = await state.prompts.encode(split_prompts(data.prompt), data.add_special_tokens is not False)
-        return respond(Generation(state, prompts, params, scheduling), form, data.stream is True)
+        return respond(Generation(state, prompts, params, scheduling), ChunkForm(chunks), data.stream is True)
 
     return create_completion
 
@@ -83,12 +86,12 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
     return [item for item in prompt if not isinstance(item, int)]
 
 
-class CompletionFormat:
+class CompletionChunks:
     """Completions' JSON."""
 
-    def __init__(self, model: str, params: SamplingParams, includes_usage: bool) -> None:
+    def __init__(self, context: RequestContext, model: str, params: SamplingParams, includes_usage: bool) -> None:
         self.chunk = Completion(
-            id=f"cmpl-{uuid.uuid4().hex}",
+            id=f"cmpl-{context.request_id}",
             object="text_completion",
             created=int(time.time()),
             model=model,

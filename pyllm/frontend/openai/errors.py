@@ -1,78 +1,15 @@
-"""Errors as OpenAI's clients expect them: the one place where an exception becomes a status and a body."""
+"""Errors in the shape that OpenAI's clients expect."""
 
-import logging
-
-import msgspec
-from litestar.exceptions import HTTPException, ValidationException
 from litestar.openapi.datastructures import ResponseSpec
 
-from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.frontend.failure import Failure
 from pyllm.frontend.openai.protocol import ErrorBody, ErrorResponse
 
 # What `/openapi.json` says that a route may answer besides its own.
 ERROR_RESPONSES = {status: ResponseSpec(ErrorResponse, generate_examples=False) for status in (400, 404, 413, 415, 503)}
 
-logger = logging.getLogger(__name__)
 
-
-class UnknownModelError(RequestError):
-    """A model that this server does not have."""
-
-    def __init__(self, name: str, served: str) -> None:
-        super().__init__(f"The model {name!r} does not exist; this server has {served!r}.", "model")
-
-
-class MediaTypeError(RequestError):
-    """A body that is not announced as JSON."""
-
-
-def describe(error: Exception) -> tuple[int, ErrorResponse]:
-    """Status and body for any exception. One that nobody foresaw is logged, and its text is not for the caller."""
-    for kind, status, code in _STATUSES:
-        if isinstance(error, kind):
-            return _response(status, str(error), getattr(error, "parameter", None), code)
-    if isinstance(error, ValidationException):  # Litestar's own; the one thing that it can miss is the body.
-        return _response(400, "The request has no body; send a JSON object.")
-    if isinstance(error, HTTPException) and error.status_code < 500:
-        return _response(error.status_code, _HTTP_TEXTS.get(error.status_code, error.detail))
-    logger.error("an unforeseen error while answering a request", exc_info=error)
-    return _response(500, "The server failed on this request; its log says why.")
-
-
-def decoding_error(error: Exception) -> RequestError:
-    """What is wrong with a body that does not decode, with the path of the field where there is one."""
-    if isinstance(error, RecursionError):
-        return RequestError("The body is nested too deeply.")
-    if not isinstance(error, msgspec.ValidationError):
-        return RequestError(f"The body is not valid JSON: {error}")
-    text, _, path = str(error).partition(" - at `")
-    # A wrong key of an object has the path "key` in `$.logit_bias`".
-    field = path.rpartition("$")[2].removeprefix(".").removesuffix("`")
-    if text.startswith("Object contains unknown field"):
-        field = f"{field}.{text.split('`')[1]}".removeprefix(".")
-        return RequestError(f"{field} is not a known field", field)
-    return RequestError(f"{field}: {text}" if field else text, field or None)
-
-
-# The first that fits, so the special ones come before the general ones.
-_STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
-    (UnknownModelError, 404, "model_not_found"),
-    (MediaTypeError, 415, "unsupported_media_type"),
-    (RequestTooLargeError, 400, "context_length_exceeded"),
-    (RequestError, 400, None),
-    (EngineDeadError, 503, "engine_unavailable"),
-    (PyllmError, 500, None),
-)
-
-_HTTP_TEXTS = {
-    404: "There is no such route; GET /openapi.json lists them.",
-    405: "This route does not take this method.",
-    413: "The body is larger than this server takes.",
-}
-
-
-def _response(
-    status: int, text: str, parameter: str | None = None, code: str | None = None
-) -> tuple[int, ErrorResponse]:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return status, ErrorResponse(ErrorBody(text, kind, parameter, code))
+def error_response(failure: Failure) -> ErrorResponse:
+    """The body."""
+    kind = "invalid_request_error" if failure.status < 500 else "server_error"
+    return ErrorResponse(ErrorBody(failure.text, kind, failure.parameter, failure.code))

@@ -5,7 +5,7 @@ import time
 from litestar import get
 from litestar.handlers import HTTPRouteHandler
 
-from pyllm.frontend.openai.errors import UnknownModelError
+from pyllm.frontend.failure import UnknownModelError
 from pyllm.frontend.openai.protocol import ModelCard, ModelList
 from pyllm.frontend.server_state import ServerState
 

@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.protocol import UNSUPPORTED, ChatRequest, GenerationRequest
+from pyllm.frontend.request_context import RequestContext
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 from pyllm.scheduling_params import SchedulingParams
 
@@ -97,15 +98,17 @@ def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
     return num_top if request.logprobs else None
 
 
-def scheduling_params(request: GenerationRequest) -> SchedulingParams:
+def scheduling_params(request: GenerationRequest, context: RequestContext) -> SchedulingParams:
     """The part of a request that is about its place among the others, checked. The tenant is never the body's to name.
 
     Raises:
         RequestError: a value is out of range.
     """
+    timeouts = [seconds for seconds in (request.timeout, context.timeout) if seconds is not None]
     return SchedulingParams(
         priority=request.priority or 0,
-        timeout=request.timeout,
+        tenant=context.tenant,
+        timeout=min(timeouts, default=None),
         ttft_target=request.ttft_target,
         tpot_target=request.tpot_target,
     )

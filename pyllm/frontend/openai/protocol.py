@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from pyllm.frontend.generation import TokenCounts
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.sampling_params import StructuredOutputsParams
 
@@ -195,6 +196,12 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, counts: TokenCounts) -> "Usage":
+        """The same as OpenAI has it."""
+        total = counts.prompt + counts.completion
+        return cls(counts.prompt, counts.completion, total, PromptTokensDetails(counts.cached))
 
 
 class CompletionLogprobs(Struct):

@@ -7,7 +7,8 @@ import pytest
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
 from pyllm.errors import ConfigError, EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
-from pyllm.frontend.openai.errors import MediaTypeError, UnknownModelError, decoding_error, describe
+from pyllm.frontend.failure import Failure, MediaTypeError, UnknownModelError, decoding_error, describe
+from pyllm.frontend.openai.errors import error_response
 from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
 
 
@@ -27,19 +28,21 @@ from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
     ],
 )
 def test_status_and_type(error: Exception, status: int, kind: str, code: str | None) -> None:
-    given, response = describe(error)
-    assert (given, response.error.type, response.error.code) == (status, kind, code)
+    failure = describe(error)
+    body = error_response(failure).error
+    assert (failure.status, body.type, body.code) == (status, kind, code)
 
 
 def test_the_field_at_fault_is_named() -> None:
-    assert describe(RequestError("n is wrong", "n"))[1].error == ErrorBody("n is wrong", "invalid_request_error", "n")
+    assert error_response(describe(RequestError("n is wrong", "n"))).error == ErrorBody(
+        "n is wrong", "invalid_request_error", "n"
+    )
 
 
 def test_an_unforeseen_error_is_for_the_log_only(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):
-        status, response = describe(ZeroDivisionError("secret /path"))
-    assert (status, response.error.type) == (500, "server_error")
-    assert "secret" not in response.error.message
+        failure = describe(ZeroDivisionError("secret /path"))
+    assert failure == Failure(500, "The server failed on this request; its log says why.")
     assert "secret" in caplog.text
 
 

@@ -8,9 +8,11 @@ import pytest
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.parameters import num_chat_logprobs, sampling_params, scheduling_params, wants_usage
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
+from pyllm.frontend.request_context import RequestContext
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 from pyllm.scheduling_params import SchedulingParams
 
+CONTEXT = RequestContext("0")
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
@@ -125,11 +127,13 @@ def test_a_chat_says_whether_and_how_many_log_probabilities() -> None:
 def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:
     fields = {"priority": -3, "timeout": 2, "ttft_target": 0.5, "tpot_target": 0.05}
     request = decode(ChatRequest, CHAT | fields)
-    assert scheduling_params(request) == SchedulingParams(
+    assert scheduling_params(request, CONTEXT) == SchedulingParams(
         priority=-3, timeout=2.0, ttft_target=0.5, tpot_target=0.05, tenant=""
     )
     null = decode(ChatRequest, CHAT | dict.fromkeys(fields))
-    assert scheduling_params(null) == scheduling_params(decode(ChatRequest, CHAT)) == SchedulingParams()
+    assert (
+        scheduling_params(null, CONTEXT) == scheduling_params(decode(ChatRequest, CHAT), CONTEXT) == SchedulingParams()
+    )
     with pytest.raises(msgspec.ValidationError, match="unknown field `tenant`"):
         decode(ChatRequest, CHAT | {"tenant": "somebody else"})
 

@@ -1,48 +1,47 @@
 """The two bodies that an answer can have: a stream of events, or one object that is the sum of the same text.
 
-Neither knows which route it answers; a format has that route's JSON.
+Neither knows which route it answers; a form has that route's JSON.
 """
 
 import asyncio
 from typing import Protocol
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from pyllm.errors import PyllmError
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.failure import Failure, describe
+from pyllm.frontend.generation import Generation, TokenCounts
 from pyllm.frontend.logprobs import LogprobEntries, extended
-from pyllm.frontend.openai.errors import describe
-from pyllm.frontend.openai.generation import Generation
-from pyllm.frontend.openai.protocol import ChatChunk, Completion, Usage
 from pyllm.frontend.stream import Channel, PushedResponse
-
-_TEXT = "\0"  # Stands for the text in a chunk that is encoded once.
-_DONE = b"data: [DONE]\n\n"
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Format(Protocol):
-    """One route's JSON. `chunk` is what all chunks of its stream share; with a usage of None, one comes at the end."""
+class Form(Protocol):
+    """One route's JSON, of one answer."""
 
-    @property
-    def chunk(self) -> Completion | ChatChunk: ...
+    def text(self, choice: int, delta: TextDelta) -> bytes:
+        """The events of a choice's new text; none where there is nothing to show yet."""
 
-    def first(self, choice: int) -> Struct | None:
-        """What a choice has before its first text, if anything."""
+    def around(self, choice: int) -> tuple[bytes, bytes] | None:
+        """What surrounds text, as JSON, in the event of a choice that goes on; None where that is not all of it."""
 
-    def piece(self, choice: int, delta: TextDelta) -> Struct:
-        """A choice with new text."""
+    def end(self, counts: TokenCounts) -> bytes:
+        """The events after all choices."""
 
-    def last(self, choice: int, delta: TextDelta) -> Struct:
-        """A choice with its finish reason, and the text that comes with its end."""
+    def failed(self, failure: Failure) -> bytes:
+        """The events that end a stream with an error."""
 
-    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> Struct:
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
         """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
 
+    def error(self, failure: Failure) -> Struct:
+        """The answer where nothing was sent before."""
 
-def respond(generation: Generation, form: Format, streamed: bool) -> PushedResponse:
+
+def respond(generation: Generation, form: Form, streamed: bool) -> PushedResponse:
     """The response that runs a generation, in the body that was asked for."""
     return PushedResponse(StreamedAnswer(generation, form) if streamed else WholeAnswer(generation, form))
 
@@ -57,18 +56,18 @@ class StreamedAnswer:
     __slots__ = (
         "_around",
         "_channel",
-        "_events",
         "_failure",
         "_flush_scheduled",
+        "_form",
         "_gathers",
         "_generation",
         "_over",
         "_pending",
     )
 
-    def __init__(self, generation: Generation, form: Format) -> None:
+    def __init__(self, generation: Generation, form: Form) -> None:
         self._generation = generation
-        self._events = _Events(form)
+        self._form = form
         self._channel: Channel
         self._pending: dict[int, TextDelta] = {}
         self._gathers = generation.num_choices > 1
@@ -100,8 +99,8 @@ class StreamedAnswer:
                 channel.write(around[0] + _encode(delta.text) + around[1])
             return
         if not self._gathers and not channel.blocked:
-            self._write(self._events.text(choice, delta))
-            self._around = self._events.around(choice)
+            self._write(self._form.text(choice, delta))
+            self._around = self._form.around(choice)
             return
         if (pending := self._pending.get(choice)) is not None:
             pending.merge(delta)
@@ -124,7 +123,7 @@ class StreamedAnswer:
         self._flush_scheduled = False
         if self._channel.blocked or self._over:
             return
-        events = b"".join([self._events.text(choice, delta) for choice, delta in self._pending.items()])
+        events = b"".join([self._form.text(choice, delta) for choice, delta in self._pending.items()])
         self._pending.clear()
         self._write(events)
 
@@ -133,11 +132,11 @@ class StreamedAnswer:
         self._over = self._generation.finished
         if self._failure is not None:
             if not channel.started and not events:
-                _send_error(channel, self._failure)
+                _send_error(channel, self._form, self._failure)
                 return
-            events += _event(describe(self._failure)[1]) + _DONE
+            events += self._form.failed(describe(self._failure))
         elif self._over:
-            events += self._events.usage(self._generation.usage) + _DONE
+            events += self._form.end(self._generation.counts)
         elif not events:
             return
         if not channel.started:
@@ -151,7 +150,7 @@ class StreamedAnswer:
 class WholeAnswer:
     """One JSON object, once everything has come."""
 
-    def __init__(self, generation: Generation, form: Format) -> None:
+    def __init__(self, generation: Generation, form: Form) -> None:
         self._generation = generation
         self._form = form
         self._channel: Channel
@@ -179,7 +178,7 @@ class WholeAnswer:
         if delta.finish_reason is not None:
             delta.text = "".join(self._pieces[choice])
             if self._generation.finished:
-                whole = self._form.whole(self._choices, self._prompt_logprobs, self._generation.usage)
+                whole = self._form.whole(self._choices, self._prompt_logprobs, self._generation.counts)
                 _send_json(self._channel, 200, whole)
 
     def prompt_logprobs(self, choice: int, logprobs: list[LogprobEntries]) -> None:
@@ -188,60 +187,12 @@ class WholeAnswer:
 
     def error(self, error: PyllmError) -> None:
         """Answer with an error."""
-        _send_error(self._channel, error)
+        _send_error(self._channel, self._form, error)
 
 
-class _Events:
-    """One stream's events. What surrounds the text of a choice is encoded once, so that a token costs its text only."""
-
-    def __init__(self, form: Format) -> None:
-        self._form = form
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-        self._greeted: set[int] = set()
-
-    def text(self, choice: int, delta: TextDelta) -> bytes:
-        """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
-        if delta.finish_reason is not None:
-            events = self._chunk(self._form.last(choice, delta))
-        elif delta.logprobs:
-            events = self._chunk(self._form.piece(choice, delta))
-        elif delta.text:
-            events = self._piece(choice, delta.text)
-        else:
-            return b""
-        if choice in self._greeted:
-            return events
-        self._greeted.add(choice)
-        first = self._form.first(choice)
-        return events if first is None else self._chunk(first) + events
-
-    def around(self, choice: int) -> tuple[bytes, bytes] | None:
-        """What surrounds a choice's new text; None as long as it has had none."""
-        return self._around.get(choice)
-
-    def usage(self, usage: Usage) -> bytes:
-        """The event after all choices; nothing unless the client asked for it."""
-        chunk = self._form.chunk
-        return b"" if chunk.usage is UNSET else _event(msgspec.structs.replace(chunk, usage=usage))
-
-    def _piece(self, choice: int, text: str) -> bytes:
-        around = self._around.get(choice)
-        if around is None:
-            before, _, after = self._chunk(self._form.piece(choice, TextDelta(_TEXT, []))).rpartition(_encode(_TEXT))
-            around = self._around[choice] = before, after
-        return around[0] + _encode(text) + around[1]
-
-    def _chunk(self, choice: Struct) -> bytes:
-        return _event(msgspec.structs.replace(self._form.chunk, choices=[choice]))
-
-
-def _event(body: Struct) -> bytes:
-    return b"data: %b\n\n" % _encode(body)
-
-
-def _send_error(channel: Channel, error: PyllmError) -> None:
-    status, body = describe(error)
-    _send_json(channel, status, body)
+def _send_error(channel: Channel, form: Form, error: PyllmError) -> None:
+    failure = describe(error)
+    _send_json(channel, failure.status, form.error(failure))
 
 
 def _send_json(channel: Channel, status: int, answer: Struct) -> None:

@@ -1,16 +1,26 @@
 """Everything that one HTTP request has the engine do: all samples of all its prompts. Knows no response format."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.metrics import RequestMetrics
-from pyllm.frontend.openai.protocol import PromptTokensDetails, Usage
 from pyllm.frontend.outputs import Request, RequestProcessor
 from pyllm.frontend.server_state import ServerState
 from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
 from pyllm.scheduling_params import SchedulingParams
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of all choices together; a prompt counts once, however many samples it has.
+
+    `cached` of the prompts' tokens were in the prefix cache.
+    """
+
+    prompt: int
+    completion: int
+    cached: int
 
 
 class Receiver(Protocol):
@@ -54,13 +64,12 @@ class Generation:
         return self._num_open == 0
 
     @property
-    def usage(self) -> Usage:
+    def counts(self) -> TokenCounts:
         """Tokens so far."""
-        num_prompt_tokens = sum(map(len, self._prompts))
-        num_tokens = sum(metrics.num_tokens for metrics in self._metrics)
-        num_cached_tokens = sum(metrics.num_cached_tokens for metrics in self._metrics)
-        return Usage(
-            num_prompt_tokens, num_tokens, num_prompt_tokens + num_tokens, PromptTokensDetails(num_cached_tokens)
+        return TokenCounts(
+            sum(map(len, self._prompts)),
+            sum(metrics.num_tokens for metrics in self._metrics),
+            sum(metrics.num_cached_tokens for metrics in self._metrics),
         )
 
     def start(self, receiver: Receiver) -> None:

@@ -1,0 +1,99 @@
+"""OpenAI's stream of chunks, which completions and chat share: each is one `data:` line, and `[DONE]` the last."""
+
+from typing import Protocol
+
+import msgspec
+from msgspec import UNSET, Struct
+
+from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.failure import Failure
+from pyllm.frontend.generation import TokenCounts
+from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.frontend.openai.errors import error_response
+from pyllm.frontend.openai.protocol import ChatChunk, Completion, Usage
+
+_TEXT = "\0"  # Stands for the text in a chunk that is encoded once.
+_DONE = b"data: [DONE]\n\n"
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Chunks(Protocol):
+    """One route's chunks. `chunk` is what all of them share; with a usage of None, one comes at the end."""
+
+    @property
+    def chunk(self) -> Completion | ChatChunk: ...
+
+    def first(self, choice: int) -> Struct | None:
+        """What a choice has before its first text, if anything."""
+
+    def piece(self, choice: int, delta: TextDelta) -> Struct:
+        """A choice with new text."""
+
+    def last(self, choice: int, delta: TextDelta) -> Struct:
+        """A choice with its finish reason, and the text that comes with its end."""
+
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> Struct:
+        """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
+
+
+class ChunkForm:
+    """A `Form` of chunks. What surrounds the text of a choice is encoded once, so that a token costs its text only."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self._around: dict[int, tuple[bytes, bytes]] = {}
+        self._greeted: set[int] = set()
+
+    def text(self, choice: int, delta: TextDelta) -> bytes:
+        """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
+        if delta.finish_reason is not None:
+            events = self._chunk(self._chunks.last(choice, delta))
+        elif delta.logprobs:
+            events = self._chunk(self._chunks.piece(choice, delta))
+        elif delta.text:
+            events = self._piece(choice, delta.text)
+        else:
+            return b""
+        if choice in self._greeted:
+            return events
+        self._greeted.add(choice)
+        first = self._chunks.first(choice)
+        return events if first is None else self._chunk(first) + events
+
+    def around(self, choice: int) -> tuple[bytes, bytes] | None:
+        """What surrounds a choice's new text; None as long as it has had none."""
+        return self._around.get(choice)
+
+    def end(self, counts: TokenCounts) -> bytes:
+        """The usage, where the client asked for it, and the end."""
+        chunk = self._chunks.chunk
+        if chunk.usage is UNSET:
+            return _DONE
+        return _event(msgspec.structs.replace(chunk, usage=Usage.of(counts))) + _DONE
+
+    def failed(self, failure: Failure) -> bytes:
+        """The error, and the end."""
+        return _event(error_response(failure)) + _DONE
+
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
+        """The answer that is not streamed."""
+        return self._chunks.whole(choices, prompts, Usage.of(counts))
+
+    def error(self, failure: Failure) -> Struct:
+        """The error by itself."""
+        return error_response(failure)
+
+    def _piece(self, choice: int, text: str) -> bytes:
+        around = self._around.get(choice)
+        if around is None:
+            before, _, after = self._chunk(self._chunks.piece(choice, TextDelta(_TEXT, []))).rpartition(_encode(_TEXT))
+            around = self._around[choice] = before, after
+        return around[0] + _encode(text) + around[1]
+
+    def _chunk(self, choice: Struct) -> bytes:
+        return _event(msgspec.structs.replace(self._chunks.chunk, choices=[choice]))
+
+
+def _event(body: Struct) -> bytes:
+    return b"data: %b\n\n" % _encode(body)
