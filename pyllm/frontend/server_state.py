@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
+from pyllm.frontend.conversations import Conversations
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.tokenizer import Tokenizer
@@ -22,10 +24,12 @@ class ServerState:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
         model_name: str,
+        conversations: ConversationSettings = DEFAULT_SETTINGS,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
+        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
         self.draining = False

@@ -13,10 +13,12 @@ import msgspec
 from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
 from pyllm.frontend.http_server import HttpServer
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.fake_core import ScriptedCore, connected
+from pyllm.messages import ModelInfo
+from tests.frontend.fake_core import MODEL, ScriptedCore, connected
 
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
@@ -36,23 +38,31 @@ class Frontend:
     server: HttpServer | None = None
 
 
-def state_of(client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE) -> ServerState:
+def state_of(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    template: str | None = TEMPLATE,
+    conversations: ConversationSettings = DEFAULT_SETTINGS,
+) -> ServerState:
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    return ServerState(client, tokenizer, chat_template, "tiny")
+    return ServerState(client, tokenizer, chat_template, "tiny", conversations)
 
 
-def answering(tokenizer: Tokenizer, text: str) -> ScriptedCore:
+def answering(tokenizer: Tokenizer, text: str, model: ModelInfo = MODEL) -> ScriptedCore:
     """A core that answers every prompt with this text and then ends the sequence."""
     tokens = [*tokenizer.encode(text, add_special_tokens=False), 0]
-    return ScriptedCore(lambda prompt, sample: tokens)
+    return ScriptedCore(lambda prompt, sample: tokens, model)
 
 
 @asynccontextmanager
 async def in_process(
-    core: ScriptedCore, tokenizer: Tokenizer, template: str | None = TEMPLATE
+    core: ScriptedCore,
+    tokenizer: Tokenizer,
+    template: str | None = TEMPLATE,
+    conversations: ConversationSettings = DEFAULT_SETTINGS,
 ) -> AsyncGenerator[Frontend, None]:
     client = await connected(core)
-    state = state_of(client, tokenizer, template)
+    state = state_of(client, tokenizer, template, conversations)
     transport = httpx.ASGITransport(create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield Frontend(core, client, state, http)
