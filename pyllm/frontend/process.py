@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from pyllm import log
+from pyllm.api_keys import KeyRing
 from pyllm.child import Child, attach
 from pyllm.config import ApiConfig
 
@@ -38,7 +39,10 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     from pyllm.frontend.client import EngineClient
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.server_state import ServerState
+    from pyllm.frontend.shared.local import LocalState
+    from pyllm.frontend.shared.state import SharedState
     from pyllm.frontend.tokenizer import Tokenizer
+    from pyllm.frontend.tracing import Tracer
 
     child.enter("loading the tokenizer")
     files = config.checkpoint.tokenizer
@@ -46,7 +50,19 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     chat_template = ChatTemplate.of(files)
     child.enter("waiting for the core")
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
-    state = ServerState(client, tokenizer, chat_template, config.served_model_name)
+    shared = LocalState(SharedState(config.shared))
+    endpoint = config.server.otlp_traces_endpoint
+    tracer = Tracer.to_collector(endpoint, config.served_model_name) if endpoint else None
+    state = ServerState(
+        client,
+        tokenizer,
+        chat_template,
+        config.served_model_name,
+        server=config.server,
+        keys=KeyRing(config.api_keys),
+        shared=shared,
+        tracer=tracer,
+    )
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
     gc.collect()
@@ -64,4 +80,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     finally:
         dying.cancel()
         client.close()
+        if tracer is not None:
+            tracer.close()
     return 0
