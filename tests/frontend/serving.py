@@ -13,7 +13,6 @@ import msgspec
 from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
-from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
 from pyllm.frontend.http_server import HttpServer
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.tokenizer import Tokenizer
@@ -39,13 +38,10 @@ class Frontend:
 
 
 def state_of(
-    client: EngineClient,
-    tokenizer: Tokenizer,
-    template: str | None = TEMPLATE,
-    conversations: ConversationSettings = DEFAULT_SETTINGS,
+    client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE, **options: Any
 ) -> ServerState:
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    return ServerState(client, tokenizer, chat_template, "tiny", conversations)
+    return ServerState(client, tokenizer, chat_template, "tiny", **options)
 
 
 def answering(tokenizer: Tokenizer, text: str, model: ModelInfo = MODEL) -> ScriptedCore:
@@ -56,13 +52,11 @@ def answering(tokenizer: Tokenizer, text: str, model: ModelInfo = MODEL) -> Scri
 
 @asynccontextmanager
 async def in_process(
-    core: ScriptedCore,
-    tokenizer: Tokenizer,
-    template: str | None = TEMPLATE,
-    conversations: ConversationSettings = DEFAULT_SETTINGS,
+    core: ScriptedCore, tokenizer: Tokenizer, template: str | None = TEMPLATE, **options: Any
 ) -> AsyncGenerator[Frontend, None]:
+    """`options` are `ServerState`'s, here and below."""
     client = await connected(core)
-    state = state_of(client, tokenizer, template, conversations)
+    state = state_of(client, tokenizer, template, **options)
     transport = httpx.ASGITransport(create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield Frontend(core, client, state, http)
@@ -71,10 +65,10 @@ async def in_process(
 
 @asynccontextmanager
 async def behind_uvicorn(
-    core: ScriptedCore, tokenizer: Tokenizer, grace: float = 0.0, send_buffer: int = 0
+    core: ScriptedCore, tokenizer: Tokenizer, grace: float = 0.0, send_buffer: int = 0, **options: Any
 ) -> AsyncGenerator[Frontend, None]:
     client = await connected(core)
-    state = state_of(client, tokenizer)
+    state = state_of(client, tokenizer, **options)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if send_buffer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

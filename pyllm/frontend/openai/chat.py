@@ -10,6 +10,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import UNSET
 
+from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import Form, respond
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.generation import Generation
@@ -57,14 +58,17 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
         context = context_of(request)
+        context.name_tenant(data.user)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
         params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
+        await admit(state, context, params.n)
         prepared = await state.conversations.prepare(conversation_of(data), params)
-        generation = Generation(state, [prepared.prompt], prepared.params, scheduling)
+        await charge(state, context, len(prepared.prompt))
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         form: Form
         if prepared.make_parser is None:
             form = ChunkForm(chunks)

@@ -203,7 +203,7 @@ async def test_strict_tools_constrain_the_calls_that_are_made(tokenizer: Tokeniz
         form = {"type": "json_object"}
         assert (await refused(frontend, tools=[strict], response_format=form))[0] == "tools[0].function.strict"
     settings = ConversationSettings(tool_call_parser="mistral")
-    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, settings) as frontend:
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, conversations=settings) as frontend:
         name, text = await refused(frontend, tools=[CLOCK, strict])
         assert name == "tools[1].function.strict"
         assert "--tool-call-parser" in text
@@ -292,7 +292,7 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         assert name == "chat_template"
         assert "--trust-request-chat-template" in text
     settings = ConversationSettings(trust_request_chat_template=True)
-    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, settings) as frontend:
+    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, conversations=settings) as frontend:
         await chat(frontend, **body)
         assert prompt_of(frontend, tokenizer) == "Hi <|end|>"
         for source in ("{% if %}", "x" * 200_000):
@@ -379,5 +379,5 @@ async def test_without_a_parser_only_forced_calls_go(tokenizer: Tokenizer) -> No
         answer = await chat(frontend, tools=[CLOCK], tool_choice="required")
         assert answer["choices"][0]["finish_reason"] == "tool_calls"
     settings = ConversationSettings(tool_call_parser="mistral")
-    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, settings) as frontend:
+    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, conversations=settings) as frontend:
         assert "leaves tools out" in (await refused(frontend, tools=[CLOCK]))[1]
