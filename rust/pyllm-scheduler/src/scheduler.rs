@@ -98,6 +98,8 @@ struct Row {
     /// Whether all its positions but the first verify drafts.
     is_verifying: bool,
     is_stateful: bool,
+    /// Whether it gives an embedding, where it samples.
+    is_pooling: bool,
     /// Whether its first position says how a beam goes on.
     is_beam: bool,
 }
@@ -413,6 +415,7 @@ impl Scheduler {
             offset: offset as i32,
             tokens: &[],
             logprobs: None,
+            embedding: &[],
             finish,
             cached_tokens,
         };

@@ -136,6 +136,7 @@ impl Scheduler {
                 offset: 0,
                 tokens: &entries.ids,
                 logprobs: entries.view(0),
+                embedding: &[],
                 finish,
                 cached_tokens,
             };
