@@ -15,6 +15,7 @@ from pyllm.frontend import metrics
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
+from pyllm.frontend.openai.embeddings import embeddings_route
 from pyllm.frontend.openai.errors import error_response
 from pyllm.frontend.openai.models import models_route
 from pyllm.frontend.openai.protocol import ErrorResponse
@@ -67,6 +68,7 @@ def create_app(state: ServerState) -> Litestar:
         route_handlers=[
             completions_route(state),
             chat_route(state),
+            embeddings_route(state),
             models_route(state),
             health,
             version,

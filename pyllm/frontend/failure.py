@@ -5,7 +5,7 @@ import logging
 import msgspec
 from litestar.exceptions import HTTPException, ValidationException
 
-from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.errors import DeadlineError, EngineDeadError, PyllmError, RequestError, RequestTooLargeError
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (MediaTypeError, 415, "unsupported_media_type"),
     (RequestTooLargeError, 400, "context_length_exceeded"),
     (RequestError, 400, None),
+    (DeadlineError, 408, "deadline_exceeded"),
     (EngineDeadError, 503, "engine_unavailable"),
     (PyllmError, 500, None),
 )

@@ -157,6 +157,7 @@ impl Scheduler {
         Ok(self.call(py, |scheduler| scheduler.schedule(now))?.map(Plan))
     }
 
+    #[expect(clippy::too_many_arguments, reason = "they are Python's")]
     #[pyo3(signature = (step, starts, tokens, seconds = Number(Ok(0.0)), logprobs = None, embeddings = None),
         text_signature = "(self, step, starts, tokens, seconds=0.0, logprobs=None, embeddings=None)")]
     fn commit(

@@ -98,10 +98,16 @@ struct Row {
     /// Whether all its positions but the first verify drafts.
     is_verifying: bool,
     is_stateful: bool,
-    /// Whether it gives an embedding, where it samples.
-    is_pooling: bool,
-    /// Whether its first position says how a beam goes on.
-    is_beam: bool,
+    gives: Gives,
+}
+
+/// What a row that samples is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gives {
+    Tokens,
+    /// How a beam goes on, by its first position.
+    Candidates,
+    Embedding,
 }
 
 impl Scheduler {

@@ -12,7 +12,7 @@ use crate::record::Input;
 use crate::request::Finish;
 use crate::sequence::{Sample, Sequence, State};
 
-use super::{Row, Scheduler, Step};
+use super::{Gives, Row, Scheduler, Step};
 
 impl Scheduler {
     /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A row
@@ -73,8 +73,10 @@ impl Scheduler {
             let sampled = &tokens[range[0] as usize..range[1] as usize];
             let logprobs = logprobs.map(|logprobs| logprobs.of_sampled(index, range[0]));
             any_ended |= match sampled {
-                _ if row.is_pooling => self.pool(row.sequence, embeddings.map_or(&[], |given| given.row(index))),
-                _ if row.is_beam => self.search(row.sequence, logprobs),
+                _ if row.gives == Gives::Embedding => {
+                    self.pool(row.sequence, embeddings.map_or(&[], |given| given.row(index)))
+                }
+                _ if row.gives == Gives::Candidates => self.search(row.sequence, logprobs),
                 [] => self.sample_again(row.sequence),
                 _ if row.is_verifying => self.verify(row.sequence, sampled, logprobs),
                 _ if row.num_samples > 1 => self.fork_row(row.sequence, sampled, logprobs),
@@ -292,7 +294,8 @@ impl Scheduler {
 
     /// Errors: a row that pools has no embedding.
     fn check_pooled(&self, rows: &[Row], embeddings: &Embeddings) -> std::result::Result<(), String> {
-        let mut pooled = rows.iter().enumerate().filter(|(_, row)| row.is_pooling && row.num_samples > 0);
+        let mut pooled =
+            rows.iter().enumerate().filter(|(_, row)| row.gives == Gives::Embedding && row.num_samples > 0);
         match pooled.find(|&(index, row)| embeddings.row(index).is_empty() && self.sequences.contains(row.sequence)) {
             Some((index, _)) => Err(format!("row {index} asks for an embedding and has none")),
             None => Ok(()),
