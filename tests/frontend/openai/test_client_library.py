@@ -1,5 +1,6 @@
 """OpenAI's own Python package talks to the server."""
 
+from array import array
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -7,6 +8,7 @@ import openai
 import pytest
 
 from pyllm.frontend.tokenizer import Tokenizer
+from tests.frontend.fake_core import embedded
 from tests.frontend.serving import answering, behind_uvicorn
 
 TEXT = "Hello 🙂 world"
@@ -61,3 +63,13 @@ async def test_models_and_errors(tokenizer: Tokenizer) -> None:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.completions.create(model="tiny", prompt="Hi", logprobs=21)
         assert bad.value.param == "logprobs"
+
+
+async def test_embeddings(tokenizer: Tokenizer) -> None:
+    async with library(tokenizer) as client:
+        in_base64 = await client.embeddings.create(model="tiny", input=["Hello", "x"])
+        in_numbers = await client.embeddings.create(model="tiny", input=["Hello", "x"], encoding_format="float")
+        expected = [array("f", embedded(tokenizer.encode(text))).tolist() for text in ("Hello", "x")]
+        for answer in (in_base64, in_numbers):
+            assert [each.embedding for each in answer.data] == expected
+            assert (answer.model, answer.usage.prompt_tokens) == ("tiny", 2)
