@@ -29,7 +29,7 @@ impl Prefix {
 
     /// What a request that pools is given, if this is its prompt.
     pub fn embedding(self) -> [f32; 2] {
-        [(self.text >> 40) as f32, (self.text % (1 << 24)) as f32]
+        [48, 32].map(|shift| f32::from((self.text >> shift) as u16))
     }
 
     /// The likeliest next tokens with their log-probabilities, some of which are equal.
