@@ -89,5 +89,6 @@ def _main(core: CoreConfig, interval: float, connection: Connection) -> None:
         NO_COST,
         num_blocks=core.engine.scheduler.max_num_seqs * MAX_MODEL_LEN // BLOCK_SIZE,
         vocab_size=core.checkpoint.architecture.vocab_size,
+        hidden_size=core.checkpoint.architecture.hidden_size,
     )
     process.run(core, PacedExecutor(simulated, interval), context, child)

@@ -15,6 +15,7 @@ from pyllm.config import CoreConfig, ServerConfig, engine_config
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.embedding import EmbeddingOutput, EmbeddingRequestOutput
 from pyllm.frontend.outputs import OutputFold, Request, RequestOutput, RequestProcessor
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.reports import Decision, SampleReport
@@ -157,6 +158,25 @@ class AsyncEngine:
     async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation, rendered by the model's chat template; raises as `chat` does."""
         return await self._prompts(self._connected()).encode_chat(messages)
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        priority: int | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> EmbeddingRequestOutput:
+        """A prompt's embedding: the model's final hidden state of its last token, made of length 1.
+
+        Raises:
+            DeadlineError: the `timeout` of `scheduling` passed.
+            RequestError, EngineDeadError: as `generate`; the prompt may fill the context.
+        """
+        client = self._connected()
+        check_prompt(prompt)
+        (tokens,) = await self._prompts(client).encode_inputs([prompt])
+        embedding = await client.embed(tokens, scheduling.with_priority(priority))
+        name = f"request-{next(self._request_ids)}"
+        return EmbeddingRequestOutput(name, EmbeddingOutput(embedding.values.tolist()), tokens, embedding.cached_tokens)
 
     def abort(self, request_id: str) -> None:
         """End a request that `generate` is running: its last output says `abort`. Unknown ids are ignored."""

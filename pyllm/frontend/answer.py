@@ -182,7 +182,7 @@ class WholeAnswer:
             delta.text = "".join(self._pieces[choice])
             if self._generation.finished:
                 whole = self._form.whole(self._choices, self._prompt_logprobs, self._generation.counts)
-                _send_json(self._channel, 200, whole)
+                send_json(self._channel, 200, whole)
 
     def prompt_logprobs(self, choice: int, logprobs: list[LogprobEntries]) -> None:
         """Add those of a choice's prompt."""
@@ -193,12 +193,13 @@ class WholeAnswer:
         _send_error(self._channel, self._form, error)
 
 
-def _send_error(channel: Channel, form: Form, error: PyllmError) -> None:
-    failure = describe(error)
-    _send_json(channel, failure.status, form.error(failure), *failure_headers(failure))
-
-
-def _send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:
+def send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:
+    """Send an answer that is one object."""
     body = _encode(answer)
     channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)), *headers)
     channel.finish(body)
+
+
+def _send_error(channel: Channel, form: Form, error: PyllmError) -> None:
+    failure = describe(error)
+    send_json(channel, failure.status, form.error(failure), *failure_headers(failure))

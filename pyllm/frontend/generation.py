@@ -4,9 +4,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pyllm.errors import PyllmError, RequestError
+from pyllm.errors import DeadlineError, PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.failure import RequestTimeoutError
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.metrics import RequestMetrics
 from pyllm.frontend.outputs import Request, RequestProcessor
@@ -90,7 +89,7 @@ class Generation:
 
         Raises:
             RequestError, EngineDeadError: one of them cannot run; then none does.
-            RequestTimeoutError: its time is over already.
+            DeadlineError: its time is over already.
         """
         self._receiver = receiver
         scheduling = self._with_time_left()
@@ -195,8 +194,8 @@ def num_choices(num_prompts: int, params: SamplingParams) -> int:
     return number
 
 
-def _out_of_time(timeout: float) -> RequestTimeoutError:
-    return RequestTimeoutError(f"The request's time of {timeout:g} s was over before its first token.")
+def _out_of_time(timeout: float) -> DeadlineError:
+    return DeadlineError(f"The request's time of {timeout:g} s was over before its first token.")
 
 
 class _PromptSink:

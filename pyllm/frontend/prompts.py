@@ -9,7 +9,7 @@ from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat_template import ChatTemplate, Message
-from pyllm.frontend.submission import refuse_prompt
+from pyllm.frontend.submission import refuse_input, refuse_prompt
 from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.messages import ModelInfo
 
@@ -35,13 +35,18 @@ class PromptEncoder:
             least = self._tokenizer.min_tokens(text)
             if least >= self._model.max_model_len:
                 raise refuse_prompt(f"at least {least}", self._model)
-        # All together count: a thousand short texts hold up the other streams as one long text does.
-        if sum(map(len, texts)) < INLINE_CHARACTERS:
-            batch = self._tokenizer.encode_batch(texts, add_special_tokens)
-        else:
-            batch = await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens)
-        encoded = iter(batch)
-        return [next(encoded) if isinstance(prompt, str) else list(prompt) for prompt in prompts]
+        return await self._encode(prompts, texts, add_special_tokens)
+
+    async def encode_inputs(
+        self, inputs: Sequence[str | Sequence[int]], add_special_tokens: bool = True, will_be_cut: bool = False
+    ) -> list[list[int]]:
+        """As `encode`, of what is to be embedded: that may fill the context, or be any length if the caller cuts it."""
+        texts = [text for text in inputs if isinstance(text, str)]
+        for text in () if will_be_cut else texts:
+            least = self._tokenizer.min_tokens(text)
+            if least > self._model.max_model_len:
+                raise refuse_input(f"at least {least}", self._model)
+        return await self._encode(inputs, texts, add_special_tokens)
 
     async def encode_chat(
         self,
@@ -75,3 +80,14 @@ class PromptEncoder:
             text = await asyncio.to_thread(template.render, *options)
         (tokens,) = await self.encode([text], add_special_tokens)
         return tokens
+
+    async def _encode(
+        self, prompts: Sequence[str | Sequence[int]], texts: list[str], add_special_tokens: bool
+    ) -> list[list[int]]:
+        # All together count: a thousand short texts hold up the other streams as one long text does.
+        if sum(map(len, texts)) < INLINE_CHARACTERS:
+            batch = self._tokenizer.encode_batch(texts, add_special_tokens)
+        else:
+            batch = await asyncio.to_thread(self._tokenizer.encode_batch, texts, add_special_tokens)
+        encoded = iter(batch)
+        return [next(encoded) if isinstance(prompt, str) else list(prompt) for prompt in prompts]

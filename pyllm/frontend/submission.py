@@ -9,7 +9,7 @@ import msgspec
 
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.structured_outputs import grammar_text
-from pyllm.messages import ModelInfo, Sampling, Submit
+from pyllm.messages import POOLING, ModelInfo, Sampling, Submit
 from pyllm.sampling_params import LEAST_POSITIVE, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIAS, SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
@@ -68,6 +68,48 @@ def prepare(
         min_tokens=min_tokens,
         beam_width=params.beam_width,
         length_penalty=params.length_penalty,
+    )
+
+
+def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Submit:
+    """The `Submit` that asks for a prompt's embedding, still without epoch and id; `prompt` as for `prepare`.
+
+    Raises:
+        RequestError: the prompt is empty, or an id is outside the vocabulary.
+        RequestTooLargeError: it can never fit the context or the KV cache.
+    """
+    num_tokens = _num_tokens(prompt)
+    if not num_tokens:
+        raise RequestError("the input is empty; give at least one token", "input")
+    if num_tokens > model.max_model_len:
+        raise refuse_input(str(num_tokens), model)
+    if num_tokens > model.kv_cache_tokens:
+        raise RequestTooLargeError(
+            f"The KV cache holds {model.kv_cache_tokens} tokens. However, your input has {num_tokens} tokens. Please "
+            "shorten the input, or start the engine with a larger --kv-cache-memory-bytes.",
+            "input",
+        )
+    return Submit(
+        epoch=0,
+        request=0,
+        prompt=_pack(pack_tokens(prompt), "input", model),
+        seed=0,
+        max_tokens=0,
+        sampling=POOLING,
+        tenant=scheduling.tenant,
+        priority=scheduling.priority,
+        timeout=scheduling.timeout,
+        ttft_target=scheduling.ttft_target,
+        tpot_target=scheduling.tpot_target,
+    )
+
+
+def refuse_input(length: str, model: ModelInfo) -> RequestTooLargeError:
+    """The error for what is too long to be embedded; `length` says how many tokens it has."""
+    return RequestTooLargeError(
+        f"This model's maximum context length is {model.max_model_len} tokens. However, your input has {length} "
+        f"tokens. Please shorten the input, or have it cut by truncate_prompt_tokens.",
+        "input",
     )
 
 
