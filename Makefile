@@ -54,7 +54,7 @@ rust-test: setup
 	cargo test --quiet --locked --workspace
 
 python-test: setup
-	$(BIN)/pytest -m "not oracle"
+	$(BIN)/pytest -m "not oracle" --numprocesses logical --maxprocesses 4 --dist loadfile
 
 # Every property of the scheduler, over many more cases than in `make test`.
 proofs:
