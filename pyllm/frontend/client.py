@@ -18,9 +18,10 @@ from pyllm.curve import client_keys
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.columns import decode_columns
 from pyllm.frontend.journal import Journal
+from pyllm.frontend.prompt_tokens import Prompt, pack_tokens
 from pyllm.frontend.reports import Decision, KVEvents, SampleReport, TenantReport
 from pyllm.frontend.streams import Sink, Stream, Streams
-from pyllm.frontend.submission import Prompt, pack_tokens, prepare
+from pyllm.frontend.submission import prepare
 from pyllm.frontend.token_reader import TokenDelta, TokenReader
 from pyllm.messages import (
     PROTOCOL_VERSION,

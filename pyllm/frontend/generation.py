@@ -1,5 +1,6 @@
 """Everything that one HTTP request has the engine do: all samples of all its prompts. Knows no response format."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from pyllm.errors import PyllmError, RequestError
@@ -44,7 +45,11 @@ class Generation:
     """
 
     def __init__(
-        self, state: ServerState, prompts: list[list[int]], params: SamplingParams, scheduling: SchedulingParams
+        self,
+        state: ServerState,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        scheduling: SchedulingParams,
     ) -> None:
         self.num_choices = len(prompts) * params.n
         if self.num_choices > MAX_SAMPLES:
@@ -103,7 +108,7 @@ class Generation:
         if self._num_open == 0:
             self._state.leave(self.fail)
 
-    def _submit(self, prompt: list[int], first_choice: int) -> None:
+    def _submit(self, prompt: Sequence[int], first_choice: int) -> None:
         if self.finished:
             return  # One before it was refused at once.
         metrics = self._state.metrics.request(len(prompt), self._params.n)

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pyllm.frontend.encoding_cache import EncodingCounts
 from pyllm.messages import FinishCode, ModelInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # the charset is appended by the framework
@@ -85,6 +86,7 @@ class Metrics(Collector):
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.generation_tokens = 0
+        self.encoding = EncodingCounts()
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
@@ -118,6 +120,9 @@ class Metrics(Collector):
         )
         yield self._counter(VLLM, "generation_tokens", "Tokens generated.", self.generation_tokens)
         yield self._counters(VLLM, "request_success", "Samples that ended.", "finished_reason", self.finished)
+        looked_up, found = self.encoding.num_queried, self.encoding.num_found
+        yield self._counter(OURS, "encoding_cache_queries", "Tokens of texts to encode.", looked_up)
+        yield self._counter(OURS, "encoding_cache_hits", "Of these, known from earlier texts.", found)
         yield self._histogram("time_to_first_token_seconds", "From arrival to the first token.", self.first_token)
         yield self._histogram("inter_token_latency_seconds", "Between two deltas of a sample.", self.inter_token)
         yield self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", self.request_seconds)

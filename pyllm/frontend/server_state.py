@@ -25,9 +25,9 @@ class ServerState:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
+        self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
         self.draining = False
         self._running: set[Fail] = set()
         self._idle = asyncio.Event()

@@ -37,6 +37,7 @@ from pyllm.frontend.openai.protocol import (
     ChatRequest,
     Usage,
 )
+from pyllm.frontend.prompt_tokens import PromptTokens
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
@@ -70,7 +71,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
     return create_chat_completion
 
 
-async def _encode(state: ServerState, request: ChatRequest) -> list[int]:
+async def _encode(state: ServerState, request: ChatRequest) -> PromptTokens:
     continues = request.continue_final_message is True
     opens = request.add_generation_prompt is not False
     if continues and opens:
