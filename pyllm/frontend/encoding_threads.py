@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import ParamSpec, TypeVar
@@ -29,14 +29,15 @@ class EncodingThreads:
         self._long = _Lane(encode, "pyllm-encode-long")
         self._room = asyncio.Semaphore(MAX_ENCODING)
 
-    async def encode(self, texts: Iterable[str]) -> dict[str, bytes]:
+    async def encode(self, texts: Sequence[str]) -> dict[str, bytes]:
         """The packed ids of each text. Texts that wait for a thread go in one call, and the same ones once.
 
         Raises:
             RequestError: a text is none; that of the first such one.
         """
         async with self._room:
-            waiting = {text: self._lane(len(text)).submit(text) for text in texts}
+            lane = self._lane(sum(map(len, texts)))
+            waiting = {text: lane.submit(text) for text in texts}
             await asyncio.wait(waiting.values())  # Others may want the same text: nobody's end ends it for them.
             return {text: future.result() for text, future in waiting.items()}
 

@@ -123,7 +123,8 @@ class PromptEncoder:
     async def _encode_missing(self, texts: list[str]) -> dict[str, bytes]:
         if sum(map(len, texts)) >= INLINE_CHARACTERS:
             return await self._threads.encode(texts)
-        return dict(zip(texts, map(_checked, self._tokenizer.encode_packed(texts)), strict=True))
+        # One by one: for a batch the library wakes its own threads, for which this one would wait.
+        return {text: _checked(*self._tokenizer.encode_packed([text])) for text in texts}
 
 
 def _checked(result: bytes | Exception) -> bytes:
