@@ -26,11 +26,11 @@ class EncodingThreads:
 
     def __init__(self, encode: Encode) -> None:
         self._short = _Lane(encode, "pyllm-encode-short")
-        self._long = _Lane(encode, "pyllm-encode-long")
+        self._long = _Lane(partial(_one_by_one, encode), "pyllm-encode-long")
         self._room = asyncio.Semaphore(MAX_ENCODING)
 
     async def encode(self, texts: Sequence[str]) -> dict[str, bytes]:
-        """The packed ids of each text. Texts that wait for a thread go in one call, and the same ones once.
+        """The packed ids of each text. Short texts that wait go in one call; the same text goes once.
 
         Raises:
             RequestError: a text is none; that of the first such one.
@@ -48,6 +48,11 @@ class EncodingThreads:
 
     def _lane(self, characters: int) -> "_Lane":
         return self._long if characters >= LONG_CHARACTERS else self._short
+
+
+def _one_by_one(encode: Encode, texts: list[str]) -> list[bytes | Exception]:
+    """The library encodes a batch on all processors at once, which the streams would miss for too long here."""
+    return [result for text in texts for result in encode([text])]
 
 
 class _Lane:

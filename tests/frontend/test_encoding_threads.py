@@ -53,11 +53,19 @@ async def test_what_comes_in_one_turn_of_the_loop_is_one_batch() -> None:
 async def test_a_batch_is_no_longer_than_it_may_be() -> None:
     gate = Gate()
     gate.opened.set()
+    threads = EncodingThreads(gate)
     texts = [letter * (LONG_CHARACTERS - 1) for letter in "abcdefgh"]
+    await asyncio.gather(*(threads.encode([text]) for text in texts))
+    assert gate.batches == [texts[:4], texts[4:]]
+    assert sum(map(len, gate.batches[0])) <= BATCH_CHARACTERS
+
+
+async def test_texts_that_are_long_together_go_one_by_one() -> None:
+    gate = Gate()
+    gate.opened.set()
+    texts = [letter * (LONG_CHARACTERS // 2) for letter in "abc"]
     await EncodingThreads(gate).encode(texts)
-    assert [text for batch in gate.batches for text in batch] == texts
-    assert all(sum(map(len, batch)) <= BATCH_CHARACTERS for batch in gate.batches)
-    assert len(gate.batches) == 2
+    assert gate.batches == [[text] for text in texts]
 
 
 async def test_a_short_text_does_not_wait_behind_a_long_one() -> None:
