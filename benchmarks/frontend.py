@@ -2,7 +2,8 @@
 
 The core, the readers and what is measured have a process each. CPU time counts from when all streams flow until the
 first has ended, on all threads; what the requests themselves cost is a figure of its own. Each figure is the best of
-some runs: whatever else runs on the machine takes its caches.
+some runs: whatever else runs on the machine takes its caches. A token's delay is how much later than a step's time
+after the one before it comes.
 """
 
 import asyncio
@@ -38,13 +39,14 @@ class Case(NamedTuple):
 
 # About 30,000 tokens a second, so that the readers, the core and the API process fit on two CPUs.
 STREAMS = (Case(64, 0.002, 3000), Case(1000, 0.030, 250), Case(2000, 0.060, 150))
+MANY = Case(5000, 0.150, 80)  # once
 REQUESTS = Case(1000, 0.002, 1)
 CLIENT = Case(CLIENT_ROWS, 0.001, 3000)
 
 
 def streams() -> Iterator[Record]:
-    for case in STREAMS:
-        runs = [uvloop.run(_serve(case)) for _ in range(RUNS)]
+    for case in (*STREAMS, MANY):
+        runs = [uvloop.run(_serve(case)) for _ in range(1 if case is MANY else RUNS)]
         events = runs[0].last.events - EVENTS_WITHOUT_TOKENS * case.streams
         tokens_per_event = case.streams * case.tokens / events
         events_per_second = max((run.ending.events - run.flowing.events) / run.cpu_seconds for run in runs)
@@ -54,6 +56,7 @@ def streams() -> Iterator[Record]:
             "unit": "1/s",
             "streams": case.streams,
             "tokens_per_event": round(tokens_per_event, 3),
+            "delay_p99_ms": round((min(run.last.pause_p99 for run in runs) - case.interval) * 1e3, 1),
             "errors": sum(run.last.errors for run in runs),
         }
 

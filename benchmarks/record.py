@@ -24,6 +24,7 @@ class Record(TypedDict, total=False):
     streams: int
     errors: int  # streams that did not end as they should
     tokens_per_event: float
+    delay_p99_ms: float
     kind: str
     worst: float  # of what `value` is the median of
     answer_s: float
