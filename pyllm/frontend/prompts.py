@@ -87,7 +87,7 @@ class PromptEncoder:
             least, length = self._tokenizer.min_tokens(prompt), "at least {}"
         else:
             least, length = len(prompt), "{}"
-        if least >= self._model.max_model_len:
+        if least > self._model.max_model_len:  # Whether one more must fit is for the request to say.
             raise refuse_prompt(length.format(least), self._model)
 
     async def _check_ids(self, prompt: bytes | Sequence[int]) -> PromptTokens:

@@ -58,13 +58,13 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def encode_packed(self, texts: list[str], add_special_tokens: bool = False) -> list[bytes | Exception]:
-        """For each text its ids as little-endian int32, or the RequestError that says why there are none."""
+        """For each text its ids as little-endian int32, or why there are none: for no Unicode a RequestError."""
         try:
             batch = self.encode_batch(texts, add_special_tokens)
-        except Exception:  # noqa: BLE001 - as the library raises it, for a text that is no Unicode
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other texts are not to blame
             if len(texts) > 1:
                 return [result for text in texts for result in self.encode_packed([text], add_special_tokens)]
-            return [RequestError("the prompt is not valid Unicode: it has half of a surrogate pair", "prompt")]
+            return [_fault(texts[0]) or error]
         return [array("i", ids).tobytes() for ids in batch]
 
     def min_tokens(self, text: str) -> int:
@@ -102,6 +102,14 @@ class Tokenizer:
             if all(each == [*head, *inner, *tail] for each, inner in zip(framed, plain, strict=True)):
                 return array("i", head).tobytes(), array("i", tail).tobytes()
         return None
+
+
+def _fault(text: str) -> RequestError | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return RequestError("the prompt is not valid Unicode: it has half of a surrogate pair", "prompt")
+    return None
 
 
 def _sentence_piece(piece: str) -> bytes:

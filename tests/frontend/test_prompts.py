@@ -59,10 +59,10 @@ async def test_what_is_short_is_encoded_at_once(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_text_that_cannot_fit_is_refused_before_any_is_encoded(tokenizer: Tokenizer) -> None:
-    encoding = asyncio.ensure_future(encoder(tokenizer).encode(["x" * INLINE_CHARACTERS, "x" * 90_000]))
+    encoding = asyncio.ensure_future(encoder(tokenizer).encode(["x" * INLINE_CHARACTERS, "x" * 90_009]))
     await asyncio.sleep(0)
     assert encoding.done()
-    with pytest.raises(RequestTooLargeError, match="at least 10000 tokens"):
+    with pytest.raises(RequestTooLargeError, match="at least 10001 tokens"):
         await encoding
 
 
@@ -95,7 +95,7 @@ async def test_a_conversation_without_template_or_messages_is_refused(tokenizer:
 
 async def test_a_short_conversation_whose_prompt_cannot_fit_is_refused(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestTooLargeError, match="at least"):
-        await encoder(tokenizer, "{{ 'x' * 90_000 }}").encode_chat([USER])
+        await encoder(tokenizer, "{{ 'x' * 90_009 }}").encode_chat([USER])
 
 
 class Noting(Tokenizer):
@@ -216,8 +216,8 @@ async def test_token_ids_are_checked(tokenizer: Tokenizer, number: int) -> None:
     assert list(tokens) == [599] * number
     with pytest.raises(RequestError, match="token id 600 is outside the vocabulary"):
         await prompts.encode([[599] * (number - 1) + [600]])
-    with pytest.raises(RequestTooLargeError, match="your prompt has 10000 tokens"):
-        await prompts.encode([[600] * 10_000])
+    with pytest.raises(RequestTooLargeError, match="your prompt has 10001 tokens"):
+        await prompts.encode([[600] * 10_001])
 
 
 async def test_a_tokenizer_with_more_tokens_than_its_model_is_checked_too(tokenizer: Tokenizer) -> None:
