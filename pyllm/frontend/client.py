@@ -19,9 +19,10 @@ from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestErro
 from pyllm.frontend.columns import decode_columns
 from pyllm.frontend.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
 from pyllm.frontend.journal import Journal
+from pyllm.frontend.prompt_tokens import Prompt, pack_tokens
 from pyllm.frontend.reports import Decision, KVEvents, SampleReport, TenantReport
 from pyllm.frontend.streams import Sink, Stream, Streams
-from pyllm.frontend.submission import Prompt, pack_tokens, prepare, prepare_embedding
+from pyllm.frontend.submission import prepare, prepare_embedding
 from pyllm.frontend.token_reader import TokenDelta, TokenReader
 from pyllm.messages import (
     PROTOCOL_VERSION,

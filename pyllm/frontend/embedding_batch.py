@@ -1,5 +1,6 @@
 """The embeddings of all prompts of one HTTP request: asked for, counted, and ended together. Knows no JSON."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pyllm.errors import DeadlineError, PyllmError
@@ -24,7 +25,7 @@ class EmbeddingBatch:
     """Asks for the embedding of each prompt, and ends all of it when one fails or nobody waits any more."""
 
     def __init__(
-        self, state: ServerState, ticket: Ticket, prompts: list[list[int]], scheduling: SchedulingParams
+        self, state: ServerState, ticket: Ticket, prompts: Sequence[Sequence[int]], scheduling: SchedulingParams
     ) -> None:
         self._state = state
         self._ticket = ticket
@@ -97,7 +98,7 @@ class EmbeddingBatch:
         self._state.leave(self.fail)
         self._ticket.ended(0)
 
-    def _submit(self, index: int, prompt: list[int]) -> None:
+    def _submit(self, index: int, prompt: Sequence[int]) -> None:
         if self.finished:
             return  # One before it was refused at once.
         self._metrics.append(self._state.metrics.request(len(prompt), 1))

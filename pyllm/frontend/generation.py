@@ -1,5 +1,6 @@
 """Everything that one HTTP request has the engine do: all samples of all its prompts. Knows no response format."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -52,7 +53,7 @@ class Generation:
     def __init__(
         self,
         state: ServerState,
-        prompts: list[list[int]],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         scheduling: SchedulingParams,
         context: RequestContext,
@@ -141,7 +142,7 @@ class Generation:
             raise _out_of_time(timeout)
         return msgspec.structs.replace(self._scheduling, timeout=left)
 
-    def _submit(self, prompt: list[int], first_choice: int, scheduling: SchedulingParams) -> None:
+    def _submit(self, prompt: Sequence[int], first_choice: int, scheduling: SchedulingParams) -> None:
         if self.finished:
             return  # One before it was refused at once.
         metrics = self._state.metrics.request(len(prompt), self._params.n)

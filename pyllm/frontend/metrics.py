@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pyllm.frontend.encoding_cache import EncodingCounts
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.messages import FinishCode, ModelInfo
 
@@ -86,6 +87,7 @@ class Metrics(Collector):
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.generation_tokens = 0
+        self.encoding = EncodingCounts()
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejected = dict.fromkeys(REASONS, 0)
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
@@ -124,6 +126,9 @@ class Metrics(Collector):
         yield self._counters(VLLM, "admission_rejections", "Requests that found the queue full.", "reason", queue)
         limits = {reason: self.rejected[reason] for reason in LIMIT_REASONS}
         yield self._counters(OURS, "rate_limit_rejections", "Requests beyond their account's limits.", "reason", limits)
+        looked_up, found = self.encoding.num_queried, self.encoding.num_found
+        yield self._counter(OURS, "encoding_cache_queries", "Tokens of texts to encode.", looked_up)
+        yield self._counter(OURS, "encoding_cache_hits", "Of these, known from earlier texts.", found)
         yield self._histogram("time_to_first_token_seconds", "From arrival to the first token.", self.first_token)
         yield self._histogram("inter_token_latency_seconds", "Between two deltas of a sample.", self.inter_token)
         yield self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", self.request_seconds)

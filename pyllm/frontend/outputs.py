@@ -1,6 +1,6 @@
 """What a request gives its user, and the processor that turns one request's tokens into it. Knows no HTTP."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
@@ -52,7 +52,7 @@ class RequestOutput(msgspec.Struct):
 class Request(NamedTuple):
     """What one request asks for."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     params: SamplingParams
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
 

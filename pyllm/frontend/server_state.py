@@ -51,10 +51,10 @@ class ServerState:
         self.ticket_numbers = itertools.count(1)
         self.tracer = tracer
         self.tokenizer = tokenizer
-        self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
-        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
+        self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
+        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.draining = False
         self._running: set[Fail] = set()
         self._idle = asyncio.Event()

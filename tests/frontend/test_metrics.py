@@ -76,8 +76,12 @@ def test_the_cores_numbers_have_vllms_names() -> None:
 
 
 def test_what_vllm_does_not_count_is_named_as_ours() -> None:
-    samples = exposed(Metrics("tiny", MODEL), STATS)
+    metrics = Metrics("tiny", MODEL)
+    metrics.encoding.num_queried, metrics.encoding.num_found = 70, 40
+    samples = exposed(metrics, STATS)
     expected = {
+        "pyllm:encoding_cache_queries_total": 70,
+        "pyllm:encoding_cache_hits_total": 40,
         "pyllm:num_requests_held": 1,
         "pyllm:num_requests_loading": 2,
         "pyllm:num_requests_expired_total": 9,

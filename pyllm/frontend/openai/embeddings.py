@@ -1,6 +1,7 @@
 """`POST /v1/embeddings`: the embedding of each text or list of token ids, by the model that generates."""
 
 import binascii
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -28,6 +29,7 @@ from pyllm.frontend.openai.parameters import refuse_unsupported
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import Channel, PushedResponse
+from pyllm.frontend.submission import refuse_input
 from pyllm.messages import ModelInfo
 from pyllm.sampling_params import check
 from pyllm.scheduling_params import SchedulingParams
@@ -55,7 +57,8 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         inputs = split_inputs(data.input)
         special = data.add_special_tokens is not False
         ticket = await admit(state, context, len(inputs))
-        prompts = await state.prompts.encode_inputs(inputs, special, will_be_cut=limit is not None)
+        too_long = refuse_input if limit is None else None
+        prompts: Sequence[Sequence[int]] = await state.prompts.encode(inputs, special, too_long, "input")
         if limit is not None:
             prompts = [prompt[:limit] if data.truncation_side == "right" else prompt[-limit:] for prompt in prompts]
         await charge(state, context, sum(map(len, prompts)))
