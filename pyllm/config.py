@@ -164,6 +164,13 @@ class ServerConfig(_Config, frozen=True):
         float, Meta(description="seconds that running streams get to finish after SIGTERM or SIGINT", ge=0)
     ] = 30.0
     ready_timeout: Annotated[float, Meta(description="seconds that a process may take to become ready", gt=0)] = 600.0
+    api_server_count: Annotated[int, Meta(description="API processes that share the port", ge=1, le=256)] = 1
+    sse_keep_alive_interval: Annotated[
+        float, Meta(description="a stream that has nothing to say sends a comment in so many seconds; 0: none", ge=0)
+    ] = 15.0
+    idempotency_retention: Annotated[
+        float, Meta(description="seconds that the answer to a request with an Idempotency-Key is kept", ge=0)
+    ] = 600.0
 
 
 class HeadlessConfig(_Config, frozen=True):

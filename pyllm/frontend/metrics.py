@@ -212,6 +212,10 @@ class RequestMetrics:
         """Tokens of all samples so far."""
         return sum(self._num_tokens)
 
+    def num_tokens_of(self, sample: int) -> int:
+        """Tokens of one sample so far."""
+        return self._num_tokens[sample]
+
     def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> None:
         """A sample got tokens."""
         metrics = self._metrics

@@ -46,7 +46,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     chat_template = ChatTemplate.of(files)
     child.enter("waiting for the core")
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
-    state = ServerState(client, tokenizer, chat_template, config.served_model_name)
+    state = ServerState(client, tokenizer, chat_template, config.served_model_name, server=config.server)
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
     gc.collect()

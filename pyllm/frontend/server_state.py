@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
+from pyllm.config import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.tokenizer import Tokenizer
@@ -22,12 +24,15 @@ class ServerState:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
         model_name: str,
+        *,
+        server: ServerConfig = ServerConfig(),  # noqa: B008 - frozen
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
+        self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.draining = False
         self._running: set[Fail] = set()
         self._idle = asyncio.Event()

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: a conversation in, by the model's chat template; the assistant's words out."""
 
-import time
 from typing import Any
 
 from litestar import Request, post
@@ -23,6 +22,7 @@ from pyllm.frontend.openai.parameters import (
     refuse_unsupported,
     sampling_params,
     scheduling_params,
+    wants_continuous_usage,
     wants_usage,
 )
 from pyllm.frontend.openai.protocol import (
@@ -65,7 +65,9 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         chunks = ChatChunks(context, state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
         params = await resolve_texts_aside(params, state.tokenizer)
         prompt = await _encode(state, data)
-        return respond(Generation(state, [prompt], params, scheduling), ChunkForm(chunks), data.stream is True)
+        generation = Generation(state, [prompt], params, scheduling)
+        form = ChunkForm(chunks, generation.counts_of if wants_continuous_usage(data) else None)
+        return respond(generation, form, data.stream is True, context)
 
     return create_chat_completion
 
@@ -105,7 +107,7 @@ class ChatChunks:
         self.chunk = ChatChunk(
             id=f"chatcmpl-{context.request_id}",
             object="chat.completion.chunk",
-            created=int(time.time()),
+            created=context.created,
             model=model,
             choices=[],
             usage=None if includes_usage else UNSET,

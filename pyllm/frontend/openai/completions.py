@@ -1,6 +1,5 @@
 """`POST /v1/completions`: text or token ids in, one or many prompts at once; text out."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -23,6 +22,7 @@ from pyllm.frontend.openai.parameters import (
     refuse_unsupported,
     sampling_params,
     scheduling_params,
+    wants_continuous_usage,
     wants_usage,
 )
 from pyllm.frontend.openai.protocol import (
@@ -61,7 +61,9 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         chunks = CompletionChunks(context, state.model_name, params, wants_usage(data))
         params = await resolve_texts_aside(params, state.tokenizer)
         prompts = await state.prompts.encode(split_prompts(data.prompt), data.add_special_tokens is not False)
-        return respond(Generation(state, prompts, params, scheduling), ChunkForm(chunks), data.stream is True)
+        generation = Generation(state, prompts, params, scheduling)
+        form = ChunkForm(chunks, generation.counts_of if wants_continuous_usage(data) else None)
+        return respond(generation, form, data.stream is True, context)
 
     return create_completion
 
@@ -93,7 +95,7 @@ class CompletionChunks:
         self.chunk = Completion(
             id=f"cmpl-{context.request_id}",
             object="text_completion",
-            created=int(time.time()),
+            created=context.created,
             model=model,
             choices=[],
             usage=None if includes_usage else UNSET,
