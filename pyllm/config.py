@@ -214,6 +214,14 @@ class WorkerConfig(_Config, frozen=True):
     core_index: int = 0
 
 
+class SharedConfig(_Config, frozen=True):
+    """What the state that API processes share is told. 0: no bound."""
+
+    max_num_seqs: int = 1
+    max_num_queued_reqs: int = 0
+    max_num_queued_tokens: int = 0
+
+
 class ApiConfig(_Config, frozen=True):
     """What one API process is told."""
 
