@@ -220,15 +220,25 @@ class SharedConfig(_Config, frozen=True):
     max_num_seqs: int = 1
     max_num_queued_reqs: int = 0
     max_num_queued_tokens: int = 0
+    idempotency_retention: float = 600.0
+
+
+class StateConfig(_Config, frozen=True):
+    """What the process of the shared state is told, where there is one."""
+
+    shared: SharedConfig
+    bind: str  # ZeroMQ address of the ROUTER
 
 
 class ApiConfig(_Config, frozen=True):
-    """What one API process is told."""
+    """What one API process is told. Without a `state_address` it is the only one, and has the shared state itself."""
 
     server: ServerConfig
     core_address: str
     checkpoint: Checkpoint
     served_model_name: str
+    shared: SharedConfig = SharedConfig()
+    state_address: str = ""
     index: int = 0
 
 

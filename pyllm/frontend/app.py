@@ -8,11 +8,13 @@ from litestar import Litestar, MediaType, Request, Response, get
 from litestar.datastructures import State
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.types import ASGIApp
 
 from pyllm import __version__
 from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
+from pyllm.frontend.idempotency import Idempotency
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.errors import error_response
@@ -44,7 +46,7 @@ class JsonRequest(Request[Any, Any, State]):
             raise decoding_error(error) from None
 
 
-def create_app(state: ServerState) -> Litestar:
+def create_app(state: ServerState) -> ASGIApp:
     """The application for one engine client. Needs no lifespan events."""
 
     @get("/health", sync_to_thread=False, summary="200 while requests are taken, 503 otherwise")
@@ -61,9 +63,10 @@ def create_app(state: ServerState) -> Litestar:
             stats = await state.client.stats()
         except (PyllmError, TimeoutError):
             stats = {}
-        return Response(state.metrics.expose(stats), media_type=metrics.CONTENT_TYPE)
+        totals = await state.shared.totals(state.metrics.counted())
+        return Response(state.metrics.expose(stats, totals), media_type=metrics.CONTENT_TYPE)
 
-    return Litestar(
+    routes = Litestar(
         route_handlers=[
             completions_route(state),
             chat_route(state),
@@ -83,6 +86,7 @@ def create_app(state: ServerState) -> Litestar:
         ),
         logging_config=None,
     )
+    return Idempotency(routes, state)
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorResponse]:

@@ -30,6 +30,10 @@ class MediaTypeError(RequestError):
     """A body that is not announced as JSON."""
 
 
+class IdempotencyConflictError(RequestError):
+    """An Idempotency-Key that is another request's."""
+
+
 def describe(error: Exception) -> Failure:
     """What any exception is to the caller. One that nobody foresaw is logged, and its text is not for the caller."""
     for kind, status, code in _STATUSES:
@@ -62,6 +66,7 @@ def decoding_error(error: Exception) -> RequestError:
 _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownModelError, 404, "model_not_found"),
     (MediaTypeError, 415, "unsupported_media_type"),
+    (IdempotencyConflictError, 422, "idempotency_conflict"),
     (RequestTooLargeError, 400, "context_length_exceeded"),
     (RequestError, 400, None),
     (EngineDeadError, 503, "engine_unavailable"),

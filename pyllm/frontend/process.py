@@ -8,12 +8,18 @@ import gc
 import logging
 import socket
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from pyllm import log
-from pyllm.child import Child, attach
+from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
 from pyllm.config import ApiConfig
+
+if TYPE_CHECKING:
+    from pyllm.frontend.metrics import Metrics
+    from pyllm.frontend.shared.client import RemoteState
+    from pyllm.frontend.shared.local import LocalState
 
 # A stream makes few cycles; collecting seldom, and never what was made at start, halves the longest pause.
 GC_THRESHOLDS = (50_000, 20, 20)
@@ -46,22 +52,46 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     chat_template = ChatTemplate.of(files)
     child.enter("waiting for the core")
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
-    state = ServerState(client, tokenizer, chat_template, config.served_model_name, server=config.server)
+    child.enter("waiting for the shared state")
+    shared = await _shared_state(config)
+    state = ServerState(client, tokenizer, chat_template, config.served_model_name, server=config.server, shared=shared)
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    dying = asyncio.ensure_future(client.death())
+    tending = asyncio.ensure_future(_tend(shared, state.metrics))
+    deaths = [asyncio.ensure_future(client.death()), asyncio.ensure_future(shared.death())]
     try:
-        await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
-        if dying.done() and not serving.done():
+        await asyncio.wait({serving, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+        died = next((death.result() for death in deaths if death.done()), None)
+        if died is not None and not serving.done():
             server.stop()  # The streams have ended with this error; the parent must hear of it, too.
             await serving
-            raise dying.result()
+            raise died
         serving.result()
     finally:
-        dying.cancel()
+        for task in (tending, *deaths):
+            task.cancel()
+        shared.close()
         client.close()
     return 0
+
+
+async def _shared_state(config: ApiConfig) -> "LocalState | RemoteState":
+    """The state that API processes share: elsewhere, or here if this is the only one."""
+    from pyllm.frontend.shared.client import RemoteState
+    from pyllm.frontend.shared.local import LocalState
+    from pyllm.frontend.shared.state import SharedState
+
+    if config.state_address:
+        return await RemoteState.connect(config.state_address, config.server.ready_timeout)
+    return LocalState(SharedState(config.shared))
+
+
+async def _tend(shared: "LocalState | RemoteState", metrics: "Metrics") -> None:
+    """Let the shared state know that this process lives, and what it has counted; or let time pass in it."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_INTERVAL)
+        shared.beat(metrics.counted())

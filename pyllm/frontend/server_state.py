@@ -3,16 +3,21 @@
 import asyncio
 from collections.abc import Callable
 
-from pyllm.config import ServerConfig
+from pyllm.config import ServerConfig, SharedConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
+from pyllm.frontend.shared.client import RemoteState
+from pyllm.frontend.shared.local import LocalState
+from pyllm.frontend.shared.state import SharedState
 from pyllm.frontend.tokenizer import Tokenizer
 
 Fail = Callable[[PyllmError], None]
+
+DEFAULT_SERVER = ServerConfig()
 
 
 class ServerState:
@@ -25,13 +30,15 @@ class ServerState:
         chat_template: ChatTemplate | None,
         model_name: str,
         *,
-        server: ServerConfig = ServerConfig(),  # noqa: B008 - frozen
+        server: ServerConfig = DEFAULT_SERVER,
+        shared: LocalState | RemoteState | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
+        self.shared = shared or LocalState(SharedState(SharedConfig()))
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.draining = False
         self._running: set[Fail] = set()

@@ -6,7 +6,9 @@ from pyllm.frontend.failure import Failure
 from pyllm.frontend.openai.protocol import ErrorBody, ErrorResponse
 
 # What `/openapi.json` says that a route may answer besides its own.
-ERROR_RESPONSES = {status: ResponseSpec(ErrorResponse, generate_examples=False) for status in (400, 404, 413, 415, 503)}
+ERROR_RESPONSES = {
+    status: ResponseSpec(ErrorResponse, generate_examples=False) for status in (400, 404, 413, 415, 422, 503)
+}
 
 
 def error_response(failure: Failure) -> ErrorResponse:

@@ -34,7 +34,9 @@ class AdmissionQueue:
         """Let sequences wait, unless the queue is full."""
         most = self._config.max_num_queued_reqs
         if most and self.num_queued >= most:
-            text = f"The queue is full: {self.num_queued} requests wait, and at most {most} may. Please try again later."
+            text = (
+                f"The queue is full: {self.num_queued} requests wait, and at most {most} may. Please try again later."
+            )
             return Refused("max_num_queued_reqs", text, QUEUE_RETRY)
         self._num_waiting += num_sequences
         return None
