@@ -4,7 +4,9 @@ Imports neither torch nor the web framework: each role's code is imported in the
 """
 
 import asyncio
+import contextlib
 import ctypes
+import importlib.util
 import logging
 import signal
 import socket
@@ -18,6 +20,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from pyllm import log, supervisor
+from pyllm.api_keys import ApiKey, read_api_keys
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import attach
 from pyllm.config import (
@@ -37,7 +40,8 @@ from pyllm.config import (
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
-from pyllm.sockets import SocketFolder, bind_listener
+from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
+from pyllm.tls import tls_context
 from pyllm.workers.attention_backends import find_attention_backend
 
 if TYPE_CHECKING:
@@ -45,6 +49,9 @@ if TYPE_CHECKING:
 
 # What a core may take to end after its clients have gone, and an API process beyond its own drain.
 STOP_GRACE = 10.0
+# Sequences that may wait by default: some tens of seconds of a busy server's work, and always enough for a burst.
+QUEUE_PER_SEQUENCE = 16
+LEAST_QUEUE = 256
 
 logger = logging.getLogger(__name__)
 
@@ -168,8 +175,9 @@ def spawn_core(config: CoreConfig) -> supervisor.Process:
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
     """Run a core and an API process until SIGTERM or SIGINT, then drain; gives the exit code."""
     _become_supervisor()
+    server, api_keys = _resolve_server(server)
     engine, checkpoint = resolve(engine)
-    with bind_listener(server.host, server.port) as listener, SocketFolder() as folder:
+    with _listener(server) as listener, SocketFolder() as folder:
         core = CoreConfig(
             engine=engine,
             checkpoint=checkpoint,
@@ -178,9 +186,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             ready_timeout=server.ready_timeout,
             shutdown_timeout=server.shutdown_timeout,
         )
-        shared = SharedConfig(
-            max_num_seqs=engine.scheduler.max_num_seqs, idempotency_retention=server.idempotency_retention
-        )
+        shared = _shared(server, engine.scheduler.max_num_seqs)
         count = server.api_server_count
         state = StateConfig(shared=shared, bind=f"ipc://{folder}/state")
         api = ApiConfig(
@@ -189,6 +195,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             checkpoint=checkpoint,
             served_model_name=engine.model.served_model_name,
             shared=shared,
+            api_keys=api_keys,
             state_address=state.bind if count > 1 else "",
         )
         # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
@@ -197,7 +204,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             [supervisor.spawn("the shared state", "state", state)] if count > 1 else [],
             [spawn_core(core)],
         ]
-        announcement = _announcement(listener, api.served_model_name)
+        announcement = _announcement(listener, api.served_model_name, bool(server.ssl_certfile))
         limits = server.ready_timeout, server.shutdown_timeout
         return asyncio.run(_supervise(processes, lambda _: announcement, *limits))
 
@@ -294,13 +301,55 @@ async def _end(groups: list[list[supervisor.Process]], grace: float) -> None:
         await asyncio.gather(*(process.stop(grace) for process in group))
 
 
-def _announcement(listener: socket.socket, model: str) -> str:
+def _announcement(listener: socket.socket, model: str, is_encrypted: bool) -> str:
     """The one line that is printed when the server is ready, with a request to try."""
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     body = msgspec.json.encode({"model": model, "prompt": "The capital of France is", "max_tokens": 16}).decode()
+    scheme = "https" if is_encrypted else "http"
+    if listener.family == socket.AF_UNIX:
+        path = listener.getsockname()
+        where, address = f"unix:{path}", f"--unix-socket {path} {scheme}://localhost"
+    else:
+        host, port = listener.getsockname()[:2]
+        where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     command = f"curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
-    return f"pyllm is ready on {address} - try: {command}"
+    return f"pyllm is ready on {where} - try: {command}"
+
+
+def _resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ...]]:
+    """Absolute paths and the API keys; what an API process would stumble over is refused here.
+
+    Raises:
+        ConfigError: a file cannot be used, or a package is missing.
+    """
+    files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds")
+    paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
+    server = msgspec.structs.replace(server, **paths)
+    tls_context(server)
+    if server.otlp_traces_endpoint:
+        if importlib.util.find_spec("opentelemetry") is None:
+            raise ConfigError('otlp_traces_endpoint needs OpenTelemetry: pip install "pyllm[otel]"')
+        if not server.otlp_traces_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_traces_endpoint {server.otlp_traces_endpoint!r} must be the URL of OTLP over HTTP, "
+                "such as http://localhost:4318/v1/traces"
+            )
+    return server, read_api_keys(server.api_key_file)
+
+
+def _shared(server: ServerConfig, max_num_seqs: int) -> SharedConfig:
+    most = server.max_num_queued_reqs
+    if most is None:
+        most = max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * max_num_seqs)
+    return SharedConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_queued_reqs=most,
+        max_num_queued_tokens=server.max_num_queued_tokens,
+        idempotency_retention=server.idempotency_retention,
+    )
+
+
+def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+    return bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port)
 
 
 def child_main(role: str, files: list[int]) -> int:

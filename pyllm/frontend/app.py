@@ -1,4 +1,4 @@
-"""The Litestar application: every route, and every error in OpenAI's shape. Starts nothing (`process.py` does)."""
+"""The application: every route, every error in its API's shape, and the edge before them. Starts nothing."""
 
 from functools import cache
 from typing import Any
@@ -13,16 +13,15 @@ from litestar.types import ASGIApp
 from pyllm import __version__
 from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
+from pyllm.frontend.edge.gateway import Gateway
+from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
+from pyllm.frontend.health import health_routes
 from pyllm.frontend.idempotency import Idempotency
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
-from pyllm.frontend.openai.errors import error_response
 from pyllm.frontend.openai.models import models_route
-from pyllm.frontend.openai.protocol import ErrorResponse
 from pyllm.frontend.server_state import ServerState
-
-MAX_BODY_BYTES = 10_000_000
 
 
 class JsonRequest(Request[Any, Any, State]):
@@ -47,11 +46,7 @@ class JsonRequest(Request[Any, Any, State]):
 
 
 def create_app(state: ServerState) -> ASGIApp:
-    """The application for one engine client. Needs no lifespan events."""
-
-    @get("/health", sync_to_thread=False, summary="200 while requests are taken, 503 otherwise")
-    def health() -> Response[bytes]:
-        return Response(b"", status_code=200 if state.healthy else 503, media_type=MediaType.TEXT)
+    """The application for one engine client, behind its edge. Needs no lifespan events."""
 
     @get("/version", sync_to_thread=False, summary="pyllm's version")
     def version() -> dict[str, str]:
@@ -71,12 +66,12 @@ def create_app(state: ServerState) -> ASGIApp:
             completions_route(state),
             chat_route(state),
             models_route(state),
-            health,
+            *health_routes(state),
             version,
             show_metrics,
         ],
         request_class=JsonRequest,
-        request_max_body_size=MAX_BODY_BYTES,
+        request_max_body_size=None,  # The edge bounds every body.
         exception_handlers={Exception: _answer_error},
         openapi_config=OpenAPIConfig(
             title="pyllm",
@@ -86,13 +81,14 @@ def create_app(state: ServerState) -> ASGIApp:
         ),
         logging_config=None,
     )
-    return Idempotency(routes, state)
+    return Gateway(Idempotency(routes, state), state)
 
 
-def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[ErrorResponse]:
-    del request
+def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     failure = describe(error)
-    return Response(error_response(failure), status_code=failure.status)
+    headers, body = error_answer(request.scope["path"], failure)
+    texts = {name.decode(): value.decode() for name, value in headers}
+    return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
 
 
 @cache

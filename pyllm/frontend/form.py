@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from pyllm.errors import PyllmError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.failure import Failure, describe
+from pyllm.frontend.failure import Failure, describe, failure_headers
 from pyllm.frontend.generation import TokenCounts
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.stream import Channel
@@ -46,11 +46,11 @@ def start_events(channel: Channel) -> None:
 def send_error(channel: Channel, form: Form, error: PyllmError) -> None:
     """Answer with an error's status."""
     failure = describe(error)
-    send_json(channel, failure.status, form.error(failure))
+    send_json(channel, failure.status, form.error(failure), *failure_headers(failure))
 
 
-def send_json(channel: Channel, status: int, answer: Struct) -> None:
+def send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:
     """Answer with one object."""
     body = _encode(answer)
-    channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)))
+    channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)), *headers)
     channel.finish(body)

@@ -9,16 +9,15 @@ import logging
 import re
 import secrets
 import time
-import uuid
 from typing import Any, NamedTuple, cast
 
 import msgspec
 from litestar.types import ASGIApp, Receive, Scope, Send
 
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.event_ids import Position
 from pyllm.frontend.failure import IdempotencyConflictError, describe
-from pyllm.frontend.openai.errors import error_response
 from pyllm.frontend.recorder import Recorder
 from pyllm.frontend.request_context import CONTEXT, RequestContext
 from pyllm.frontend.server_state import ServerState
@@ -65,17 +64,17 @@ class Idempotency:
             await self._serve(scope, receive, send, key.decode(), headers.get(b"last-event-id", b""))
         except PyllmError as error:
             failure = describe(error)
-            await _answer(send, failure.status, msgspec.json.encode(error_response(failure)))
+            more, text = error_answer(scope["path"], failure)
+            await _answer(send, failure.status, more, text)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, key: str, last_event: bytes) -> None:
         body = await _body(receive)
         if body is None:
             return
-        context: RequestContext | None = cast("dict[str, Any]", scope).get(CONTEXT)
-        request_id, tenant = (uuid.uuid4().hex, "") if context is None else (context.request_id, context.tenant)
+        context = _context(scope)
         digest = hashlib.sha256(b"\0".join([scope["path"].encode(), scope["query_string"], body])).digest()
-        origin = Position(request_id, int(time.time()), secrets.randbits(63)).format()
-        claim = await self._shared.claim(tenant, key, digest, origin)
+        origin = Position(context.request_id, context.created, secrets.randbits(63)).format()
+        claim = await self._shared.claim(context.tenant, key, digest, origin)
         if isinstance(claim, Conflict):
             raise IdempotencyConflictError(f"this {HEADER} was used with another request; take a fresh one")
         if isinstance(claim, Full):
@@ -103,12 +102,13 @@ class Idempotency:
 
     async def _record(self, scope: Scope, body: bytes, claim: Run) -> None:
         recorder = Recorder(self._shared, claim.run)
-        context: RequestContext | None = cast("dict[str, Any]", scope).get(CONTEXT)
+        # The exchange gives its own ticket back when it ends, which this may outlive.
+        context = msgspec.structs.replace(_context(scope), arrival=time.monotonic(), ticket=None, budgets=None)
         headers = [header for header in scope["headers"] if header[0] not in (b"last-event-id", b"idempotency-key")]
         inner = {
             **scope,
             "headers": [*headers, (b"last-event-id", claim.position.encode())],
-            CONTEXT: None if context is None else msgspec.structs.replace(context),
+            CONTEXT: context,
         }
         inner.pop(TRANSPORT, None)
         abandoned = asyncio.create_task(self._shared.abandoned(claim.run))
@@ -124,6 +124,8 @@ class Idempotency:
         finally:
             recorder.close()
             abandoned.cancel()
+            if context.ticket is not None:
+                context.ticket.release()
 
     async def _follow(self, exchange: _Exchange, record: int, offset: int) -> None:
         """Send a record from an offset on, as it grows. A slow reader just reads later."""
@@ -162,6 +164,12 @@ class Idempotency:
             reading.cancel()
 
 
+def _context(scope: Scope) -> RequestContext:
+    context = cast("dict[str, Any]", scope)[CONTEXT]
+    assert isinstance(context, RequestContext)
+    return context
+
+
 async def _body(receive: Receive) -> bytes | None:
     """The whole body; None where the client left before it had come."""
     parts = []
@@ -193,9 +201,9 @@ def _replayed(body: bytes, then: Receive) -> Receive:
     return receive
 
 
-async def _answer(send: Send, status: int, body: bytes) -> None:
-    headers = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
-    await _start(send, status, headers)
+async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    about = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
+    await _start(send, status, (*about, *headers))
     await send({"type": "http.response.body", "body": body, "more_body": False})
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from pyllm import log
+from pyllm.api_keys import KeyRing
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
 from pyllm.config import ApiConfig
 
@@ -45,6 +46,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.server_state import ServerState
     from pyllm.frontend.tokenizer import Tokenizer
+    from pyllm.frontend.tracing import Tracer
 
     child.enter("loading the tokenizer")
     files = config.checkpoint.tokenizer
@@ -54,7 +56,18 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
     child.enter("waiting for the shared state")
     shared = await _shared_state(config)
-    state = ServerState(client, tokenizer, chat_template, config.served_model_name, server=config.server, shared=shared)
+    endpoint = config.server.otlp_traces_endpoint
+    tracer = Tracer.to_collector(endpoint, config.served_model_name) if endpoint else None
+    state = ServerState(
+        client,
+        tokenizer,
+        chat_template,
+        config.served_model_name,
+        server=config.server,
+        keys=KeyRing(config.api_keys),
+        shared=shared,
+        tracer=tracer,
+    )
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
     gc.collect()
@@ -76,6 +89,8 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
             task.cancel()
         shared.close()
         client.close()
+        if tracer is not None:
+            tracer.close()
     return 0
 
 

@@ -8,14 +8,22 @@ from typing import Any, cast
 import msgspec
 from litestar import Request
 
+from pyllm.api_keys import Allowance
+from pyllm.errors import RequestError
 from pyllm.frontend.event_ids import Position
+from pyllm.frontend.shared.messages import Granted, Refused
+from pyllm.frontend.ticket import Ticket
+from pyllm.frontend.trace_context import TraceContext
 
 # Where an ASGI scope has its `RequestContext`.
 CONTEXT = "pyllm.context"
+MAX_TENANT_CHARACTERS = 256
 
 
-class RequestContext(msgspec.Struct, frozen=True):
+class RequestContext(msgspec.Struct):
     """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
+
+    `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
 
     `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
     events then; None: they are not wanted.
@@ -24,8 +32,34 @@ class RequestContext(msgspec.Struct, frozen=True):
     request_id: str
     tenant: str = ""
     timeout: float | None = None
+    arrival: float = msgspec.field(default_factory=time.monotonic)
+    allowance: Allowance = Allowance()
+    trace: TraceContext | None = None
+    ticket: Ticket | None = None
+    budgets: Granted | Refused | None = None
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     position: Position | None = None
+
+    def name_tenant(self, user: str | None, field: str = "user") -> None:
+        """Take the tenant from the body, where neither a key nor a header has named it.
+
+        Raises:
+            RequestError: it is too long, or has characters that are not printable.
+        """
+        if user and not self.tenant:
+            self.tenant = checked_tenant(user, field)
+
+
+def checked_tenant(name: str, source: str) -> str:
+    """The name, if it can be a tenant's.
+
+    Raises:
+        RequestError: it is too long, or has characters that are not printable; `source` is what had it.
+    """
+    if len(name) > MAX_TENANT_CHARACTERS or not name.isprintable():
+        text = f"{source} must be at most {MAX_TENANT_CHARACTERS} printable characters, as it names the tenant"
+        raise RequestError(text, source)
+    return name
 
 
 def context_of(request: Request[Any, Any, Any]) -> RequestContext:
@@ -40,9 +74,7 @@ def context_of(request: Request[Any, Any, Any]) -> RequestContext:
         context = scope[CONTEXT] = RequestContext(uuid.uuid4().hex)
     assert isinstance(context, RequestContext)
     if context.position is None and (position := _position(scope["headers"], context)) is not None:
-        context = scope[CONTEXT] = msgspec.structs.replace(
-            context, request_id=position.request_id, created=position.created, position=position
-        )
+        context.request_id, context.created, context.position = position.request_id, position.created, position
     return context
 
 

@@ -1,8 +1,10 @@
 """What the routes of one API process share: the engine, the model's texts, the metrics, and what is being answered."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
+from pyllm.api_keys import KeyRing
 from pyllm.config import ServerConfig, SharedConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
@@ -14,14 +16,19 @@ from pyllm.frontend.shared.client import RemoteState
 from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.state import SharedState
 from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.frontend.tracing import Tracer
 
 Fail = Callable[[PyllmError], None]
 
 DEFAULT_SERVER = ServerConfig()
+NO_KEYS = KeyRing()
 
 
 class ServerState:
-    """Made once at start. `chat_template` is None for a model that has none."""
+    """Made once at start. `chat_template` is None for a model that has none.
+
+    `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
+    """
 
     def __init__(
         self,
@@ -31,9 +38,16 @@ class ServerState:
         model_name: str,
         *,
         server: ServerConfig = DEFAULT_SERVER,
+        keys: KeyRing = NO_KEYS,
         shared: LocalState | RemoteState | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self.client = client
+        self.server = server
+        self.keys = keys
+        self.shared = shared or LocalState(SharedState(SharedConfig()))
+        self.ticket_numbers = itertools.count(1)
+        self.tracer = tracer
         self.tokenizer = tokenizer
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
         self.model_name = model_name

@@ -36,9 +36,11 @@ class Frontend:
     server: HttpServer | None = None
 
 
-def state_of(client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE) -> ServerState:
+def state_of(
+    client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE, **options: Any
+) -> ServerState:
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    return ServerState(client, tokenizer, chat_template, "tiny")
+    return ServerState(client, tokenizer, chat_template, "tiny", **options)
 
 
 def answering(tokenizer: Tokenizer, text: str) -> ScriptedCore:
@@ -49,10 +51,11 @@ def answering(tokenizer: Tokenizer, text: str) -> ScriptedCore:
 
 @asynccontextmanager
 async def in_process(
-    core: ScriptedCore, tokenizer: Tokenizer, template: str | None = TEMPLATE
+    core: ScriptedCore, tokenizer: Tokenizer, template: str | None = TEMPLATE, **options: Any
 ) -> AsyncGenerator[Frontend, None]:
+    """`options` are `ServerState`'s, here and below."""
     client = await connected(core)
-    state = state_of(client, tokenizer, template)
+    state = state_of(client, tokenizer, template, **options)
     transport = httpx.ASGITransport(create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield Frontend(core, client, state, http)
@@ -61,10 +64,10 @@ async def in_process(
 
 @asynccontextmanager
 async def behind_uvicorn(
-    core: ScriptedCore, tokenizer: Tokenizer, grace: float = 0.0, send_buffer: int = 0
+    core: ScriptedCore, tokenizer: Tokenizer, grace: float = 0.0, send_buffer: int = 0, **options: Any
 ) -> AsyncGenerator[Frontend, None]:
     client = await connected(core)
-    state = state_of(client, tokenizer)
+    state = state_of(client, tokenizer, **options)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if send_buffer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

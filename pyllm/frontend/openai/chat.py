@@ -9,6 +9,7 @@ from litestar.params import JSONBody
 from msgspec import UNSET
 
 from pyllm.errors import RequestError
+from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.generation import Generation
@@ -57,15 +58,18 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
         context = context_of(request)
+        context.name_tenant(data.user)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
         params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
+        await admit(state, context, params.n)
         params = await resolve_texts_aside(params, state.tokenizer)
         prompt = await _encode(state, data)
-        generation = Generation(state, [prompt], params, scheduling)
+        await charge(state, context, len(prompt))
+        generation = Generation(state, [prompt], params, scheduling, context)
         form = ChunkForm(chunks, generation.counts_of if wants_continuous_usage(data) else None)
         return respond(generation, form, data.stream is True, context)
 

@@ -10,9 +10,10 @@ from litestar.params import JSONBody
 from msgspec import UNSET
 
 from pyllm.errors import RequestError
+from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.generation import Generation
+from pyllm.frontend.generation import Generation, num_choices
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
@@ -53,15 +54,19 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
         context = context_of(request)
+        context.name_tenant(data.user)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens
         params = sampling_params(data, limit, data.logprobs)
         scheduling = scheduling_params(data, context)
         chunks = CompletionChunks(context, state.model_name, params, wants_usage(data))
+        texts = split_prompts(data.prompt)
+        await admit(state, context, num_choices(len(texts), params))
         params = await resolve_texts_aside(params, state.tokenizer)
-        prompts = await state.prompts.encode(split_prompts(data.prompt), data.add_special_tokens is not False)
-        generation = Generation(state, prompts, params, scheduling)
+        prompts = await state.prompts.encode(texts, data.add_special_tokens is not False)
+        await charge(state, context, sum(map(len, prompts)))
+        generation = Generation(state, prompts, params, scheduling, context)
         form = ChunkForm(chunks, generation.counts_of if wants_continuous_usage(data) else None)
         return respond(generation, form, data.stream is True, context)
 

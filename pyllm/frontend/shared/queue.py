@@ -1,4 +1,4 @@
-"""How much may wait for its first token, over all API processes. Knows no account; the core's own queue is behind it."""
+"""How much may wait for its first token, over all API processes. Knows no account, and not the core's own queue."""
 
 from pyllm.config import SharedConfig
 from pyllm.frontend.shared.messages import Refused
