@@ -93,7 +93,7 @@ async def ask(
     return blocks_of(response.text)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data(), n=st.integers(1, 3), chat=st.booleans(), logprobs=st.booleans(), stop=st.booleans())
 def test_what_follows_any_event_is_exactly_the_rest(
     tokenizer: Tokenizer, data: st.DataObject, n: int, chat: bool, logprobs: bool, stop: bool
