@@ -91,9 +91,7 @@ class SchedulerConfig(_Config, frozen=True):
     ] = "fcfs"
     tenant_weights: Annotated[
         dict[str, Annotated[int, Meta(ge=1, le=1_000_000)]],
-        Meta(
-            description="shares under the policy fair, as team-a=3,team-b=1; 1 for others, and HTTP names no tenant yet"
-        ),
+        Meta(description="shares of tenants under the policy fair, as team-a=3,team-b=1; 1 for others"),
     ] = {}
     watermark: Annotated[
         float,

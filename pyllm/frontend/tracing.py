@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
 
+# Seconds that a collector gets to take a batch; a server that ends waits as long for one that is not there.
+EXPORT_SECONDS = 3.0
+
 _NANOSECONDS = 1_000_000_000
 
 
@@ -53,7 +56,7 @@ class Tracer:
         """A tracer for the collector at a URL such as `http://localhost:4318/v1/traces`."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-        return cls(OTLPSpanExporter(endpoint=endpoint), model_name)
+        return cls(OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_SECONDS), model_name)
 
     def request(self, trace: RequestTrace) -> None:
         """Record a request that ends now."""

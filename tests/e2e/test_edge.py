@@ -1,5 +1,6 @@
 """The edge of a real server: keys, limits, TLS and a Unix socket, by its flags."""
 
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -25,39 +26,42 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A self-signed certificate of localhost, with its key in the same file."""
     path = tmp_path_factory.mktemp("tls") / "both.pem"
     options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    names = ["-addext", "subjectAltName=DNS:localhost"]
     command = ["openssl", *options.split(), *names, "-keyout", "-", "-out", "-"]
     path.write_bytes(subprocess.run(command, check=True, capture_output=True).stdout)
     return path
 
 
-def test_keys_and_limits_over_tls_by_the_openai_package(tmp_path: Path, certificate: Path) -> None:
+def test_keys_and_limits_by_the_openai_package_over_tls_and_a_unix_socket(tmp_path: Path, certificate: Path) -> None:
     (limited, first), (other, second) = make_key("limited"), make_key("other")
-    file = tmp_path / "keys.json"
+    file, path = tmp_path / "keys.json", tmp_path / "server.sock"
     first = first.replace("}", ', "max_requests_per_minute": 2}')
     file.write_text(f'{{"keys": [{first}, {second}]}}')
     file.chmod(0o600)
-    flags = ("--api-key-file", str(file), "--ssl-certfile", str(certificate), "--max-concurrent-requests", "1")
-    with Server(*flags, environment={"PYLLM_API_KEY": "from-the-environment"}) as server:
-        assert server.address.startswith("https://127.0.0.1:")
-        trust = httpx.create_ssl_context(verify=True, cert=None)
-        trust.load_verify_locations(certificate)
+    flags = ("--api-key-file", str(file), "--ssl-certfile", str(certificate), "--uds", str(path))
+    trust = ssl.create_default_context(cafile=str(certificate))
+    with (
+        Server(*flags, environment={"PYLLM_API_KEY": "from-the-environment"}) as server,
+        httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(path), verify=trust), base_url="https://localhost", timeout=60
+        ) as http,
+    ):
+        assert server.address == f"unix:{path}"
 
         def client(key: str) -> openai.OpenAI:
-            http = httpx.Client(verify=trust, timeout=60)
-            return openai.OpenAI(base_url=f"{server.address}/v1", api_key=key, max_retries=0, http_client=http)
+            return openai.OpenAI(base_url="https://localhost/v1", api_key=key, max_retries=0, http_client=http)
 
         def ask(key: str) -> str:
-            with client(key) as api:
-                model = api.models.list().data[0].id
-                answer = api.completions.create(model=model, prompt="Hello", max_tokens=3, temperature=0)
-                stream = api.completions.create(model=model, prompt="Hello", max_tokens=3, temperature=0, stream=True)
-                text = "".join(chunk.choices[0].text for chunk in stream)
-                assert text == answer.choices[0].text
-                return text
+            api = client(key)
+            model = api.models.list().data[0].id
+            answer = api.completions.create(model=model, prompt="Hello", max_tokens=3, temperature=0)
+            stream = api.completions.create(model=model, prompt="Hello", max_tokens=3, temperature=0, stream=True)
+            text = "".join(chunk.choices[0].text for chunk in stream)
+            assert text == answer.choices[0].text
+            return text
 
-        with client("sk-wrong") as api, pytest.raises(openai.AuthenticationError) as unknown:
-            api.models.list()
+        with pytest.raises(openai.AuthenticationError) as unknown:
+            client("sk-wrong").models.list()
         assert unknown.value.code == "invalid_api_key"
         expected = ask(limited)
         with pytest.raises(openai.RateLimitError) as refused:
@@ -65,25 +69,15 @@ def test_keys_and_limits_over_tls_by_the_openai_package(tmp_path: Path, certific
         assert refused.value.code == "rate_limit_exceeded"
         assert 0 < int(refused.value.response.headers["retry-after"]) <= 30
         assert {ask(other), ask("from-the-environment")} == {expected}
-        for path, status in (("/health/live", 200), ("/health/ready", 200), ("/metrics", 401)):
-            assert httpx.get(server.address + path, verify=trust).status_code == status
-        metrics = httpx.get(f"{server.address}/metrics", verify=trust, headers={"x-api-key": other}).text
-        assert 'reason="requests"} 1.0' in metrics
+        for route, status in (("/health/live", 200), ("/health/ready", 200), ("/metrics", 401)):
+            assert http.get(route).status_code == status
+        headers = {"x-api-key": other, "x-request-timeout": "0.001"}
+        late = http.post("/v1/completions", json={"prompt": "Hello " * 500, "max_tokens": 4}, headers=headers)
+        assert (late.status_code, late.json()["error"]["code"]) == (408, "request_timeout")
+        assert 'reason="requests"} 1.0' in http.get("/metrics", headers=headers).text
     assert server.process.returncode == 0
+    assert server.orphans() == []
     assert limited not in server.log
-
-
-def test_a_unix_socket_and_a_time_limit(tmp_path: Path) -> None:
-    path = tmp_path / "server.sock"
-    with (
-        Server("--uds", str(path), "--request-timeout", "0.001") as server,
-        httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://localhost", timeout=60) as http,
-    ):
-        assert server.address == f"unix:{path}"
-        answer = http.post("/v1/completions", json={"prompt": "Hello " * 500, "max_tokens": 4})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (408, "request_timeout")
-        assert http.get("/health/ready").status_code == 200
-    assert server.process.returncode == 0
     assert not path.exists()
 
 

@@ -21,7 +21,7 @@ class BoundedBody:
 
     __slots__ = ("_is_complete", "_limit", "_patience", "_receive", "_size", "stalled")
 
-    def __init__(self, receive: Receive, limit: int, patience: float = BODY_PATIENCE) -> None:
+    def __init__(self, receive: Receive, limit: int, patience: float) -> None:
         self.stalled = False
         self._receive = receive
         self._limit = limit

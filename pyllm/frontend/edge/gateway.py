@@ -1,6 +1,6 @@
 """The ASGI application before the application: keys, ids, sizes, times, origins. Knows no route but the probes'.
 
-It costs a few microseconds per request. A stream's chunks do not pass through it.
+It costs some ten microseconds per request. A stream's chunks do not pass through it.
 """
 
 import uuid
@@ -12,7 +12,7 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
 from pyllm.api_keys import Allowance
 from pyllm.errors import PyllmError
-from pyllm.frontend.edge.body import BoundedBody, check_body_size
+from pyllm.frontend.edge.body import BODY_PATIENCE, BoundedBody, check_body_size
 from pyllm.frontend.edge.budgets import budget_headers
 from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.head import Head
@@ -28,11 +28,12 @@ PROBES = frozenset({"/health", "/health/live", "/health/ready"})
 class Gateway:
     """Answers what must not reach a route, and gives the rest its `RequestContext`."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, state: ServerState, body_patience: float = BODY_PATIENCE) -> None:
         server = state.server
         self._app = app
         self._keys = state.keys
         self._cors = Cors(server.allowed_origins)
+        self._body_patience = body_patience
         self._max_body_bytes = server.max_request_body_bytes
         self._timeout = server.request_timeout or None
         self._allowance = Allowance(
@@ -45,7 +46,7 @@ class Gateway:
             await self._app(scope, receive, send)
             return
         head = Head(cast("list[tuple[bytes, bytes]]", scope["headers"]))
-        body = BoundedBody(receive, self._max_body_bytes)
+        body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         context = RequestContext(head.request_id or uuid.uuid4().hex, allowance=self._allowance)
         cast("dict[str, Any]", scope)[CONTEXT] = context
         # An answer that is taken up again has another one, and the exchange keeps its own.

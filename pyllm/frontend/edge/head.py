@@ -59,7 +59,7 @@ class Head:
         Raises:
             RequestError: it cannot be a tenant's name.
         """
-        return checked_tenant(self._text(TENANT_HEADER.encode()), f"the header {TENANT_HEADER}")
+        return checked_tenant(self._text(TENANT_HEADER.encode()), TENANT_HEADER)
 
     @property
     def timeout(self) -> float | None:

@@ -1,5 +1,6 @@
 """What every request meets before its route: keys, ids, sizes, times, origins."""
 
+import asyncio
 import hashlib
 import logging
 from typing import Any
@@ -9,9 +10,12 @@ import pytest
 
 from pyllm.api_keys import ApiKey, KeyRing, new_key
 from pyllm.config import ServerConfig
+from pyllm.frontend.edge.gateway import Gateway
+from pyllm.frontend.failure import RequestTimeoutError
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
-from tests.frontend.serving import answering, events, in_process
+from tests.frontend.fake_core import connected
+from tests.frontend.serving import answering, events, in_process, state_of
 
 KEY = new_key("team-a")[0]
 
@@ -72,7 +76,7 @@ async def test_the_tenant_is_the_keys_then_the_headers_then_the_users(tokenizer:
     ("headers", "body", "parameter"),
     [
         ({"x-request-timeout": "soon"}, BODY, "x-request-timeout"),
-        ({"x-llm-d-inference-fairness-id": "x" * 257}, BODY, "the header x-llm-d-inference-fairness-id"),
+        ({"x-llm-d-inference-fairness-id": "x" * 257}, BODY, "x-llm-d-inference-fairness-id"),
         ({}, {**BODY, "user": "a\nb"}, "user"),
         ({}, {**BODY, "user": "x" * 257}, "user"),
     ],
@@ -119,6 +123,25 @@ async def test_bodies_have_a_size(tokenizer: Tokenizer) -> None:
             assert response.json()["error"]["code"] == "request_too_large"
             assert "more than 100 bytes" in response.json()["error"]["message"]
         assert (await frontend.http.post("/v1/completions", json=BODY)).status_code == 200
+
+
+async def test_an_upload_that_stops_ends_its_connection(tokenizer: Tokenizer) -> None:
+    sent: list[Any] = []
+
+    async def route(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(RequestTimeoutError):
+            await receive()
+        await send({"type": "http.response.start", "status": 408, "headers": []})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    client = await connected(answering(tokenizer, "ok"))
+    gateway = Gateway(route, state_of(client, tokenizer), body_patience=0.01)
+    scope: Any = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await gateway(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    client.close()
+    assert (b"connection", b"close") in sent[0]["headers"]
 
 
 async def test_other_origins_are_off_by_default(tokenizer: Tokenizer) -> None:
