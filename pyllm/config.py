@@ -22,6 +22,8 @@ KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
 Quantization = Literal["auto", "none", "int8", "gguf"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+ReasoningParser = Literal["auto", "none", "think"]
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -170,6 +172,15 @@ class ServerConfig(_Config, frozen=True):
     idempotency_retention: Annotated[
         float, Meta(description="seconds that the answer to a request with an Idempotency-Key is kept", ge=0)
     ] = 600.0
+    tool_call_parser: Annotated[
+        ToolCallParser, Meta(description="how the model writes tool calls; auto: as its chat template shows")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, Meta(description="think: <think>...</think> is reasoning; auto: if the chat template has it")
+    ] = "auto"
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="let requests bring a chat template of their own")
+    ] = False
     uds: Annotated[str, Meta(description="Unix socket to listen on, instead of host and port")] = ""
     ssl_certfile: Annotated[str, Meta(description="certificate chain in PEM, for TLS")] = ""
     ssl_keyfile: Annotated[str, Meta(description="its private key in PEM; empty: it is in the certificate's file")] = ""

@@ -181,6 +181,9 @@ class WholeAnswer:
         """Add new text; after the last, send everything."""
         self._pieces[choice].append(delta.text)
         delta.logprobs = extended(self._choices[choice].logprobs, delta.logprobs)
+        tokens = self._choices[choice].tokens
+        tokens.extend(delta.tokens)
+        delta.tokens = tokens
         self._choices[choice] = delta
         if delta.finish_reason is not None:
             delta.text = "".join(self._pieces[choice])

@@ -9,6 +9,8 @@ from pyllm.config import ServerConfig, SharedConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
+from pyllm.frontend.conversations import Conversations
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
@@ -37,6 +39,7 @@ class ServerState:
         chat_template: ChatTemplate | None,
         model_name: str,
         *,
+        conversations: ConversationSettings = DEFAULT_SETTINGS,
         server: ServerConfig = DEFAULT_SERVER,
         keys: KeyRing = NO_KEYS,
         shared: LocalState | RemoteState | None = None,
@@ -50,6 +53,7 @@ class ServerState:
         self.tracer = tracer
         self.tokenizer = tokenizer
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
+        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
         self.shared = shared or LocalState(SharedState(SharedConfig()))

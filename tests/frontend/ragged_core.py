@@ -5,15 +5,17 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from pyllm.messages import Abort, ClientMessage, FinishCode, Submit
-from tests.frontend.fake_core import FakeCore, Row, told
+from pyllm.messages import Abort, ClientMessage, FinishCode, ModelInfo, Submit
+from tests.frontend.fake_core import MODEL, FakeCore, Row, told
 
 
 class RaggedCore(FakeCore):
     """Answers with `script(prompt, sample)`, each delta of the next of `sizes`; ends as `ScriptedCore` does."""
 
-    def __init__(self, script: Callable[[list[int], int], list[int]], sizes: Sequence[int] = (1,)) -> None:
-        super().__init__()
+    def __init__(
+        self, script: Callable[[list[int], int], list[int]], sizes: Sequence[int] = (1,), model: ModelInfo = MODEL
+    ) -> None:
+        super().__init__(model)
         self.script = script
         self.sizes = cycle(sizes)
         self.running: dict[tuple[int, int], tuple[Submit, list[int], int]] = {}

@@ -12,12 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyllm.frontend.conversation import ConversationSettings
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.fake_core import ScriptedCore
+from tests.frontend.openai.test_tools import CALLS, CLOCK, HERMES, ROOMY, WEATHER
 from tests.frontend.ragged_core import RaggedCore
 from tests.frontend.serving import Frontend, answering, in_process
 
+THOUGHT = "<think>\nIs it warm?\n</think>\n"
 TEXT = "Hello 🙂 world, how is the s🙂a? STOP it, world."
 ACCEPT = {"accept": "text/event-stream"}
 
@@ -127,6 +130,51 @@ def test_what_follows_any_event_is_exactly_the_rest(
         assert again == []
 
     asyncio.run(check())
+
+
+@settings(max_examples=25, deadline=None)
+@given(first=pieces, second=pieces, cut=st.integers(1, 1000), n=st.integers(1, 2))
+def test_tool_calls_and_reasoning_go_on_in_the_middle(
+    tokenizer: Tokenizer, first: list[int], second: list[int], cut: int, n: int
+) -> None:
+    tokens = tokenizer.encode(THOUGHT + CALLS, add_special_tokens=False)
+    core = RaggedCore(lambda prompt, sample: [*tokens[4 * sample :], 0], model=ROOMY)
+    user = {"role": "user", "content": "x"}
+    body = {"messages": [user], "tools": [WEATHER, CLOCK], "stream": True, "n": n}
+
+    def added_up(blocks: list[str]) -> list[list[dict[str, Any]]]:
+        choices: list[list[dict[str, Any]]] = [[] for _ in range(n)]
+        for block in blocks[:-1]:
+            (choice,) = msgspec.json.decode(block.rpartition("data: ")[2])["choices"]
+            choices[choice["index"]].append(choice)
+        return [[fold(choice), choice[-1]["finish_reason"]] for choice in choices]
+
+    async def check() -> None:
+        settings = ConversationSettings(reasoning_parser="think")
+        async with in_process(core, tokenizer, HERMES, conversations=settings) as frontend:
+            whole = await ask(frontend, "/v1/chat/completions", body, first, ACCEPT)
+            place = 1 + cut % (len(whole) - 1)
+            headers = {"last-event-id": id_of(whole[place - 1])}
+            rest = await ask(frontend, "/v1/chat/completions", body, second, headers)
+            assert added_up([*whole[:place], *rest]) == added_up(whole)
+
+    asyncio.run(check())
+
+
+def fold(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a client makes of one choice's deltas; each call begins once, with its id."""
+    message: dict[str, Any] = {"roles": 0, "content": "", "reasoning": "", "calls": []}
+    for choice in choices:
+        delta = choice["delta"]
+        message["roles"] += "role" in delta
+        message["content"] += delta.get("content") or ""
+        message["reasoning"] += delta.get("reasoning") or ""
+        for call in delta.get("tool_calls", ()):
+            if "id" in call:
+                message["calls"].append([call["id"], call["function"]["name"], ""])
+            message["calls"][call["index"]][2] += call["function"].get("arguments") or ""
+    assert (message["roles"], len(message["calls"])) == (1, 2)
+    return message
 
 
 async def test_a_piece_of_several_events_goes_on_between_them(tokenizer: Tokenizer) -> None:

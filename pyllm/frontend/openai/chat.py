@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: a conversation in, by the model's chat template; the assistant's words out."""
 
+from functools import partial
 from typing import Any
 
 from litestar import Request, post
@@ -8,12 +9,13 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import UNSET
 
-from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.form import Form
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs
@@ -26,6 +28,7 @@ from pyllm.frontend.openai.parameters import (
     wants_continuous_usage,
     wants_usage,
 )
+from pyllm.frontend.openai.parsed_chat import ParsedChatForm
 from pyllm.frontend.openai.protocol import (
     AssistantMessage,
     ChatChoice,
@@ -34,12 +37,10 @@ from pyllm.frontend.openai.protocol import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     ChatRequest,
     Usage,
 )
 from pyllm.frontend.request_context import RequestContext, context_of
-from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
 from pyllm.sampling_params import SamplingParams
@@ -66,40 +67,25 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
         await admit(state, context, params.n)
-        params = await resolve_texts_aside(params, state.tokenizer)
-        prompt = await _encode(state, data)
-        await charge(state, context, len(prompt))
-        generation = Generation(state, [prompt], params, scheduling, context)
-        form = ChunkForm(chunks, generation.counts_of if wants_continuous_usage(data) else None)
+        prepared = await state.conversations.prepare(conversation_of(data), params)
+        await charge(state, context, len(prepared.prompt))
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
+        counts_of = generation.counts_of if wants_continuous_usage(data) else None
+        form: Form
+        if prepared.make_parser is None:
+            form = ChunkForm(chunks, counts_of)
+        else:
+            form = ParsedChatForm(
+                chunks,
+                prepared.make_parser,
+                partial(state.conversations.call_id, context.request_id),
+                shows_reasoning=data.include_reasoning is not False,
+                counts_reasoning=state.conversations.has_reasoning,
+                counts_of=counts_of,
+            )
         return respond(generation, form, data.stream is True, context)
 
     return create_chat_completion
-
-
-async def _encode(state: ServerState, request: ChatRequest) -> list[int]:
-    continues = request.continue_final_message is True
-    opens = request.add_generation_prompt is not False
-    if continues and opens:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt exclude one another; set add_generation_prompt to false",
-            "continue_final_message",
-        )
-    messages = [_plain(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
-    return await state.prompts.encode_chat(messages, opens, continues, request.add_special_tokens is True)
-
-
-def _plain(message: ChatMessage, where: str) -> dict[str, str]:
-    """A message as templates know it, with the text of its parts, one a line."""
-    refuse_unsupported(message, f"{where}.")
-    content = message.content or ""
-    if not isinstance(content, str):
-        for index, part in enumerate(content):
-            if part.type != "text" or part.text is None:
-                field = f"{where}.content[{index}]"
-                raise RequestError(f"{field}: a part of type {part.type!r} is not supported; send text", field)
-        content = "\n".join(part.text or "" for part in content)
-    plain = {"role": message.role, "content": content}
-    return plain if message.name is None else {**plain, "name": message.name}
 
 
 class ChatChunks:

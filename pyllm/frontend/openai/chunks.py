@@ -53,9 +53,9 @@ class ChunkForm:
     def text(self, choice: int, delta: TextDelta) -> bytes:
         """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
         if delta.finish_reason is not None:
-            events = self._chunk(choice, self._chunks.last(choice, delta))
+            events = self.chunk(choice, self._chunks.last(choice, delta))
         elif delta.logprobs or (delta.text and self._counts_of is not None):
-            events = self._chunk(choice, self._chunks.piece(choice, delta))
+            events = self.chunk(choice, self._chunks.piece(choice, delta))
         elif delta.text:
             events = self._piece(choice, delta.text)
         else:
@@ -64,18 +64,26 @@ class ChunkForm:
             return events
         self._greeted.add(choice)
         first = self._chunks.first(choice)
-        return events if first is None else self._chunk(choice, first, is_first=True) + events
+        return events if first is None else self.chunk(choice, first, is_first=True) + events
+
+    def chunk(self, choice: int, content: Struct, *, is_first: bool = False) -> bytes:
+        """A chunk of one choice's part."""
+        chunk = msgspec.structs.replace(self._chunks.chunk, choices=[content])
+        if self._counts_of is not None:
+            counts = self._counts_of(choice)
+            chunk.usage = Usage.of(counts._replace(completion=0) if is_first else counts)
+        return _event(chunk)
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
         """What surrounds a choice's new text; None as long as it has had none."""
         return self._around.get(choice)
 
-    def end(self, counts: TokenCounts) -> bytes:
+    def end(self, counts: TokenCounts, reasoning_tokens: int | None = None) -> bytes:
         """The usage, where the client asked for it, and the end."""
         chunk = self._chunks.chunk
         if chunk.usage is UNSET:
             return _DONE
-        return _event(msgspec.structs.replace(chunk, usage=Usage.of(counts))) + _DONE
+        return _event(msgspec.structs.replace(chunk, usage=Usage.of(counts, reasoning_tokens))) + _DONE
 
     def failed(self, failure: Failure) -> bytes:
         """The error, and the end."""
@@ -92,17 +100,10 @@ class ChunkForm:
     def _piece(self, choice: int, text: str) -> bytes:
         around = self._around.get(choice)
         if around is None:
-            example = self._chunk(choice, self._chunks.piece(choice, TextDelta(_TEXT, [])))
+            example = self.chunk(choice, self._chunks.piece(choice, TextDelta(_TEXT, [])))
             before, _, after = example.rpartition(_encode(_TEXT))
             around = self._around[choice] = before, after
         return around[0] + _encode(text) + around[1]
-
-    def _chunk(self, choice: int, content: Struct, *, is_first: bool = False) -> bytes:
-        chunk = msgspec.structs.replace(self._chunks.chunk, choices=[content])
-        if self._counts_of is not None:
-            counts = self._counts_of(choice)
-            chunk.usage = Usage.of(counts._replace(completion=0) if is_first else counts)
-        return _event(chunk)
 
 
 def _event(body: Struct) -> bytes:

@@ -1,0 +1,107 @@
+"""A conversation with tools, whichever API it came by, and what becomes of it. Knows no API's shapes.
+
+Only its errors name fields as OpenAI does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from pyllm.errors import RequestError
+from pyllm.frontend.chat_template import Message
+from pyllm.frontend.parsers.sample import SampleParser
+from pyllm.frontend.parsers.selection import ReasoningParser, ToolCallParser
+from pyllm.sampling_params import SamplingParams
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """A function that the model may call. Without `parameters` it has none; `strict` calls keep to their schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """What the arguments of a call must be."""
+        return _NO_PARAMETERS if self.parameters is None else {**ANY_PARAMETERS, **self.parameters}
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool as templates know it."""
+        described = {} if self.description is None else {"description": self.description}
+        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.schema}}
+
+
+class NamedTool(Struct, frozen=True):
+    """The choice of one tool that must be called."""
+
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    """What is said so far, what the model may call, and how the template renders it.
+
+    Messages are as templates know them: a `role`, a `content` of text, and where they have them `tool_calls`, whose
+    arguments are objects, `tool_call_id`, `name`, `reasoning` and `reasoning_content`. `template_variables` are for the
+    template alone, `chat_template` is one in place of the model's.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    template_variables: Mapping[str, Any] = {}
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+
+
+class Prepared(Struct, frozen=True):
+    """What to submit. Without a `make_parser`, which makes one for each sample, text is content as it comes."""
+
+    prompt: list[int]
+    params: SamplingParams
+    make_parser: Callable[[], SampleParser] | None
+
+
+class ConversationSettings(Struct, frozen=True, kw_only=True):
+    """What the operator says of conversations: see the flags of these names."""
+
+    tool_call_parser: ToolCallParser | Literal["auto"] = "auto"
+    reasoning_parser: ReasoningParser | Literal["auto"] = "auto"
+    trust_request_chat_template: bool = False
+
+
+DEFAULT_SETTINGS = ConversationSettings()
+
+
+def check_tools(conversation: Conversation) -> None:
+    """Refuse tools that cannot be told apart or called, and a choice that is none of them.
+
+    Raises:
+        RequestError: names the field.
+    """
+    names = set()
+    for index, tool in enumerate(conversation.tools):
+        if tool.name in names:
+            raise RequestError(f"tools has {tool.name!r} more than once; names must differ", f"tools[{index}]")
+        names.add(tool.name)
+        if tool.schema.get("type") != "object":
+            text = f"tools: the parameters of {tool.name!r} must be a JSON schema of type object"
+            raise RequestError(text, f"tools[{index}]")
+    choice = conversation.tool_choice
+    if isinstance(choice, NamedTool) and choice.name not in names:
+        raise RequestError(f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
+    if choice == "required" and not names:
+        raise RequestError("tool_choice required needs tools", "tool_choice")
