@@ -165,6 +165,13 @@ class ServerConfig(_Config, frozen=True):
         float, Meta(description="seconds that running streams get to finish after SIGTERM or SIGINT", ge=0)
     ] = 30.0
     ready_timeout: Annotated[float, Meta(description="seconds that a process may take to become ready", gt=0)] = 600.0
+    api_server_count: Annotated[int, Meta(description="API processes that share the port", ge=1, le=256)] = 1
+    sse_keep_alive_interval: Annotated[
+        float, Meta(description="a stream that has nothing to say sends a comment in so many seconds; 0: none", ge=0)
+    ] = 15.0
+    idempotency_retention: Annotated[
+        float, Meta(description="seconds that the answer to a request with an Idempotency-Key is kept", ge=0)
+    ] = 600.0
     tool_call_parser: Annotated[
         ToolCallParser, Meta(description="how the model writes tool calls; auto: as its chat template shows")
     ] = "auto"
@@ -260,10 +267,18 @@ class SharedConfig(_Config, frozen=True):
     max_num_seqs: int = 1
     max_num_queued_reqs: int = 0
     max_num_queued_tokens: int = 0
+    idempotency_retention: float = 600.0
+
+
+class StateConfig(_Config, frozen=True):
+    """What the process of the shared state is told, where there is one."""
+
+    shared: SharedConfig
+    bind: str  # ZeroMQ address of the ROUTER
 
 
 class ApiConfig(_Config, frozen=True):
-    """What one API process is told."""
+    """What one API process is told. Without a `state_address` it is the only one, and has the shared state itself."""
 
     server: ServerConfig
     core_address: str
@@ -271,6 +286,7 @@ class ApiConfig(_Config, frozen=True):
     served_model_name: str
     index: int = 0
     shared: SharedConfig = SharedConfig()
+    state_address: str = ""
     api_keys: tuple[ApiKey, ...] = ()
 
 

@@ -31,6 +31,7 @@ from pyllm.config import (
     KVCacheDtype,
     Quantization,
     ServerConfig,
+    StateConfig,
     WorkerConfig,
 )
 from pyllm.core.policies import find_policy
@@ -179,19 +180,34 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             ready_timeout=server.ready_timeout,
             shutdown_timeout=server.shutdown_timeout,
         )
+        shared = shared_config(server, engine.scheduler.max_num_seqs)
+        count = server.api_server_count
+        state = StateConfig(shared=shared, bind=f"ipc://{folder}/state")
         api = ApiConfig(
             server=server,
             core_address=core.bind,
             checkpoint=checkpoint,
             served_model_name=engine.model.served_model_name,
-            shared=shared_config(server, engine.scheduler.max_num_seqs),
+            shared=shared,
             api_keys=api_keys,
+            state_address=state.bind if count > 1 else "",
         )
-        # In the order in which they end: the API process lets its streams finish, then the core has nothing left to do.
-        processes = [supervisor.spawn("API process 0", "api", api, listener.fileno()), spawn_core(core)]
+        # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
+        processes = [
+            [_spawn_api(msgspec.structs.replace(api, index=index), listener) for index in range(count)],
+            [supervisor.spawn("the shared state", "state", state)] if count > 1 else [],
+            [spawn_core(core)],
+        ]
         announcement = _announcement(listener, api)
         limits = server.ready_timeout, server.shutdown_timeout
         return asyncio.run(_supervise(processes, lambda _: announcement, *limits))
+
+
+def _spawn_api(config: ApiConfig, listener: socket.socket) -> supervisor.Process:
+    # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
+    # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
+    # process that is busy, or gone, would keep those clients waiting whom the others could serve.
+    return supervisor.spawn(f"API process {config.index}", "api", config, listener.fileno())
 
 
 def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
@@ -222,7 +238,9 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             shutdown_timeout=headless.shutdown_timeout,
         )
         limits = headless.ready_timeout, headless.shutdown_timeout
-        return asyncio.run(_supervise([spawn_core(core)], lambda address: f"pyllm core is ready on {address}", *limits))
+        return asyncio.run(
+            _supervise([[spawn_core(core)]], lambda address: f"pyllm core is ready on {address}", *limits)
+        )
 
 
 def _become_supervisor() -> None:
@@ -231,15 +249,16 @@ def _become_supervisor() -> None:
 
 
 async def _supervise(
-    processes: list[supervisor.Process],
+    groups: list[list[supervisor.Process]],
     announcement: Callable[[str], str],
     ready_timeout: float,
     shutdown_timeout: float,
 ) -> int:
     """Watch siblings until a signal, or until one of them ends by itself, which ends the others with exit code 1.
 
-    `announcement` makes the line to print, of the address that the last of them serves.
+    They are told to end group by group. `announcement` makes the line to print, of the address that the last serves.
     """
+    processes = [process for group in groups for process in group]
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
@@ -257,7 +276,7 @@ async def _supervise(
         logger.error("%s: pyllm ends", failure)
     ready.cancel()
     await asyncio.gather(ready, return_exceptions=True)
-    ending = asyncio.ensure_future(_end(processes, shutdown_timeout + STOP_GRACE if failure is None else STOP_GRACE))
+    ending = asyncio.ensure_future(_end(groups, shutdown_timeout + STOP_GRACE if failure is None else STOP_GRACE))
     stopped_again = asyncio.ensure_future(signals.get())
     await _first(ending, stopped_again)
     if not ending.done():
@@ -272,9 +291,9 @@ async def _first(*futures: asyncio.Future[Any]) -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _end(processes: list[supervisor.Process], grace: float) -> None:
-    for process in processes:
-        await process.stop(grace)
+async def _end(groups: list[list[supervisor.Process]], grace: float) -> None:
+    for group in groups:
+        await asyncio.gather(*(process.stop(grace) for process in group))
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:
@@ -303,6 +322,8 @@ def child_main(role: str, files: list[int]) -> int:
     frame = connection.recv_bytes()
     if role == "core":
         return _core_main(msgspec.msgpack.decode(frame, type=CoreConfig), connection)
+    if role == "state":
+        return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
     if role == "api":
         return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[1]))
     raise ConfigError(f"unknown role {role!r}")
@@ -326,6 +347,12 @@ def _core_main(config: CoreConfig, connection: Connection) -> int:
     else:
         executor = InlineExecutor(lambda: load_rank(config))
     return process.run(config, executor, context, child)
+
+
+def _state_main(config: StateConfig, connection: Connection) -> int:
+    from pyllm.frontend.shared import process
+
+    return process.main(config, connection)
 
 
 def _api_main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:

@@ -4,46 +4,43 @@ Neither knows which route it answers; a form has that route's JSON.
 """
 
 import asyncio
-from typing import Protocol
 
 import msgspec
-from msgspec import Struct
 
-from pyllm.errors import PyllmError
+from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.failure import Failure, describe, failure_headers
-from pyllm.frontend.generation import Generation, TokenCounts
+from pyllm.frontend.event_ids import HEADER, MAX_CHOICES
+from pyllm.frontend.failure import describe
+from pyllm.frontend.form import Form, send_error, send_json, start_events
+from pyllm.frontend.generation import Generation
+from pyllm.frontend.keep_alive import COMMENT, SILENT_SWEEPS
 from pyllm.frontend.logprobs import LogprobEntries, extended
-from pyllm.frontend.stream import Channel, PushedResponse
+from pyllm.frontend.request_context import RequestContext
+from pyllm.frontend.resumable import ResumableAnswer
+from pyllm.frontend.stream import Answer, Channel, PushedResponse
 
 _encode = msgspec.json.Encoder().encode
 
 
-class Form(Protocol):
-    """One route's JSON, of one answer."""
+def respond(generation: Generation, form: Form, streamed: bool, context: RequestContext) -> PushedResponse:
+    """The response that runs a generation, in the body that was asked for.
 
-    def text(self, choice: int, delta: TextDelta) -> bytes:
-        """The events of a choice's new text; none where there is nothing to show yet."""
-
-    def around(self, choice: int) -> tuple[bytes, bytes] | None:
-        """What surrounds text, as JSON, in the event of a choice that goes on; None where that is not all of it."""
-
-    def end(self, counts: TokenCounts) -> bytes:
-        """The events after all choices."""
-
-    def failed(self, failure: Failure) -> bytes:
-        """The events that end a stream with an error."""
-
-    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
-        """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
-
-    def error(self, failure: Failure) -> Struct:
-        """The answer where nothing was sent before."""
+    Raises:
+        RequestError: the request resumes a stream that this one cannot be.
+    """
+    return PushedResponse(_answer(generation, form, streamed, context))
 
 
-def respond(generation: Generation, form: Form, streamed: bool) -> PushedResponse:
-    """The response that runs a generation, in the body that was asked for."""
-    return PushedResponse(StreamedAnswer(generation, form) if streamed else WholeAnswer(generation, form))
+def _answer(generation: Generation, form: Form, streamed: bool, context: RequestContext) -> Answer:
+    position = context.position
+    if streamed and position is not None and generation.num_choices <= MAX_CHOICES:
+        return ResumableAnswer(generation, form, position)
+    if position is not None:
+        if position.places:
+            text = f"the header {HEADER} resumes streams of at most {MAX_CHOICES} choices; leave it out"
+            raise RequestError(text, HEADER)
+        generation.fix_seed(position.seed)
+    return StreamedAnswer(generation, form) if streamed else WholeAnswer(generation, form)
 
 
 class StreamedAnswer:
@@ -80,6 +77,7 @@ class StreamedAnswer:
         """Submit the prompts."""
         self._channel = channel
         self._generation.start(self)
+        self._generation.keep_alive.add(self)
 
     def drained(self) -> None:
         """Write what has gathered meanwhile."""
@@ -88,7 +86,17 @@ class StreamedAnswer:
     def end(self) -> None:
         """Abort what still runs."""
         self._over = True
+        self._generation.keep_alive.remove(self)
         self._generation.abort()
+
+    def tick(self) -> bool:
+        """Whether nothing was sent for so long that the reader is to get a comment."""
+        return self._channel.tick() >= SILENT_SWEEPS
+
+    def send_comment(self) -> None:
+        """Send a comment, which clients ignore."""
+        start_events(self._channel)
+        self._channel.write(COMMENT)
 
     def text(self, choice: int, delta: TextDelta) -> None:
         """Write new text, or keep it for the next write."""
@@ -132,15 +140,14 @@ class StreamedAnswer:
         self._over = self._generation.finished
         if self._failure is not None:
             if not channel.started and not events:
-                _send_error(channel, self._form, self._failure)
+                send_error(channel, self._form, self._failure)
                 return
             events += self._form.failed(describe(self._failure))
         elif self._over:
             events += self._form.end(self._generation.counts)
         elif not events:
             return
-        if not channel.started:
-            channel.start(200, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
+        start_events(channel)
         if self._over:
             channel.finish(events)
         else:
@@ -190,16 +197,4 @@ class WholeAnswer:
 
     def error(self, error: PyllmError) -> None:
         """Answer with an error."""
-        _send_error(self._channel, self._form, error)
-
-
-def send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:
-    """Send an answer that is one object."""
-    body = _encode(answer)
-    channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)), *headers)
-    channel.finish(body)
-
-
-def _send_error(channel: Channel, form: Form, error: PyllmError) -> None:
-    failure = describe(error)
-    send_json(channel, failure.status, form.error(failure), *failure_headers(failure))
+        send_error(self._channel, self._form, error)

@@ -17,6 +17,7 @@ from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.health import health_routes
+from pyllm.frontend.idempotency import Idempotency
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
@@ -58,7 +59,8 @@ def create_app(state: ServerState) -> ASGIApp:
             stats = await state.client.stats()
         except (PyllmError, TimeoutError):
             stats = {}
-        return Response(state.metrics.expose(stats), media_type=metrics.CONTENT_TYPE)
+        totals = await state.shared.totals(state.metrics.counted())
+        return Response(state.metrics.expose(stats, totals), media_type=metrics.CONTENT_TYPE)
 
     routes = Litestar(
         route_handlers=[
@@ -81,7 +83,7 @@ def create_app(state: ServerState) -> ASGIApp:
         ),
         logging_config=None,
     )
-    return Gateway(routes, state)
+    return Gateway(Idempotency(routes, state), state)
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -42,6 +42,10 @@ class MediaTypeError(RequestError):
     """A body that is not announced as JSON."""
 
 
+class IdempotencyConflictError(RequestError):
+    """An Idempotency-Key that is another request's."""
+
+
 class BodyTooLargeError(RequestError):
     """A body beyond what this server takes."""
 
@@ -127,6 +131,7 @@ def decoding_error(error: Exception) -> RequestError:
 _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownModelError, 404, "model_not_found"),
     (MediaTypeError, 415, "unsupported_media_type"),
+    (IdempotencyConflictError, 422, "idempotency_conflict"),
     (BodyTooLargeError, 413, "request_too_large"),
     (RequestTooLargeError, 400, "context_length_exceeded"),
     (RequestError, 400, None),

@@ -1,5 +1,6 @@
 """Everything that one HTTP request has the engine do: all samples of all its prompts. Knows no response format."""
 
+import secrets
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -7,6 +8,8 @@ import msgspec
 
 from pyllm.errors import DeadlineError, PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.event_ids import HEADER
+from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.metrics import RequestMetrics
 from pyllm.frontend.outputs import Request, RequestProcessor
@@ -66,6 +69,8 @@ class Generation:
         self._prompts = prompts
         self._params = params
         self._scheduling = scheduling
+        self._seed: int | None = None  # where the request has none, and its answer may have to be generated again
+        self._cuts: Sequence[Sequence[int]] | None = None
         self._receiver: Receiver
         self._processors: list[RequestProcessor] = []
         self._metrics: list[RequestMetrics] = []
@@ -85,6 +90,37 @@ class Generation:
             sum(metrics.num_cached_tokens for metrics in self._metrics),
         )
 
+    def counts_of(self, choice: int) -> TokenCounts:
+        """Tokens of one choice so far, and of its prompt."""
+        index, sample = divmod(choice, self._params.n)
+        metrics = self._metrics[index]
+        return TokenCounts(len(self._prompts[index]), metrics.num_tokens_of(sample), metrics.num_cached_tokens)
+
+    @property
+    def keep_alive(self) -> KeepAlive:
+        """Who keeps silent streams open."""
+        return self._state.keep_alive
+
+    def fix_seed(self, seed: int | None, is_repeated: bool = False) -> int:
+        """Before `start`: use this seed, or draw one, unless the request has its own; gives the one in use.
+
+        Raises:
+            RequestError: it is repeated with another seed than the first time.
+        """
+        own = self._params.seed
+        if own is None:
+            self._seed = secrets.randbits(63) if seed is None else seed
+            return self._seed
+        own %= 2**64
+        if is_repeated and own != seed:
+            raise RequestError(f"the header {HEADER} has seed {seed}, this request {own}; repeat the same one", HEADER)
+        return own
+
+    def cut(self, cuts: Sequence[Sequence[int]]) -> None:
+        """Before `start`: split what comes of each choice at these counts of its tokens, ascending, above 0."""
+        if any(cuts):
+            self._cuts = cuts
+
     def start(self, receiver: Receiver) -> None:
         """Submit every prompt.
 
@@ -98,7 +134,7 @@ class Generation:
         self._ticket.hold()
         try:
             for index, prompt in enumerate(self._prompts):
-                self._submit(prompt, index * self._params.n, scheduling)
+                self._submit(prompt, index, scheduling)
         except PyllmError:
             self._end("error")
             raise
@@ -142,15 +178,20 @@ class Generation:
             raise _out_of_time(timeout)
         return msgspec.structs.replace(self._scheduling, timeout=left)
 
-    def _submit(self, prompt: Sequence[int], first_choice: int, scheduling: SchedulingParams) -> None:
+    def _submit(self, prompt: Sequence[int], index: int, scheduling: SchedulingParams) -> None:
         if self.finished:
             return  # One before it was refused at once.
-        metrics = self._state.metrics.request(len(prompt), self._params.n)
+        params = self._params
+        metrics = self._state.metrics.request(len(prompt), params.n)
         self._metrics.append(metrics)
-        choices = range(first_choice, first_choice + self._params.n)
+        choices = range(index * params.n, (index + 1) * params.n)
         sink = _PromptSink(self, self._receiver, choices, metrics)
-        request = Request(prompt, self._params, scheduling)
-        self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink))
+        if self._seed is not None:
+            # Equal prompts are to have different answers, as they have with seeds that the client draws.
+            params = msgspec.structs.replace(params, seed=(self._seed + index) % 2**64)
+        cuts = None if self._cuts is None else self._cuts[choices.start : choices.stop]
+        request = Request(prompt, params, scheduling)
+        self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink, cuts))
 
     def _end(self, reason: str) -> None:
         self._num_open = 0

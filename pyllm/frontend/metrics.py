@@ -1,4 +1,4 @@
-"""The one list of metrics. Counts what one API process serves, asks for the rest.
+"""The one list of metrics. Counts what one API process serves, is told what the others do, asks for the rest.
 
 What begins with `vllm:` has vLLM's name, meaning and bounds; what vLLM does not count begins with `pyllm:`.
 
@@ -6,6 +6,7 @@ Everything is plain numbers, and becomes Prometheus families when scraped: a tok
 """
 
 import time
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -50,6 +51,13 @@ COUNTERS = (
     (VLLM, "spec_decode_num_accepted_tokens", "Draft tokens that became output.", "num_accepted_drafts"),
     (OURS, "num_scheduled_steps", "Steps planned.", "num_steps"),
     (OURS, "num_scheduled_tokens", "Tokens planned.", "num_computed_tokens"),
+)
+
+# What each API process counts for itself, and what is shown as the sum of all.
+COUNTED = (
+    *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
+    *("rejected", "encoding", "first_token", "inter_token", "request_seconds"),
+    *("request_prompt_tokens", "request_generation_tokens", "request_num_samples"),
 )
 
 Stats = Mapping[str, int]
@@ -107,10 +115,24 @@ class Metrics(Collector):
         self.request_num_samples.observe(num_samples)
         return RequestMetrics(self, num_prompt_tokens, num_samples)
 
-    def expose(self, stats: Stats) -> bytes:
-        """Prometheus' text. `stats` are the core's; empty, where it does not answer: its metrics are left out then."""
-        self._stats = stats
-        return generate_latest(self._registry)
+    def counted(self) -> bytes:
+        """All that was counted here so far, as a row of float64."""
+        row = array("d")
+        for name in COUNTED:
+            row.extend(_numbers(getattr(self, name)))
+        return row.tobytes()
+
+    def expose(self, stats: Stats, totals: bytes) -> bytes:
+        """Prometheus' text. `totals` are the sums of all rows of `counted`.
+
+        `stats` are the core's; empty, where it does not answer: its metrics are left out then.
+        """
+        shown = Metrics(self._labels["model_name"], self._model, self.clock)
+        numbers = iter(array("d", totals))
+        for name in COUNTED:
+            setattr(shown, name, _filled(getattr(shown, name), numbers))
+        shown._stats = stats
+        return generate_latest(shown._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Every family: the core's first, where it answered, then what was counted here."""
@@ -223,6 +245,10 @@ class RequestMetrics:
         """Tokens of all samples so far."""
         return sum(self._num_tokens)
 
+    def num_tokens_of(self, sample: int) -> int:
+        """Tokens of one sample so far."""
+        return self._num_tokens[sample]
+
     def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> None:
         """A sample got tokens."""
         metrics = self._metrics
@@ -257,6 +283,28 @@ class RequestMetrics:
             metrics.cached_prompt_tokens += num_cached_tokens
             metrics.request_prompt_tokens.observe(self._num_prompt_tokens)
         metrics.first_token.observe(now - self._arrival)
+
+
+Counted = int | float | dict[str, int] | Histogram | EncodingCounts
+
+
+def _numbers(value: Counted) -> list[float]:
+    if isinstance(value, Histogram):
+        return [*value.counts, value.sum]
+    if isinstance(value, EncodingCounts):
+        return [value.num_queried, value.num_found]
+    return list(value.values()) if isinstance(value, dict) else [value]
+
+
+def _filled(value: Counted, numbers: Iterator[float]) -> Counted:
+    """The same with the next of the numbers."""
+    if isinstance(value, Histogram):
+        value.counts = [int(next(numbers)) for _ in value.counts]
+        value.sum = next(numbers)
+        return value
+    if isinstance(value, EncodingCounts):
+        return EncodingCounts(int(next(numbers)), int(next(numbers)))
+    return {key: int(next(numbers)) for key in value} if isinstance(value, dict) else int(next(numbers))
 
 
 def share(part: int, whole: int) -> float:

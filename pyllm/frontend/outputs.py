@@ -7,6 +7,7 @@ import msgspec
 
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.cuts import CutSink
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.logprobs import LogprobEntries, chosen
 from pyllm.frontend.reports import SampleReport
@@ -73,12 +74,20 @@ class TextSink(Protocol):
 class RequestProcessor:
     """The sink of one request's tokens: a detokenizer for each sample, and an abort where a stop string matches.
 
-    Making one submits the request; raises as `EngineClient.submit` does.
+    Making one submits the request; raises as `EngineClient.submit` does. With `cuts` no delta of a sample's text spans
+    one of these counts of its tokens.
     """
 
     __slots__ = ("_client", "_detokenizers", "_num_open", "_request", "_sink", "_token_text")
 
-    def __init__(self, client: EngineClient, tokenizer: "Tokenizer", request: Request, sink: TextSink) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: "Tokenizer",
+        request: Request,
+        sink: TextSink,
+        cuts: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         prompt, params, scheduling = request
         self._client = client
         self._sink = sink
@@ -88,7 +97,7 @@ class RequestProcessor:
             Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params) for _ in range(params.n)
         ]
         self._num_open = params.n
-        self._request = client.submit(prompt, params, self, scheduling)
+        self._request = client.submit(prompt, params, self if cuts is None else CutSink(self, cuts), scheduling)
 
     @property
     def finished(self) -> bool:

@@ -9,13 +9,19 @@ import logging
 import socket
 import sys
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from pyllm import log
 from pyllm.api_keys import KeyRing
-from pyllm.child import Child, attach
+from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
 from pyllm.config import ApiConfig
+
+if TYPE_CHECKING:
+    from pyllm.frontend.metrics import Metrics
+    from pyllm.frontend.shared.client import RemoteState
+    from pyllm.frontend.shared.local import LocalState
 
 # A stream makes few cycles; collecting seldom, and never what was made at start, halves the longest pause.
 GC_THRESHOLDS = (50_000, 20, 20)
@@ -44,8 +50,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     from pyllm.frontend.conversation import ConversationSettings
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.server_state import ServerState
-    from pyllm.frontend.shared.local import LocalState
-    from pyllm.frontend.shared.state import SharedState
     from pyllm.frontend.tokenizer import Tokenizer
     from pyllm.frontend.tracing import Tracer
 
@@ -60,7 +64,8 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
         reasoning_parser=config.server.reasoning_parser,
         trust_request_chat_template=config.server.trust_request_chat_template,
     )
-    shared = LocalState(SharedState(config.shared))
+    child.enter("waiting for the shared state")
+    shared = await _shared_state(config)
     endpoint = config.server.otlp_traces_endpoint
     tracer = Tracer.to_collector(endpoint, config.served_model_name) if endpoint else None
     state = ServerState(
@@ -81,17 +86,39 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    dying = asyncio.ensure_future(client.death())
+    tending = asyncio.ensure_future(_tend(shared, state.metrics))
+    deaths = [asyncio.ensure_future(client.death()), asyncio.ensure_future(shared.death())]
     try:
-        await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
-        if dying.done() and not serving.done():
+        await asyncio.wait({serving, *deaths}, return_when=asyncio.FIRST_COMPLETED)
+        died = next((death.result() for death in deaths if death.done()), None)
+        if died is not None and not serving.done():
             server.stop()  # The streams have ended with this error; the parent must hear of it, too.
             await serving
-            raise dying.result()
+            raise died
         serving.result()
     finally:
-        dying.cancel()
+        for task in (tending, *deaths):
+            task.cancel()
+        shared.close()
         client.close()
         if tracer is not None:
             tracer.close()
     return 0
+
+
+async def _shared_state(config: ApiConfig) -> "LocalState | RemoteState":
+    """The state that API processes share: elsewhere, or here if this is the only one."""
+    from pyllm.frontend.shared.client import RemoteState
+    from pyllm.frontend.shared.local import LocalState
+    from pyllm.frontend.shared.state import SharedState
+
+    if config.state_address:
+        return await RemoteState.connect(config.state_address, config.server.ready_timeout)
+    return LocalState(SharedState(config.shared))
+
+
+async def _tend(shared: "LocalState | RemoteState", metrics: "Metrics") -> None:
+    """Let the shared state know that this process lives, and what it has counted; or let time pass in it."""
+    while True:
+        await asyncio.sleep(HEARTBEAT_INTERVAL)
+        shared.beat(metrics.counted())

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
@@ -9,6 +10,7 @@ from litestar import Request
 
 from pyllm.api_keys import Allowance
 from pyllm.errors import RequestError
+from pyllm.frontend.event_ids import Position
 from pyllm.frontend.shared.messages import Granted, Refused
 from pyllm.frontend.ticket import Ticket
 from pyllm.frontend.trace_context import TraceContext
@@ -22,6 +24,9 @@ class RequestContext(msgspec.Struct):
     """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
 
     `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
+
+    `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
+    events then; None: they are not wanted.
     """
 
     request_id: str
@@ -32,6 +37,8 @@ class RequestContext(msgspec.Struct):
     trace: TraceContext | None = None
     ticket: Ticket | None = None
     budgets: Granted | Refused | None = None
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    position: Position | None = None
 
     def name_tenant(self, user: str | None, field: str = "user") -> None:
         """Take the tenant from the body, where neither a key nor a header has named it.
@@ -56,10 +63,28 @@ def checked_tenant(name: str, source: str) -> str:
 
 
 def context_of(request: Request[Any, Any, Any]) -> RequestContext:
-    """The context that was put into the scope; one without a tenant where nobody did."""
+    """The context that was put into the scope, or a new one, with what the headers say of events and their ids.
+
+    Raises:
+        RequestError: the id of the last event is not one of ours.
+    """
     scope = cast("dict[str, Any]", request.scope)
     context = scope.get(CONTEXT)
     if context is None:
         context = scope[CONTEXT] = RequestContext(uuid.uuid4().hex)
     assert isinstance(context, RequestContext)
+    if context.position is None and (position := _position(scope["headers"], context)) is not None:
+        context.request_id, context.created, context.position = position.request_id, position.created, position
     return context
+
+
+def _position(headers: Iterable[tuple[bytes, bytes]], context: RequestContext) -> Position | None:
+    wants_ids = False
+    for name, value in headers:
+        if name == b"last-event-id":
+            if value:
+                return Position.parse(value.decode("latin-1"))
+            wants_ids = True
+        elif name == b"idempotency-key" or (name == b"accept" and b"text/event-stream" in value):
+            wants_ids = True
+    return Position(context.request_id, context.created) if wants_ids else None

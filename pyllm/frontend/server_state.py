@@ -11,11 +11,12 @@ from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
 from pyllm.frontend.conversations import Conversations
+from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
+from pyllm.frontend.shared.client import RemoteState
 from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.state import SharedState
-from pyllm.frontend.ticket import Shared
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.frontend.tracing import Tracer
 
@@ -41,7 +42,7 @@ class ServerState:
         conversations: ConversationSettings = DEFAULT_SETTINGS,
         server: ServerConfig = DEFAULT_SERVER,
         keys: KeyRing = NO_KEYS,
-        shared: Shared | None = None,
+        shared: LocalState | RemoteState | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.client = client
@@ -55,6 +56,7 @@ class ServerState:
         self.metrics = Metrics(model_name, client.model)
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
         self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
+        self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.draining = False
         self._running: set[Fail] = set()
         self._idle = asyncio.Event()

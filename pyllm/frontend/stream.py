@@ -32,6 +32,7 @@ class Channel:
 
     __slots__ = (
         "_draining",
+        "_num_silent_ticks",
         "_on_drained",
         "_on_stalled",
         "_patience",
@@ -62,6 +63,7 @@ class Channel:
         self._patience = patience
         self._waiting: deque[HTTPSendMessage] = deque()
         self._draining: asyncio.Task[None] | None = None
+        self._num_silent_ticks = 0
 
     def start(self, status: int, content_type: bytes, *headers: tuple[bytes, bytes]) -> None:
         """Send the status and the headers."""
@@ -72,6 +74,7 @@ class Channel:
 
     def write(self, body: bytes) -> None:
         """Send a part of a body that was started without its length."""
+        self._num_silent_ticks = 0
         transport = self._transport
         if transport is None or self.blocked or transport.get_write_buffer_size():
             self._push({"type": "http.response.body", "body": body, "more_body": True})
@@ -82,6 +85,11 @@ class Channel:
         """Send the last part of the body."""
         self._transport = None  # It is the next exchange's from now on.
         self._push({"type": "http.response.body", "body": body, "more_body": False})
+
+    def tick(self) -> int:
+        """Called at a fixed rate: gives how many calls ago the reader was last sent or taking something."""
+        self._num_silent_ticks = 0 if self.blocked else self._num_silent_ticks + 1
+        return self._num_silent_ticks
 
     def close(self) -> None:
         """Send nothing more."""

@@ -43,7 +43,7 @@ class Clock:
 def exposed(metrics: Metrics, stats: dict[str, int]) -> dict[str, float]:
     """Every sample by its name and the labels that are its own."""
     samples = {}
-    for family in text_string_to_metric_families(metrics.expose(stats).decode()):
+    for family in text_string_to_metric_families(metrics.expose(stats, metrics.counted()).decode()):
         for sample in family.samples:
             labels = {
                 name: value for name, value in sorted(sample.labels.items()) if name not in ("model_name", "engine")

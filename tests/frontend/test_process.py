@@ -8,49 +8,22 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-import msgspec
 import psutil
 
 from pyllm import launch, supervisor
-from pyllm.checkpoint import Architecture, Checkpoint
-from pyllm.config import ApiConfig, ServerConfig
 from pyllm.messages import Submit
 from tests.frontend import tiny_tokenizers
+from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import ScriptedCore
-from tests.frontend.serving import TEMPLATE, events
+from tests.frontend.serving import events
 from tests.frontend.zmq_core import ZmqCore
-
-ARCHITECTURE = Architecture(
-    architecture="LlamaForCausalLM",
-    vocab_size=600,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    max_position_embeddings=256,
-    tie_word_embeddings=True,
-    dtype="float32",
-)
 
 
 @asynccontextmanager
 async def api_process(core: ScriptedCore, folder: Path) -> AsyncGenerator[tuple[supervisor.Process, str], None]:
     """The process, and the address that it serves."""
-    files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), folder)
-    files = msgspec.structs.replace(files, chat_template=TEMPLATE)
     address = f"ipc://{folder}/core"
-    config = ApiConfig(
-        server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
-        core_address=address,
-        checkpoint=Checkpoint(
-            name="tiny", format="gguf", files=(), architecture=ARCHITECTURE, tensors=(), tokenizer=files, fingerprint=""
-        ),
-        served_model_name="tiny",
-    )
+    config = api_config(folder, address)
     with launch.bind_listener("127.0.0.1", 0) as listener:
         async with ZmqCore(core, address):
             process = supervisor.spawn("API process 0", "api", config, listener.fileno())

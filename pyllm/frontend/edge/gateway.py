@@ -49,11 +49,13 @@ class Gateway:
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         context = RequestContext(head.request_id or uuid.uuid4().hex, allowance=self._allowance)
         cast("dict[str, Any]", scope)[CONTEXT] = context
+        # An answer that is taken up again has another one, and the exchange keeps its own.
+        request_id = (b"x-request-id", context.request_id.encode())
 
         # Not a coroutine of its own: who pushes answers drives the server's one by hand.
         def answer(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *self._headers(context, head, body)]
+                message["headers"] = [*message["headers"], request_id, *self._headers(context, head, body)]
             return send(message)
 
         if scope["method"] == "OPTIONS" and head.is_preflight and self._cors.enabled:
@@ -92,9 +94,7 @@ class Gateway:
         check_body_size(head.content_length, self._max_body_bytes)
 
     def _headers(self, context: RequestContext, head: Head, body: BoundedBody) -> Headers:
-        headers = [(b"x-request-id", context.request_id.encode())]
-        if self._cors.enabled:
-            headers += self._cors.headers(head.origin)
+        headers = self._cors.headers(head.origin) if self._cors.enabled else []
         if context.budgets is not None:
             headers += budget_headers(context.budgets)
         if body.stalled:

@@ -1,6 +1,5 @@
 """`POST /v1/chat/completions`: a conversation in, by the model's chat template; the assistant's words out."""
 
-import time
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,9 @@ from litestar.params import JSONBody
 from msgspec import UNSET
 
 from pyllm.frontend.admission import admit, charge
-from pyllm.frontend.answer import Form, respond
+from pyllm.frontend.answer import respond
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.form import Form
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.openai.chat_conversation import conversation_of
@@ -25,6 +25,7 @@ from pyllm.frontend.openai.parameters import (
     refuse_unsupported,
     sampling_params,
     scheduling_params,
+    wants_continuous_usage,
     wants_usage,
 )
 from pyllm.frontend.openai.parsed_chat import ParsedChatForm
@@ -69,9 +70,10 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         prepared = await state.conversations.prepare(conversation_of(data), params)
         await charge(state, context, len(prepared.prompt))
         generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
+        counts_of = generation.counts_of if wants_continuous_usage(data) else None
         form: Form
         if prepared.make_parser is None:
-            form = ChunkForm(chunks)
+            form = ChunkForm(chunks, counts_of)
         else:
             form = ParsedChatForm(
                 chunks,
@@ -79,8 +81,9 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
                 partial(state.conversations.call_id, context.request_id),
                 shows_reasoning=data.include_reasoning is not False,
                 counts_reasoning=state.conversations.has_reasoning,
+                counts_of=counts_of,
             )
-        return respond(generation, form, data.stream is True)
+        return respond(generation, form, data.stream is True, context)
 
     return create_chat_completion
 
@@ -94,7 +97,7 @@ class ChatChunks:
         self.chunk = ChatChunk(
             id=f"chatcmpl-{context.request_id}",
             object="chat.completion.chunk",
-            created=int(time.time()),
+            created=context.created,
             model=model,
             choices=[],
             usage=None if includes_usage else UNSET,

@@ -1,5 +1,6 @@
 """OpenAI's stream of chunks, which completions and chat share: each is one `data:` line, and `[DONE]` the last."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
@@ -38,19 +39,23 @@ class Chunks(Protocol):
 
 
 class ChunkForm:
-    """A `Form` of chunks. What surrounds the text of a choice is encoded once, so that a token costs its text only."""
+    """A `Form` of chunks. What surrounds the text of a choice is encoded once, so that a token costs its text only.
 
-    def __init__(self, chunks: Chunks) -> None:
+    With `counts_of` each chunk has the usage so far, of its own choice, as vLLM's have it.
+    """
+
+    def __init__(self, chunks: Chunks, counts_of: Callable[[int], TokenCounts] | None = None) -> None:
         self._chunks = chunks
+        self._counts_of = counts_of
         self._around: dict[int, tuple[bytes, bytes]] = {}
         self._greeted: set[int] = set()
 
     def text(self, choice: int, delta: TextDelta) -> bytes:
         """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
         if delta.finish_reason is not None:
-            events = self.chunk(self._chunks.last(choice, delta))
-        elif delta.logprobs:
-            events = self.chunk(self._chunks.piece(choice, delta))
+            events = self.chunk(choice, self._chunks.last(choice, delta))
+        elif delta.logprobs or (delta.text and self._counts_of is not None):
+            events = self.chunk(choice, self._chunks.piece(choice, delta))
         elif delta.text:
             events = self._piece(choice, delta.text)
         else:
@@ -59,11 +64,15 @@ class ChunkForm:
             return events
         self._greeted.add(choice)
         first = self._chunks.first(choice)
-        return events if first is None else self.chunk(first) + events
+        return events if first is None else self.chunk(choice, first, is_first=True) + events
 
-    def chunk(self, choice: Struct) -> bytes:
+    def chunk(self, choice: int, content: Struct, *, is_first: bool = False) -> bytes:
         """A chunk of one choice's part."""
-        return _event(msgspec.structs.replace(self._chunks.chunk, choices=[choice]))
+        chunk = msgspec.structs.replace(self._chunks.chunk, choices=[content])
+        if self._counts_of is not None:
+            counts = self._counts_of(choice)
+            chunk.usage = Usage.of(counts._replace(completion=0) if is_first else counts)
+        return _event(chunk)
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
         """What surrounds a choice's new text; None as long as it has had none."""
@@ -91,7 +100,8 @@ class ChunkForm:
     def _piece(self, choice: int, text: str) -> bytes:
         around = self._around.get(choice)
         if around is None:
-            before, _, after = self.chunk(self._chunks.piece(choice, TextDelta(_TEXT, []))).rpartition(_encode(_TEXT))
+            example = self.chunk(choice, self._chunks.piece(choice, TextDelta(_TEXT, [])))
+            before, _, after = example.rpartition(_encode(_TEXT))
             around = self._around[choice] = before, after
         return around[0] + _encode(text) + around[1]
 

@@ -1,6 +1,5 @@
 """`POST /v1/completions`: text or token ids in, one or many prompts at once; text out."""
 
-import time
 from typing import Any, cast
 
 import msgspec
@@ -24,6 +23,7 @@ from pyllm.frontend.openai.parameters import (
     refuse_unsupported,
     sampling_params,
     scheduling_params,
+    wants_continuous_usage,
     wants_usage,
 )
 from pyllm.frontend.openai.protocol import (
@@ -66,7 +66,9 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         params = await resolve_texts_aside(params, state.tokenizer)
         prompts = await state.prompts.encode(texts, data.add_special_tokens is not False)
         await charge(state, context, sum(map(len, prompts)))
-        return respond(Generation(state, prompts, params, scheduling, context), ChunkForm(chunks), data.stream is True)
+        generation = Generation(state, prompts, params, scheduling, context)
+        form = ChunkForm(chunks, generation.counts_of if wants_continuous_usage(data) else None)
+        return respond(generation, form, data.stream is True, context)
 
     return create_completion
 
@@ -98,7 +100,7 @@ class CompletionChunks:
         self.chunk = Completion(
             id=f"cmpl-{context.request_id}",
             object="text_completion",
-            created=int(time.time()),
+            created=context.created,
             model=model,
             choices=[],
             usage=None if includes_usage else UNSET,

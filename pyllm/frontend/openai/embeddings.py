@@ -12,10 +12,10 @@ from litestar.params import JSONBody
 
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.admission import admit, charge
-from pyllm.frontend.answer import send_json
 from pyllm.frontend.embedding import Embedding
 from pyllm.frontend.embedding_batch import EmbeddingBatch
 from pyllm.frontend.failure import describe
+from pyllm.frontend.form import send_json
 from pyllm.frontend.openai.embedding_protocol import (
     MAX_INPUTS,
     EmbeddingData,

@@ -8,7 +8,7 @@ from pyllm.frontend.openai.protocol import ErrorBody, ErrorResponse
 # What `/openapi.json` says that a route may answer besides its own.
 ERROR_RESPONSES = {
     status: ResponseSpec(ErrorResponse, generate_examples=False)
-    for status in (400, 401, 404, 408, 413, 415, 429, 500, 503)
+    for status in (400, 401, 404, 408, 413, 415, 422, 429, 500, 503)
 }
 
 

@@ -62,6 +62,21 @@ def wants_usage(request: GenerationRequest) -> bool:
     return options.include_usage is True
 
 
+def wants_continuous_usage(request: GenerationRequest) -> bool:
+    """Whether each chunk of the stream is to have the usage so far.
+
+    Raises:
+        RequestError: without the usage at the end, which is when nobody has any of it.
+    """
+    options = request.stream_options
+    if options is None or not options.continuous_usage_stats:
+        return False
+    if not options.include_usage:
+        text = "stream_options.continuous_usage_stats goes with include_usage: true only"
+        raise RequestError(text, "stream_options.continuous_usage_stats")
+    return True
+
+
 def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs: int | None = None) -> SamplingParams:
     """The part of a request that is about sampling, checked; what it leaves out has its neutral value.
 

@@ -49,6 +49,7 @@ class ParsedChatForm:
     """A `Form` of a raw chat, with a parser for each choice. `call_id` names a call by its choice and its index.
 
     Without `shows_reasoning` it is left out. With `counts_reasoning` the usage says how many tokens it took.
+    `counts_of` is as `ChunkForm` has it.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class ParsedChatForm:
         *,
         shows_reasoning: bool,
         counts_reasoning: bool,
+        counts_of: Callable[[int], TokenCounts] | None = None,
     ) -> None:
         self._raw = raw
-        self._form = ChunkForm(raw)
+        self._form = ChunkForm(raw, counts_of)
         self._make_parser = make_parser
         self._call_id = call_id
         self._shows_reasoning = shows_reasoning
@@ -70,11 +72,11 @@ class ParsedChatForm:
 
     def text(self, choice: int, delta: TextDelta) -> bytes:
         """A chunk for each piece. Log-probabilities are those of the raw tokens, and come with the first."""
-        chunks = []
+        events = []
         parser = self._parsers.get(choice)
         if parser is None:
             parser = self._parsers[choice] = self._make_parser()
-            chunks.append(self._raw.first(choice))
+            events.append(self._form.chunk(choice, self._raw.first(choice), is_first=True))
         parts = [self._delta(choice, piece) for piece in parser.feed(delta) if self._shows(piece)]
         if not parts and (delta.finish_reason is not None or delta.logprobs):
             parts = [ChatDelta()]
@@ -88,8 +90,8 @@ class ParsedChatForm:
             else:
                 chunk = self._raw.piece(choice, source)
             chunk.delta = part
-            chunks.append(chunk)
-        return b"".join(map(self._form.chunk, chunks))
+            events.append(self._form.chunk(choice, chunk))
+        return b"".join(events)
 
     def around(self, choice: int) -> None:
         """No text goes out as it comes."""

@@ -37,7 +37,7 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     """What a stream carries besides the text."""
 
     include_usage: bool | None = False
-    continuous_usage_stats: Unsupported[bool] = False
+    continuous_usage_stats: bool | None = False
     include_obfuscation: Unsupported[bool] = False
 
 

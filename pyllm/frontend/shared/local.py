@@ -1,29 +1,105 @@
-"""The shared state of a server with one API process: in it, with the methods of the one that is elsewhere."""
+"""The shared state as one API process uses it, from the process that has it: what is asked for may be waited for."""
 
-from pyllm.frontend.shared.messages import Admission, Granted, Refused
+import asyncio
+from functools import partial
+
+from pyllm.errors import PyllmError
+from pyllm.frontend.shared.messages import Admission, Attached, Conflict, Full, Granted, Headers, Page, Refused, Run
 from pyllm.frontend.shared.state import SharedState
-
-_OWNER = 0
 
 
 class LocalState:
-    """Asks a `SharedState` in this process. What is asked is awaited, what is told is not."""
+    """Asks a `SharedState` in this process. What is asked is awaited, what is told is not.
 
-    def __init__(self, state: SharedState) -> None:
+    `owner` is the API process on whose behalf; `records.py` and `state.py` say what the calls mean.
+    """
+
+    def __init__(self, state: SharedState, owner: int = 0) -> None:
         self._state = state
+        self._owner = owner
 
     async def admit(self, admission: Admission) -> Granted | Refused:
         """Open a ticket, unless it is refused."""
-        return self._state.admit(_OWNER, admission)
+        return self._state.admit(self._owner, admission)
 
     async def charge(self, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
         """Count a prompt, unless it is refused: then the ticket is closed."""
-        return self._state.charge(_OWNER, ticket, num_prompt_tokens)
+        return self._state.charge(self._owner, ticket, num_prompt_tokens)
 
     def started(self, ticket: int) -> None:
         """Its first token has come."""
-        self._state.started(_OWNER, ticket)
+        self._state.started(self._owner, ticket)
 
     def ended(self, ticket: int, num_output_tokens: int) -> None:
         """Close a ticket; one that is closed already stays so."""
-        self._state.ended(_OWNER, ticket, num_output_tokens)
+        self._state.ended(self._owner, ticket, num_output_tokens)
+
+    async def claim(self, tenant: str, key: str, digest: bytes, origin: str) -> Run | Attached | Conflict | Full:
+        """Begin to read the answer to a request with a key."""
+        return self._state.records.claim(self._owner, tenant, key, digest, origin)
+
+    async def take_over(self, record: int) -> Run | Attached | Full:
+        """Run what nobody runs any more."""
+        return self._state.records.take_over(self._owner, record)
+
+    async def read(self, record: int, offset: int) -> Page:
+        """What follows in a record, once there is something."""
+        records = self._state.records
+        while (page := records.read(record, offset)) is None:
+            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            records.wait(record, partial(_wake, changed))
+            await changed
+        return page
+
+    async def find(self, record: int, event_id: bytes) -> int:
+        """Where a record goes on after an event; -1: it has none of that id."""
+        return self._state.records.find(record, event_id)
+
+    def leave(self, record: int) -> None:
+        """Read no more."""
+        self._state.records.leave(self._owner, record)
+
+    def start(self, run: int, status: int, headers: Headers) -> None:
+        """The head of a run's answer."""
+        self._state.records.start(run, status, headers)
+
+    def append(self, run: int, body: bytes) -> None:
+        """More of a run's answer."""
+        self._state.records.append(run, body)
+
+    def finish(self, run: int, keep: bool) -> None:
+        """The end of a run."""
+        self._state.records.finish(run, keep)
+
+    async def abandoned(self, run: int) -> None:
+        """Wait until a run has nobody to run for, or is over."""
+        gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._state.records.wait_abandoned(run, partial(_wake, gone))
+        await gone
+
+    async def totals(self, row: bytes) -> bytes:
+        """What all API processes have counted, with this row of the one that asks: packed float64."""
+        self.count(row)
+        return self._state.totals.sum()
+
+    def count(self, row: bytes) -> None:
+        """What the API process has counted so far."""
+        self._state.totals.count(self._owner, row)
+
+    def beat(self, row: bytes) -> None:
+        """Let time pass, twice a second; `row` is what the API process has counted."""
+        self.count(row)
+        self._state.records.sweep()
+
+    async def death(self) -> PyllmError:
+        """Wait until the state is gone: never, as it is in this process."""
+        never: asyncio.Future[PyllmError] = asyncio.get_running_loop().create_future()
+        return await never
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def _wake(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -1,5 +1,7 @@
 """What API processes say to the state that they share, and what it answers: plain values, fit for a wire."""
 
+from typing import Any
+
 import msgspec
 
 from pyllm.api_keys import Allowance
@@ -54,3 +56,81 @@ class Refused(_Message, frozen=True):
 LIMIT_REASONS = ("requests", "tokens", "concurrent")
 QUEUE_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 REASONS = LIMIT_REASONS + QUEUE_REASONS
+
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+class Run(_Message, frozen=True):
+    """The caller is to run a request under this number, from the event of this id on, and reads its record."""
+
+    record: int
+    run: int
+    position: str
+
+
+class Attached(_Message, frozen=True):
+    """Another one runs it, or has run it: the caller reads its record."""
+
+    record: int
+
+
+class Conflict(_Message, frozen=True):
+    """The key is that of another request."""
+
+
+class Full(_Message, frozen=True):
+    """There is no room for a record."""
+
+
+class Page(_Message, frozen=True):
+    """Some of a record. With `is_orphaned` whoever ran it is gone; with `is_lost` its bytes are."""
+
+    status: int = 0
+    headers: Headers = ()
+    body: bytes = b""
+    is_over: bool = False
+    is_orphaned: bool = False
+    is_lost: bool = False
+
+
+# Between API processes and the process that has the state.
+
+
+class Join(_Message, frozen=True):
+    """The first message of an API process; answered by `Joined`."""
+
+
+class Ask(_Message, frozen=True):
+    """A call that is answered by a `Told` with the same number."""
+
+    number: int
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+class Tell(_Message, frozen=True):
+    """A call that is not answered."""
+
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+class Beat(_Message, frozen=True):
+    """A sign of life, at 2 Hz: a member that cannot be sent it any more is gone."""
+
+
+class Joined(_Message, frozen=True):
+    """What the sender held under the same connection before, if anything, is given back."""
+
+
+class Told(_Message, frozen=True):
+    """The answer to an `Ask`: a value, or the error's text."""
+
+    number: int
+    ok: bool
+    value: Any = None
+
+
+MemberMessage = Join | Ask | Tell
+StateMessage = Joined | Told | Beat

@@ -7,6 +7,8 @@ from pyllm.config import SharedConfig
 from pyllm.frontend.shared.limits import Limits
 from pyllm.frontend.shared.messages import Admission, Granted, Refused
 from pyllm.frontend.shared.queue import AdmissionQueue
+from pyllm.frontend.shared.records import Records
+from pyllm.frontend.shared.totals import Totals
 
 
 class _Ticket:
@@ -27,6 +29,8 @@ class SharedState:
     """
 
     def __init__(self, config: SharedConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.records = Records(config.idempotency_retention, clock)
+        self.totals = Totals()
         self._counts_queued_tokens = config.max_num_queued_tokens > 0
         self._limits = Limits(clock)
         self._queue = AdmissionQueue(config)
@@ -83,7 +87,9 @@ class SharedState:
         self._limits.leave(held.account, num_output_tokens)
 
     def drop(self, owner: int) -> None:
-        """Close every ticket of an API process that is gone."""
+        """An API process is gone: close every ticket of it, and let others take over what it ran."""
+        self.records.drop(owner)
+        self.totals.drop(owner)
         for ticket in list(self._tickets.get(owner, ())):
             self.ended(owner, ticket, 0)
         self._tickets.pop(owner, None)

@@ -115,6 +115,24 @@ async def test_without_the_option_no_chunk_has_a_usage(tokenizer: Tokenizer) -> 
     assert [chunk["choices"][0]["text"] for chunk in chunks] == ["Hello", " ", "🙂", " world", ""]
 
 
+async def test_each_chunk_has_the_usage_of_its_choice_where_it_is_wanted(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: [*prompt, *tokenizer.encode("abc")[: sample + 1], 0])
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with in_process(core, tokenizer) as frontend:
+        *chunks, last = await stream(frontend, prompt=["x", "yy"], n=2, stream_options=options)
+        conversation = {"messages": [{"role": "user", "content": "x"}], "stream": True, "stream_options": options}
+        response = await frontend.http.post("/v1/chat/completions", json={**conversation, "max_tokens": 2})
+    counts: dict[int, list[int]] = defaultdict(list)
+    for chunk in chunks:
+        index = chunk["choices"][0]["index"]
+        assert chunk["usage"]["prompt_tokens"] == index // 2 + 1
+        assert chunk["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+        counts[index].append(chunk["usage"]["completion_tokens"])
+    assert counts == {0: [1, 2, 3], 1: [1, 2, 3, 4], 2: [1, 2, 3, 4], 3: [1, 2, 3, 4, 5]}
+    assert last["usage"]["completion_tokens"] == 3 + 4 + 4 + 5
+    assert [chunk["usage"]["completion_tokens"] for chunk in events(response.text)] == [0, 2, 2]
+
+
 async def test_a_stop_string_ends_the_text_and_the_count(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "one two stop three"), tokenizer) as frontend:
         answer = await complete(frontend, prompt="x", stop=["stop"], max_tokens=50)

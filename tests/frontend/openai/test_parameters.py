@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.parameters import num_chat_logprobs, sampling_params, scheduling_params, wants_usage
+from pyllm.frontend.openai.parameters import (
+    num_chat_logprobs,
+    sampling_params,
+    scheduling_params,
+    wants_continuous_usage,
+    wants_usage,
+)
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
 from pyllm.frontend.request_context import RequestContext
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -144,5 +150,14 @@ def test_usage_is_an_option_of_streams() -> None:
     assert wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {"include_usage": True}}))
     with pytest.raises(RequestError, match="stream: true"):
         wants_usage(decode(ChatRequest, CHAT | {"stream_options": {"include_usage": True}}))
-    with pytest.raises(RequestError, match=r"stream_options.continuous_usage_stats is not supported"):
-        wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}}))
+    with pytest.raises(RequestError, match=r"stream_options.include_obfuscation is not supported"):
+        wants_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": {"include_obfuscation": True}}))
+
+
+def test_continuous_usage_goes_with_the_usage_at_the_end() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert wants_continuous_usage(decode(ChatRequest, CHAT | {"stream": True, "stream_options": options}))
+    assert not wants_continuous_usage(decode(ChatRequest, CHAT | {"stream": True}))
+    only = CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    with pytest.raises(RequestError, match="include_usage: true"):
+        wants_continuous_usage(decode(ChatRequest, only))

@@ -1,0 +1,211 @@
+"""Requests with an Idempotency-Key: the first one runs and is recorded, and whoever repeats it reads the record.
+
+Stands between the edge and the routes, which see an ordinary request. Knows no route and no body but as bytes.
+"""
+
+import asyncio
+import hashlib
+import logging
+import re
+import secrets
+import time
+from typing import Any, NamedTuple, cast
+
+import msgspec
+from litestar.types import ASGIApp, Receive, Scope, Send
+
+from pyllm.errors import EngineDeadError, PyllmError, RequestError
+from pyllm.frontend.error_answer import error_answer
+from pyllm.frontend.event_ids import Position
+from pyllm.frontend.failure import IdempotencyConflictError, describe
+from pyllm.frontend.recorder import Recorder
+from pyllm.frontend.request_context import CONTEXT, RequestContext
+from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.shared.messages import Attached, Conflict, Full, Headers, Page, Run
+from pyllm.frontend.stream import READER_PATIENCE, TRANSPORT
+
+HEADER = "Idempotency-Key"
+# Routes whose answers can be repeated.
+PREFIX = "/v1/"
+
+_KEY = re.compile(rb"[ -~]{1,255}")
+
+logger = logging.getLogger(__name__)
+
+
+class _Exchange(NamedTuple):
+    """One client's request, whose body has come."""
+
+    scope: Scope
+    body: bytes
+    receive: Receive
+    send: Send
+
+
+class Idempotency:
+    """The application around the routes."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._shared = state.shared
+        self._runs: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        headers = dict(cast("list[tuple[bytes, bytes]]", scope.get("headers", ())))
+        key = headers.get(b"idempotency-key")
+        # There are no other scopes than of HTTP here, but the types do not say so.
+        if key is None or cast("dict[str, Any]", scope)["method"] != "POST" or not scope["path"].startswith(PREFIX):
+            await self._app(scope, receive, send)
+            return
+        try:
+            if _KEY.fullmatch(key) is None:
+                raise RequestError(f"the header {HEADER} must be 1 to 255 printable ASCII characters", HEADER)
+            await self._serve(scope, receive, send, key.decode(), headers.get(b"last-event-id", b""))
+        except PyllmError as error:
+            failure = describe(error)
+            more, text = error_answer(scope["path"], failure)
+            await _answer(send, failure.status, more, text)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, key: str, last_event: bytes) -> None:
+        body = await _body(receive)
+        if body is None:
+            return
+        context = _context(scope)
+        digest = hashlib.sha256(b"\0".join([scope["path"].encode(), scope["query_string"], body])).digest()
+        origin = Position(context.request_id, context.created, secrets.randbits(63)).format()
+        claim = await self._shared.claim(context.tenant, key, digest, origin)
+        if isinstance(claim, Conflict):
+            raise IdempotencyConflictError(f"this {HEADER} was used with another request; take a fresh one")
+        if isinstance(claim, Full):
+            raise EngineDeadError(f"too many requests with an {HEADER} are running; try again, or leave it out")
+        exchange = _Exchange(scope, body, receive, send)
+        try:
+            offset = await self._shared.find(claim.record, last_event) if last_event else 0
+            if offset >= 0:
+                self._run(exchange, claim)
+                await self._follow(exchange, claim.record, offset)
+                return
+            # The record does not have that event, or not yet: the request resumes as one without a key does.
+            if isinstance(claim, Run):
+                self._shared.finish(claim.run, keep=False)
+        finally:
+            self._shared.leave(claim.record)
+        await self._app(scope, _replayed(body, receive), send)
+
+    def _run(self, exchange: _Exchange, claim: Run | Attached | Full) -> None:
+        """Run a request whose turn it is, beyond the exchange that asked for it."""
+        if isinstance(claim, Run):
+            task = asyncio.create_task(self._record(exchange.scope, exchange.body, claim))
+            self._runs.add(task)
+            task.add_done_callback(self._runs.discard)
+
+    async def _record(self, scope: Scope, body: bytes, claim: Run) -> None:
+        recorder = Recorder(self._shared, claim.run)
+        # The exchange gives its own ticket back when it ends, which this may outlive.
+        context = msgspec.structs.replace(_context(scope), arrival=time.monotonic(), ticket=None, budgets=None)
+        headers = [header for header in scope["headers"] if header[0] not in (b"last-event-id", b"idempotency-key")]
+        inner = {
+            **scope,
+            "headers": [*headers, (b"last-event-id", claim.position.encode())],
+            CONTEXT: context,
+        }
+        inner.pop(TRANSPORT, None)
+        abandoned = asyncio.create_task(self._shared.abandoned(claim.run))
+
+        async def gone() -> Any:
+            await asyncio.wait({abandoned, recorder.over}, return_when=asyncio.FIRST_COMPLETED)
+            return {"type": "http.disconnect"}
+
+        try:
+            await self._app(cast("Scope", inner), _replayed(body, cast("Receive", gone)), recorder.send)
+        except Exception:
+            logger.exception("a request with an %s failed", HEADER)
+        finally:
+            recorder.close()
+            abandoned.cancel()
+            if context.ticket is not None:
+                context.ticket.release()
+
+    async def _follow(self, exchange: _Exchange, record: int, offset: int) -> None:
+        """Send a record from an offset on, as it grows. A slow reader just reads later."""
+        gone = asyncio.create_task(_disconnected(exchange.receive))
+        is_started = False
+        try:
+            while (page := await self._read(record, offset, gone)) is not None:
+                if page.is_orphaned:
+                    self._run(exchange, await self._shared.take_over(record))
+                    continue
+                if page.is_lost or not page.status:
+                    if not is_started:
+                        raise EngineDeadError("the answer was lost; repeat the request")
+                    return  # Returning with an incomplete answer closes the connection.
+                async with asyncio.timeout(READER_PATIENCE):
+                    if not is_started:
+                        is_started = True
+                        await _start(exchange.send, page.status, page.headers)
+                    offset += len(page.body)
+                    more = not page.is_over
+                    await exchange.send({"type": "http.response.body", "body": page.body, "more_body": more})
+                if page.is_over:
+                    return
+        except TimeoutError:
+            logger.warning("a client took nothing for %g s; its answer is given up", READER_PATIENCE)
+        finally:
+            gone.cancel()
+
+    async def _read(self, record: int, offset: int, gone: "asyncio.Task[None]") -> Page | None:
+        """The next page; None once the client has gone."""
+        reading = asyncio.ensure_future(self._shared.read(record, offset))
+        try:
+            await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return await reading if reading.done() else None
+        finally:
+            reading.cancel()
+
+
+def _context(scope: Scope) -> RequestContext:
+    context = cast("dict[str, Any]", scope)[CONTEXT]
+    assert isinstance(context, RequestContext)
+    return context
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None where the client left before it had come."""
+    parts = []
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message["body"])
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _replayed(body: bytes, then: Receive) -> Receive:
+    """Gives a body that was read before, and later what `then` gives."""
+    is_taken = False
+
+    async def receive() -> Any:
+        nonlocal is_taken
+        if is_taken:
+            return await then()
+        is_taken = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+    about = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
+    await _start(send, status, (*about, *headers))
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+async def _start(send: Send, status: int, headers: Headers) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": list(headers)})

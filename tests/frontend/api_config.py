@@ -1,0 +1,43 @@
+"""What an API process is told, for a core without a model."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyllm.checkpoint import Architecture, Checkpoint
+from pyllm.config import ApiConfig, ServerConfig
+from tests.frontend import tiny_tokenizers
+from tests.frontend.serving import TEMPLATE
+
+ARCHITECTURE = Architecture(
+    architecture="LlamaForCausalLM",
+    vocab_size=600,
+    hidden_size=8,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=8,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    max_position_embeddings=256,
+    tie_word_embeddings=True,
+    dtype="float32",
+)
+
+
+def api_config(folder: Path, core_address: str, **changes: Any) -> ApiConfig:
+    """A process with the byte-level tokenizer, which is written to `folder`."""
+    files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), folder)
+    files = msgspec.structs.replace(files, chat_template=TEMPLATE)
+    checkpoint = Checkpoint(
+        name="tiny", format="gguf", files=(), architecture=ARCHITECTURE, tensors=(), tokenizer=files, fingerprint=""
+    )
+    return ApiConfig(
+        server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
+        core_address=core_address,
+        checkpoint=checkpoint,
+        served_model_name="tiny",
+        **changes,
+    )

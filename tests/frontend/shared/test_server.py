@@ -1,0 +1,189 @@
+"""The shared state elsewhere is the shared state here: the same calls, over a wire, and what is left by the dead."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+
+from pyllm import ipc
+from pyllm.config import SharedConfig
+from pyllm.errors import EngineDeadError, ProtocolError
+from pyllm.frontend.shared.client import RemoteState
+from pyllm.frontend.shared.messages import (
+    Admission,
+    Attached,
+    Granted,
+    MemberMessage,
+    Page,
+    Refused,
+    Run,
+    StateMessage,
+    Tell,
+)
+from pyllm.frontend.shared.server import MAX_SILENT_BEATS, StateServer
+from pyllm.frontend.shared.state import SharedState
+from tests.frontend.serving import until
+
+
+class Wire:
+    """What a `StateServer` and its members are connected by; everything is encoded and decoded."""
+
+    def __init__(self) -> None:
+        self.state = SharedState(SharedConfig(max_num_queued_reqs=1))
+        self.members: dict[bytes, RemoteState] = {}
+        self.unreachable: set[bytes] = set()
+        self.server = StateServer(self.state, self._listen)
+
+    def send(self, message: StateMessage, *frames: object, identity: bytes = b"") -> bool:
+        if identity in self.unreachable:
+            raise ipc.PeerGoneError(identity.hex())
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=StateMessage)
+        asyncio.get_running_loop().call_soon(lambda: self.handlers[identity](b"", decoded))
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        """Nothing is open."""
+
+    def join(self, name: bytes) -> RemoteState:
+        wire = self
+
+        class End:
+            def send(self, message: MemberMessage, *frames: object, identity: bytes = b"") -> bool:
+                wire.say(name, message)
+                return True
+
+            def close(self, linger: float = 0.0) -> None:
+                """Nothing is open."""
+
+        def connect(on_message, on_malformed, on_disconnect):  # type: ignore[no-untyped-def]  # as `Connect` has it
+            wire.handlers[name] = on_message
+            return End()
+
+        return RemoteState(connect)
+
+    def say(self, name: bytes, message: MemberMessage) -> None:
+        decoded = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=MemberMessage)
+        asyncio.get_running_loop().call_soon(lambda: self._on_message(name, decoded))
+
+    def _listen(self, on_message, on_malformed):  # type: ignore[no-untyped-def]  # as `StateServer` has it
+        self.handlers = {}
+        self._on_message = on_message
+        return self
+
+
+@asynccontextmanager
+async def wired() -> AsyncGenerator[Wire, None]:
+    wire = Wire()
+    yield wire
+    wire.server.close()
+
+
+async def test_what_is_asked_is_answered_with_its_type() -> None:
+    async with wired() as wire:
+        one, two = wire.join(b"1"), wire.join(b"2")
+        assert await one.admit(Admission(1)) == Granted(counts_tokens=False)
+        assert isinstance(await one.admit(Admission(2)), Granted)
+        refused = await two.admit(Admission(1))
+        assert isinstance(refused, Refused)
+        assert refused.reason == "max_num_queued_reqs"
+        one.started(1)
+        one.ended(1, 5)
+        assert isinstance(await two.admit(Admission(1)), Granted)
+        assert await one.totals(b"\0" * 8) == b"\0" * 8
+        claim = await one.claim("", "key", b"digest", "origin")
+        assert isinstance(claim, Run)
+        assert await two.claim("", "key", b"digest", "origin") == Attached(claim.record)
+        reading = asyncio.ensure_future(two.read(claim.record, 0))
+        one.start(claim.run, 200, ((b"a", b"b"),))
+        one.append(claim.run, b"id: x\ndata: y\n\n")
+        assert await reading == Page(200, ((b"a", b"b"),), b"id: x\ndata: y\n\n")
+        assert await two.find(claim.record, b"x") == 15
+        one.finish(claim.run, keep=True)
+        await one.abandoned(claim.run)
+        assert await two.read(claim.record, 15) == Page(200, ((b"a", b"b"),), is_over=True)
+
+
+async def test_what_the_dead_held_is_given_back_and_the_living_take_over() -> None:
+    async with wired() as wire:
+        one, two = wire.join(b"1"), wire.join(b"2")
+        await one.admit(Admission(1))
+        claim = await one.claim("", "key", b"digest", "origin")
+        await two.claim("", "key", b"digest", "origin")
+        reading = asyncio.ensure_future(two.read(claim.record, 0))
+        await until(lambda: wire.state.num_tickets == 1)
+        wire.unreachable.add(b"1")
+        wire.server.beat()
+        assert (await reading).is_orphaned
+        assert (wire.state.num_tickets, wire.server.num_members) == (0, 1)
+        assert isinstance(await two.take_over(claim.record), Run)
+
+
+async def test_a_silent_member_is_given_up_and_begins_anew() -> None:
+    async with wired() as wire:
+        one = wire.join(b"1")
+        await one.admit(Admission(1))
+        await one.admit(Admission(2))
+        pending = asyncio.ensure_future(one.read((await one.claim("", "k", b"", "o")).record, 0))
+        await asyncio.sleep(0)
+        for _ in range(MAX_SILENT_BEATS + 1):
+            wire.server.beat()
+        assert (wire.state.num_tickets, wire.server.num_members) == (0, 0)
+        one.beat(b"")
+        with pytest.raises(EngineDeadError, match="share is not there"):
+            await pending
+        assert isinstance(await one.admit(Admission(3)), Granted)
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("nothing", ()),
+        ("_state", ()),
+        ("admit", ()),
+        ("ended", ("x", 1)),
+        ("started", (1, 2)),
+        ("close", ()),
+        ("beat", (b"",)),
+    ],
+)
+async def test_a_call_that_does_not_fit_changes_nothing(method: str, args: tuple[object, ...]) -> None:
+    async with wired() as wire:
+        one = wire.join(b"1")
+        await one.admit(Admission(1))
+        wire.say(b"1", Tell(method, args))
+        with pytest.raises(ProtocolError, match="refused a call"):
+            await one._ask(int, method, *args)
+        assert await one.find(1, b"x") == -1
+        assert wire.state.num_tickets == 1
+
+
+async def test_over_zeromq_the_end_of_a_process_is_noticed(tmp_path: Path) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    address = f"ipc://{tmp_path}/state"
+    state = SharedState(SharedConfig())
+    socket = ipc.bind(context, zmq.ROUTER, address)
+    server = StateServer(state, lambda *handlers: ipc.Endpoint(socket, MemberMessage, *handlers))
+    one, two = await RemoteState.connect(address, 10.0), await RemoteState.connect(address, 10.0)
+    await one.admit(Admission(1))
+    await two.admit(Admission(1))
+    one.close()
+    while state.num_tickets > 1:
+        server.beat()
+        await asyncio.sleep(0)
+    assert server.num_members == 1
+    dying = asyncio.ensure_future(two.death())
+    server.close()
+    assert "is not there" in str(await dying)
+    with pytest.raises(EngineDeadError, match="is not there"):
+        await two.admit(Admission(2))
+    two.close()
+    context.term()
+
+
+async def test_a_state_that_never_answers_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineDeadError, match="no shared state answered"):
+        await RemoteState.connect(f"ipc://{tmp_path}/nobody", 0.05)

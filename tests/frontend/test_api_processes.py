@@ -1,0 +1,132 @@
+"""Several API processes with the state that they share: what one began, another goes on with when it is killed."""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import httpx
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from pyllm import launch, supervisor
+from pyllm.config import SharedConfig, StateConfig
+from pyllm.messages import ClientMessage, Heartbeat, Submit
+from tests.frontend import tiny_tokenizers
+from tests.frontend.api_config import api_config
+from tests.frontend.fake_core import ScriptedCore
+from tests.frontend.serving import until
+from tests.frontend.zmq_core import ZmqCore
+
+TEXT = "Hello world, how is the sea? "
+PATH = "/v1/completions"
+BODY = {"prompt": "x", "stream": True, "max_tokens": 40}
+KEY = {"idempotency-key": "key"}
+
+
+class Processes:
+    """Two API processes, each over a core of its own with the same script."""
+
+    def __init__(self, cores: list["Beating"], apis: list[supervisor.Process], clients: list[httpx.AsyncClient]):
+        self.cores = cores
+        self.apis = apis
+        self.clients = clients
+
+
+class Beating(ScriptedCore):
+    """Says its script, but for the first `num_steps` only, if they are given; and that it lives."""
+
+    def __init__(self, tokens: list[int], num_steps: int = -1) -> None:
+        super().__init__(lambda prompt, sample: tokens)
+        self.num_left = num_steps
+
+    def handle(self, message: ClientMessage) -> None:
+        super().handle(message)
+        if isinstance(message, Heartbeat):
+            self.say(message)
+
+    def _step(self) -> None:
+        self.paused = self.num_left == 0
+        self.num_left -= 1
+        super()._step()
+
+
+@asynccontextmanager
+async def two_processes(folder: Path, num_steps: int = -1) -> AsyncGenerator[Processes, None]:
+    tokens = [*tiny_tokenizers.byte_level().encode(TEXT).ids, 0]
+    cores = [Beating(tokens, num_steps), Beating(tokens)]
+    state_address = f"ipc://{folder}/state"
+    shared = SharedConfig()
+    async with AsyncExitStack() as stack:
+        children = [supervisor.spawn("the state", "state", StateConfig(shared=shared, bind=state_address))]
+        clients = []
+        for index, core in enumerate(cores):
+            address = f"ipc://{folder}/core-{index}"
+            await stack.enter_async_context(ZmqCore(core, address))
+            listener = stack.enter_context(launch.bind_listener("127.0.0.1", 0))
+            config = api_config(folder, address, index=index, shared=shared, state_address=state_address)
+            children.append(supervisor.spawn(f"API process {index}", "api", config, listener.fileno()))
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            clients.append(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60)))
+        for child in children:
+            child.watch()
+        try:
+            for child in children:
+                await child.ready(60)
+            yield Processes(cores, children[1:], clients)
+            for child in reversed(children):  # as the supervisor does: whom others need ends last
+                if not child.exited.done():
+                    assert await child.stop(30) == 0
+        finally:
+            for child in children:
+                child.signal(signal.SIGKILL)
+                await child.exited
+
+
+def text_of(stream: str) -> str:
+    blocks = [block.rpartition("data: ")[2] for block in stream.split("\n\n")[:-1]]
+    return "".join(msgspec.json.decode(block)["choices"][0]["text"] for block in blocks if block != "[DONE]")
+
+
+async def test_what_a_killed_process_streamed_goes_on_at_another(tmp_path: Path) -> None:
+    async with two_processes(tmp_path, num_steps=5) as processes:
+        one, two = processes.clients
+        body = BODY | {"max_tokens": 100}
+        async with one.stream("POST", PATH, json=body, headers={"accept": "text/event-stream"}) as first:
+            received = await anext(first.aiter_text())
+            keyed = asyncio.create_task(one.post(PATH, json=body, headers=KEY))
+            await until(lambda: len(processes.cores[0].sent(Submit)) == 2)
+            attached = asyncio.create_task(two.post(PATH, json=body, headers=KEY))
+            processes.apis[0].signal(signal.SIGKILL)
+            await processes.apis[0].exited
+        event = received.split("\n\n")[-2].partition("\n")[0].removeprefix("id: ")
+        rest = await two.post(PATH, json=body, headers={"last-event-id": event})
+        assert text_of(received + rest.text) == TEXT
+        assert rest.text.endswith("data: [DONE]\n\n")
+        # The one with a key, which nobody heard of but the state, is run by the process that was told of it.
+        assert text_of((await attached).text) == TEXT
+        assert (await two.post(PATH, json=body, headers=KEY)).content == (await attached).content
+        await asyncio.gather(keyed, return_exceptions=True)
+    seeds = [[submit.seed for submit in core.sent(Submit)] for core in processes.cores]
+    assert sorted(seeds[0]) == sorted(seeds[1])
+
+
+async def test_a_key_is_known_to_all_and_so_are_the_counters(tmp_path: Path) -> None:
+    async with two_processes(tmp_path) as processes:
+        answers = await asyncio.gather(*(client.post(PATH, json=BODY, headers=KEY) for client in processes.clients * 3))
+        assert len({answer.content for answer in answers}) == 1
+        assert sum(len(core.sent(Submit)) for core in processes.cores) == 1
+        for client in processes.clients:
+            assert (await client.post(PATH, json=BODY)).status_code == 200
+        # A process tells what it counted twice a second.
+        num_tokens = processes.cores[1].script([], 0)
+        while await generated(processes.clients[0]) < 3 * len(num_tokens):
+            pass
+        assert await generated(processes.clients[1]) == await generated(processes.clients[0])
+
+
+async def generated(client: httpx.AsyncClient) -> float:
+    families = text_string_to_metric_families((await client.get("/metrics")).text)
+    (family,) = [family for family in families if family.name == "vllm:generation_tokens"]
+    return family.samples[0].value
