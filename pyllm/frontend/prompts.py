@@ -21,16 +21,18 @@ class PromptEncoder:
         self._chat_template = chat_template
         self._model = model
 
-    async def encode(self, prompts: Sequence[str | Sequence[int]], add_special_tokens: bool = True) -> list[list[int]]:
+    async def encode(
+        self, prompts: Sequence[str | Sequence[int]], add_special_tokens: bool = True, refuse_long: bool = True
+    ) -> list[list[int]]:
         """The token ids of each prompt; one that is token ids already passes as it is.
 
         Raises:
-            RequestTooLargeError: a text certainly cannot fit the context; then none is encoded.
+            RequestTooLargeError: `refuse_long`, and a text certainly cannot fit the context; then none is encoded.
         """
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         for text in texts:
             least = self._tokenizer.min_tokens(text)
-            if least >= self._model.max_model_len:
+            if refuse_long and least >= self._model.max_model_len:
                 raise refuse_prompt(f"at least {least}", self._model)
         # All together count: a thousand short texts hold up the other streams as one long text does.
         if sum(map(len, texts)) < INLINE_CHARACTERS:
@@ -46,12 +48,13 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        refuse_long: bool = True,
     ) -> list[int]:
         """The token ids of a conversation, rendered by the chat template (`ChatTemplate.render` has the options).
 
         Raises:
             RequestError: there are no messages or no template, or the template refuses the messages.
-            RequestTooLargeError: the rendered text certainly cannot fit the context.
+            RequestTooLargeError: `refuse_long`, and the rendered text certainly cannot fit the context.
         """
         if self._chat_template is None:
             text = "this model has no chat template; render the conversation yourself for /v1/completions or generate()"
@@ -63,5 +66,5 @@ class PromptEncoder:
             text = self._chat_template.render(*options)
         else:
             text = await asyncio.to_thread(self._chat_template.render, *options)
-        (tokens,) = await self.encode([text], add_special_tokens)
+        (tokens,) = await self.encode([text], add_special_tokens, refuse_long)
         return tokens

@@ -69,6 +69,10 @@ class Tokenizer:
         """One token as a text of its own; bytes that are no character become U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        """How the vocabulary spells each token; nothing for an unknown id."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
     def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
         """A decoder for what follows `prompt`."""
         if self._byte_tables:

@@ -64,13 +64,14 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
         params = await resolve_texts_aside(params, state.tokenizer)
-        prompt = await _encode(state, data)
+        prompt = await encode_conversation(state, data)
         return respond(Generation(state, [prompt], params, scheduling), ChunkForm(chunks), data.stream is True)
 
     return create_chat_completion
 
 
-async def _encode(state: ServerState, request: ChatRequest) -> list[int]:
+async def encode_conversation(state: ServerState, request: ChatRequest, refuse_long: bool = True) -> list[int]:
+    """The token ids of a request's conversation; raises as `PromptEncoder.encode_chat` does."""
     continues = request.continue_final_message is True
     opens = request.add_generation_prompt is not False
     if continues and opens:
@@ -79,7 +80,7 @@ async def _encode(state: ServerState, request: ChatRequest) -> list[int]:
             "continue_final_message",
         )
     messages = [_plain(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
-    return await state.prompts.encode_chat(messages, opens, continues, request.add_special_tokens is True)
+    return await state.prompts.encode_chat(messages, opens, continues, request.add_special_tokens is True, refuse_long)
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, str]:

@@ -111,7 +111,18 @@ def scheduling_params(request: GenerationRequest, context: RequestContext) -> Sc
         timeout=min(timeouts, default=None),
         ttft_target=request.ttft_target,
         tpot_target=request.tpot_target,
+        cache_salt=cache_salt(request.cache_salt),
     )
+
+
+def cache_salt(salt: str | None) -> str:
+    """The salt of a request, none where it has none.
+
+    Raises:
+        RequestError: it is empty; then the caller would share cached blocks without knowing.
+    """
+    check("cache_salt", repr(salt), salt != "", "a text that is not empty, or left out")
+    return salt or ""
 
 
 def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:

@@ -15,7 +15,7 @@ from pyllm.sampling_params import StructuredOutputsParams
 
 T = TypeVar("T")
 UNSUPPORTED = {"supported": False}
-Unsupported = Annotated[T | None, Meta(extra=UNSUPPORTED)]
+Unsupported = Annotated[T | None, Meta(description="Not supported: refused unless neutral.", extra=UNSUPPORTED)]
 
 MAX_PROMPTS = 1024
 
@@ -79,6 +79,12 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None
     ttft_target: float | None = None
     tpot_target: float | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
 
     # Accepted without effect.
     user: str | None = None
@@ -89,11 +95,8 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: str | None = None
     service_tier: Literal["auto", "default"] | None = None
 
-    echo: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = None
     spaces_between_special_tokens: Unsupported[bool] = True
-    truncate_prompt_tokens: Unsupported[int] = None
-    truncation_side: Unsupported[str] = None
     guided_json: Unsupported[Any] = None
     guided_regex: Unsupported[str] = None
     guided_choice: Unsupported[list[str]] = None
@@ -102,12 +105,8 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: Unsupported[str] = None
     thinking_token_budget: Unsupported[int] = None
     repetition_detection: Unsupported[dict[str, Any]] = None
-    cache_salt: Unsupported[str] = None
-    request_id: Unsupported[str] = None
     session_id: Unsupported[str] = None
     stream_interval: Unsupported[int] = 1
-    return_token_ids: Unsupported[bool] = False
-    return_tokens_as_token_ids: Unsupported[bool] = False
     return_token_offsets: Unsupported[bool] = False
     routed_experts_prompt_start: Unsupported[int] = None
     watermarking: Unsupported[dict[str, Any]] = None
@@ -122,6 +121,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool | None = True
     logprobs: int | None = None
+    echo: bool | None = False
 
     best_of: Unsupported[int] = 1
     suffix: Unsupported[str] = None
@@ -222,6 +222,8 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -275,6 +277,7 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct):
@@ -287,6 +290,7 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -304,6 +308,7 @@ class ChatChunkChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -315,6 +320,7 @@ class ChatChunk(Struct):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ModelCard(Struct):
