@@ -1,4 +1,4 @@
-"""The Litestar application: every route, and every error in the shape of its API. Starts nothing (`process.py` does)."""
+"""The Litestar application: every route, every error in its API's shape. Starts nothing (`process.py` does)."""
 
 from functools import cache
 from importlib import resources

@@ -111,6 +111,7 @@ class ChatChunks:
             choices=[],
             usage=None if includes_usage else UNSET,
         )
+        self.shows_tokens = False
         self._num_logprobs = params.logprobs
         self._has_prompt_logprobs = params.prompt_logprobs is not None
         self._token_bytes = token_bytes

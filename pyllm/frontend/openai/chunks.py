@@ -19,10 +19,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Chunks(Protocol):
-    """One route's chunks. `chunk` is what all of them share; with a usage of None, one comes at the end."""
+    """One route's chunks. `chunk` is what all of them share; with a usage of None, one comes at the end.
+
+    With `shows_tokens` a chunk has more of new tokens than their text.
+    """
 
     @property
     def chunk(self) -> Completion | ChatChunk: ...
+
+    @property
+    def shows_tokens(self) -> bool: ...
 
     def first(self, choice: int) -> Struct | None:
         """What a choice has before its first text, if anything."""
@@ -42,6 +48,7 @@ class ChunkForm:
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
+        self._shows_tokens = chunks.shows_tokens
         self._around: dict[int, tuple[bytes, bytes]] = {}
         self._greeted: set[int] = set()
 
@@ -49,7 +56,7 @@ class ChunkForm:
         """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
         if delta.finish_reason is not None:
             events = self._chunk(self._chunks.last(choice, delta))
-        elif delta.logprobs:
+        elif delta.logprobs or (self._shows_tokens and delta.tokens):
             events = self._chunk(self._chunks.piece(choice, delta))
         elif delta.text:
             events = self._piece(choice, delta.text)

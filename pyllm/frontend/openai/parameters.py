@@ -121,7 +121,7 @@ def cache_salt(salt: str | None) -> str:
     Raises:
         RequestError: it is empty; then the caller would share cached blocks without knowing.
     """
-    check("cache_salt", repr(salt), salt != "", "a text that is not empty, or left out")
+    check("cache_salt", "none", salt != "", "a text that is not empty, or left out")
     return salt or ""
 
 

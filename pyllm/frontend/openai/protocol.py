@@ -95,6 +95,7 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: str | None = None
     service_tier: Literal["auto", "default"] | None = None
 
+    echo: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = None
     spaces_between_special_tokens: Unsupported[bool] = True
     guided_json: Unsupported[Any] = None
