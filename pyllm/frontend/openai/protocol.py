@@ -44,11 +44,10 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat share."""
+class EngineRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every generation route has in common: how one sample is chosen, and its place among the others."""
 
     model: str | None = None
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -60,31 +59,21 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     seed: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsParams | None = None
     vllm_xargs: dict[str, dict[str, Any]] | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
     priority: int | None = None
     timeout: float | None = None
     ttft_target: float | None = None
     tpot_target: float | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
-    return_token_ids: bool | None = False
-    return_tokens_as_token_ids: bool | None = False
 
     # Accepted without effect.
     user: str | None = None
@@ -94,6 +83,22 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
     service_tier: Literal["auto", "default"] | None = None
+
+
+class GenerationRequest(EngineRequest, kw_only=True):
+    """What completions and chat share."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
 
     echo: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = None
