@@ -62,7 +62,9 @@ def check_thinking(thinking: ThinkingParam | None, max_tokens: int, has_reasonin
         raise RequestError(text, "thinking")
     budget = thinking.budget_tokens
     if budget is not None and budget < max_tokens:
-        text = f"thinking.budget_tokens: a budget of {budget} tokens cannot be kept; leave it out, or send type adaptive"
+        text = (
+            f"thinking.budget_tokens: a budget of {budget} tokens cannot be kept; leave it out, or send type adaptive"
+        )
         raise RequestError(text, "thinking.budget_tokens")
 
 
