@@ -21,6 +21,8 @@ KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
 Quantization = Literal["auto", "none", "int8", "gguf"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+ReasoningParser = Literal["auto", "none", "think"]
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -164,6 +166,18 @@ class ServerConfig(_Config, frozen=True):
         float, Meta(description="seconds that running streams get to finish after SIGTERM or SIGINT", ge=0)
     ] = 30.0
     ready_timeout: Annotated[float, Meta(description="seconds that a process may take to become ready", gt=0)] = 600.0
+    max_stored_responses: Annotated[
+        int, Meta(description="answers of /v1/responses that are kept in memory; 0: none", ge=0)
+    ] = 1000
+    tool_call_parser: Annotated[
+        ToolCallParser, Meta(description="how the model writes tool calls; auto: as its chat template shows")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, Meta(description="think: <think>...</think> is reasoning; auto: if the chat template has it")
+    ] = "auto"
+    trust_request_chat_template: Annotated[
+        bool, Meta(description="let requests bring a chat template of their own")
+    ] = False
 
 
 class HeadlessConfig(_Config, frozen=True):

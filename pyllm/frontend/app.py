@@ -12,6 +12,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from pyllm import __version__
 from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
+from pyllm.frontend.anthropic.messages import count_tokens_route, messages_route
 from pyllm.frontend.error_answer import error_body
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.openai.chat import chat_route
@@ -20,6 +21,7 @@ from pyllm.frontend.openai.models import models_routes
 from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route
 from pyllm.frontend.openapi import openapi_document
 from pyllm.frontend.request_context import context_of
+from pyllm.frontend.responses.routes import responses_routes
 from pyllm.frontend.server_state import ServerState
 
 MAX_BODY_BYTES = 10_000_000
@@ -97,6 +99,9 @@ def create_app(state: ServerState) -> Litestar:
             completions_route(state),
             chat_route(state),
             models_routes(state),
+            responses_routes(state),
+            messages_route(state),
+            count_tokens_route(state),
             tokenize_route(state),
             detokenize_route(state),
             health,

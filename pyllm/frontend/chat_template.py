@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2.ext import Extension
 from jinja2.nodes import Node
 from jinja2.parser import Parser
@@ -19,14 +20,17 @@ from pyllm.errors import ConfigError, RequestError
 
 # A body of 10 MB with the markup around its messages stays far below; a template that loops does not.
 MAX_CHARACTERS = 16 << 20
+# Of a template that comes with a request: the longest that models have are below 40,000.
+MAX_SOURCE_CHARACTERS = 1 << 17
 
 Message = Mapping[str, Any]
 
+_NO_VARIABLES: Mapping[str, Any] = {}
 _END_MARK = "\x00end of the last message\x00"
 
 
 class ChatTemplate:
-    """A compiled template, with the special tokens that it may name.
+    """A compiled template, with the special tokens that it may name. `variables` are those that it looks at.
 
     Raises:
         ConfigError: the template does not compile.
@@ -40,25 +44,42 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         self._special_tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self.source = source
         try:
+            self.variables = frozenset(jinja2.meta.find_undeclared_variables(environment.parse(source)))
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the model's chat template does not compile: {error}") from None
+            raise ConfigError(f"the chat template does not compile: {error}") from None
 
     @classmethod
     def of(cls, files: TokenizerFiles) -> "ChatTemplate | None":
         """The template of a checkpoint, or None where it has none."""
         return cls(files.chat_template, files.bos_token, files.eos_token) if files.chat_template else None
 
+    @classmethod
+    def of_request(cls, source: str, model: "ChatTemplate | None") -> "ChatTemplate":
+        """A template that came with a request, with the special tokens of the model's own.
+
+        Raises:
+            ConfigError: it is too long, or does not compile.
+        """
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            text = f"chat_template has {len(source)} characters; at most {MAX_SOURCE_CHARACTERS} are compiled"
+            raise ConfigError(text)
+        tokens = {"bos_token": "", "eos_token": ""} if model is None else model._special_tokens
+        return cls(source, **tokens)
+
     def render(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
     ) -> str:
         """The prompt for a conversation; each message has a `role` and, as text, a `content`.
 
-        `continue_final_message` ends the prompt with the last message's content, for the model to go on with it.
+        `continue_final_message` ends the prompt with the last message's content, for the model to go on with it. Other
+        `variables` are `tools`, `documents`, and whatever the template looks at.
 
         Raises:
             RequestError: the template refuses the messages; the text is the template's own.
@@ -67,11 +88,12 @@ class ChatTemplate:
             messages = [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + _END_MARK}]
         # Templates ask `tools is not none`, which an undefined name would pass.
         variables = {
+            "tools": None,
+            "documents": None,
+            **variables,
             **self._special_tokens,
             "messages": messages,
             "add_generation_prompt": add_generation_prompt,
-            "tools": None,
-            "documents": None,
         }
         pieces = []
         length = 0

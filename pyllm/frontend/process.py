@@ -36,7 +36,9 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     child.enter("importing the frontend")
     from pyllm.frontend.chat_template import ChatTemplate
     from pyllm.frontend.client import EngineClient
+    from pyllm.frontend.conversation import ConversationSettings
     from pyllm.frontend.http_server import HttpServer
+    from pyllm.frontend.responses.store import LocalResponseStore, ResponseStore
     from pyllm.frontend.server_state import ServerState
     from pyllm.frontend.tokenizer import Tokenizer
 
@@ -46,7 +48,14 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     chat_template = ChatTemplate.of(files)
     child.enter("waiting for the core")
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
-    state = ServerState(client, tokenizer, chat_template, config.served_model_name)
+    settings = ConversationSettings(
+        tool_call_parser=config.server.tool_call_parser,
+        reasoning_parser=config.server.reasoning_parser,
+        trust_request_chat_template=config.server.trust_request_chat_template,
+    )
+    limit = config.server.max_stored_responses
+    responses = LocalResponseStore(ResponseStore(limit)) if limit else None
+    state = ServerState(client, tokenizer, chat_template, config.served_model_name, settings, responses=responses)
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
     gc.collect()

@@ -4,13 +4,16 @@ Knows no HTTP, and no request but its prompt.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.chat_template import ChatTemplate, Message
 from pyllm.frontend.submission import refuse_prompt
 from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.messages import ModelInfo
+
+_NO_VARIABLES: Mapping[str, Any] = {}
 
 
 class PromptEncoder:
@@ -48,23 +51,30 @@ class PromptEncoder:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         add_special_tokens: bool = False,
+        *,
+        variables: Mapping[str, Any] = _NO_VARIABLES,
+        template: ChatTemplate | None = None,
         refuse_long: bool = True,
     ) -> list[int]:
-        """The token ids of a conversation, rendered by the chat template (`ChatTemplate.render` has the options).
+        """The token ids of a conversation, rendered by the model's template or another one.
+
+        `ChatTemplate.render` has the options.
 
         Raises:
             RequestError: there are no messages or no template, or the template refuses the messages.
             RequestTooLargeError: `refuse_long`, and the rendered text certainly cannot fit the context.
         """
-        if self._chat_template is None:
+        template = self._chat_template if template is None else template
+        if template is None:
             text = "this model has no chat template; render the conversation yourself for /v1/completions or generate()"
             raise RequestError(text, "messages")
         if not messages:
             raise RequestError("messages is empty; give at least one message", "messages")
-        options = (messages, add_generation_prompt, continue_final_message)
-        if sum(len(str(value)) for message in messages for value in message.values()) < INLINE_CHARACTERS:
-            text = self._chat_template.render(*options)
+        options = (messages, add_generation_prompt, continue_final_message, variables)
+        is_short = sum(len(str(value)) for message in messages for value in message.values()) < INLINE_CHARACTERS
+        if is_short and not variables:
+            text = template.render(*options)
         else:
-            text = await asyncio.to_thread(self._chat_template.render, *options)
+            text = await asyncio.to_thread(template.render, *options)
         (tokens,) = await self.encode([text], add_special_tokens, refuse_long)
         return tokens

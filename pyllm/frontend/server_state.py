@@ -6,15 +6,18 @@ from collections.abc import Callable
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.conversation import DEFAULT_SETTINGS, Conversations, ConversationSettings
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
+from pyllm.frontend.responses.kept import KeptResponses
+from pyllm.frontend.responses.store import AsyncResponseStore
 from pyllm.frontend.tokenizer import Tokenizer
 
 Fail = Callable[[PyllmError], None]
 
 
 class ServerState:
-    """Made once at start. `chat_template` is None for a model that has none."""
+    """Made once at start. `chat_template` is None for a model that has none, `responses` where none are stored."""
 
     def __init__(
         self,
@@ -22,11 +25,16 @@ class ServerState:
         tokenizer: Tokenizer,
         chat_template: ChatTemplate | None,
         model_name: str,
+        conversations: ConversationSettings = DEFAULT_SETTINGS,
+        *,
+        responses: AsyncResponseStore | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
+        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.model_name = model_name
+        self.responses = KeptResponses(responses)
         self.metrics = Metrics(model_name, client.model)
         self.draining = False
         self._running: set[Fail] = set()

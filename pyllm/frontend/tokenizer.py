@@ -29,6 +29,7 @@ class Tokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._added = {added.content: token for token, added in self._tokenizer.get_added_tokens_decoder().items()}
         self._longest_token = max(map(len, vocabulary))
         self._byte_tables: dict[bool, list[str | bytes]] = {}
         self._pieces: dict[int, str] = {}  # where there is no such table
@@ -72,6 +73,10 @@ class Tokenizer:
     def token_names(self, tokens: Sequence[int]) -> list[str]:
         """How the vocabulary spells each token; nothing for an unknown id."""
         return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
+    def added_token_id(self, text: str) -> int | None:
+        """The id of a text that is one added token, special or not, as markers of chats are; None for any other."""
+        return self._added.get(text)
 
     def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
         """A decoder for what follows `prompt`."""

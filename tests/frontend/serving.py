@@ -14,6 +14,7 @@ from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.http_server import HttpServer
+from pyllm.frontend.responses.store import LocalResponseStore, ResponseStore
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.tokenizer import Tokenizer
 from tests.frontend.fake_core import ScriptedCore, connected
@@ -38,7 +39,7 @@ class Frontend:
 
 def state_of(client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE) -> ServerState:
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    return ServerState(client, tokenizer, chat_template, "tiny")
+    return ServerState(client, tokenizer, chat_template, "tiny", responses=LocalResponseStore(ResponseStore(10)))
 
 
 def answering(tokenizer: Tokenizer, text: str) -> ScriptedCore:

@@ -14,7 +14,7 @@ from pyllm.frontend.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
+from pyllm.frontend.conversation import Conversation, Conversations, NamedTool, Tool, ToolChoice
 from pyllm.frontend.openai.parameters import refuse_unsupported
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
@@ -48,8 +48,8 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     )
 
 
-def check_thinking(thinking: ThinkingParam | None, max_tokens: int, has_reasoning: bool) -> None:
-    """Refuse thinking that cannot be told from the answer, and a budget that would have to be kept.
+def check_thinking(thinking: ThinkingParam | None, max_tokens: int, conversations: Conversations) -> None:
+    """Refuse thinking that cannot be told from the answer or turned off, and a budget that would have to be kept.
 
     Raises:
         RequestError: names the field.
@@ -57,14 +57,14 @@ def check_thinking(thinking: ThinkingParam | None, max_tokens: int, has_reasonin
     if thinking is None:
         return
     refuse_unsupported(thinking, "thinking.")
-    if thinking.type == "enabled" and not has_reasoning:
+    if thinking.type == "disabled" and conversations.has_reasoning and not conversations.reads("enable_thinking"):
+        raise RequestError("thinking cannot be disabled: the model's chat template has no switch for it", "thinking")
+    if thinking.type == "enabled" and not conversations.has_reasoning:
         text = "thinking cannot be enabled: this server tells no thinking from answers (--reasoning-parser)"
         raise RequestError(text, "thinking")
     budget = thinking.budget_tokens
     if budget is not None and budget < max_tokens:
-        text = (
-            f"thinking.budget_tokens: a budget of {budget} tokens cannot be kept; leave it out, or send type adaptive"
-        )
+        text = f"thinking.budget_tokens: a budget of {budget} tokens cannot be kept; leave it out or send type adaptive"
         raise RequestError(text, "thinking.budget_tokens")
 
 

@@ -34,7 +34,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
     async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
         context = context_of(request).named(data.request_id)
         _check(state, data)
-        check_thinking(data.thinking, data.max_tokens, state.conversations.has_reasoning)
+        check_thinking(data.thinking, data.max_tokens, state.conversations)
         scheduling = _scheduling_params(data, context)
         prepared = await state.conversations.prepare(conversation_of(data), _sampling_params(data))
         usage = MessageUsage(len(prepared.prompt), 0)

@@ -80,7 +80,8 @@ async def encode_conversation(state: ServerState, request: ChatRequest, refuse_l
             "continue_final_message",
         )
     messages = [_plain(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
-    return await state.prompts.encode_chat(messages, opens, continues, request.add_special_tokens is True, refuse_long)
+    adds = request.add_special_tokens is True
+    return await state.prompts.encode_chat(messages, opens, continues, adds, refuse_long=refuse_long)
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, str]:

@@ -13,7 +13,6 @@ from pyllm.frontend.failure import Failure
 from pyllm.frontend.generation import TokenCounts
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.openai.errors import error_response
-from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs
 from pyllm.frontend.openai.protocol import ChatLogprob
 from pyllm.frontend.parsers import pieces
 from pyllm.frontend.parsers.pieces import Piece
@@ -38,29 +37,29 @@ _encode = msgspec.json.Encoder().encode
 
 CallName = Callable[[int], str]
 OnEnd = Callable[[Response], None]
+LogprobsOf = Callable[[list[LogprobEntries]], list[ChatLogprob]]
 
 
 class ResponseForm:
     """A `Form` of one response, which grows with the text. `on_end` is called with it when nothing follows.
 
-    `num_logprobs` is how many likely tokens are told beside each; None tells of none. `call_name` names calls.
+    `logprobs` makes those of tokens; None tells of none. `call_name` names calls.
     """
 
     def __init__(
         self,
         response: Response,
         parser: SampleParser | None,
+        *,
         call_name: CallName,
-        token_bytes: TokenBytes,
-        num_logprobs: int | None,
+        logprobs: LogprobsOf | None,
         on_end: OnEnd,
     ) -> None:
         self.response = response
         self._suffix = response.id.removeprefix("resp_")
         self._parser = parser
         self._call_name = call_name
-        self._token_bytes = token_bytes
-        self._num_logprobs = num_logprobs
+        self._logprobs_of = logprobs
         self._on_end = on_end
         self._num_events = 0
         self._item: OutputItem | None = None  # the one that is open, which is the last of the output
@@ -73,7 +72,7 @@ class ResponseForm:
         if self._parser is not None:
             for piece in self._parser.feed(delta):
                 self._add(piece, events, [])
-        elif delta.text or (delta.logprobs and self._num_logprobs is not None):
+        elif delta.text or (delta.logprobs and self._logprobs_of is not None):
             self._add(pieces.Content(delta.text), events, self._logprobs(delta))
         if delta.finish_reason is not None:
             if not self.response.output:
@@ -99,6 +98,13 @@ class ResponseForm:
         self.response.error = ResponseError(failure.code or "server_error", failure.text)
         self._on_end(self.response)
         return b"".join(events) + self._lifecycle("failed")
+
+    def cancelled(self, counts: TokenCounts) -> None:
+        """End a response that nobody wants any more, with what it has."""
+        self._close("incomplete", [])
+        self._count(counts)
+        self.response.status = "cancelled"
+        self._on_end(self.response)
 
     def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Response:
         """The response."""
@@ -191,9 +197,7 @@ class ResponseForm:
         self.response.completed_at = int(time.time())
 
     def _logprobs(self, delta: TextDelta) -> list[ChatLogprob]:
-        if self._num_logprobs is None or not delta.logprobs:
-            return []
-        return chat_logprobs(delta.logprobs, self._num_logprobs, self._token_bytes).content
+        return [] if self._logprobs_of is None or not delta.logprobs else self._logprobs_of(delta.logprobs)
 
     def _name(self, prefix: str) -> str:
         return f"{prefix}_{self._suffix}_{len(self.response.output)}"
@@ -202,16 +206,16 @@ class ResponseForm:
     def _index(self) -> int:
         return len(self.response.output) - 1
 
-    def _lifecycle(self, name: str) -> bytes:
-        return self._event(name, response=self.response)
+    def _lifecycle(self, kind: str) -> bytes:
+        return self._event(kind, response=self.response)
 
-    def _of_item(self, name: str, item: OutputItem, **fields: Any) -> bytes:
-        return self._event(name, item_id=item.id, output_index=self._index, **fields)
+    def _of_item(self, kind: str, item: OutputItem, **fields: Any) -> bytes:
+        return self._event(kind, item_id=item.id, output_index=self._index, **fields)
 
-    def _of_part(self, name: str, item: OutputItem, **fields: Any) -> bytes:
-        return self._of_item(name, item, content_index=0, **fields)
+    def _of_part(self, kind: str, item: OutputItem, **fields: Any) -> bytes:
+        return self._of_item(kind, item, content_index=0, **fields)
 
-    def _event(self, name: str, **fields: Any) -> bytes:
-        event = {"type": f"response.{name}", "sequence_number": self._num_events, **fields}
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        event = {"type": f"response.{kind}", "sequence_number": self._num_events, **fields}
         self._num_events += 1
-        return b"event: response.%b\ndata: %b\n\n" % (name.encode(), _encode(event))
+        return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), _encode(event))

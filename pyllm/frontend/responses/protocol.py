@@ -112,7 +112,7 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     conversation: Unsupported[Any] = None
     prompt: Unsupported[Any] = None
     moderation: Unsupported[Any] = None
-    context_management: Unsupported[list[Any]] = []
+    context_management: Unsupported[Any] = None
 
 
 class OutputText(Struct, tag="output_text", tag_field="type"):
@@ -249,4 +249,4 @@ class ResponseRecord(Struct):
     """What is kept of a response: itself, and the conversation that it is an answer to, older answers included."""
 
     response: Response
-    items: list[Item]
+    input: list[Item]

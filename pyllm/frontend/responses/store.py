@@ -1,4 +1,4 @@
-"""Stored responses, in memory and within bounds: who was used least recently leaves first. Does not look into records."""
+"""Stored responses, in memory and bounded: who was used least recently leaves first. Does not look into records."""
 
 from collections import OrderedDict
 from typing import Protocol

@@ -1,0 +1,44 @@
+"""Calls that a request asks for, whose text a grammar keeps to their form; and the limit of one call."""
+
+from pyllm.frontend.parsers.pieces import Parser, Piece, ToolArguments, ToolCallBegin
+
+
+class ForcedCall:
+    """All of the text is the arguments of one call."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = False
+
+    def feed(self, text: str) -> list[Piece]:
+        """The call, with its first character, and its arguments."""
+        if not text:
+            return []
+        arguments = ToolArguments(0, text)
+        if self._begun:
+            return [arguments]
+        self._begun = True
+        return [ToolCallBegin(0, self._name), arguments]
+
+    def finish(self) -> list[Piece]:
+        """Nothing was held back."""
+        return []
+
+
+class FirstCall:
+    """Another parser's pieces, without all calls but the first."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Piece]:
+        """What is left of the other's."""
+        return _without_others(self._parser.feed(text))
+
+    def finish(self) -> list[Piece]:
+        """What is left of the other's."""
+        return _without_others(self._parser.finish())
+
+
+def _without_others(pieces: list[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if not isinstance(piece, ToolCallBegin | ToolArguments) or piece.index == 0]

@@ -1,0 +1,105 @@
+"""What a sample's text is made of, and what makes these pieces of it. Knows no model's markers and no API."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from msgspec import Struct
+
+
+class Content(Struct, tag=True, gc=False):
+    """More of what the model says to its reader."""
+
+    text: str
+
+
+class Reasoning(Struct, tag=True, gc=False):
+    """More of what it thinks before."""
+
+    text: str
+
+
+class ToolCallBegin(Struct, tag=True, gc=False):
+    """The model calls a tool; calls of one sample are numbered from 0, and their pieces never mix."""
+
+    index: int
+    name: str
+
+
+class ToolArguments(Struct, tag=True, gc=False):
+    """More of a call's arguments, which are one JSON object unless the sample was cut off or the model broke it."""
+
+    index: int
+    text: str
+
+
+Piece = Content | Reasoning | ToolCallBegin | ToolArguments
+
+
+class Parser(Protocol):
+    """A machine for the raw text of one sample.
+
+    What it has given after some number of characters depends on these alone, never on how they were cut.
+    """
+
+    def feed(self, text: str) -> list[Piece]:
+        """What is known now that these characters have come."""
+
+    def finish(self) -> list[Piece]:
+        """What was held back, as nothing follows."""
+
+
+def add(pieces: list[Piece], piece: Content | Reasoning | ToolArguments) -> None:
+    """Append a piece of text, or add it to the last one where that is of the same kind."""
+    if not piece.text:
+        return
+    last = pieces[-1] if pieces else None
+    # Those of one call end before another's begin.
+    if last is None or isinstance(last, ToolCallBegin) or type(last) is not type(piece):
+        pieces.append(piece)
+    else:
+        last.text += piece.text
+
+
+class PlainParser:
+    """All of the text is content."""
+
+    def feed(self, text: str) -> list[Piece]:
+        """The text."""
+        return [Content(text)] if text else []
+
+    def finish(self) -> list[Piece]:
+        """Nothing was held back."""
+        return []
+
+
+class ToolCall(Struct):
+    """One whole call. `arguments` is JSON as the model wrote it."""
+
+    name: str
+    arguments: str = ""
+
+
+class ParsedText(Struct):
+    """A whole sample. What never came is empty."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = []
+
+
+def folded(pieces: Iterable[Piece]) -> ParsedText:
+    """The sum of all pieces of a sample: an answer that is not streamed is this."""
+    content, reasoning = [], []
+    calls: list[tuple[str, list[str]]] = []
+    for piece in pieces:
+        match piece:
+            case Content(text):
+                content.append(text)
+            case Reasoning(text):
+                reasoning.append(text)
+            case ToolCallBegin(_, name):
+                calls.append((name, []))
+            case ToolArguments(index, text):
+                calls[index][1].append(text)
+    tool_calls = [ToolCall(name, "".join(arguments)) for name, arguments in calls]
+    return ParsedText("".join(content), "".join(reasoning), tool_calls)
