@@ -156,7 +156,6 @@ class WholeAnswer:
         self._channel: Channel
         self._choices = [TextDelta("", []) for _ in range(generation.num_choices)]
         self._pieces: list[list[str]] = [[] for _ in range(generation.num_choices)]
-        self._tokens: list[list[int]] = [[] for _ in range(generation.num_choices)]
         self._prompt_logprobs: list[list[LogprobEntries]] = [[] for _ in range(generation.num_choices)]
 
     def begin(self, channel: Channel) -> None:
@@ -174,12 +173,13 @@ class WholeAnswer:
     def text(self, choice: int, delta: TextDelta) -> None:
         """Add new text; after the last, send everything."""
         self._pieces[choice].append(delta.text)
-        self._tokens[choice].extend(delta.tokens)
         delta.logprobs = extended(self._choices[choice].logprobs, delta.logprobs)
+        tokens = self._choices[choice].tokens
+        tokens.extend(delta.tokens)
+        delta.tokens = tokens
         self._choices[choice] = delta
         if delta.finish_reason is not None:
             delta.text = "".join(self._pieces[choice])
-            delta.tokens = self._tokens[choice]
             if self._generation.finished:
                 whole = self._form.whole(self._choices, self._prompt_logprobs, self._generation.counts)
                 _send_json(self._channel, 200, whole)

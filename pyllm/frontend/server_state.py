@@ -9,7 +9,6 @@ from pyllm.frontend.client import EngineClient
 from pyllm.frontend.conversation import DEFAULT_SETTINGS, Conversations, ConversationSettings
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
-from pyllm.frontend.responses.kept import KeptResponses
 from pyllm.frontend.responses.store import AsyncResponseStore
 from pyllm.frontend.tokenizer import Tokenizer
 
@@ -34,7 +33,7 @@ class ServerState:
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
         self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.model_name = model_name
-        self.responses = KeptResponses(responses)
+        self.responses = responses
         self.metrics = Metrics(model_name, client.model)
         self.draining = False
         self._running: set[Fail] = set()

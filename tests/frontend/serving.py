@@ -13,6 +13,7 @@ import msgspec
 from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
 from pyllm.frontend.http_server import HttpServer
 from pyllm.frontend.responses.store import LocalResponseStore, ResponseStore
 from pyllm.frontend.server_state import ServerState
@@ -37,9 +38,15 @@ class Frontend:
     server: HttpServer | None = None
 
 
-def state_of(client: EngineClient, tokenizer: Tokenizer, template: str | None = TEMPLATE) -> ServerState:
+def state_of(
+    client: EngineClient,
+    tokenizer: Tokenizer,
+    template: str | None = TEMPLATE,
+    conversations: ConversationSettings = DEFAULT_SETTINGS,
+) -> ServerState:
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    return ServerState(client, tokenizer, chat_template, "tiny", responses=LocalResponseStore(ResponseStore(10)))
+    responses = LocalResponseStore(ResponseStore(10))
+    return ServerState(client, tokenizer, chat_template, "tiny", conversations, responses=responses)
 
 
 def answering(tokenizer: Tokenizer, text: str) -> ScriptedCore:
@@ -50,10 +57,13 @@ def answering(tokenizer: Tokenizer, text: str) -> ScriptedCore:
 
 @asynccontextmanager
 async def in_process(
-    core: ScriptedCore, tokenizer: Tokenizer, template: str | None = TEMPLATE
+    core: ScriptedCore,
+    tokenizer: Tokenizer,
+    template: str | None = TEMPLATE,
+    conversations: ConversationSettings = DEFAULT_SETTINGS,
 ) -> AsyncGenerator[Frontend, None]:
     client = await connected(core)
-    state = state_of(client, tokenizer, template)
+    state = state_of(client, tokenizer, template, conversations)
     transport = httpx.ASGITransport(create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield Frontend(core, client, state, http)

@@ -1,22 +1,24 @@
 """`POST /v1/chat/completions`: a conversation in, by the model's chat template; the assistant's words out."""
 
 import time
+from functools import partial
 from typing import Any
 
+import msgspec
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import UNSET
 
-from pyllm.errors import RequestError
-from pyllm.frontend.answer import respond
+from pyllm.frontend.answer import Form, respond
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs
+from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs, token_names
 from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
     num_chat_logprobs,
@@ -25,6 +27,7 @@ from pyllm.frontend.openai.parameters import (
     scheduling_params,
     wants_usage,
 )
+from pyllm.frontend.openai.parsed_chat import ParsedChatForm
 from pyllm.frontend.openai.protocol import (
     AssistantMessage,
     ChatChoice,
@@ -33,14 +36,13 @@ from pyllm.frontend.openai.protocol import (
     ChatCompletion,
     ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     ChatRequest,
     Usage,
 )
 from pyllm.frontend.request_context import RequestContext, context_of
-from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
+from pyllm.frontend.truncation import truncation
 from pyllm.sampling_params import SamplingParams
 
 ROLE = "assistant"
@@ -56,53 +58,39 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
     async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
-        context = context_of(request)
+        context = context_of(request).named(data.request_id)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
         params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
         scheduling = scheduling_params(data, context)
-        chunks = ChatChunks(context, state.model_name, params, wants_usage(data), state.tokenizer.token_bytes)
-        params = await resolve_texts_aside(params, state.tokenizer)
-        prompt = await encode_conversation(state, data)
-        return respond(Generation(state, [prompt], params, scheduling), ChunkForm(chunks), data.stream is True)
+        chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
+        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit, state.client.model)
+        conversation = msgspec.structs.replace(conversation_of(data), truncation=cut)
+        prepared = await state.conversations.prepare(conversation, params)
+        chunks.prompt = prepared.prompt
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling)
+        form: Form
+        if prepared.make_parser is None:
+            form = ChunkForm(chunks)
+        else:
+            form = ParsedChatForm(
+                chunks,
+                prepared.make_parser,
+                partial(state.conversations.call_id, context.request_id),
+                shows_reasoning=data.include_reasoning is not False,
+                counts_reasoning=state.conversations.has_reasoning,
+            )
+        return respond(generation, form, data.stream is True)
 
     return create_chat_completion
 
 
-async def encode_conversation(state: ServerState, request: ChatRequest, refuse_long: bool = True) -> list[int]:
-    """The token ids of a request's conversation; raises as `PromptEncoder.encode_chat` does."""
-    continues = request.continue_final_message is True
-    opens = request.add_generation_prompt is not False
-    if continues and opens:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt exclude one another; set add_generation_prompt to false",
-            "continue_final_message",
-        )
-    messages = [_plain(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
-    adds = request.add_special_tokens is True
-    return await state.prompts.encode_chat(messages, opens, continues, adds, refuse_long=refuse_long)
-
-
-def _plain(message: ChatMessage, where: str) -> dict[str, str]:
-    """A message as templates know it, with the text of its parts, one a line."""
-    refuse_unsupported(message, f"{where}.")
-    content = message.content or ""
-    if not isinstance(content, str):
-        for index, part in enumerate(content):
-            if part.type != "text" or part.text is None:
-                field = f"{where}.content[{index}]"
-                raise RequestError(f"{field}: a part of type {part.type!r} is not supported; send text", field)
-        content = "\n".join(part.text or "" for part in content)
-    plain = {"role": message.role, "content": content}
-    return plain if message.name is None else {**plain, "name": message.name}
-
-
 class ChatChunks:
-    """Chat completions' JSON."""
+    """Chat completions' JSON. `prompt` must be given before the first text if the answer tells of it."""
 
     def __init__(
-        self, context: RequestContext, model: str, params: SamplingParams, includes_usage: bool, token_bytes: TokenBytes
+        self, context: RequestContext, model: str, request: ChatRequest, params: SamplingParams, token_bytes: TokenBytes
     ) -> None:
         self.chunk = ChatChunk(
             id=f"chatcmpl-{context.request_id}",
@@ -110,25 +98,37 @@ class ChatChunks:
             created=int(time.time()),
             model=model,
             choices=[],
-            usage=None if includes_usage else UNSET,
+            usage=None if wants_usage(request) else UNSET,
         )
+        self.prompt: list[int] = []
+        self.shows_tokens = request.return_token_ids is True
+        self._name = token_names(request.return_tokens_as_token_ids)
         self.shows_tokens = False
         self._num_logprobs = params.logprobs
         self._has_prompt_logprobs = params.prompt_logprobs is not None
         self._token_bytes = token_bytes
 
-    def first(self, choice: int) -> ChatChunkChoice:
-        """A choice with its role."""
-        return ChatChunkChoice(choice, ChatDelta(ROLE, ""))
+    def first(self, choice: int) -> ChatChunk:
+        """A chunk with a choice's role."""
+        first = msgspec.structs.replace(self.chunk, choices=[ChatChunkChoice(choice, ChatDelta(ROLE, ""))])
+        if self.shows_tokens:
+            first.prompt_token_ids = self.prompt
+        return first
 
     def piece(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
         """A choice with new text."""
-        return ChatChunkChoice(choice, ChatDelta(content=delta.text), self._logprobs(delta))
+        piece = ChatChunkChoice(choice, ChatDelta(content=delta.text), self._logprobs(delta))
+        if self.shows_tokens:
+            piece.token_ids = delta.tokens
+        return piece
 
     def last(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
         """A choice with its finish reason."""
-        text = ChatDelta(content=delta.text) if delta.text else ChatDelta()
-        return ChatChunkChoice(choice, text, self._logprobs(delta), delta.finish_reason, delta.stop_reason)
+        last = self.piece(choice, delta)
+        if not delta.text:
+            last.delta = ChatDelta()
+        last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
+        return last
 
     def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> ChatCompletion:
         """The answer."""
@@ -140,15 +140,18 @@ class ChatChunks:
                 self._logprobs(choice),
                 choice.finish_reason,
                 choice.stop_reason,
+                choice.tokens if self.shows_tokens else UNSET,
             )
             for index, choice in enumerate(choices)
         ]
         answer = ChatCompletion(chunk.id, "chat.completion", chunk.created, chunk.model, answers, usage)
         if self._has_prompt_logprobs:
             answer.prompt_logprobs = prompt_logprobs(prompts[0])  # The choices have one prompt.
+        if self.shows_tokens:
+            answer.prompt_token_ids = self.prompt
         return answer
 
     def _logprobs(self, delta: TextDelta) -> ChatLogprobs | None:
         if self._num_logprobs is None or not delta.logprobs:
             return None
-        return chat_logprobs(delta.logprobs, self._num_logprobs, self._token_bytes)
+        return chat_logprobs(delta.logprobs, self._num_logprobs, self._token_bytes, self._name)

@@ -31,7 +31,7 @@ class Chunks(Protocol):
     def shows_tokens(self) -> bool: ...
 
     def first(self, choice: int) -> Struct | None:
-        """What a choice has before its first text, if anything."""
+        """The whole chunk that a choice has before its first text, if any."""
 
     def piece(self, choice: int, delta: TextDelta) -> Struct:
         """A choice with new text."""
@@ -55,9 +55,9 @@ class ChunkForm:
     def text(self, choice: int, delta: TextDelta) -> bytes:
         """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
         if delta.finish_reason is not None:
-            events = self._chunk(self._chunks.last(choice, delta))
+            events = self.chunk(self._chunks.last(choice, delta))
         elif delta.logprobs or (self._shows_tokens and delta.tokens):
-            events = self._chunk(self._chunks.piece(choice, delta))
+            events = self.chunk(self._chunks.piece(choice, delta))
         elif delta.text:
             events = self._piece(choice, delta.text)
         else:
@@ -65,19 +65,27 @@ class ChunkForm:
         if choice in self._greeted:
             return events
         self._greeted.add(choice)
+        return self.first(choice) + events
+
+    def first(self, choice: int) -> bytes:
+        """The chunk that a choice begins with, if any."""
         first = self._chunks.first(choice)
-        return events if first is None else self._chunk(first) + events
+        return b"" if first is None else _event(first)
+
+    def chunk(self, choice: Struct) -> bytes:
+        """A chunk of one choice's part."""
+        return _event(msgspec.structs.replace(self._chunks.chunk, choices=[choice]))
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:
         """What surrounds a choice's new text; None as long as it has had none."""
         return self._around.get(choice)
 
-    def end(self, counts: TokenCounts) -> bytes:
+    def end(self, counts: TokenCounts, reasoning_tokens: int | None = None) -> bytes:
         """The usage, where the client asked for it, and the end."""
         chunk = self._chunks.chunk
         if chunk.usage is UNSET:
             return _DONE
-        return _event(msgspec.structs.replace(chunk, usage=Usage.of(counts))) + _DONE
+        return _event(msgspec.structs.replace(chunk, usage=Usage.of(counts, reasoning_tokens))) + _DONE
 
     def failed(self, failure: Failure) -> bytes:
         """The error, and the end."""
@@ -94,12 +102,9 @@ class ChunkForm:
     def _piece(self, choice: int, text: str) -> bytes:
         around = self._around.get(choice)
         if around is None:
-            before, _, after = self._chunk(self._chunks.piece(choice, TextDelta(_TEXT, []))).rpartition(_encode(_TEXT))
+            before, _, after = self.chunk(self._chunks.piece(choice, TextDelta(_TEXT, []))).rpartition(_encode(_TEXT))
             around = self._around[choice] = before, after
         return around[0] + _encode(text) + around[1]
-
-    def _chunk(self, choice: Struct) -> bytes:
-        return _event(msgspec.structs.replace(self._chunks.chunk, choices=[choice]))
 
 
 def _event(body: Struct) -> bytes:

@@ -55,15 +55,15 @@ class CompletionChunks:
         self._name = token_names(request.return_tokens_as_token_ids)
         self._text_offsets: dict[int, int] = {}  # where the next token's text begins, by choice
 
-    def first(self, choice: int) -> CompletionChoice | None:
-        """The prompt, where the answer begins with it."""
+    def first(self, choice: int) -> Completion | None:
+        """A chunk of the prompt, where the answer begins with it."""
         if not self.prompts:
             return None
-        prompt = self.prompts[choice // self._num_samples]
+        prompt = self._prompt(choice)
         first = CompletionChoice(choice, prompt.text if self._echoes else "")
         if self.shows_tokens:
             first.prompt_token_ids, first.token_ids = prompt.tokens, []
-        return first
+        return msgspec.structs.replace(self.chunk, choices=[first])
 
     def piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
         """A choice with new text."""
@@ -86,9 +86,10 @@ class CompletionChunks:
         for index, (choice, of_prompt) in enumerate(zip(choices, prompts, strict=True)):
             echoed = self._echoed_logprobs(index, of_prompt)
             answer = self.last(index, choice)
-            if (first := self.first(index)) is not None:
-                answer.text = first.text + answer.text
-                answer.prompt_token_ids = first.prompt_token_ids
+            if self._echoes:
+                answer.text = self._prompt(index).text + answer.text
+            if self.shows_tokens:
+                answer.prompt_token_ids = self._prompt(index).tokens
             if echoed is not None:
                 if answer.logprobs is not None:
                     add_completion_logprobs(echoed, answer.logprobs)
@@ -97,6 +98,9 @@ class CompletionChunks:
                 answer.prompt_logprobs = prompt_logprobs(of_prompt)
             answers.append(answer)
         return msgspec.structs.replace(self.chunk, choices=answers, usage=usage)
+
+    def _prompt(self, choice: int) -> EchoedPrompt:
+        return self.prompts[choice // self._num_samples]
 
     def _logprobs(self, choice: int, delta: TextDelta) -> CompletionLogprobs | None:
         if not self._has_logprobs or not delta.logprobs:
@@ -109,7 +113,7 @@ class CompletionChunks:
         """Those of the prompt, of whose first token nothing is known."""
         if not (self._echoes and self._has_logprobs):
             return None
-        prompt = self.prompts[choice // self._num_samples]
+        prompt = self._prompt(choice)
         echoed, end = completion_logprobs([{}, *of_prompt], len(prompt.first), self._name)
         echoed.tokens[0] = self._name(prompt.tokens[0], Logprob(0.0, decoded_token=prompt.first))
         echoed.text_offset[0] = 0

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.protocol import UNSUPPORTED, ChatRequest, EngineRequest, GenerationRequest
+from pyllm.frontend.openai.protocol import INSTEAD, UNSUPPORTED, ChatRequest, EngineRequest, GenerationRequest
 from pyllm.frontend.request_context import RequestContext
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 from pyllm.scheduling_params import SchedulingParams
@@ -37,10 +37,11 @@ def refuse_unsupported(request: Struct, where: str = "") -> None:
     Raises:
         RequestError: names the first such field.
     """
-    for name, neutral in _neutral_values(type(request)):
+    for name, neutral, instead in _neutral_values(type(request)):
         value = getattr(request, name)
         if value is not None and value != neutral:
-            raise RequestError(f"{where}{name} is not supported yet; leave it out", f"{where}{name}")
+            remedy = f"use {where}{instead}" if instead else "leave it out"
+            raise RequestError(f"{where}{name} is not supported{'' if instead else ' yet'}; {remedy}", f"{where}{name}")
 
 
 def wants_usage(request: GenerationRequest) -> bool:
@@ -159,10 +160,15 @@ def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams |
 
 
 @functools.cache
-def _neutral_values(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
-    """Name and neutral value of each field that is marked `Unsupported`."""
+def _neutral_values(kind: type[Struct]) -> tuple[tuple[str, Any, str | None], ...]:
+    """Name and neutral value of each field that is marked `Unsupported`, and what to use instead."""
     return tuple(
-        (field.name, field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory())
+        (
+            field.name,
+            field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory(),
+            mark.extra.get(INSTEAD),
+        )
         for field in msgspec.structs.fields(kind)
-        if any(mark.extra == UNSUPPORTED for mark in getattr(field.type, "__metadata__", ()) if isinstance(mark, Meta))
+        for mark in getattr(field.type, "__metadata__", ())
+        if isinstance(mark, Meta) and mark.extra is not None and mark.extra.items() >= UNSUPPORTED.items()
     )

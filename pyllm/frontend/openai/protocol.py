@@ -15,7 +15,16 @@ from pyllm.sampling_params import StructuredOutputsParams
 
 T = TypeVar("T")
 UNSUPPORTED = {"supported": False}
-Unsupported = Annotated[T | None, Meta(description="Not supported: refused unless neutral.", extra=UNSUPPORTED)]
+_REFUSED = "Not supported: refused unless neutral."
+Unsupported = Annotated[T | None, Meta(description=_REFUSED, extra=UNSUPPORTED)]
+# The same, where another field does it; `INSTEAD` says which.
+INSTEAD = "instead"
+UseStructuredOutputs = Annotated[
+    T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "structured_outputs"})
+]
+UseTools = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tools"})]
+UseToolChoice = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tool_choice"})]
+UseToolCalls = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tool_calls"})]
 
 MAX_PROMPTS = 1024
 
@@ -103,12 +112,12 @@ class GenerationRequest(EngineRequest, kw_only=True):
     echo: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = None
     spaces_between_special_tokens: Unsupported[bool] = True
-    guided_json: Unsupported[Any] = None
-    guided_regex: Unsupported[str] = None
-    guided_choice: Unsupported[list[str]] = None
-    guided_grammar: Unsupported[str] = None
-    guided_decoding_backend: Unsupported[str] = None
-    guided_whitespace_pattern: Unsupported[str] = None
+    guided_json: UseStructuredOutputs[Any] = None
+    guided_regex: UseStructuredOutputs[str] = None
+    guided_choice: UseStructuredOutputs[list[str]] = None
+    guided_grammar: UseStructuredOutputs[str] = None
+    guided_decoding_backend: UseStructuredOutputs[str] = None
+    guided_whitespace_pattern: UseStructuredOutputs[str] = None
     thinking_token_budget: Unsupported[int] = None
     repetition_detection: Unsupported[dict[str, Any]] = None
     session_id: Unsupported[str] = None
@@ -141,20 +150,81 @@ class ContentPart(Struct):
     text: str | None = None
 
 
-class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One message of a conversation."""
+class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A function that the model may call. Without `parameters` it has none."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]+$", max_length=128)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool; functions are the only kind."""
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionName(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which function is meant."""
+
+    name: str
+
+
+class ToolReference(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which tool is meant."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Those of the tools that may be called, and whether one must be."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolReference]
+
+
+class ChosenTools(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A choice of one function, or of some of the tools."""
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+
+class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a message's call was of. `arguments` are JSON."""
+
+    name: str
+    arguments: str = ""
+
+
+class MessageToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A call that the assistant made."""
+
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] = "function"
+    index: int | None = None
+
+
+class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One message of a conversation. `reasoning_content` is the older name of `reasoning`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     refusal: Unsupported[str] = None
     audio: Unsupported[Any] = None
     annotations: Unsupported[list[Any]] = []
-    function_call: Unsupported[Any] = None
-    tool_calls: Unsupported[list[Any]] = []
-    reasoning: Unsupported[str] = None
-    reasoning_content: Unsupported[str] = None
+    function_call: UseToolCalls[Any] = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
@@ -167,23 +237,23 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = False
     logprobs: bool | None = False
     top_logprobs: int | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
+    parallel_tool_calls: bool | None = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    include_reasoning: bool | None = True
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
-    tools: Unsupported[list[Any]] = []
-    tool_choice: Unsupported[Any] = "none"
-    parallel_tool_calls: Unsupported[bool] = True
-    functions: Unsupported[list[Any]] = []
-    function_call: Unsupported[Any] = None
+    functions: UseTools[list[Any]] = []
+    function_call: UseToolChoice[Any] = None
     modalities: Unsupported[list[str]] = msgspec.field(default_factory=lambda: ["text"])
     audio: Unsupported[Any] = None
     prediction: Unsupported[Any] = None
-    reasoning_effort: Unsupported[str] = None
-    include_reasoning: Unsupported[bool] = True
     verbosity: Unsupported[str] = None
     web_search_options: Unsupported[Any] = None
     moderation: Unsupported[Any] = None
-    documents: Unsupported[list[Any]] = []
-    chat_template: Unsupported[str] = None
-    chat_template_kwargs: Unsupported[dict[str, Any]] = {}
     media_io_kwargs: Unsupported[dict[str, Any]] = {}
     mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
     return_prompt_text: Unsupported[bool] = False
@@ -195,6 +265,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """How much of the answer was reasoning."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
     """Tokens of all choices together; a prompt counts once, however many samples it has."""
 
@@ -202,12 +278,14 @@ class Usage(Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
-    def of(cls, counts: TokenCounts) -> "Usage":
-        """The same as OpenAI has it."""
+    def of(cls, counts: TokenCounts, reasoning_tokens: int | None = None) -> "Usage":
+        """The same as OpenAI has it; without `reasoning_tokens` nothing is known of the answer's."""
         total = counts.prompt + counts.completion
-        return cls(counts.prompt, counts.completion, total, PromptTokensDetails(counts.cached))
+        details = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
+        return cls(counts.prompt, counts.completion, total, PromptTokensDetails(counts.cached), details)
 
 
 class CompletionLogprobs(Struct):
@@ -243,12 +321,29 @@ class Completion(Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
+class FunctionCall(Struct):
+    """The function that is called; `arguments` are JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(Struct):
+    """A call of a tool, with the name that its answer is to have."""
+
+    id: str
+    type: str
+    function: FunctionCall
+
+
 class AssistantMessage(Struct):
-    """What the model said."""
+    """What the model said. There is no content where it only called tools, or did not come to the end of reasoning."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCall] | UnsetType = UNSET
 
 
 class ChatTopLogprob(Struct):
@@ -299,11 +394,29 @@ class ChatCompletion(Struct):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
+class FunctionCallDelta(Struct):
+    """What is new of a call's function: its name, with no arguments yet, or more of these."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ChatToolCallDelta(Struct):
+    """What is new of a call: who it is, the first time, and then more of its arguments."""
+
+    index: int
+    function: FunctionCallDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class ChatDelta(Struct):
-    """What is new: the role in a choice's first chunk, text in the others."""
+    """What is new: the role in a choice's first chunk; text, reasoning or a call in the others."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ChatToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):

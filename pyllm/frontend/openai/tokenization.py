@@ -1,6 +1,7 @@
 """`POST /tokenize` and `POST /detokenize`, vLLM's: what a prompt or a conversation is in token ids, and back."""
 
 import asyncio
+from typing import Any
 
 from litestar import post
 from litestar.handlers import HTTPRouteHandler
@@ -9,10 +10,10 @@ from litestar.params import JSONBody
 from msgspec import Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.chat import encode_conversation
+from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.models import check_model
-from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
+from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest, ToolDefinition
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.tokenizer import INLINE_CHARACTERS
 
@@ -27,6 +28,9 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_strs: bool | None = False
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class Tokenization(Struct):
@@ -52,7 +56,7 @@ class Detokenization(Struct):
 
 
 # The fields of a conversation, which a prompt has no use for.
-_CHAT_FIELDS = ("add_generation_prompt", "continue_final_message")
+_CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
 def tokenize_route(state: ServerState) -> HTTPRouteHandler:
@@ -109,4 +113,4 @@ async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
         return tokens
     names = ("messages", "add_special_tokens", *_CHAT_FIELDS)
     chat = ChatRequest(**{name: value for name in names if (value := getattr(request, name)) is not None})
-    return await encode_conversation(state, chat, refuse_long=False)
+    return await state.conversations.encode(conversation_of(chat))

@@ -20,6 +20,7 @@ from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.background import BackgroundRun
 from pyllm.frontend.responses.form import LogprobsOf, ResponseForm
 from pyllm.frontend.responses.items import items_of, kept_items, messages_of
+from pyllm.frontend.responses.kept import KeptResponses
 from pyllm.frontend.responses.page import page_of
 from pyllm.frontend.responses.protocol import DeletedResponse, Item, ItemList, ResponseRecord, ResponsesRequest
 from pyllm.frontend.server_state import ServerState
@@ -32,7 +33,7 @@ _LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
 
 def responses_routes(state: ServerState) -> Router:
     """The routes, for one server."""
-    kept = state.responses
+    kept = KeptResponses(state.responses)
 
     @post(
         "/",
@@ -46,7 +47,7 @@ def responses_routes(state: ServerState) -> Router:
         stores = kept.store_or_refuse(data.store, data.background is True)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
-        items = [*await _history(state, data, context), *kept_items(data.input, context.request_id)]
+        items = [*await _history(kept, data, context), *kept_items(data.input, context.request_id)]
         prepared = await state.conversations.prepare(_conversation(data, items), params)
         if prepared.make_parser is not None and params.logprobs is not None:
             text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
@@ -120,12 +121,12 @@ def _check(state: ServerState, request: ResponsesRequest) -> None:
         raise RequestError("background and stream exclude one another; fetch the response by its id", "background")
 
 
-async def _history(state: ServerState, request: ResponsesRequest, context: RequestContext) -> list[Item]:
+async def _history(kept: KeptResponses, request: ResponsesRequest, context: RequestContext) -> list[Item]:
     """The conversation that the request goes on with."""
     if request.previous_response_id is None:
         return []
     name = "previous_response_id"
-    record = await state.responses.get(request.previous_response_id, context.tenant)
+    record = await kept.get(request.previous_response_id, context.tenant)
     if record.response.status not in ("completed", "incomplete"):
         raise RequestError(f"{name}: the response {record.response.id!r} is {record.response.status}", name)
     return [*record.input, *items_of(record.response.output)]

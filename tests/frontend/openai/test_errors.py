@@ -74,5 +74,5 @@ def test_what_does_not_decode_is_explained(body: bytes, text: str, field: str | 
 
 def test_deep_nesting_is_a_request_error() -> None:
     with pytest.raises(RecursionError) as caught:
-        msgspec.json.decode(b'{"messages": [], "tools": ' + b"[" * 100_000, type=ChatRequest)
+        msgspec.json.decode(b'{"messages": [], "documents": [{"a": ' + b"[" * 100_000, type=ChatRequest)
     assert "nested too deeply" in str(decoding_error(caught.value))

@@ -21,15 +21,9 @@ SHARED = {
 COMPLETION_ONLY = {"best_of": (1, 2), "suffix": (None, "x"), "prompt_embeds": (None, "x")}
 CHAT_ONLY = {
     "echo": (False, True),
-    "tools": ([], [{"type": "function"}]),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([], [{}]),
+    "function_call": (None, "auto"),
     "modalities": (["text"], ["text", "audio"]),
-    "reasoning_effort": (None, "low"),
-    "chat_template": (None, "x"),
-    "chat_template_kwargs": ({}, {"x": 1}),
-    "documents": ([], [{}]),
 }
 CASES = [
     *((CompletionRequest, COMPLETION, name, *values) for name, values in (SHARED | COMPLETION_ONLY).items()),
@@ -51,6 +45,20 @@ def test_an_unsupported_field_passes_at_its_neutral_value_only(
     with pytest.raises(RequestError, match=f"^{name} is not supported") as refused:
         refuse_unsupported(decode(kind, {**body, name: other}))
     assert refused.value.parameter == name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "instead"),
+    [
+        ("functions", [{}], "tools"),
+        ("function_call", {"name": "f"}, "tool_choice"),
+        ("guided_json", {}, "structured_outputs"),
+        ("guided_choice", ["a"], "structured_outputs"),
+    ],
+)
+def test_what_has_a_newer_name_is_refused_with_it(name: str, value: object, instead: str) -> None:
+    with pytest.raises(RequestError, match=f"^{name} is not supported; use {instead}$"):
+        refuse_unsupported(decode(ChatRequest, {**CHAT, name: value}))
 
 
 def test_only_the_mark_of_an_unsupported_field_makes_it_one() -> None:

@@ -1,4 +1,4 @@
-"""Every machine over every text, cut in every way: the sum is the same, and so is what was given after each character."""
+"""Every machine over every text, cut in every way: what was given after each character is the same."""
 
 import itertools
 import json
@@ -80,10 +80,9 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
 MACHINES = [hermes, llama, mistral, call_list_parser, think, think_opened, forced, first_hermes]
 
 # What machines look at, in pieces that make lookalikes likely.
-FRAGMENTS = st.sampled_from(
-    [*'{}[]",:; \n\\<>ax1-', "<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]"]
-    + ["<|python_tag|>", '{"name": "f"', ', "arguments": {', '"parameters": {}', "}}", "true", "\\u00e9", "🙂", "<tool"]
-)
+MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool"]
+JSON = ['{"name": "f"', ', "arguments": {', '"parameters": {}', "}}", "true", "\\u00e9", "🙂"]
+FRAGMENTS = st.sampled_from([*'{}[]",:; \n\\<>ax1-', *MARKERS, *JSON])
 
 
 def run(make_parser: MakeParser, parts: Iterable[str]) -> list[Piece]:
@@ -135,7 +134,7 @@ def test_what_holds_no_call_is_content_to_the_last_character(make_parser: MakePa
         assert whole.content == text
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["x", " ", "\n", "{", '"']), max_size=4).map("".join), st.data())
 def test_any_call_comes_back_byte_for_byte(before: str, data: st.DataObject) -> None:
     values = st.recursive(

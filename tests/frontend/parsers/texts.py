@@ -26,7 +26,7 @@ HERMES = [
     case(f'<tool_call>\n{{"name": "f", "arguments": {WEATHER}}}\n</tool_call>', "", ("f", WEATHER)),
     case(f'<tool_call>{{"name":"f","arguments":{NESTED}}}</tool_call>', "", ("f", NESTED)),
     case(f'<tool_call>{{"arguments": {NESTED}, "name": "f"}}</tool_call>', "", ("f", NESTED)),
-    case(f'<tool_call>{{"id": [{{}}], "name": "f", "arguments": {{ }}, "x": 12}}</tool_call>', "", ("f", "{ }")),
+    case('<tool_call>{"id": [{}], "name": "f", "arguments": { }, "x": 12}</tool_call>', "", ("f", "{ }")),
     case('<tool_call>{"name": "g"}</tool_call>', "", ("g", "{}")),
     case(
         f'So: \n\n<tool_call>\n{{"name": "f", "arguments": {WEATHER}}}\n</tool_call>\n'

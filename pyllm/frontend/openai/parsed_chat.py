@@ -1,0 +1,163 @@
+"""Chat answers that a parser goes through: content, reasoning and tool calls, in chunks and whole, by one machine."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import UNSET, Struct
+
+from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.failure import Failure
+from pyllm.frontend.generation import TokenCounts
+from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.frontend.openai.chunks import ChunkForm
+from pyllm.frontend.openai.protocol import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatDelta,
+    ChatToolCall,
+    ChatToolCallDelta,
+    FunctionCall,
+    FunctionCallDelta,
+    Usage,
+)
+from pyllm.frontend.parsers.pieces import Content, ParsedText, Piece, Reasoning, ToolArguments, ToolCallBegin, folded
+from pyllm.frontend.parsers.sample import SampleParser
+
+_FUNCTION = "function"
+
+
+class RawChat(Protocol):
+    """What chunks and answers have beside the text, as `ChatChunks` makes them of raw text."""
+
+    @property
+    def chunk(self) -> ChatChunk: ...
+
+    @property
+    def shows_tokens(self) -> bool: ...
+
+    def first(self, choice: int) -> ChatChunk:
+        """A chunk with a choice's role."""
+
+    def piece(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
+        """A choice that goes on."""
+
+    def last(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
+        """A choice that ends."""
+
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> ChatCompletion:
+        """The answer."""
+
+
+class ParsedChatForm:
+    """A `Form` of a raw chat, with a parser for each choice. `call_id` names a call by its choice and its index.
+
+    Without `shows_reasoning` it is left out. With `counts_reasoning` the usage says how many tokens it took.
+    """
+
+    def __init__(
+        self,
+        raw: RawChat,
+        make_parser: Callable[[], SampleParser],
+        call_id: Callable[[int, int], str],
+        *,
+        shows_reasoning: bool,
+        counts_reasoning: bool,
+    ) -> None:
+        self._raw = raw
+        self._form = ChunkForm(raw)
+        self._make_parser = make_parser
+        self._call_id = call_id
+        self._shows_reasoning = shows_reasoning
+        self._counts_reasoning = counts_reasoning
+        self._parsers: dict[int, SampleParser] = {}
+
+    def text(self, choice: int, delta: TextDelta) -> bytes:
+        """A chunk for each piece. Log-probabilities and ids are those of the raw tokens, and come with the first."""
+        first = b""
+        chunks = []
+        parser = self._parsers.get(choice)
+        if parser is None:
+            parser = self._parsers[choice] = self._make_parser()
+            first = self._form.first(choice)
+        parts = [self._delta(choice, piece) for piece in parser.feed(delta) if self._shows(piece)]
+        tokens, logprobs = delta.tokens, delta.logprobs
+        if not parts and (delta.finish_reason is not None or logprobs or (tokens and self._raw.shows_tokens)):
+            parts = [ChatDelta()]
+        for number, part in enumerate(parts, 1):
+            source = TextDelta("", tokens, logprobs=logprobs)
+            tokens, logprobs = [], None
+            if number == len(parts) and delta.finish_reason is not None:
+                source.finish_reason, source.stop_reason = _finish_reason(delta, parser), delta.stop_reason
+                chunk = self._raw.last(choice, source)
+            else:
+                chunk = self._raw.piece(choice, source)
+            chunk.delta = part
+            chunks.append(chunk)
+        return first + b"".join(map(self._form.chunk, chunks))
+
+    def around(self, choice: int) -> None:
+        """No text goes out as it comes."""
+        del choice
+
+    def end(self, counts: TokenCounts) -> bytes:
+        """The usage, where the client asked for it, and the end."""
+        return self._form.end(counts, self._num_reasoning_tokens())
+
+    def failed(self, failure: Failure) -> bytes:
+        """The error, and the end."""
+        return self._form.failed(failure)
+
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
+        """The answer that is not streamed: the sum of the same pieces."""
+        answer = self._raw.whole(choices, prompts, Usage.of(counts))
+        for choice, delta in zip(answer.choices, choices, strict=True):
+            parser = self._parsers[choice.index] = self._make_parser()
+            choice.message = self._message(choice, folded(parser.feed(delta)))
+            choice.finish_reason = _finish_reason(delta, parser)
+        answer.usage = Usage.of(counts, self._num_reasoning_tokens())
+        return answer
+
+    def error(self, failure: Failure) -> Struct:
+        """The error by itself."""
+        return self._form.error(failure)
+
+    def _shows(self, piece: Piece) -> bool:
+        return self._shows_reasoning or not isinstance(piece, Reasoning)
+
+    def _delta(self, choice: int, piece: Piece) -> ChatDelta:
+        match piece:
+            case Content(text):
+                return ChatDelta(content=text)
+            case Reasoning(text):
+                return ChatDelta(reasoning=text)
+            case ToolCallBegin(index, name):
+                function = FunctionCallDelta("", name)
+                call = ChatToolCallDelta(index, function, self._call_id(choice, index), _FUNCTION)
+                return ChatDelta(tool_calls=[call])
+            case ToolArguments(index, text):
+                return ChatDelta(tool_calls=[ChatToolCallDelta(index, FunctionCallDelta(text))])
+
+    def _message(self, choice: ChatChoice, parsed: ParsedText) -> AssistantMessage:
+        calls = [
+            ChatToolCall(self._call_id(choice.index, index), _FUNCTION, FunctionCall(call.name, call.arguments))
+            for index, call in enumerate(parsed.tool_calls)
+        ]
+        has_others = bool(calls or parsed.reasoning)
+        return AssistantMessage(
+            choice.message.role,
+            None if has_others and not parsed.content else parsed.content,
+            reasoning=parsed.reasoning if parsed.reasoning and self._shows_reasoning else UNSET,
+            tool_calls=calls or UNSET,
+        )
+
+    def _num_reasoning_tokens(self) -> int | None:
+        if not self._counts_reasoning:
+            return None
+        return sum(parser.num_reasoning_tokens for parser in self._parsers.values())
+
+
+def _finish_reason(delta: TextDelta, parser: SampleParser) -> str | None:
+    return "tool_calls" if delta.finish_reason == "stop" and parser.has_tool_calls else delta.finish_reason
