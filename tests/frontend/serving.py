@@ -18,7 +18,8 @@ from pyllm.frontend.http_server import HttpServer
 from pyllm.frontend.responses.store import LocalResponseStore, ResponseStore
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.fake_core import ScriptedCore, connected
+from pyllm.messages import ModelInfo
+from tests.frontend.fake_core import MODEL, ScriptedCore, connected
 
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
@@ -49,10 +50,10 @@ def state_of(
     return ServerState(client, tokenizer, chat_template, "tiny", conversations, responses=responses)
 
 
-def answering(tokenizer: Tokenizer, text: str) -> ScriptedCore:
+def answering(tokenizer: Tokenizer, text: str, model: ModelInfo = MODEL) -> ScriptedCore:
     """A core that answers every prompt with this text and then ends the sequence."""
     tokens = [*tokenizer.encode(text, add_special_tokens=False), 0]
-    return ScriptedCore(lambda prompt, sample: tokens)
+    return ScriptedCore(lambda prompt, sample: tokens, model)
 
 
 @asynccontextmanager

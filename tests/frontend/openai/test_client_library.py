@@ -2,19 +2,28 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import openai
+import pydantic
 import pytest
 
 from pyllm.frontend.tokenizer import Tokenizer
+from tests.frontend.fake_core import MODEL
 from tests.frontend.serving import answering, behind_uvicorn
 
+if TYPE_CHECKING:
+    from openai.types.chat import ChatCompletionMessageParam
+
 TEXT = "Hello 🙂 world"
+ROOMY = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
+MESSAGES: "list[ChatCompletionMessageParam]" = [{"role": "user", "content": "Hi"}]
 
 
 @asynccontextmanager
-async def library(tokenizer: Tokenizer) -> AsyncGenerator[openai.AsyncOpenAI, None]:
-    async with behind_uvicorn(answering(tokenizer, TEXT), tokenizer) as frontend:
+async def library(tokenizer: Tokenizer, text: str = TEXT) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+    async with behind_uvicorn(answering(tokenizer, text, ROOMY), tokenizer) as frontend:
         url = f"{frontend.http.base_url}/v1"
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
             yield client
@@ -61,3 +70,56 @@ async def test_models_and_errors(tokenizer: Tokenizer) -> None:
         with pytest.raises(openai.BadRequestError) as bad:
             await client.completions.create(model="tiny", prompt="Hi", logprobs=21)
         assert bad.value.param == "logprobs"
+
+
+CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Zürich", "days": 3}}\n</tool_call>'
+
+
+class Weather(pydantic.BaseModel):
+    """The weather in a city."""
+
+    city: str
+    days: int = 1
+
+
+async def test_tools(tokenizer: Tokenizer) -> None:
+    tools = [openai.pydantic_function_tool(Weather)]
+    async with library(tokenizer, CALL) as client:
+        answer = await client.chat.completions.create(model="tiny", messages=MESSAGES, tools=tools)
+        message = answer.choices[0].message
+        assert message.tool_calls is not None
+        call = message.tool_calls[0]
+        assert call.type == "function"
+        assert Weather.model_validate_json(call.function.arguments) == Weather(city="Zürich", days=3)
+        # What was answered can be sent back as it is.
+        follow: Any = [*MESSAGES, message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+        await client.chat.completions.create(model="tiny", messages=follow, tools=tools)
+
+
+async def test_tools_stream(tokenizer: Tokenizer) -> None:
+    tools = [openai.pydantic_function_tool(Weather)]
+    async with (
+        library(tokenizer, CALL) as client,
+        client.chat.completions.stream(model="tiny", messages=MESSAGES, tools=tools) as stream,
+    ):
+        deltas = [
+            event.arguments_delta async for event in stream if event.type == "tool_calls.function.arguments.delta"
+        ]
+        completion = await stream.get_final_completion()
+    assert "".join(deltas) == '{"city": "Zürich", "days": 3}'
+    calls = completion.choices[0].message.tool_calls
+    assert calls is not None
+    assert calls[0].function.parsed_arguments == Weather(city="Zürich", days=3)
+    assert completion.choices[0].finish_reason == "tool_calls"
+
+
+async def test_parse(tokenizer: Tokenizer) -> None:
+    tools = [openai.pydantic_function_tool(Weather)]
+    async with library(tokenizer, CALL) as client:
+        answer = await client.chat.completions.parse(model="tiny", messages=MESSAGES, tools=tools)
+        calls = answer.choices[0].message.tool_calls
+        assert calls is not None
+        assert calls[0].function.parsed_arguments == Weather(city="Zürich", days=3)
+    async with library(tokenizer, '{"city": "Rome", "days": 2}') as client:
+        form = await client.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Weather)
+        assert form.choices[0].message.parsed == Weather(city="Rome", days=2)

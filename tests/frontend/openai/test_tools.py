@@ -1,0 +1,353 @@
+"""Tools and reasoning in chat completions, streamed and not, over a core that says what a model would."""
+
+import json
+from array import array
+from typing import Any
+
+import msgspec
+import pytest
+
+from pyllm.frontend.conversation import ConversationSettings
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.messages import Submit
+from tests.frontend.fake_core import MODEL, ScriptedCore
+from tests.frontend.serving import TEMPLATE, Frontend, answering, events, in_process
+
+ROOMY = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
+USER = {"role": "user", "content": "Hi"}
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+CLOCK = {"type": "function", "function": {"name": "clock", "description": "The time."}}
+HERMES = "{% if tools %}{{ tools | tojson }} in <tool_call>{% endif %}" + TEMPLATE
+THINKING = TEMPLATE.replace("<|start|>{% endif %}", "<|start|><think>\n{% endif %}")
+CALLS = (
+    'So:\n<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+)
+
+
+def saying(tokenizer: Tokenizer, text: str) -> ScriptedCore:
+    return answering(tokenizer, text, ROOMY)
+
+
+async def chat(frontend: Frontend, **body: Any) -> dict[str, Any]:
+    """The whole answer; the streamed one is checked to add up to it."""
+    body = {"messages": [USER], **body}
+    response = await frontend.http.post("/v1/chat/completions", json=body)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    response = await frontend.http.post("/v1/chat/completions", json={**body, "stream": True})
+    for choice in answer["choices"]:
+        chunks = [chunk["choices"][0] for chunk in events(response.text)]
+        mine = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
+        message = added_up([chunk["delta"] for chunk in mine])
+        whole = {key: value for key, value in choice["message"].items() if value}
+        assert without_ids(message) == without_ids(whole)
+        reasons = [chunk["finish_reason"] for chunk in mine]
+        assert reasons == [None] * (len(mine) - 1) + [choice["finish_reason"]]
+    return answer
+
+
+def added_up(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {}
+    for delta in deltas:
+        for key in ("role", "content", "reasoning"):
+            if delta.get(key):
+                message[key] = message.get(key, "") + delta[key]
+        for call in delta.get("tool_calls", []):
+            calls = message.setdefault("tool_calls", [])
+            if call["index"] == len(calls):
+                assert call["function"]["arguments"] == ""
+                calls.append({**call, "function": {**call["function"]}})
+                del calls[-1]["index"]
+            else:
+                assert call.keys() == {"index", "function"}
+                assert call["function"].keys() == {"arguments"}
+                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    calls = [{**call, "id": call["id"][:5]} for call in message.get("tool_calls", [])]
+    return {**message, "tool_calls": calls}
+
+
+def prompt_of(frontend: Frontend, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(array("i", frontend.core.sent(Submit)[0].prompt).tolist(), False)
+
+
+def grammar_of(frontend: Frontend) -> str:
+    return str(frontend.core.sent(Submit)[0].sampling.grammar)
+
+
+async def refused(frontend: Frontend, **body: Any) -> tuple[str, str]:
+    """The field that is at fault, and what is said of it."""
+    response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], **body})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    return error["param"], error["message"]
+
+
+async def test_calls_have_openais_shape(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
+        answer = await chat(frontend, tools=[WEATHER, CLOCK])
+        assert prompt_of(frontend, tokenizer).startswith('[{"type": "function", "function": {"name": "weather"')
+        assert frontend.core.sent(Submit)[0].sampling.grammar == ""
+    choice = answer["choices"][0]
+    first, second = choice["message"].pop("tool_calls")
+    assert choice["message"] == {"role": "assistant", "content": "So:", "refusal": None}
+    assert first["function"] == {"name": "weather", "arguments": '{"city": "Zürich"}'}
+    assert second["function"] == {"name": "clock", "arguments": "{}"}
+    assert first["type"] == second["type"] == "function"
+    assert first["id"] != second["id"]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+async def test_a_call_alone_has_no_content_and_a_cut_one_says_so(tokenizer: Tokenizer) -> None:
+    call = CALLS.partition("\n")[2].partition("</tool_call>")[0]
+    async with in_process(saying(tokenizer, call), tokenizer, HERMES) as frontend:
+        assert (await chat(frontend, tools=[WEATHER]))["choices"][0]["message"]["content"] is None
+        cut = (await chat(frontend, tools=[WEATHER], max_tokens=len(tokenizer.encode(call)) - 8))["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert cut["message"]["tool_calls"][0]["function"]["arguments"].startswith('{"city"')
+
+
+async def test_a_request_that_is_run_again_names_its_calls_alike(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
+        name = frontend.state.conversations.call_id
+    assert name("r", 0, 1) == name("r", 0, 1)
+    assert len({name("r", 0, 1), name("r", 1, 0), name("s", 0, 1)}) == 3
+    assert len(name("r", 0, 1)) == len("call_") + 24
+
+
+async def test_without_tools_or_with_choice_none_text_is_text(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
+        for body in ({}, {"tools": []}, {"tools": [WEATHER], "tool_choice": "none"}, {"tool_choice": "auto"}):
+            choice = (await chat(frontend, **body))["choices"][0]
+            assert choice["message"] == {"role": "assistant", "content": CALLS, "refusal": None}
+            assert choice["finish_reason"] == "stop"
+        assert "<tool_call>" not in prompt_of(frontend, tokenizer)
+
+
+async def test_one_call_at_most_where_they_are_not_parallel(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
+        answer = await chat(frontend, tools=[WEATHER, CLOCK], parallel_tool_calls=False)
+    assert [call["function"]["name"] for call in answer["choices"][0]["message"]["tool_calls"]] == ["weather"]
+
+
+async def test_every_choice_has_calls_of_its_own(tokenizer: Tokenizer) -> None:
+    texts = ["Hello", CALLS]
+    core = ScriptedCore(lambda prompt, sample: [*tokenizer.encode(texts[sample]), 0], ROOMY)
+    async with in_process(core, tokenizer, HERMES) as frontend:
+        choices = (await chat(frontend, tools=[WEATHER], n=2))["choices"]
+    assert [choice["finish_reason"] for choice in choices] == ["stop", "tool_calls"]
+    assert choices[0]["message"]["content"] == "Hello"
+
+
+async def test_log_probabilities_are_those_of_the_raw_tokens(tokenizer: Tokenizer) -> None:
+    body: dict[str, Any] = {"tools": [WEATHER], "logprobs": True, "messages": [USER]}
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
+        answer = (await chat(frontend, **body))["choices"][0]
+        response = await frontend.http.post("/v1/chat/completions", json={**body, "stream": True})
+    entries = [
+        entry
+        for chunk in events(response.text)
+        for entry in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]
+    ]
+    assert entries == answer["logprobs"]["content"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == CALLS + "<|end|>"
+
+
+async def test_a_required_call_is_kept_to_a_list_of_the_tools(tokenizer: Tokenizer) -> None:
+    text = '[{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "clock", "parameters": {}}]'
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+        choice = (await chat(frontend, tools=[WEATHER, CLOCK], tool_choice="required"))["choices"][0]
+        grammar = grammar_of(frontend)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    calls = [call["function"] for call in choice["message"]["tool_calls"]]
+    assert calls == [{"name": "weather", "arguments": '{"city": "Rome"}'}, {"name": "clock", "arguments": "{}"}]
+    assert "weather" in grammar
+    assert "clock" in grammar
+
+
+async def test_a_named_call_is_its_arguments(tokenizer: Tokenizer) -> None:
+    choice = {"type": "function", "function": {"name": "weather"}}
+    async with in_process(saying(tokenizer, '{"city": "Rome"}'), tokenizer, HERMES) as frontend:
+        answer = (await chat(frontend, tools=[WEATHER, CLOCK], tool_choice=choice))["choices"][0]
+        grammar = json.loads(grammar_of(frontend))["grammars"][0]["json_schema"]
+    assert answer["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert answer["finish_reason"] == "tool_calls"
+    assert grammar["properties"] == SCHEMA["properties"]
+
+
+async def test_allowed_tools_are_the_only_ones(tokenizer: Tokenizer) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [clock_reference()]}}
+    text = '[{"name": "clock", "parameters": {}}]'
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+        await chat(frontend, tools=[WEATHER, CLOCK], tool_choice=choice)
+        assert "weather" not in grammar_of(frontend)
+        assert "weather" not in prompt_of(frontend, tokenizer)
+
+
+def clock_reference() -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "clock"}}
+
+
+async def test_strict_tools_constrain_the_calls_that_are_made(tokenizer: Tokenizer) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
+        answer = await chat(frontend, tools=[strict, CLOCK])
+        assert "<tool_call>" in grammar_of(frontend)
+        assert len(answer["choices"][0]["message"]["tool_calls"]) == 2
+        form = {"type": "json_object"}
+        assert (await refused(frontend, tools=[strict], response_format=form))[0] == "tools[0].function.strict"
+    settings = ConversationSettings(tool_call_parser="mistral")
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, settings) as frontend:
+        name, text = await refused(frontend, tools=[CLOCK, strict])
+        assert name == "tools[1].function.strict"
+        assert "--tool-call-parser" in text
+
+
+async def test_a_template_without_tools_has_them_explained(tokenizer: Tokenizer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "noon"},
+    ]
+    async with in_process(saying(tokenizer, CALLS), tokenizer) as frontend:
+        answer = await chat(frontend, messages=messages, tools=[WEATHER])
+        prompt = prompt_of(frontend, tokenizer)
+    assert len(answer["choices"][0]["message"]["tool_calls"]) == 2
+    assert prompt.startswith("<|start|>system: Be brief.\n\nYou can call functions")
+    assert json.dumps(WEATHER) in prompt
+    assert '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call><|end|>' in prompt
+    assert "user: <tool_response>\nnoon\n</tool_response><|end|>" in prompt
+
+
+async def test_a_template_with_tools_gets_messages_as_it_knows_them(tokenizer: Tokenizer) -> None:
+    template = "{% if tools %}{% endif %}{{ messages | tojson }}"
+    call = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": '{"zone": [1]}'}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "hm"},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "noon"}]},
+    ]
+    async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
+        await chat(frontend, messages=messages)
+        first, second = json.loads(prompt_of(frontend, tokenizer))
+    assert first["tool_calls"][0] == {**call, "function": {"name": "clock", "arguments": {"zone": [1]}}}
+    assert (first["content"], first["reasoning"], first["reasoning_content"]) == ("", "hm", "hm")
+    assert second == {"role": "tool", "content": "noon", "tool_call_id": "c"}
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [(HERMES + "{# <think> #}", "<think>\nWell, ü.\n</think>\n\nHello"), (THINKING, "Well, ü.\n</think>\n\nHello")],
+)
+async def test_reasoning_is_told_apart_and_counted(tokenizer: Tokenizer, template: str, text: str) -> None:
+    async with in_process(saying(tokenizer, text), tokenizer, template) as frontend:
+        answer = await chat(frontend)
+        hidden = await chat(frontend, include_reasoning=False)
+        body = {"messages": [USER], "stream": True, "stream_options": {"include_usage": True}}
+        response = await frontend.http.post("/v1/chat/completions", json=body)
+        cut = await chat(frontend, max_tokens=12)
+    message = answer["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": "Hello", "refusal": None, "reasoning": "Well, ü."}
+    assert hidden["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    count = len(tokenizer.encode(text.partition("</think>")[0] + "</think>"))
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": count}
+    assert events(response.text)[-1]["usage"] == answer["usage"]
+    assert cut["usage"]["completion_tokens_details"] == {"reasoning_tokens": 12}
+    assert cut["choices"][0]["message"]["content"] is None
+
+
+async def test_a_form_holds_after_reasoning_only(tokenizer: Tokenizer) -> None:
+    text = 'Well.</think>{"city": "Rome"}'
+    choice = {"type": "function", "function": {"name": "weather"}}
+    async with in_process(saying(tokenizer, text), tokenizer, THINKING) as frontend:
+        message = (await chat(frontend, tools=[WEATHER], tool_choice=choice))["choices"][0]["message"]
+        assert "</think>" in json.loads(grammar_of(frontend).replace("\\\\/", "/"))["grammars"][0]["lark_grammar"]
+    assert message["reasoning"] == "Well."
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+
+
+async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> None:
+    template = "{{ reasoning_effort }} {{ documents[0].text }} {{ mood }} {{ messages[0].content }}"
+    body = {"reasoning_effort": "low", "documents": [{"text": "doc"}], "chat_template_kwargs": {"mood": "fine"}}
+    async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
+        await chat(frontend, **body)
+        assert prompt_of(frontend, tokenizer) == "low doc fine Hi"
+
+
+async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: Tokenizer) -> None:
+    body = {"chat_template": "{{ messages[0].content }} {{ eos_token }}"}
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        name, text = await refused(frontend, **body)
+        assert name == "chat_template"
+        assert "--trust-request-chat-template" in text
+    settings = ConversationSettings(trust_request_chat_template=True)
+    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, settings) as frontend:
+        await chat(frontend, **body)
+        assert prompt_of(frontend, tokenizer) == "Hi <|end|>"
+        for source in ("{% if %}", "x" * 200_000):
+            assert (await refused(frontend, chat_template=source))[0] == "chat_template"
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "clock"}}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "clock"}}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "any"}, "tool_choice"),
+        (
+            {
+                "tools": [WEATHER],
+                "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+            },
+            "tool_choice.allowed_tools",
+        ),
+        ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools[0]"),
+        ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"documents": [{"text": "x"}]}, "documents"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**USER, "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{**USER, "reasoning": "c"}]}, "messages[0].reasoning"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+async def test_what_is_not_honoured_is_refused_by_name(
+    tokenizer: Tokenizer, body: dict[str, Any], parameter: str
+) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer, HERMES) as frontend:
+        assert (await refused(frontend, **body))[0] == parameter
+
+
+async def test_without_a_parser_only_forced_calls_go(tokenizer: Tokenizer) -> None:
+    unknown = "{{ tools }}" + TEMPLATE
+    async with in_process(saying(tokenizer, '[{"name": "clock", "parameters": {}}]'), tokenizer, unknown) as frontend:
+        name, text = await refused(frontend, tools=[CLOCK])
+        assert name == "tool_choice"
+        assert "--tool-call-parser" in text
+        answer = await chat(frontend, tools=[CLOCK], tool_choice="required")
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    settings = ConversationSettings(tool_call_parser="mistral")
+    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, settings) as frontend:
+        assert "leaves tools out" in (await refused(frontend, tools=[CLOCK]))[1]
