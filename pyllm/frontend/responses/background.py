@@ -16,13 +16,22 @@ WATCH_INTERVAL = 1.0
 
 
 class BackgroundRun:
-    """The receiver of a generation. What `form` is told at the end is what is stored."""
+    """The receiver of a generation. `form` stores the response at the end."""
 
-    def __init__(self, generation: Generation, form: ResponseForm, kept: KeptResponses, owner: str) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        form: ResponseForm,
+        kept: KeptResponses,
+        owner: str,
+        *,
+        watch_interval: float = WATCH_INTERVAL,
+    ) -> None:
         self._generation = generation
         self._form = form
         self._kept = kept
         self._owner = owner
+        self._watch_interval = watch_interval
         self._over = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
 
@@ -43,6 +52,11 @@ class BackgroundRun:
             self._generation.abort()
             self._form.cancelled(self._generation.counts)
             self._end()
+
+    def abandon(self) -> None:
+        """End it, and store nothing: nobody can ask for it any more."""
+        self._generation.abort()
+        self._end()
 
     def text(self, choice: int, delta: TextDelta) -> None:
         """Take new text."""
@@ -66,12 +80,11 @@ class BackgroundRun:
     async def _watch(self) -> None:
         while not self._over.is_set():
             try:
-                async with asyncio.timeout(WATCH_INTERVAL):
+                async with asyncio.timeout(self._watch_interval):
                     await self._over.wait()
             except TimeoutError:
                 record = await self._kept.find(self._form.response.id, self._owner)
                 if record is None:
-                    self._generation.abort()
-                    self._end()
+                    self.abandon()
                 elif record.response.status == "cancelled":
                     self.cancel()

@@ -15,7 +15,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ResponseRecord).decode
 
 
-class Cancellable(Protocol):
+class Run(Protocol):
     """What goes on without a reader."""
 
     @property
@@ -25,6 +25,9 @@ class Cancellable(Protocol):
     def cancel(self) -> None:
         """End it, and store what there is."""
 
+    def abandon(self) -> None:
+        """End it, and store nothing."""
+
 
 class KeptResponses:
     """`store` is None on a server that keeps none. `running` has the background runs by the ids of their responses."""
@@ -32,7 +35,7 @@ class KeptResponses:
     def __init__(self, store: AsyncResponseStore | None) -> None:
         self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
-        self.running: dict[str, Cancellable] = {}
+        self.running: dict[str, Run] = {}
 
     @property
     def enabled(self) -> bool:

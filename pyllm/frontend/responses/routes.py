@@ -77,6 +77,8 @@ def responses_routes(state: ServerState) -> Router:
     @delete("/{response_id:str}", status_code=200, summary="Delete a stored response", responses=_LOOKUP_ERRORS)
     async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> DeletedResponse:
         await kept.delete(response_id, context_of(request).tenant)
+        if (run := kept.running.get(response_id)) is not None:
+            run.abandon()
         return DeletedResponse(response_id)
 
     @post(
@@ -95,6 +97,7 @@ def responses_routes(state: ServerState) -> Router:
             return response
         if (run := kept.running.get(response_id)) is not None:
             run.cancel()
+            await kept.put(ResponseRecord(run.response, record.input), owner)
             return run.response
         response.status = "cancelled"  # The process where it runs, if it still does, looks for this.
         await kept.put(record, owner)
@@ -103,7 +106,7 @@ def responses_routes(state: ServerState) -> Router:
     @get("/{response_id:str}/input_items", summary="List what a stored response answers", responses=_LOOKUP_ERRORS)
     async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> ItemList:
         record = await kept.get(response_id, context_of(request).tenant)
-        return page_of(record.input, request.query_params.dict())
+        return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
 
     handlers = [create_response, show_response, delete_response, cancel_response, list_input_items]
     return Router("/v1/responses", route_handlers=handlers)
