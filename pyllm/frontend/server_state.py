@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
-from pyllm.frontend.conversation import DEFAULT_SETTINGS, Conversations, ConversationSettings
+from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
+from pyllm.frontend.conversations import Conversations
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.responses.store import AsyncResponseStore

@@ -14,7 +14,8 @@ from pyllm.frontend.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from pyllm.frontend.conversation import Conversation, Conversations, NamedTool, Tool, ToolChoice
+from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
+from pyllm.frontend.conversations import Conversations
 from pyllm.frontend.openai.parameters import refuse_unsupported
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}

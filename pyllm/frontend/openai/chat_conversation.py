@@ -6,7 +6,8 @@ from typing import Any
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
 from pyllm.frontend.openai.parameters import refuse_unsupported
-from pyllm.frontend.openai.protocol import AllowedTools, ChatMessage, ChatRequest, ChosenTools, ToolDefinition
+from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
+from pyllm.frontend.openai.tool_protocol import AllowedTools, ChosenTools, ToolDefinition
 
 
 def conversation_of(request: ChatRequest) -> Conversation:

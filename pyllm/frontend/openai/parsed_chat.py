@@ -17,12 +17,9 @@ from pyllm.frontend.openai.protocol import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
-    ChatToolCall,
-    ChatToolCallDelta,
-    FunctionCall,
-    FunctionCallDelta,
     Usage,
 )
+from pyllm.frontend.openai.tool_protocol import ChatToolCall, ChatToolCallDelta, FunctionCall, FunctionCallDelta
 from pyllm.frontend.parsers.pieces import Content, ParsedText, Piece, Reasoning, ToolArguments, ToolCallBegin, folded
 from pyllm.frontend.parsers.sample import SampleParser
 

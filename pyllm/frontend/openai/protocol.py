@@ -11,6 +11,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pyllm.frontend.generation import TokenCounts
 from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.frontend.openai.tool_protocol import (
+    ChatToolCall,
+    ChatToolCallDelta,
+    ChosenTools,
+    MessageToolCall,
+    ToolDefinition,
+)
 from pyllm.sampling_params import StructuredOutputsParams
 
 T = TypeVar("T")
@@ -150,66 +157,6 @@ class ContentPart(Struct):
     text: str | None = None
 
 
-class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function that the model may call. Without `parameters` it has none."""
-
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]+$", max_length=128)]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ToolDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool; functions are the only kind."""
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
-class FunctionName(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which function is meant."""
-
-    name: str
-
-
-class ToolReference(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which tool is meant."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Those of the tools that may be called, and whether one must be."""
-
-    mode: Literal["auto", "required"]
-    tools: list[ToolReference]
-
-
-class ChosenTools(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A choice of one function, or of some of the tools."""
-
-    type: Literal["function", "allowed_tools"]
-    function: FunctionName | None = None
-    allowed_tools: AllowedTools | None = None
-
-
-class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What a message's call was of. `arguments` are JSON."""
-
-    name: str
-    arguments: str = ""
-
-
-class MessageToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A call that the assistant made."""
-
-    function: CalledFunction
-    id: str | None = None
-    type: Literal["function"] = "function"
-    index: int | None = None
-
-
 class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
     """One message of a conversation. `reasoning_content` is the older name of `reasoning`."""
 
@@ -321,21 +268,6 @@ class Completion(Struct):
     usage: Usage | UnsetType | None = UNSET
 
 
-class FunctionCall(Struct):
-    """The function that is called; `arguments` are JSON as the model wrote it."""
-
-    name: str
-    arguments: str
-
-
-class ChatToolCall(Struct):
-    """A call of a tool, with the name that its answer is to have."""
-
-    id: str
-    type: str
-    function: FunctionCall
-
-
 class AssistantMessage(Struct):
     """What the model said. There is no content where it only called tools, or did not come to the end of reasoning."""
 
@@ -392,22 +324,6 @@ class ChatCompletion(Struct):
     usage: Usage
     prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-class FunctionCallDelta(Struct):
-    """What is new of a call's function: its name, with no arguments yet, or more of these."""
-
-    arguments: str
-    name: str | UnsetType = UNSET
-
-
-class ChatToolCallDelta(Struct):
-    """What is new of a call: who it is, the first time, and then more of its arguments."""
-
-    index: int
-    function: FunctionCallDelta
-    id: str | UnsetType = UNSET
-    type: str | UnsetType = UNSET
 
 
 class ChatDelta(Struct):

@@ -279,6 +279,10 @@ async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> No
     async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
         await chat(frontend, **body)
         assert prompt_of(frontend, tokenizer) == "low doc fine Hi"
+    async with in_process(saying(tokenizer, "ok"), tokenizer, "{{ enable_thinking }}") as frontend:
+        await chat(frontend, reasoning_effort="none")
+        assert prompt_of(frontend, tokenizer) == "False"
+        assert (await refused(frontend, reasoning_effort="low"))[0] == "reasoning_effort"
 
 
 async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: Tokenizer) -> None:
@@ -315,6 +319,8 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools[0]"),
         ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": "required", "min_tokens": 2}, "min_tokens"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"documents": [{"text": "x"}]}, "documents"),
