@@ -36,7 +36,7 @@ def openapi_document(routes: Iterable[object], version: str) -> Json:
     return {
         "openapi": "3.1.0",
         "info": {"title": "pyllm", "version": version},
-        "paths": dict(sorted(paths.items())),
+        "paths": {path: dict(sorted(methods.items())) for path, methods in sorted(paths.items())},
         "components": {"schemas": components},
     }
 
@@ -88,12 +88,18 @@ def _response(status: int, spec: ResponseSpec, references: Mapping[Any, Json], s
             "schema": references[spec.data_container]
         }
     if streams and status == 200:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {"schema": _EVENT}
     if content:
         response["content"] = content
     return response
 
 
+_EVENT: Json = {
+    "description": "Each event; `data` is JSON, but for OpenAI's last one.",
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
 _DESCRIPTIONS = {
     200: "The answer.",
     400: "The request is wrong.",

@@ -16,25 +16,25 @@ MAX_REQUEST_ID = 128
 _PRINTABLE = re.compile(r"[!-~]+")
 
 
-class RequestContext(msgspec.Struct, frozen=True):
+class RequestContext(msgspec.Struct):
     """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take."""
 
     request_id: str
     tenant: str = ""
     timeout: float | None = None
 
-    def named(self, request_id: str | None) -> "RequestContext":
-        """The same with the id that the body gives the request, if it gives one.
+    def name_request(self, request_id: str | None) -> None:
+        """Take the id that the body gives the request, if it gives one.
 
         Raises:
             RequestError: it is no id: 1 to 128 printable ASCII characters without spaces.
         """
         if request_id is None:
-            return self
+            return
         if not 0 < len(request_id) <= MAX_REQUEST_ID or not _PRINTABLE.fullmatch(request_id):
             text = f"request_id must be 1 to {MAX_REQUEST_ID} printable ASCII characters, got {request_id[:80]!r}"
             raise RequestError(text, "request_id")
-        return msgspec.structs.replace(self, request_id=request_id)
+        self.request_id = request_id
 
 
 def context_of(request: Request[Any, Any, Any]) -> RequestContext:

@@ -7,7 +7,14 @@ from tokenizers import decoders
 
 from pyllm.checkpoint import TokenizerFiles
 from pyllm.errors import ConfigError
-from pyllm.frontend.text_decoder import ByteDecoder, StreamDecoder, TextDecoder, byte_table, without_special_tokens
+from pyllm.frontend.text_decoder import (
+    CONTEXT_TOKENS,
+    ByteDecoder,
+    StreamDecoder,
+    TextDecoder,
+    byte_table,
+    without_special_tokens,
+)
 
 # Below this a text is encoded in less time than a thread takes to be woken.
 INLINE_CHARACTERS = 4096
@@ -79,10 +86,11 @@ class Tokenizer:
         return self._added.get(text)
 
     def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
-        """A decoder for what follows `prompt`."""
+        """A decoder for what follows `prompt`, in which ids that are none have no text."""
+        context = [token for token in prompt[-CONTEXT_TOKENS:] if 0 <= token < 2**31]
         if self._byte_tables:
-            return ByteDecoder(self._byte_tables[skip_special_tokens], prompt)
-        return StreamDecoder(self._tokenizer, prompt, skip_special_tokens)
+            return ByteDecoder(self._byte_tables[skip_special_tokens], context)
+        return StreamDecoder(self._tokenizer, context, skip_special_tokens)
 
 
 def _sentence_piece(piece: str) -> bytes:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # How many requests are made up for each route.
-CASES = 25
+CASES = 12
 
 
 class Server:
@@ -66,35 +66,44 @@ def server(tokenizer: Tokenizer) -> Generator[Server, None, None]:
     server.close()
 
 
-@pytest.mark.parametrize("generation", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
-def test_answers_are_as_the_document_says(server: Server, generation: schemathesis.GenerationMode) -> None:
-    for operation in map(_operation, server.schema.get_all_operations()):
-        counts = dict.fromkeys(("made", "served"), 0)
-
-        @settings(
-            max_examples=CASES,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(data=st.data())
-        def check(data: st.DataObject, operation: Any = operation, counts: dict[str, int] = counts) -> None:
-            case = data.draw(operation.as_strategy(generation_mode=generation))
-            if data.draw(st.booleans()):
-                _keep_supported(case.body, server.document)
-            response = server.request(**_request(case))
-            counts["made"] += 1
-            counts["served"] += response.status_code == 200
-            case.validate_response(response, checks=CHECKS)
-
-        check()
-        print(operation.label, counts)
+def test_answers_to_requests_of_the_documented_form_are_as_documented(server: Server) -> None:
+    served = {
+        result.ok().label: _served(server, result.ok(), schemathesis.GenerationMode.POSITIVE)
+        for result in server.schema.get_all_operations()
+    }
+    # Most bodies that are made up are refused; those that are not show what the document says of answers.
+    assert sum(count > 0 for label, count in served.items() if label.startswith("POST")) >= 5
 
 
-def _operation(result: Any) -> Any:
-    return result.ok()
+def test_answers_to_other_requests_are_as_documented(server: Server) -> None:
+    for result in server.schema.get_all_operations():
+        if result.ok().body:
+            _served(server, result.ok(), schemathesis.GenerationMode.NEGATIVE)
+
+
+def _served(server: Server, operation: Any, mode: schemathesis.GenerationMode) -> int:
+    """How many of the requests that were made up for an operation could be served; all answers are checked."""
+    served = 0
+
+    @settings(
+        max_examples=CASES,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), num_options=st.none() | st.integers(0, 3))
+    def check(case: Any, num_options: int | None) -> None:
+        nonlocal served
+        if num_options is not None:
+            _simplify(case, server.document, num_options)
+        response = server.request(**_request(case))
+        served += response.status_code == 200
+        case.validate_response(response, checks=CHECKS)
+
+    check()
+    return served
 
 
 def _request(case: Any) -> dict[str, Any]:
@@ -104,11 +113,17 @@ def _request(case: Any) -> dict[str, Any]:
     )
 
 
-def _keep_supported(body: Any, document: dict[str, Any]) -> None:
-    """Leave out what the document says is not supported."""
+def _simplify(case: Any, document: dict[str, Any], num_options: int) -> None:
+    """Leave out what the document says is not supported, and all but a few of the options: most bodies are refused."""
+    body = case.body
     if not isinstance(body, dict):
         return
-    for schema in document["components"]["schemas"].values():
-        for name, field in schema.get("properties", {}).items():
-            if field.get("description", "").startswith("Not supported") or name == "model":
-                body.pop(name, None)
+    operation = document["paths"][case.operation.path][case.operation.method]
+    name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    schema = document["components"]["schemas"][name]
+    for field in [field for field in body if field not in schema["required"]]:
+        is_supported = not schema["properties"].get(field, {}).get("description", "").startswith("Not supported")
+        if field == "model" or not is_supported or num_options == 0:
+            del body[field]
+        else:
+            num_options -= 1

@@ -32,7 +32,8 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(Message), **ERROR_RESPONSES},
     )
     async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
-        context = context_of(request).named(data.request_id)
+        context = context_of(request)
+        context.name_request(data.request_id)
         _check(state, data)
         check_thinking(data.thinking, data.max_tokens, state.conversations)
         scheduling = _scheduling_params(data, context)

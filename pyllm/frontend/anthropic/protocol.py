@@ -3,9 +3,9 @@
 As in `openai/protocol.py`, a field marked `Unsupported` passes at its neutral value only.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from pyllm.frontend.openai.protocol import Unsupported
 
@@ -117,7 +117,7 @@ class Metadata(Struct, kw_only=True, forbid_unknown_fields=True):
 class CountTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """`POST /v1/messages/count_tokens`: what the prompt of a request is made of."""
 
-    messages: list[InputMessage]
+    messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
     system: str | list[TextBlock] | None = None
     tools: list[ToolParam] | None = None
@@ -134,7 +134,7 @@ class CountTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True):
 class MessagesRequest(CountTokensRequest, kw_only=True):
     """`POST /v1/messages`. `cache_salt`, `priority` and `request_id` are vLLM's, as in the other APIs."""
 
-    max_tokens: int
+    max_tokens: Annotated[int, Meta(ge=1)]
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None

@@ -58,7 +58,8 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(ChatCompletion), **ERROR_RESPONSES},
     )
     async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
-        context = context_of(request).named(data.request_id)
+        context = context_of(request)
+        context.name_request(data.request_id)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens

@@ -45,7 +45,8 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(Completion), **ERROR_RESPONSES},
     )
     async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
-        context = context_of(request).named(data.request_id)
+        context = context_of(request)
+        context.name_request(data.request_id)
         check_model(state, data.model)
         refuse_unsupported(data)
         params = _sampling_params(data)

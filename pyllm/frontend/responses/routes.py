@@ -42,7 +42,8 @@ def responses_routes(state: ServerState) -> Router:
         responses={200: ResponseSpec(protocol.Response), **ERROR_RESPONSES},
     )
     async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> Response[Any]:
-        context = context_of(request).named(data.request_id)
+        context = context_of(request)
+        context.name_request(data.request_id)
         _check(state, data)
         stores = kept.store_or_refuse(data.store, data.background is True)
         params = _sampling_params(state, data)

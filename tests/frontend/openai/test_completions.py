@@ -298,6 +298,8 @@ async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Token
         ({"prompt": "x" * 300}, 400, "prompt"),
         ({"prompt": "x" * 100_000}, 400, "prompt"),
         ({"prompt": ["ok", "x" * 300]}, 400, "prompt"),
+        ({"prompt": [-1000]}, 400, "prompt"),
+        ({"prompt": [2**40]}, 400, "prompt"),
         ({"prompt": [600]}, 400, "prompt"),
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": "x", "max_tokens": -1}, 400, "max_tokens"),
