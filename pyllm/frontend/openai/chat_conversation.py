@@ -1,7 +1,8 @@
 """The body of a chat request as a conversation, without OpenAI's shapes. Renders nothing and checks no tools."""
 
-import json
 from typing import Any
+
+import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
@@ -128,8 +129,9 @@ def _refuse(message: ChatMessage, where: str, *names: str) -> None:
 def _arguments(text: str, field: str) -> dict[str, Any]:
     """The arguments as templates want them: an object."""
     try:
-        arguments = json.loads(text) if text else {}
-    except (ValueError, RecursionError) as error:
+        # Strictly: what this lets through can be written to the prompt.
+        arguments = msgspec.json.decode(text) if text else {}
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise RequestError(f"{field} is not JSON: {error}", field) from None
     if not isinstance(arguments, dict):
         raise RequestError(f"{field} must be a JSON object, got {text:.80}", field)

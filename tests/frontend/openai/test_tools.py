@@ -346,6 +346,30 @@ async def test_what_is_not_honoured_is_refused_by_name(
         assert (await refused(frontend, **body))[0] == parameter
 
 
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": ' + "[" * 5000 + "]" * 5000 + "}"])
+@pytest.mark.parametrize("template", [HERMES, TEMPLATE])
+async def test_arguments_that_no_prompt_could_hold_are_refused(
+    tokenizer: Tokenizer, arguments: str, template: str
+) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": arguments}}
+    async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
+        name, _ = await refused(frontend, messages=[{"role": "assistant", "tool_calls": [call]}])
+        assert name == "messages[0].tool_calls[0].function.arguments"
+
+
+@pytest.mark.parametrize("template", [HERMES, TEMPLATE])
+@pytest.mark.parametrize("choice", ["auto", "required"])
+async def test_deep_schemas_are_no_failure_of_the_server(tokenizer: Tokenizer, template: str, choice: str) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(400):
+        deep = {"type": "object", "properties": {"a": deep}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep, "strict": True}}
+    body = {"messages": [USER], "tools": [tool], "tool_choice": choice, "max_tokens": 1}
+    async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
+        response = await frontend.http.post("/v1/chat/completions", json=body)
+    assert response.status_code in (200, 400), response.text
+
+
 async def test_without_a_parser_only_forced_calls_go(tokenizer: Tokenizer) -> None:
     unknown = "{{ tools }}" + TEMPLATE
     async with in_process(saying(tokenizer, '[{"name": "clock", "parameters": {}}]'), tokenizer, unknown) as frontend:
