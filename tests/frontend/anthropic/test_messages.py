@@ -219,7 +219,7 @@ async def test_thinking_without_a_switch_cannot_be_disabled(tokenizer: Tokenizer
         (b"a=b", {"content-type": "text/plain"}, 415, "invalid_request_error"),
         (b"x" * 10_000_001, {"content-type": "application/json"}, 413, "request_too_large"),
         (
-            b'{"model": "other", "max_tokens": 1, "messages": []}',
+            b'{"model": "other", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}',
             {"content-type": "application/json"},
             404,
             "not_found_error",
