@@ -1,4 +1,4 @@
-"""The command line: `pyllm serve`, `core`, `keygen`, `replay`. Flags come from the definitions in `config.py`."""
+"""The command line: `pyllm serve`, `core`, `keygen`, `apikey`, `replay`. Flags come from `config.py`."""
 
 import argparse
 import json
@@ -54,6 +54,10 @@ def _parser() -> argparse.ArgumentParser:
     keygen.add_argument("folder", type=Path)
     keygen.set_defaults(run=_keygen)
 
+    apikey = commands.add_parser("apikey", allow_abbrev=False, help="make an API key, shown once, and its entry")
+    apikey.add_argument("name", metavar="NAME")
+    apikey.set_defaults(run=_apikey)
+
     replay = commands.add_parser("replay", allow_abbrev=False, help="repeat a recording of --scheduler-recording")
     replay.add_argument("recording", type=Path, metavar="FILE")
     replay.set_defaults(run=_replay)
@@ -79,6 +83,15 @@ def _keygen(options: argparse.Namespace) -> int:
 
     curve.generate(options.folder)
     print(f"{options.folder}: keep server.key_secret with the core; give clients server.key and client.key_secret")
+    return 0
+
+
+def _apikey(options: argparse.Namespace) -> int:
+    from pyllm.api_keys import new_key
+
+    key, entry = new_key(options.name)
+    print(f"key, shown only now: {key}")
+    print(f'entry for "keys" of the file that --api-key-file names: {entry}')
     return 0
 
 
@@ -120,12 +133,12 @@ def _add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> N
             help_text = next((meta.description for meta in metadata if meta.description), help_text)
         flag = "--" + field.name.replace("_", "-")
         default = field.default if field.default_factory is msgspec.NODEFAULT else None
-        help_text += "" if default in (None, "") else f" (default: {default})"
+        help_text += "" if default in (None, "", ()) else f" (default: {default})"
         if hint is bool or bool in get_args(hint):
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         elif get_origin(hint) is Literal:
             group.add_argument(flag, choices=get_args(hint), help=help_text)
-        elif hint is str or get_origin(hint) is dict:
+        elif hint is str or get_origin(hint) in {dict, tuple}:
             group.add_argument(flag, metavar="TEXT", help=help_text)
         else:
             number = str if field.name in SIZES else float if hint is float else int

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from pyllm.api_keys import ApiKey
 from pyllm.checkpoint import Checkpoint
 from pyllm.errors import ConfigError
 
@@ -92,9 +93,7 @@ class SchedulerConfig(_Config, frozen=True):
     ] = "fcfs"
     tenant_weights: Annotated[
         dict[str, Annotated[int, Meta(ge=1, le=1_000_000)]],
-        Meta(
-            description="shares under the policy fair, as team-a=3,team-b=1; 1 for others, and HTTP names no tenant yet"
-        ),
+        Meta(description="shares of tenants under the policy fair, as team-a=3,team-b=1; 1 for others"),
     ] = {}
     watermark: Annotated[
         float,
@@ -178,6 +177,43 @@ class ServerConfig(_Config, frozen=True):
     trust_request_chat_template: Annotated[
         bool, Meta(description="let requests bring a chat template of their own")
     ] = False
+    uds: Annotated[str, Meta(description="Unix socket to listen on, instead of host and port")] = ""
+    ssl_certfile: Annotated[str, Meta(description="certificate chain in PEM, for TLS")] = ""
+    ssl_keyfile: Annotated[str, Meta(description="its private key in PEM; empty: it is in the certificate's file")] = ""
+    ssl_ca_certs: Annotated[str, Meta(description="CA certificates in PEM; clients must have one of theirs then")] = ""
+    allowed_origins: Annotated[
+        tuple[str, ...], Meta(description="web origins that browsers may use the server from: https://a.com,... or *")
+    ] = ()
+    api_key_file: Annotated[
+        str, Meta(description="JSON or TOML file of API keys (`pyllm apikey NAME`); PYLLM_API_KEY may hold one, too")
+    ] = ""
+    max_requests_per_minute: Annotated[int, Meta(description="of each key or tenant; 0: no limit", ge=0)] = 0
+    max_tokens_per_minute: Annotated[
+        int, Meta(description="prompt and output tokens of each key or tenant; 0: no limit", ge=0)
+    ] = 0
+    max_concurrent_requests: Annotated[
+        int, Meta(description="of each key or tenant, running or waiting; 0: no limit", ge=0)
+    ] = 0
+    max_num_queued_reqs: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="sequences that may wait beyond what runs at once; others get a 503; 0: no bound; "
+            "default: 16 times max_num_seqs, 256 at least"
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int, Meta(description="prompt tokens that may wait; requests beyond get a 503; 0: no bound", ge=0)
+    ] = 0
+    request_timeout: Annotated[
+        float,
+        Meta(description="seconds that a request may take; the header x-request-timeout may say less; 0: none", ge=0),
+    ] = 0.0
+    max_request_body_bytes: Annotated[int, Meta(description="largest body of a request, for example 16MiB", ge=1)] = (
+        10_000_000
+    )
+    otlp_traces_endpoint: Annotated[
+        str, Meta(description="URL of an OpenTelemetry collector for a span of each request; needs pyllm[otel]")
+    ] = ""
 
 
 class HeadlessConfig(_Config, frozen=True):
@@ -221,6 +257,14 @@ class WorkerConfig(_Config, frozen=True):
     core_index: int = 0
 
 
+class SharedConfig(_Config, frozen=True):
+    """What the state that API processes share is told. 0: no bound."""
+
+    max_num_seqs: int = 1
+    max_num_queued_reqs: int = 0
+    max_num_queued_tokens: int = 0
+
+
 class ApiConfig(_Config, frozen=True):
     """What one API process is told."""
 
@@ -229,12 +273,14 @@ class ApiConfig(_Config, frozen=True):
     checkpoint: Checkpoint
     served_model_name: str
     index: int = 0
+    shared: SharedConfig = SharedConfig()
+    api_keys: tuple[ApiKey, ...] = ()
 
 
 Part = TypeVar("Part", bound=_Config)
 
 # Options that are sizes, such as 64MiB, and the bytes that 1 without a unit stands for: as in vLLM.
-SIZES = {"kv_cache_memory_bytes": 1, "kv_offloading_size": 1 << 30}
+SIZES = {"kv_cache_memory_bytes": 1, "kv_offloading_size": 1 << 30, "max_request_body_bytes": 1}
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
@@ -279,6 +325,8 @@ def _read(name: str, value: Any) -> Any:
         return _in_bytes(value, SIZES[name])
     if name == "tenant_weights" and isinstance(value, str):
         return parse_weights(value)
+    if name == "allowed_origins" and isinstance(value, str):
+        return parse_origins(value)
     return value
 
 
@@ -324,3 +372,20 @@ def parse_weights(text: str) -> dict[str, int]:
             )
         weights[name] = int(weight)
     return weights
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Origins from `https://a.com,https://b.com`, or from a JSON list, as vLLM's flag has it; `*` is any.
+
+    Raises:
+        ConfigError: one of them is no origin: a scheme and a host, perhaps a port, and nothing more.
+    """
+    try:
+        origins = msgspec.json.decode(text, type=list[str]) if text.startswith("[") else text.split(",")
+    except msgspec.DecodeError:
+        raise ConfigError(f"cannot read {text!r} as origins; write https://a.com,https://b.com, or *") from None
+    origins = [origin.strip() for origin in origins]
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
+            raise ConfigError(f"{origin!r} is not an origin; write for example https://a.com (no path), or *")
+    return tuple(origins)

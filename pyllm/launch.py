@@ -4,6 +4,7 @@ Imports neither torch nor the web framework: each role's code is imported in the
 """
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import signal
@@ -35,7 +36,8 @@ from pyllm.config import (
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
-from pyllm.sockets import SocketFolder, bind_listener
+from pyllm.server_settings import resolve_server, shared_config
+from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
 from pyllm.workers.attention_backends import find_attention_backend
 
 if TYPE_CHECKING:
@@ -166,8 +168,9 @@ def spawn_core(config: CoreConfig) -> supervisor.Process:
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
     """Run a core and an API process until SIGTERM or SIGINT, then drain; gives the exit code."""
     _become_supervisor()
+    server, api_keys = resolve_server(server)
     engine, checkpoint = resolve(engine)
-    with bind_listener(server.host, server.port) as listener, SocketFolder() as folder:
+    with _listener(server) as listener, SocketFolder() as folder:
         core = CoreConfig(
             engine=engine,
             checkpoint=checkpoint,
@@ -181,10 +184,12 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             core_address=core.bind,
             checkpoint=checkpoint,
             served_model_name=engine.model.served_model_name,
+            shared=shared_config(server, engine.scheduler.max_num_seqs),
+            api_keys=api_keys,
         )
         # In the order in which they end: the API process lets its streams finish, then the core has nothing left to do.
         processes = [supervisor.spawn("API process 0", "api", api, listener.fileno()), spawn_core(core)]
-        announcement = _announcement(listener, api.served_model_name)
+        announcement = _announcement(listener, api)
         limits = server.ready_timeout, server.shutdown_timeout
         return asyncio.run(_supervise(processes, lambda _: announcement, *limits))
 
@@ -272,13 +277,24 @@ async def _end(processes: list[supervisor.Process], grace: float) -> None:
         await process.stop(grace)
 
 
-def _announcement(listener: socket.socket, model: str) -> str:
+def _announcement(listener: socket.socket, api: ApiConfig) -> str:
     """The one line that is printed when the server is ready, with a request to try."""
-    host, port = listener.getsockname()[:2]
-    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    body = msgspec.json.encode({"model": model, "prompt": "The capital of France is", "max_tokens": 16}).decode()
-    command = f"curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'"
-    return f"pyllm is ready on {address} - try: {command}"
+    prompt = "The capital of France is"
+    body = msgspec.json.encode({"model": api.served_model_name, "prompt": prompt, "max_tokens": 16}).decode()
+    key = " -H 'Authorization: Bearer KEY'" if api.api_keys else ""
+    scheme = "https" if api.server.ssl_certfile else "http"
+    if listener.family == socket.AF_UNIX:
+        path = listener.getsockname()
+        where, address = f"unix:{path}", f"--unix-socket {path} {scheme}://localhost"
+    else:
+        host, port = listener.getsockname()[:2]
+        where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"pyllm is ready on {where} - try: {command}"
+
+
+def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+    return bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port)
 
 
 def child_main(role: str, files: list[int]) -> int:

@@ -218,11 +218,15 @@ class Reply(Message, frozen=True):
 
 
 class Rejected(Message, frozen=True):
-    """A request that was not accepted, or (request None) a frame or connection that was not."""
+    """A request that was not accepted, or (request None) a frame or connection that was not.
+
+    `parameter` is the field at fault, where there is one.
+    """
 
     request: int | None
     code: str
     message: str
+    parameter: str | None = None
 
 
 # Core to workers.
@@ -251,7 +255,8 @@ class Sampled(Message, frozen=True):
 
     A row of a stateful request may have none, where it is not ready to sample and its last token is to be planned
     again, or more than it was planned for, where its grammar forces what follows. `failures` has rows whose request
-    cannot go on, and why; their tokens mean nothing. `faults` are those of them where the request is not to blame.
+    cannot go on, and why; their tokens mean nothing. `faults` are those of them where the request is not to blame,
+    `parameters` the fields at fault where it is.
     """
 
     step: int
@@ -260,6 +265,7 @@ class Sampled(Message, frozen=True):
     logprobs: Logprobs | None = None
     failures: dict[int, str] = {}
     faults: tuple[int, ...] = ()
+    parameters: dict[int, str] = {}
 
 
 class Failed(Message, frozen=True):

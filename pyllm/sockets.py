@@ -1,4 +1,4 @@
-"""The sockets that processes are handed: a private folder for `ipc://`, and the one listening TCP socket.
+"""The sockets that processes are handed: a private folder for `ipc://`, and the one that the server listens on.
 
 Does not know who uses them.
 """
@@ -8,7 +8,9 @@ import fcntl
 import os
 import shutil
 import socket
+import stat
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 from pyllm.errors import ConfigError
@@ -83,3 +85,47 @@ def bind_listener(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; choose another --host or --port"
         ) from None
     return listener
+
+
+@contextlib.contextmanager
+def bind_unix_listener(path: str) -> Generator[socket.socket, None, None]:
+    """The same with a path, for the user and the group (mode 0660); its end removes the path.
+
+    A socket that is there and that nobody listens on is replaced.
+
+    Raises:
+        ConfigError: the path cannot be bound, or is in use.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+        os.chmod(path, 0o660)  # Nobody can connect before a process listens.
+        made = os.stat(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {path}: {error.strerror or error}; choose another --uds") from None
+    try:
+        yield listener
+    finally:
+        listener.close()
+        # Unless another server has taken the path meanwhile.
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), made):
+                os.unlink(path)
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return
+    if not is_socket:
+        raise OSError(f"{path} is there, and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        else:
+            raise OSError("another server listens there")

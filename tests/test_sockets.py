@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyllm.errors import ConfigError
-from pyllm.sockets import SocketFolder, bind_listener
+from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
 
 HOLD = """
 import signal
@@ -70,3 +71,31 @@ def test_descriptors_are_returned() -> None:
     with SocketFolder():
         pass
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_unix_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    with bind_unix_listener(path) as listener:
+        listener.listen()
+        with pytest.raises(ConfigError, match="another server listens there"), bind_unix_listener(path):
+            pass
+        assert Path(path).is_socket()
+    assert not Path(path).exists()
+
+
+def test_a_unix_socket_that_another_server_has_taken_over_stays(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with bind_unix_listener(str(path)):
+        path.unlink()
+        path.write_text("theirs")
+    assert path.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["file", "missing/socket", "x" * 200])
+def test_a_path_that_cannot_be_bound_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match="--uds"), bind_unix_listener(str(tmp_path / name)):
+        pass
+    assert (tmp_path / "file").read_text() == "kept"

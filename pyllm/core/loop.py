@@ -240,7 +240,8 @@ class EngineCore:
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:
-            self._clients.post(client, Rejected(submit.request, "invalid", str(error)))
+            parameter = error.parameter if isinstance(error, RequestError) else None
+            self._clients.post(client, Rejected(submit.request, "invalid", str(error), parameter))
 
     def _end_failed(self, step: int, sampled: Sampled) -> None:
         """End the requests whose rows a worker could not do; it says why, and which are not to blame for it."""
@@ -249,7 +250,7 @@ class EngineCore:
             if owner is not None:  # Another row of the request may have been first.
                 client, request = owner
                 code = "error" if row in sampled.faults else "failed"
-                self._clients.post(client, Rejected(request, code, reason))
+                self._clients.post(client, Rejected(request, code, reason, sampled.parameters.get(row)))
                 self._scheduler.abort(client, request)
 
     def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> Reply:

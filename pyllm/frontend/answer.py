@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from pyllm.errors import PyllmError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.failure import Failure, describe
+from pyllm.frontend.failure import Failure, describe, failure_headers
 from pyllm.frontend.generation import Generation, TokenCounts
 from pyllm.frontend.logprobs import LogprobEntries, extended
 from pyllm.frontend.stream import Channel, PushedResponse
@@ -195,10 +195,10 @@ class WholeAnswer:
 
 def _send_error(channel: Channel, form: Form, error: PyllmError) -> None:
     failure = describe(error)
-    _send_json(channel, failure.status, form.error(failure))
+    _send_json(channel, failure.status, form.error(failure), *failure_headers(failure))
 
 
-def _send_json(channel: Channel, status: int, answer: Struct) -> None:
+def _send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:
     body = _encode(answer)
-    channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)))
+    channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)), *headers)
     channel.finish(body)

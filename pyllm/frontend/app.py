@@ -1,4 +1,4 @@
-"""The Litestar application: every route, every error in its API's shape. Starts nothing (`process.py` does)."""
+"""The application: every route, every error in its API's shape, and the edge before them. Starts nothing."""
 
 from functools import cache
 from importlib import resources
@@ -8,13 +8,16 @@ import msgspec
 from litestar import Litestar, MediaType, Request, Response, get
 from litestar.datastructures import State
 from litestar.openapi.datastructures import ResponseSpec
+from litestar.types import ASGIApp
 
 from pyllm import __version__
 from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
 from pyllm.frontend.anthropic.messages import count_tokens_route, messages_route
-from pyllm.frontend.error_answer import error_body
+from pyllm.frontend.edge.gateway import Gateway
+from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
+from pyllm.frontend.health import health_routes
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.models import models_routes
@@ -23,8 +26,6 @@ from pyllm.frontend.openapi import openapi_document
 from pyllm.frontend.request_context import context_of
 from pyllm.frontend.responses.routes import responses_routes
 from pyllm.frontend.server_state import ServerState
-
-MAX_BODY_BYTES = 10_000_000
 
 
 class Version(msgspec.Struct):
@@ -54,17 +55,8 @@ class JsonRequest(Request[Any, Any, State]):
             raise decoding_error(error) from None
 
 
-def create_app(state: ServerState) -> Litestar:
-    """The application for one engine client. Needs no lifespan events."""
-
-    @get(
-        "/health",
-        sync_to_thread=False,
-        summary="200 while requests are taken, 503 otherwise",
-        responses=dict.fromkeys((200, 503), ResponseSpec(None)),
-    )
-    def health() -> Response[bytes]:
-        return Response(b"", status_code=200 if state.healthy else 503, media_type=MediaType.TEXT)
+def create_app(state: ServerState) -> ASGIApp:
+    """The application for one engine client, behind its edge. Needs no lifespan events."""
 
     @get("/version", sync_to_thread=False, summary="pyllm's version")
     def version() -> Version:
@@ -84,7 +76,7 @@ def create_app(state: ServerState) -> Litestar:
 
     @cache
     def document() -> bytes:
-        return msgspec.json.encode(openapi_document(app.routes, __version__))
+        return msgspec.json.encode(openapi_document(routes.routes, __version__))
 
     @get("/openapi.json", sync_to_thread=False, include_in_schema=False)
     def show_document() -> Response[bytes]:
@@ -94,7 +86,7 @@ def create_app(state: ServerState) -> Litestar:
     def show_docs() -> Response[bytes]:
         return Response(_docs_page(), media_type=MediaType.HTML)
 
-    app = Litestar(
+    routes = Litestar(
         route_handlers=[
             completions_route(state),
             chat_route(state),
@@ -104,25 +96,26 @@ def create_app(state: ServerState) -> Litestar:
             count_tokens_route(state),
             tokenize_route(state),
             detokenize_route(state),
-            health,
+            *health_routes(state),
             version,
             show_metrics,
             show_document,
             show_docs,
         ],
         request_class=JsonRequest,
-        request_max_body_size=MAX_BODY_BYTES,
+        request_max_body_size=None,  # The edge bounds every body.
         exception_handlers={Exception: _answer_error},
         openapi_config=None,
         logging_config=None,
     )
-    return app
+    return Gateway(routes, state)
 
 
-def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[msgspec.Struct]:
+def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     failure = describe(error)
-    body = error_body(request.scope["path"], failure, context_of(request).request_id)
-    return Response(body, status_code=failure.status)
+    headers, body = error_answer(request.scope["path"], failure, context_of(request).request_id)
+    texts = {name.decode(): value.decode() for name, value in headers}
+    return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
 
 
 @cache

@@ -379,7 +379,9 @@ class EngineClient:
         if rejected.request is not None:
             stream = self._streams.get_by_wire_id(rejected.request)
             if stream is not None:
-                self._streams.fail(stream, _REJECTIONS.get(rejected.code, RequestError)(rejected.message))
+                kind = _REJECTIONS.get(rejected.code)
+                error = RequestError(rejected.message, rejected.parameter) if kind is None else kind(rejected.message)
+                self._streams.fail(stream, error)
         elif rejected.code == "hello":
             self._post(Hello(PROTOCOL_VERSION))
         elif rejected.code == "version":

@@ -1,23 +1,23 @@
-"""The one place that knows in which shape the errors of a path are: whoever refuses a request asks here."""
+"""An error as an answer: the body in the shape of the path's API, and the headers that go with it. Sends nothing."""
 
 import msgspec
 from msgspec import Struct
 
 from pyllm.frontend.anthropic import errors as anthropic
-from pyllm.frontend.failure import Failure
+from pyllm.frontend.failure import Failure, failure_headers
 from pyllm.frontend.openai import errors as openai
 
 Headers = list[tuple[bytes, bytes]]
 
-
-def error_answer(path: str, failure: Failure, request_id: str = "") -> tuple[Headers, bytes]:
-    """The headers and the body that tell of a failure on this path."""
-    body = msgspec.json.encode(error_body(path, failure, request_id))
-    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
+_encode = msgspec.json.Encoder().encode
 
 
-def error_body(path: str, failure: Failure, request_id: str = "") -> Struct:
-    """The same body as a struct."""
+def error_answer(path: str, failure: Failure, request_id: str) -> tuple[Headers, bytes]:
+    """The headers beside the body's type and length, and the body, which is JSON."""
+    return failure_headers(failure), _encode(_body(path, failure, request_id))
+
+
+def _body(path: str, failure: Failure, request_id: str) -> Struct:
     if path == "/v1/messages" or path.startswith("/v1/messages/"):
         return anthropic.error_response(failure, request_id)
     return openai.error_response(failure)

@@ -1,22 +1,34 @@
 """Exceptions as answers: the one place where an error becomes a status. The shape of its body is each API's own."""
 
 import logging
+import math
 
 import msgspec
 from litestar.exceptions import HTTPException, ValidationException
 
 from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError
 
+# Seconds after which an engine that is not there may be.
+ENGINE_RETRY = 5.0
+
 logger = logging.getLogger(__name__)
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """What went wrong, for the caller. `parameter` is the field at fault, `code` a word for programs."""
+    """What went wrong, for the caller. `parameter` is the field at fault, `code` a word for programs.
+
+    `kind` is what ran out, where that is all that is wrong: requests or tokens. After `retry_after` seconds it is worth
+    another try; `is_final` tells that it never is, though the status may say so. `allow` has the methods of a 405.
+    """
 
     status: int
     text: str
     parameter: str | None = None
     code: str | None = None
+    kind: str | None = None
+    retry_after: float | None = None
+    is_final: bool = False
+    allow: str = ""
 
 
 class UnknownModelError(RequestError):
@@ -37,17 +49,74 @@ class MediaTypeError(RequestError):
     """A body that is not announced as JSON."""
 
 
+class BodyTooLargeError(RequestError):
+    """A body beyond what this server takes."""
+
+
+class ClientGoneError(RequestError):
+    """A client that left before its body had come: nobody reads the answer."""
+
+
+class AuthenticationError(PyllmError):
+    """No API key, or one that this server does not know."""
+
+
+class RequestTimeoutError(PyllmError):
+    """A request whose time was over before its first token, or before it had come."""
+
+
+class RateLimitError(PyllmError):
+    """An account has had its share of `kind`, requests or tokens. Without a `retry_after`, in seconds, it is final."""
+
+    def __init__(self, message: str, kind: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+class QueueFullError(PyllmError):
+    """Too much waits already; worth another try in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 def describe(error: Exception) -> Failure:
     """What any exception is to the caller. One that nobody foresaw is logged, and its text is not for the caller."""
     for kind, status, code in _STATUSES:
         if isinstance(error, kind):
-            return Failure(status, str(error), getattr(error, "parameter", None), code)
+            retry_after = getattr(error, "retry_after", ENGINE_RETRY if status == 503 else None)
+            return Failure(
+                status,
+                str(error),
+                getattr(error, "parameter", None),
+                code,
+                getattr(error, "kind", None),
+                retry_after,
+                is_final=status == 429 and retry_after is None,
+            )
     if isinstance(error, ValidationException):  # Litestar's own; the one thing that it can miss is the body.
         return Failure(400, "The request has no body; send a JSON object.")
     if isinstance(error, HTTPException) and error.status_code < 500:
-        return Failure(error.status_code, _HTTP_TEXTS.get(error.status_code, error.detail))
+        allow = (error.headers or {}).get("allow", "")
+        return Failure(error.status_code, _HTTP_TEXTS.get(error.status_code, error.detail), allow=allow)
     logger.error("an unforeseen error while answering a request", exc_info=error)
     return Failure(500, "The server failed on this request; its log says why.")
+
+
+def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
+    """The headers that an error's status asks for."""
+    headers = []
+    if failure.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after))))
+    if failure.is_final:
+        headers.append((b"x-should-retry", b"false"))  # OpenAI's clients try a 429 again otherwise.
+    if failure.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if failure.allow:
+        headers.append((b"allow", failure.allow.encode()))
+    return headers
 
 
 def decoding_error(error: Exception) -> RequestError:
@@ -70,8 +139,13 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownModelError, 404, "model_not_found"),
     (UnknownResponseError, 404, "response_not_found"),
     (MediaTypeError, 415, "unsupported_media_type"),
+    (BodyTooLargeError, 413, "request_too_large"),
     (RequestTooLargeError, 400, "context_length_exceeded"),
     (RequestError, 400, None),
+    (AuthenticationError, 401, "invalid_api_key"),
+    (RequestTimeoutError, 408, "request_timeout"),
+    (RateLimitError, 429, "rate_limit_exceeded"),
+    (QueueFullError, 503, "queue_full"),
     (EngineDeadError, 503, "engine_unavailable"),
     (PyllmError, 500, None),
 )
@@ -79,5 +153,4 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
 _HTTP_TEXTS = {
     404: "There is no such route; GET /openapi.json lists them.",
     405: "This route does not take this method.",
-    413: "The body is larger than this server takes.",
 }

@@ -2,12 +2,17 @@
 
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.failure import RequestTimeoutError
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.metrics import RequestMetrics
 from pyllm.frontend.outputs import Request, RequestProcessor
+from pyllm.frontend.request_context import RequestContext
 from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.tracing import RequestTrace
 from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 
@@ -39,17 +44,25 @@ class Receiver(Protocol):
 class Generation:
     """Submits the prompts, counts what comes, and ends all of it when one part fails or nobody waits any more.
 
+    `context` is of a request that was admitted; from `start` on its ticket is this one's to give back.
+
     Raises:
         RequestError: there are more choices than one request may have.
     """
 
     def __init__(
-        self, state: ServerState, prompts: list[list[int]], params: SamplingParams, scheduling: SchedulingParams
+        self,
+        state: ServerState,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        scheduling: SchedulingParams,
+        context: RequestContext,
     ) -> None:
-        self.num_choices = len(prompts) * params.n
-        if self.num_choices > MAX_SAMPLES:
-            raise RequestError(f"{len(prompts)} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
+        assert context.ticket is not None
+        self.num_choices = num_choices(len(prompts), params)
         self._state = state
+        self._context = context
+        self._ticket = context.ticket
         self._prompts = prompts
         self._params = params
         self._scheduling = scheduling
@@ -77,12 +90,15 @@ class Generation:
 
         Raises:
             RequestError, EngineDeadError: one of them cannot run; then none does.
+            RequestTimeoutError: its time is over already.
         """
         self._receiver = receiver
+        scheduling = self._with_time_left()
         self._state.enter(self.fail)
+        self._ticket.hold()
         try:
             for index, prompt in enumerate(self._prompts):
-                self._submit(prompt, index * self._params.n)
+                self._submit(prompt, index * self._params.n, scheduling)
         except PyllmError:
             self._end("error")
             raise
@@ -97,20 +113,43 @@ class Generation:
             self._end("error")
             self._receiver.error(error)
 
-    def choice_ended(self) -> None:
-        """Note that the next text of one choice is its last."""
+    def token_came(self) -> None:
+        """Note that a prompt has its first token."""
+        self._ticket.started()
+
+    def choice_ended(self, reason: str) -> None:
+        """Note that the next text of one choice is its last, and why."""
         self._num_open -= 1
         if self._num_open == 0:
-            self._state.leave(self.fail)
+            self._leave(reason)
 
-    def _submit(self, prompt: list[int], first_choice: int) -> None:
+    def expired(self) -> bool:
+        """Note that time is over for one choice. True: it was for all, without a token, and the request has failed."""
+        if self._ticket.first_token is not None:
+            return False
+        self._end("deadline")
+        assert self._scheduling.timeout is not None
+        self._receiver.error(_out_of_time(self._scheduling.timeout))
+        return True
+
+    def _with_time_left(self) -> SchedulingParams:
+        """The scheduling, with what is left of its time; tokenising has taken some."""
+        timeout = self._scheduling.timeout
+        if timeout is None:
+            return self._scheduling
+        left = timeout - self._ticket.age
+        if left <= 0:
+            raise _out_of_time(timeout)
+        return msgspec.structs.replace(self._scheduling, timeout=left)
+
+    def _submit(self, prompt: list[int], first_choice: int, scheduling: SchedulingParams) -> None:
         if self.finished:
             return  # One before it was refused at once.
         metrics = self._state.metrics.request(len(prompt), self._params.n)
         self._metrics.append(metrics)
         choices = range(first_choice, first_choice + self._params.n)
         sink = _PromptSink(self, self._receiver, choices, metrics)
-        request = Request(prompt, self._params, self._scheduling)
+        request = Request(prompt, self._params, scheduling)
         self._processors.append(RequestProcessor(self._state.client, self._state.tokenizer, request, sink))
 
     def _end(self, reason: str) -> None:
@@ -119,13 +158,51 @@ class Generation:
             processor.drop()
         for metrics in self._metrics:
             metrics.end(reason)
+        self._leave(reason)
+
+    def _leave(self, reason: str) -> None:
+        """Give everything back; the second time, change nothing."""
         self._state.leave(self.fail)
+        counts = self.counts
+        if self._ticket.ended(counts.completion) and self._state.tracer is not None:
+            self._state.tracer.request(self._trace(counts, reason))
+
+    def _trace(self, counts: TokenCounts, reason: str) -> RequestTrace:
+        ticket = self._ticket
+        return RequestTrace(
+            request_id=self._context.request_id,
+            parent=self._context.trace,
+            params=self._params,
+            num_choices=self.num_choices,
+            num_prompt_tokens=counts.prompt,
+            num_cached_tokens=counts.cached,
+            num_output_tokens=counts.completion,
+            first_token=None if ticket.first_token is None else ticket.first_token - ticket.arrival,
+            duration=ticket.age,
+            finish_reason=reason,
+        )
+
+
+def num_choices(num_prompts: int, params: SamplingParams) -> int:
+    """How many choices that makes.
+
+    Raises:
+        RequestError: there are more than one request may have.
+    """
+    number = num_prompts * params.n
+    if number > MAX_SAMPLES:
+        raise RequestError(f"{num_prompts} prompts times n = {params.n} is more than {MAX_SAMPLES} choices", "n")
+    return number
+
+
+def _out_of_time(timeout: float) -> RequestTimeoutError:
+    return RequestTimeoutError(f"The request's time of {timeout:g} s was over before its first token.")
 
 
 class _PromptSink:
     """The text sink of one prompt's samples: counts what comes, and passes it on."""
 
-    __slots__ = ("_choices", "_first_choice", "_generation", "_metrics", "_receiver")
+    __slots__ = ("_choices", "_first_choice", "_generation", "_has_tokens", "_metrics", "_receiver")
 
     def __init__(self, generation: Generation, receiver: Receiver, choices: range, metrics: RequestMetrics) -> None:
         self._generation = generation
@@ -133,13 +210,19 @@ class _PromptSink:
         self._choices = choices
         self._first_choice = choices.start
         self._metrics = metrics
+        self._has_tokens = False
 
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
         if delta.tokens:
+            if not self._has_tokens:
+                self._has_tokens = True
+                self._generation.token_came()
             self._metrics.delta(sample, len(delta.tokens), num_cached_tokens)
         if delta.finish_reason is not None:
             self._metrics.finish(sample, delta.finish_reason)
-            self._generation.choice_ended()
+            if delta.finish_reason == "deadline" and self._generation.expired():
+                return
+            self._generation.choice_ended(delta.finish_reason)
         self._receiver.text(self._first_choice + sample, delta)
 
     def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:

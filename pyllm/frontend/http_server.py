@@ -14,7 +14,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pyllm.frontend.app import create_app
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import TRANSPORT
+from pyllm.tls import tls_context
 
+# Seconds that the first line and the headers of a request get to come.
+HEAD_PATIENCE = 60.0
 # Seconds that the last bytes of finished answers get to leave.
 CLOSE_GRACE = 5
 BACKLOG = 4096
@@ -23,12 +26,43 @@ logger = logging.getLogger(__name__)
 
 
 class OpenProtocol(HttpToolsProtocol):
-    """uvicorn's, which lets answers that are pushed write to the socket: its own `send` costs more than the rest."""
+    """uvicorn's, which lets answers that are pushed write to the socket: its own `send` costs more than the rest.
+
+    It also closes a connection whose request's headers do not come.
+    """
+
+    head_patience = HEAD_PATIENCE
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
+        """Called for a new connection."""
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called when it has ended."""
+        self._stop_awaiting_head()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         """Called by the parser before a request's first line."""
         super().on_message_begin()
         cast("dict[str, Any]", self.scope)[TRANSPORT] = self.transport
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser after a request's headers."""
+        self._stop_awaiting_head()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(self.head_patience, self.transport.close)
+
+    def _stop_awaiting_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 class HttpServer(uvicorn.Server):
@@ -41,6 +75,7 @@ class HttpServer(uvicorn.Server):
     """
 
     def __init__(self, state: ServerState, grace: float, on_started: Callable[[], None]) -> None:
+        tls = tls_context(state.server)
         super().__init__(
             uvicorn.Config(
                 create_app(state),
@@ -50,6 +85,8 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # Nothing here looks at the client's address.
+                ssl_context_factory=None if tls is None else lambda config, default: tls,
                 headers=[("server", "pyllm")],
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=CLOSE_GRACE,

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 import uvloop
 
 from pyllm import log
+from pyllm.api_keys import KeyRing
 from pyllm.child import Child, attach
 from pyllm.config import ApiConfig
 
@@ -40,7 +41,10 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.responses.store import LocalResponseStore, ResponseStore
     from pyllm.frontend.server_state import ServerState
+    from pyllm.frontend.shared.local import LocalState
+    from pyllm.frontend.shared.state import SharedState
     from pyllm.frontend.tokenizer import Tokenizer
+    from pyllm.frontend.tracing import Tracer
 
     child.enter("loading the tokenizer")
     files = config.checkpoint.tokenizer
@@ -53,9 +57,23 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
         reasoning_parser=config.server.reasoning_parser,
         trust_request_chat_template=config.server.trust_request_chat_template,
     )
+    shared = LocalState(SharedState(config.shared))
+    endpoint = config.server.otlp_traces_endpoint
+    tracer = Tracer.to_collector(endpoint, config.served_model_name) if endpoint else None
     limit = config.server.max_stored_responses
     responses = LocalResponseStore(ResponseStore(limit)) if limit else None
-    state = ServerState(client, tokenizer, chat_template, config.served_model_name, settings, responses=responses)
+    state = ServerState(
+        client,
+        tokenizer,
+        chat_template,
+        config.served_model_name,
+        settings,
+        server=config.server,
+        keys=KeyRing(config.api_keys),
+        shared=shared,
+        tracer=tracer,
+        responses=responses,
+    )
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
     gc.collect()
@@ -73,4 +91,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     finally:
         dying.cancel()
         client.close()
+        if tracer is not None:
+            tracer.close()
     return 0

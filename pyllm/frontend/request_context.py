@@ -1,27 +1,50 @@
 """What a request brings besides its body. Whoever reads headers and keys makes it; routes and generations use it."""
 
 import re
+import time
 import uuid
 from typing import Any, cast
 
 import msgspec
 from litestar import Request
 
+from pyllm.api_keys import Allowance
 from pyllm.errors import RequestError
+from pyllm.frontend.shared.messages import Granted, Refused
+from pyllm.frontend.ticket import Ticket
+from pyllm.frontend.trace_context import TraceContext
 
 # Where an ASGI scope has its `RequestContext`.
 CONTEXT = "pyllm.context"
+MAX_TENANT_CHARACTERS = 256
 MAX_REQUEST_ID = 128
 
 _PRINTABLE = re.compile(r"[!-~]+")
 
 
 class RequestContext(msgspec.Struct):
-    """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take."""
+    """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
+
+    `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
+    """
 
     request_id: str
     tenant: str = ""
     timeout: float | None = None
+    arrival: float = msgspec.field(default_factory=time.monotonic)
+    allowance: Allowance = Allowance()
+    trace: TraceContext | None = None
+    ticket: Ticket | None = None
+    budgets: Granted | Refused | None = None
+
+    def name_tenant(self, user: str | None, field: str = "user") -> None:
+        """Take the tenant from the body, where neither a key nor a header has named it.
+
+        Raises:
+            RequestError: it is too long, or has characters that are not printable.
+        """
+        if user and not self.tenant:
+            self.tenant = checked_tenant(user, field)
 
     def name_request(self, request_id: str | None) -> None:
         """Take the id that the body gives the request, if it gives one.
@@ -35,6 +58,18 @@ class RequestContext(msgspec.Struct):
             text = f"request_id must be 1 to {MAX_REQUEST_ID} printable ASCII characters, got {request_id[:80]!r}"
             raise RequestError(text, "request_id")
         self.request_id = request_id
+
+
+def checked_tenant(name: str, source: str) -> str:
+    """The name, if it can be a tenant's.
+
+    Raises:
+        RequestError: it is too long, or has characters that are not printable; `source` is what had it.
+    """
+    if len(name) > MAX_TENANT_CHARACTERS or not name.isprintable():
+        text = f"{source} must be at most {MAX_TENANT_CHARACTERS} printable characters, as it names the tenant"
+        raise RequestError(text, source)
+    return name
 
 
 def context_of(request: Request[Any, Any, Any]) -> RequestContext:

@@ -1,8 +1,11 @@
 """What the routes of one API process share: the engine, the model's texts, the metrics, and what is being answered."""
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
+from pyllm.api_keys import KeyRing
+from pyllm.config import ServerConfig, SharedConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
@@ -11,13 +14,23 @@ from pyllm.frontend.conversations import Conversations
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.responses.store import AsyncResponseStore
+from pyllm.frontend.shared.local import LocalState
+from pyllm.frontend.shared.state import SharedState
+from pyllm.frontend.ticket import Shared
 from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.frontend.tracing import Tracer
 
 Fail = Callable[[PyllmError], None]
 
+DEFAULT_SERVER = ServerConfig()
+NO_KEYS = KeyRing()
+
 
 class ServerState:
-    """Made once at start. `chat_template` is None for a model that has none, `responses` where none are stored."""
+    """Made once at start. `chat_template` is None for a model that has none, `responses` where none are stored.
+
+    `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
+    """
 
     def __init__(
         self,
@@ -27,9 +40,18 @@ class ServerState:
         model_name: str,
         conversations: ConversationSettings = DEFAULT_SETTINGS,
         *,
+        server: ServerConfig = DEFAULT_SERVER,
+        keys: KeyRing = NO_KEYS,
+        shared: Shared | None = None,
+        tracer: Tracer | None = None,
         responses: AsyncResponseStore | None = None,
     ) -> None:
         self.client = client
+        self.server = server
+        self.keys = keys
+        self.shared = shared or LocalState(SharedState(SharedConfig()))
+        self.ticket_numbers = itertools.count(1)
+        self.tracer = tracer
         self.tokenizer = tokenizer
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
         self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)

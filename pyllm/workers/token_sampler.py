@@ -38,6 +38,7 @@ class Changes:
     origins: Ints  # [positions], which copy is drawn from; -1: the row's own logits, -2: nothing is drawn
     failures: dict[int, str] = field(default_factory=dict)  # why a row's request cannot go on
     faults: list[int] = field(default_factory=list)  # rows of these whose request is not to blame
+    parameters: dict[int, str] = field(default_factory=dict)  # what of their request is, where that is known
     slots: list[int] = field(default_factory=list)  # [K]
     logits_rows: list[int] = field(default_factory=list)  # [K]
     drafts: list[list[int]] = field(default_factory=list)  # [K], the tokens before this position that may yet fall
@@ -210,7 +211,9 @@ class TokenSampler:
                 self._slots.grammars().give_up_late()
                 return None
             failure = grammar.error
-            if not failure:
+            if failure:
+                changes.parameters[row] = "structured_outputs"
+            else:
                 masks = [grammar.mask, *(self._slots.grammars().masks_after(grammar, drafts) if drafts else ())]
                 masks = masks if allowed is None else [mask & allowed for mask in masks]
         if failure:
@@ -295,7 +298,8 @@ class TokenSampler:
             of = np.zeros(0, np.int64) if draw.wanted is None else places[draw.wanted]
             told = columns(reported, of, draw.logprobs, draw.prompts)
         packed = tokens.astype(np.int32).tobytes()
-        return Sampled(draw.step, reported.tobytes(), packed, told, failures, tuple(faults))
+        parameters = {} if draw.changes is None else draw.changes.parameters
+        return Sampled(draw.step, reported.tobytes(), packed, told, failures, tuple(faults), parameters)
 
     def _tell_slots(
         self, batch: Batch, changes: Changes, tokens: Ints, kept: npt.NDArray[np.bool_]

@@ -157,7 +157,15 @@ class FallibleExecutor(CountingExecutor):
                 tokens[starts[row] : starts[row + 1]] = array("i", [-1] * (starts[row + 1] - starts[row]))
                 sampled.failures[row] = "the grammar takes too long"
         faults = tuple(sampled.failures) if self._at_fault else ()
-        return Sampled(plan.step, sampled.starts, tokens.tobytes(), failures=sampled.failures, faults=faults)
+        parameters = {} if self._at_fault else dict.fromkeys(sampled.failures, "structured_outputs")
+        return Sampled(
+            plan.step,
+            sampled.starts,
+            tokens.tobytes(),
+            failures=sampled.failures,
+            faults=faults,
+            parameters=parameters,
+        )
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -168,7 +176,8 @@ async def test_a_row_that_fails_ends_its_request_alone(depth: int, n: int, at_fa
     engine.submit(1, [1, 2], max_tokens=5, n=n)
     engine.submit(2, [5], max_tokens=5)
     await engine.run_dry()
-    assert engine.messages(Rejected) == [Rejected(1, code, "the grammar takes too long")]
+    parameter = None if at_fault else "structured_outputs"
+    assert engine.messages(Rejected) == [Rejected(1, code, "the grammar takes too long", parameter)]
     outputs = engine.outputs()
     assert outputs[2] == ([6, 7, 8, 9, 10], FinishCode.LENGTH)
     assert outputs[1] == ([3][: 2 - n], FinishCode.ABORT)

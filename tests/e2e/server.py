@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import httpx
 import psutil
 
-READY = re.compile(r"pyllm is ready on (http://\S+)")
+READY = re.compile(r"pyllm is ready on (https?://\S+|unix:\S+)")
 # Bounds a broken server; a good one takes a fraction of it.
 DEADLINE = 90.0
 

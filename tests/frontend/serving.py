@@ -44,10 +44,11 @@ def state_of(
     tokenizer: Tokenizer,
     template: str | None = TEMPLATE,
     conversations: ConversationSettings = DEFAULT_SETTINGS,
+    **options: Any,
 ) -> ServerState:
     chat_template = ChatTemplate(template, "<|start|>", "<|end|>") if template else None
-    responses = LocalResponseStore(ResponseStore(10))
-    return ServerState(client, tokenizer, chat_template, "tiny", conversations, responses=responses)
+    options.setdefault("responses", LocalResponseStore(ResponseStore(10)))
+    return ServerState(client, tokenizer, chat_template, "tiny", conversations, **options)
 
 
 def answering(tokenizer: Tokenizer, text: str, model: ModelInfo = MODEL) -> ScriptedCore:
@@ -62,9 +63,11 @@ async def in_process(
     tokenizer: Tokenizer,
     template: str | None = TEMPLATE,
     conversations: ConversationSettings = DEFAULT_SETTINGS,
+    **options: Any,
 ) -> AsyncGenerator[Frontend, None]:
+    """`options` are `ServerState`'s, here and below."""
     client = await connected(core)
-    state = state_of(client, tokenizer, template, conversations)
+    state = state_of(client, tokenizer, template, conversations, **options)
     transport = httpx.ASGITransport(create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         yield Frontend(core, client, state, http)
@@ -73,10 +76,10 @@ async def in_process(
 
 @asynccontextmanager
 async def behind_uvicorn(
-    core: ScriptedCore, tokenizer: Tokenizer, grace: float = 0.0, send_buffer: int = 0
+    core: ScriptedCore, tokenizer: Tokenizer, grace: float = 0.0, send_buffer: int = 0, **options: Any
 ) -> AsyncGenerator[Frontend, None]:
     client = await connected(core)
-    state = state_of(client, tokenizer)
+    state = state_of(client, tokenizer, **options)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if send_buffer:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)

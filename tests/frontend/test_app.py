@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm import __version__
-from pyllm.frontend.app import MAX_BODY_BYTES
+from pyllm.config import ServerConfig
 from pyllm.frontend.tokenizer import Tokenizer
 from tests.frontend.serving import answering, in_process
 
@@ -81,7 +81,7 @@ async def test_the_openapi_document_describes_the_routes(tokenizer: Tokenizer) -
         (b'{"model": "\xff\xfe"}', JSON, 400, "not valid JSON"),
         (b'{"metadata": ' + b'{"a":' * 50_000, JSON, 400, "nested too deeply"),
         (b"a=b", {"content-type": "application/x-www-form-urlencoded"}, 415, "application/json"),
-        (b"x" * (MAX_BODY_BYTES + 1), JSON, 413, "larger"),
+        (b"x" * (ServerConfig().max_request_body_bytes + 1), JSON, 413, "more than 10000000 bytes"),
         (b'{"nope": 1}', JSON, 400, "nope is not a known field"),
     ],
 )

@@ -360,8 +360,10 @@ async def test_a_rejected_request_fails_alone(code: str, kind: type[PyllmError])
     bad, good = Recorder(), Recorder()
     request = client.submit([1], GREEDY, bad)
     client.submit([1], GREEDY, good)
-    core.say(Rejected(request, code, "no"))
+    core.say(Rejected(request, code, "no", "grammar"))
     assert [type(error) for error in bad.errors] == [kind]
+    if kind is RequestError:
+        assert [getattr(error, "parameter", None) for error in bad.errors] == ["grammar"]
     assert (good.errors, client.num_requests, client.alive) == ([], 1, True)
 
 

@@ -89,6 +89,9 @@ def test_what_vllm_does_not_count_is_named_as_ours() -> None:
         "pyllm:num_failed_kv_loads_total": 1,
         "pyllm:num_scheduled_steps_total": 50,
         "pyllm:num_scheduled_tokens_total": 1000,
+        "pyllm:rate_limit_rejections_total{'reason': 'requests'}": 0,
+        "pyllm:rate_limit_rejections_total{'reason': 'tokens'}": 0,
+        "pyllm:rate_limit_rejections_total{'reason': 'concurrent'}": 0,
     }
     assert expected.items() == {name: samples[name] for name in samples if name.startswith("pyllm:")}.items()
 

@@ -387,6 +387,7 @@ def test_a_grammar_that_is_none_fails_its_request_alone(grammars: Grammars) -> N
     sampled = steps.draw(Row(0, PROMPT, 4, [{5: 1.0}]), Row(1, [1], 1, [{5: 1.0}]))
     assert list(sampled.failures) == [0]
     assert "a{3" in sampled.failures[0]
+    assert sampled.parameters == {0: "structured_outputs"}
     assert tokens_by_row(sampled) == [[], [5]]
 
 

@@ -7,6 +7,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
+from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
 from pyllm.frontend.anthropic.conversation import check_thinking, conversation_of
 from pyllm.frontend.anthropic.errors import ERROR_RESPONSES
@@ -34,10 +35,14 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
     async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
         context = context_of(request)
         context.name_request(data.request_id)
+        context.name_tenant(None if data.metadata is None else data.metadata.user_id, "metadata.user_id")
         _check(state, data)
         check_thinking(data.thinking, data.max_tokens, state.conversations)
         scheduling = _scheduling_params(data, context)
-        prepared = await state.conversations.prepare(conversation_of(data), _sampling_params(data))
+        conversation, params = conversation_of(data), _sampling_params(data)
+        await admit(state, context)
+        prepared = await state.conversations.prepare(conversation, params)
+        await charge(state, context, len(prepared.prompt))
         usage = MessageUsage(len(prepared.prompt), 0)
         message = Message(f"msg_{context.request_id}", state.model_name, [], usage)
         parser = None if prepared.make_parser is None else prepared.make_parser()
@@ -45,7 +50,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         def call_name(index: int) -> str:
             return f"toolu_{state.conversations.call_id(context.request_id, 0, index).removeprefix('call_')}"
 
-        generation = Generation(state, [prepared.prompt], prepared.params, scheduling)
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         return respond(generation, MessageForm(message, parser, call_name), data.stream is True)
 
     return create_message

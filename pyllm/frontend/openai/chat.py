@@ -11,6 +11,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import UNSET
 
+from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import Form, respond
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.generation import Generation
@@ -60,6 +61,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
     async def create_chat_completion(request: Request[Any, Any, Any], data: JSONBody[ChatRequest]) -> PushedResponse:
         context = context_of(request)
         context.name_request(data.request_id)
+        context.name_tenant(data.user)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
@@ -68,9 +70,11 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
         cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data), truncation=cut)
+        await admit(state, context, params.n)
         prepared = await state.conversations.prepare(conversation, params)
+        await charge(state, context, len(prepared.prompt))
         chunks.prompt = prepared.prompt
-        generation = Generation(state, [prepared.prompt], prepared.params, scheduling)
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         form: Form
         if prepared.make_parser is None:
             form = ChunkForm(chunks)
@@ -104,7 +108,6 @@ class ChatChunks:
         self.prompt: list[int] = []
         self.shows_tokens = request.return_token_ids is True
         self._name = token_names(request.return_tokens_as_token_ids)
-        self.shows_tokens = False
         self._num_logprobs = params.logprobs
         self._has_prompt_logprobs = params.prompt_logprobs is not None
         self._token_bytes = token_bytes

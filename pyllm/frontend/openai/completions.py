@@ -9,8 +9,9 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
 from pyllm.errors import RequestError
+from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
-from pyllm.frontend.generation import Generation
+from pyllm.frontend.generation import Generation, num_choices
 from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedPrompt
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
@@ -47,22 +48,25 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
     async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
         context = context_of(request)
         context.name_request(data.request_id)
+        context.name_tenant(data.user)
         check_model(state, data.model)
         refuse_unsupported(data)
         params = _sampling_params(data)
         scheduling = scheduling_params(data, context)
         cut = truncation(data.truncate_prompt_tokens, data.truncation_side, data.max_tokens, state.client.model)
         chunks = CompletionChunks(context, state.model_name, data)
-        params = await resolve_texts_aside(params, state.tokenizer)
         given = split_prompts(data.prompt)
+        await admit(state, context, num_choices(len(given), params))
+        params = await resolve_texts_aside(params, state.tokenizer)
         prompts = await state.prompts.encode(given, data.add_special_tokens is not False, refuse_long=cut is None)
         whole, prompts = prompts, prompts if cut is None else [cut.kept(tokens) for tokens in prompts]
+        await charge(state, context, sum(map(len, prompts)))
         if data.echo or data.return_token_ids:
             chunks.prompts = [
                 _echoed(state, text, kept, len(kept) < len(tokens))
                 for text, kept, tokens in zip(given, prompts, whole, strict=True)
             ]
-        return respond(Generation(state, prompts, params, scheduling), ChunkForm(chunks), data.stream is True)
+        return respond(Generation(state, prompts, params, scheduling, context), ChunkForm(chunks), data.stream is True)
 
     return create_completion
 

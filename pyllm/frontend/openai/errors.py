@@ -14,5 +14,5 @@ LOOKUP_ERROR_RESPONSES = dict.fromkeys((401, 404, 429, 500, 503), _ERROR)
 
 def error_response(failure: Failure) -> ErrorResponse:
     """The body."""
-    kind = "invalid_request_error" if failure.status < 500 else "server_error"
+    kind = failure.kind or ("invalid_request_error" if failure.status < 500 else "server_error")
     return ErrorResponse(ErrorBody(failure.text, kind, failure.parameter, failure.code))

@@ -8,6 +8,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from pyllm.errors import RequestError
+from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
 from pyllm.frontend.generation import Generation
@@ -43,13 +44,18 @@ def responses_routes(state: ServerState) -> Router:
     )
     async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> Response[Any]:
         context = context_of(request)
+        owner = context.tenant  # Whoever asks for it later has no body to be named in.
         context.name_request(data.request_id)
+        context.name_tenant(data.user)
         _check(state, data)
         stores = kept.store_or_refuse(data.store, data.background is True)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
-        items = [*await _history(kept, data, context), *kept_items(data.input, context.request_id)]
-        prepared = await state.conversations.prepare(_conversation(data, items), params)
+        items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id)]
+        conversation = _conversation(data, items)
+        await admit(state, context)
+        prepared = await state.conversations.prepare(conversation, params)
+        await charge(state, context, len(prepared.prompt))
         if prepared.make_parser is not None and params.logprobs is not None:
             text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
             raise RequestError(text, "include")
@@ -59,13 +65,13 @@ def responses_routes(state: ServerState) -> Router:
             None if prepared.make_parser is None else prepared.make_parser(),
             call_name=lambda index: state.conversations.call_id(context.request_id, 0, index),
             logprobs=_logprobs(state, params),
-            on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), context.tenant) if stores else None,
+            on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
         )
-        generation = Generation(state, [prepared.prompt], prepared.params, scheduling)
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         if not data.background:
             return respond(generation, form, data.stream is True)
-        BackgroundRun(generation, form, kept, context.tenant).start()
-        await kept.put(ResponseRecord(response, items), context.tenant)
+        BackgroundRun(generation, form, kept, owner).start()
+        await kept.put(ResponseRecord(response, items), owner)
         return Response(response)
 
     @get("/{response_id:str}", summary="Fetch a stored response", responses=_LOOKUP_ERRORS)
@@ -125,12 +131,12 @@ def _check(state: ServerState, request: ResponsesRequest) -> None:
         raise RequestError("background and stream exclude one another; fetch the response by its id", "background")
 
 
-async def _history(kept: KeptResponses, request: ResponsesRequest, context: RequestContext) -> list[Item]:
+async def _history(kept: KeptResponses, request: ResponsesRequest, owner: str) -> list[Item]:
     """The conversation that the request goes on with."""
     if request.previous_response_id is None:
         return []
     name = "previous_response_id"
-    record = await kept.get(request.previous_response_id, context.tenant)
+    record = await kept.get(request.previous_response_id, owner)
     if record.response.status not in ("completed", "incomplete"):
         raise RequestError(f"{name}: the response {record.response.id!r} is {record.response.status}", name)
     return [*record.input, *items_of(record.response.output)]

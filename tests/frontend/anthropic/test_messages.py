@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pyllm.config import ServerConfig
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.anthropic.serving import (
@@ -236,6 +237,22 @@ async def test_every_failure_has_anthropics_shape(
     assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
     assert (nowhere.status_code, nowhere.json()["error"]["type"]) == (404, "not_found_error")
     assert (wrong_method.status_code, wrong_method.json()["error"]["type"]) == (405, "invalid_request_error")
+
+
+async def test_a_user_is_the_tenant_and_what_the_edge_refuses_has_anthropics_shape(tokenizer: Tokenizer) -> None:
+    async with in_process(
+        saying(tokenizer, "ok"), tokenizer, server=ServerConfig(max_requests_per_minute=1)
+    ) as frontend:
+        body = {"messages": [USER], "max_tokens": 5, "metadata": {"user_id": "me"}}
+        assert (await frontend.http.post("/v1/messages", json=body)).status_code == 200
+        refusal = await frontend.http.post("/v1/messages", json=body)
+        malformed = await frontend.http.post("/v1/messages", json=body, headers={"x-request-timeout": "soon"})
+    (submit,) = frontend.core.sent(Submit)
+    assert submit.tenant == "me"
+    assert (refusal.status_code, refusal.json()["error"]["type"]) == (429, "rate_limit_error")
+    assert "retry-after" in refusal.headers
+    assert (malformed.status_code, malformed.json()["type"]) == (400, "error")
+    assert malformed.json()["request_id"] == malformed.headers["x-request-id"]
 
 
 class DyingCore(ScriptedCore):

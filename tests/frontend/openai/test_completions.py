@@ -161,7 +161,8 @@ async def test_scheduling_reaches_the_core(tokenizer: Tokenizer) -> None:
     *asked, plain = frontend.core.sent(Submit)
     assert len(asked) == 2
     for submit in asked:
-        assert (submit.priority, submit.timeout, submit.tenant) == (-1, 30.0, "")
+        assert (submit.priority, submit.tenant) == (-1, "")
+        assert 0 < submit.timeout <= 30.0  # What is left of it.
         assert (submit.ttft_target, submit.tpot_target) == (0.5, 0.1)
     assert (plain.priority, plain.timeout) == (0, None)
 
@@ -360,7 +361,7 @@ async def test_what_the_core_rejects_before_the_first_token_has_a_status(
     class Rejecting(ScriptedCore):
         def handle(self, message: Any) -> None:
             if isinstance(message, Submit):
-                self.say(Rejected(message.request, code, "it can never fit"))
+                self.say(Rejected(message.request, code, "it can never fit", "structured_outputs"))
             else:
                 super().handle(message)
 
@@ -368,7 +369,9 @@ async def test_what_the_core_rejects_before_the_first_token_has_a_status(
         for prompt in ("x", ["x", "y"]):
             response = await frontend.http.post("/v1/completions", json={"prompt": prompt, "stream": streamed})
             assert response.status_code == status
-            assert response.json()["error"]["message"] == "it can never fit"
+            error = response.json()["error"]
+            assert error["message"] == "it can never fit"
+            assert error["param"] == (None if status == 500 else "structured_outputs")
 
 
 @pytest.mark.parametrize("prompt", ["x", ["x", "y"]])

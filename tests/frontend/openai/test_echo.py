@@ -1,4 +1,4 @@
-"""What an answer of completions tells of its prompt: echo, token ids, tokens by their ids, prompts that are cut."""
+"""What an answer tells of its prompt and its tokens: echo, token ids, tokens by their ids, prompts that are cut."""
 
 from array import array
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
-from tests.frontend.serving import Frontend, answering, events, in_process
+from tests.frontend.serving import TEMPLATE, Frontend, answering, events, in_process
 
 WORDS = "one two three"
 
@@ -129,3 +129,36 @@ async def test_an_error_does_not_tell_the_salt(tokenizer: Tokenizer) -> None:
         response = await frontend.http.post("/v1/completions", json={"prompt": "x", "cache_salt": "secret/"})
     assert response.status_code == 400
     assert "secret" not in response.text
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, TEMPLATE + "<think>"])
+async def test_chat_tells_of_tokens_with_a_parser_and_without(tokenizer: Tokenizer, template: str) -> None:
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "return_token_ids": True,
+        "logprobs": True,
+        "return_tokens_as_token_ids": True,
+    }
+    output = [*tokenizer.encode("Hm.</think>Hello 🙂"), 0]
+    async with in_process(answering(tokenizer, "Hm.</think>Hello 🙂"), tokenizer, template) as frontend:
+        answer = (await frontend.http.post("/v1/chat/completions", json=body)).json()
+        response = await frontend.http.post("/v1/chat/completions", json=body | {"stream": True})
+        (submit, _) = frontend.core.sent(Submit)
+    chunks = events(response.text)
+    (choice,) = answer["choices"]
+    assert choice["token_ids"] == output
+    assert answer["prompt_token_ids"] == chunks[0]["prompt_token_ids"] == array("i", submit.prompt).tolist()
+    assert all("prompt_token_ids" not in chunk for chunk in chunks[1:])
+    streamed = [chunk["choices"][0] for chunk in chunks]
+    assert [token for each in streamed for token in each.get("token_ids", [])] == output
+    assert [entry["token"] for entry in choice["logprobs"]["content"]] == [f"token_id:{token}" for token in output]
+
+
+async def test_a_conversation_that_is_too_long_may_be_cut(tokenizer: Tokenizer) -> None:
+    messages = [{"role": "user", "content": " ".join(map(str, range(200)))}]
+    body = {"messages": messages, "truncate_prompt_tokens": 5, "cache_salt": "secret", "request_id": "my-1"}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        answer = (await frontend.http.post("/v1/chat/completions", json=body)).json()
+        (submit,) = frontend.core.sent(Submit)
+    assert array("i", submit.prompt).tolist() == tokenizer.encode("199<|end|><|start|>")
+    assert (submit.cache_salt, answer["id"]) == ("secret", "chatcmpl-my-1")

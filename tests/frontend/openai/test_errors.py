@@ -2,12 +2,27 @@
 
 import logging
 
+import httpx
 import msgspec
+import openai
 import pytest
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
 from pyllm.errors import ConfigError, EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
-from pyllm.frontend.failure import Failure, MediaTypeError, UnknownModelError, decoding_error, describe
+from pyllm.frontend.failure import (
+    AuthenticationError,
+    BodyTooLargeError,
+    ClientGoneError,
+    Failure,
+    MediaTypeError,
+    QueueFullError,
+    RateLimitError,
+    RequestTimeoutError,
+    UnknownModelError,
+    decoding_error,
+    describe,
+    failure_headers,
+)
 from pyllm.frontend.openai.errors import error_response
 from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
 
@@ -21,6 +36,12 @@ from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
         (MediaTypeError("x"), 415, "invalid_request_error", "unsupported_media_type"),
         (NotFoundException(), 404, "invalid_request_error", None),
         (MethodNotAllowedException(), 405, "invalid_request_error", None),
+        (BodyTooLargeError("x"), 413, "invalid_request_error", "request_too_large"),
+        (ClientGoneError("x"), 400, "invalid_request_error", None),
+        (AuthenticationError("x"), 401, "invalid_request_error", "invalid_api_key"),
+        (RequestTimeoutError("x"), 408, "invalid_request_error", "request_timeout"),
+        (RateLimitError("x", "tokens", 1.0), 429, "tokens", "rate_limit_exceeded"),
+        (QueueFullError("x", 1.0), 503, "server_error", "queue_full"),
         (PyllmError("x"), 500, "server_error", None),
         (EngineDeadError("x"), 503, "server_error", "engine_unavailable"),
         (ProtocolError("x"), 500, "server_error", None),
@@ -31,6 +52,42 @@ def test_status_and_type(error: Exception, status: int, kind: str, code: str | N
     failure = describe(error)
     body = error_response(failure).error
     assert (failure.status, body.type, body.code) == (status, kind, code)
+
+
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (RateLimitError("x", "requests", 1.2), [(b"retry-after", b"2")]),
+        (RateLimitError("x", "requests", 0.0), [(b"retry-after", b"1")]),
+        (RateLimitError("x", "tokens", None), [(b"x-should-retry", b"false")]),
+        (QueueFullError("x", 3.0), [(b"retry-after", b"3")]),
+        (EngineDeadError("x"), [(b"retry-after", b"5")]),
+        (AuthenticationError("x"), [(b"www-authenticate", b"Bearer")]),
+        (MethodNotAllowedException(headers={"allow": "GET"}), [(b"allow", b"GET")]),
+        (RequestError("x"), []),
+    ],
+)
+def test_a_status_brings_its_headers(error: Exception, headers: list[tuple[bytes, bytes]]) -> None:
+    assert failure_headers(describe(error)) == headers
+
+
+def test_every_failure_has_its_own_class_in_openais_package() -> None:
+    api = openai.OpenAI(api_key="none")
+    kinds = {
+        400: openai.BadRequestError,
+        401: openai.AuthenticationError,
+        404: openai.NotFoundError,
+        429: openai.RateLimitError,
+        500: openai.InternalServerError,
+        503: openai.InternalServerError,
+    }
+    for status, kind in kinds.items():
+        body = msgspec.to_builtins(error_response(Failure(status, "text", "n", "code")))
+        response = httpx.Response(status, json=body, request=httpx.Request("POST", "http://x"))
+        error = api._make_status_error_from_response(response)
+        assert type(error) is kind
+        assert (error.code, error.param) == ("code", "n")
+    api.close()
 
 
 def test_the_field_at_fault_is_named() -> None:

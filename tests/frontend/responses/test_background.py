@@ -3,7 +3,9 @@
 import msgspec
 import pytest
 
+from pyllm.frontend.admission import admit
 from pyllm.frontend.generation import Generation
+from pyllm.frontend.request_context import RequestContext
 from pyllm.frontend.responses.background import BackgroundRun
 from pyllm.frontend.responses.form import ResponseForm
 from pyllm.frontend.responses.kept import KeptResponses
@@ -24,7 +26,9 @@ async def test_a_run_ends_with_its_record(tokenizer: Tokenizer, deletes: bool) -
         response = Response(id="resp_1", created_at=0, model="tiny", status="in_progress", background=True)
         ended: list[Response] = []
         form = ResponseForm(response, None, call_name=str, logprobs=None, on_end=ended.append)
-        generation = Generation(frontend.state, [[5]], SamplingParams(), SchedulingParams())
+        context = RequestContext("1", tenant="me")
+        await admit(frontend.state, context)
+        generation = Generation(frontend.state, [[5]], SamplingParams(), SchedulingParams(), context)
         run = BackgroundRun(generation, form, kept, "me", watch_interval=0.001)
         await kept.put(ResponseRecord(response, []), "me")
         run.start()

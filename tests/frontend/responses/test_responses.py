@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
+from pyllm.config import ServerConfig
 from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
-from pyllm.frontend.request_context import CONTEXT, RequestContext
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, Submit
@@ -242,18 +242,26 @@ async def test_what_is_not_to_be_stored_is_not(tokenizer: Tokenizer) -> None:
 
 
 async def test_another_tenants_response_is_not_found(tokenizer: Tokenizer) -> None:
+    acme = {"x-llm-d-inference-fairness-id": "acme"}
     async with in_process(saying(tokenizer, TEXT), tokenizer) as frontend:
-        transport = frontend.http._transport
-        inner = transport.app  # type: ignore[attr-defined]
+        await create(frontend, user="me")
+        assert (await frontend.http.get("/v1/responses/resp_one")).status_code == 200
+        assert (await frontend.http.get("/v1/responses/resp_one", headers=acme)).status_code == 404
+        assert (await frontend.http.post("/v1/responses/resp_one/cancel", headers=acme)).status_code == 404
+        body = {"input": "Hi", "previous_response_id": "resp_one"}
+        assert (await frontend.http.post("/v1/responses", json=body, headers=acme)).status_code == 404
 
-        async def named(scope: Any, receive: Any, send: Any) -> None:
-            scope[CONTEXT] = RequestContext("two", tenant="acme")
-            await inner(scope, receive, send)
 
-        await create(frontend)
-        transport.app = named  # type: ignore[attr-defined]
-        assert (await frontend.http.get("/v1/responses/resp_one")).status_code == 404
-        assert (await frontend.http.post("/v1/responses/resp_one/cancel")).status_code == 404
+async def test_a_background_response_keeps_its_place_until_it_ends(tokenizer: Tokenizer) -> None:
+    core = saying(tokenizer, TEXT)
+    core.paused = True
+    server = ServerConfig(max_concurrent_requests=1)
+    async with in_process(core, tokenizer, server=server) as frontend:
+        body = {"input": "Hi", "background": True}
+        first = (await frontend.http.post("/v1/responses", json=body)).json()
+        assert (await frontend.http.post("/v1/responses", json=body)).status_code == 429
+        await frontend.http.post(f"/v1/responses/{first['id']}/cancel")
+        assert (await frontend.http.post("/v1/responses", json=body)).status_code == 200
 
 
 async def test_a_background_response_runs_on_by_itself(tokenizer: Tokenizer) -> None:

@@ -1,0 +1,104 @@
+"""What stands in a request's headers for the edge. Judges nothing but the form of what it gives."""
+
+import math
+import re
+
+from pyllm.errors import RequestError
+from pyllm.frontend.request_context import checked_tenant
+from pyllm.frontend.trace_context import TraceContext, parse_trace_context
+
+MAX_REQUEST_ID_CHARACTERS = 128
+TENANT_HEADER = "x-llm-d-inference-fairness-id"
+TIMEOUT_HEADER = "x-request-timeout"
+
+_WANTED = frozenset({
+    b"access-control-request-method",
+    b"authorization",
+    b"content-length",
+    b"origin",
+    b"traceparent",
+    b"tracestate",
+    b"x-api-key",
+    b"x-request-id",
+    TENANT_HEADER.encode(),
+    TIMEOUT_HEADER.encode(),
+})  # fmt: skip
+_REQUEST_ID = re.compile(r"[!-~]+")
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
+
+
+class Head:
+    """The headers that count here; of one that comes twice the first."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._headers: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name in _WANTED:
+                self._headers.setdefault(name, value)
+
+    @property
+    def request_id(self) -> str | None:
+        """The caller's own id, if it can be repeated as it is: short, and without spaces or control characters."""
+        name = self._text(b"x-request-id")
+        return name if len(name) <= MAX_REQUEST_ID_CHARACTERS and _REQUEST_ID.fullmatch(name) else None
+
+    @property
+    def key(self) -> bytes | None:
+        """The API key, as OpenAI's clients send it or as Anthropic's do."""
+        scheme, _, key = self._headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            return key.strip()
+        return self._headers.get(b"x-api-key")
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that a router in front has named; empty where none did.
+
+        Raises:
+            RequestError: it cannot be a tenant's name.
+        """
+        return checked_tenant(self._text(TENANT_HEADER.encode()), TENANT_HEADER)
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the caller gives the request.
+
+        Raises:
+            RequestError: they are no number above 0.
+        """
+        text = self._text(TIMEOUT_HEADER.encode())
+        if not text:
+            return None
+        seconds = float(text) if _SECONDS.fullmatch(text) else math.nan
+        if not seconds > 0:
+            raise RequestError(
+                f"the header {TIMEOUT_HEADER} must be seconds above 0, such as 30 or 0.5", TIMEOUT_HEADER
+            )
+        return seconds
+
+    @property
+    def trace(self) -> TraceContext | None:
+        """The caller's span, if it has one."""
+        traceparent = self._text(b"traceparent")
+        return parse_trace_context(traceparent, self._text(b"tracestate")) if traceparent else None
+
+    @property
+    def origin(self) -> bytes | None:
+        """The page that a browser sends the request for."""
+        return self._headers.get(b"origin")
+
+    @property
+    def is_preflight(self) -> bool:
+        """Whether a browser asks what it may send, if the method is OPTIONS."""
+        return b"origin" in self._headers and b"access-control-request-method" in self._headers
+
+    @property
+    def content_length(self) -> int:
+        """Bytes of the body, as announced; 0 where they are not."""
+        text = self._headers.get(b"content-length", b"")
+        return int(text) if text.isdigit() and len(text) < 20 else 0
+
+    def _text(self, name: bytes) -> str:
+        return self._headers.get(name, b"").decode("latin-1").strip()

@@ -1,0 +1,49 @@
+"""Whether the process answers, and whether requests are taken: what orchestrators and load balancers ask."""
+
+from litestar import MediaType, Response, get
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from msgspec import Struct
+
+from pyllm.frontend.server_state import ServerState
+
+
+class Health(Struct):
+    """`reason` says why a server is not ready."""
+
+    status: str
+    reason: str | None = None
+
+
+def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
+    """The routes, for one server. HEAD is answered, too."""
+
+    @get(
+        "/health",
+        sync_to_thread=False,
+        summary="200 while requests are taken, 503 otherwise",
+        responses=dict.fromkeys((200, 503), ResponseSpec(None)),
+    )
+    def health() -> Response[bytes]:
+        return Response(b"", status_code=200 if state.healthy else 503, media_type=MediaType.TEXT)
+
+    @get("/health/live", sync_to_thread=False, summary="200 as long as the process answers")
+    def live() -> Health:
+        return Health("live")
+
+    @get(
+        "/health/ready",
+        sync_to_thread=False,
+        summary="200 while requests are taken; 503 says why they are not",
+        responses=dict.fromkeys((200, 503), ResponseSpec(Health, generate_examples=False)),
+    )
+    def ready() -> Response[Health]:
+        reason = None
+        if state.draining:
+            reason = "the server is shutting down"
+        elif not state.client.alive:
+            reason = "the engine is not there"
+        answer = Health("ready") if reason is None else Health("not ready", reason)
+        return Response(answer, status_code=200 if reason is None else 503)
+
+    return [health, live, ready]

@@ -1,0 +1,69 @@
+"""How much may wait for its first token, over all API processes. Knows no account, and not the core's own queue."""
+
+from pyllm.config import SharedConfig
+from pyllm.frontend.shared.messages import Refused
+
+# When to ask again: how fast the queue moves is not known here.
+QUEUE_RETRY = 1.0
+
+
+class AdmissionQueue:
+    """Counts of sequences that run, and of those that wait, with their prompts' tokens.
+
+    What the core can run at once does not count as queued. A request that would be alone in the queue is taken, however
+    large, so that none is refused for ever.
+    """
+
+    def __init__(self, config: SharedConfig) -> None:
+        self._config = config
+        self._num_waiting = 0
+        self._num_running = 0
+        self._num_tokens = 0
+
+    @property
+    def num_queued(self) -> int:
+        """Sequences without a token beyond those that can run at once."""
+        return max(0, self._num_waiting - max(0, self._config.max_num_seqs - self._num_running))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens of all that have no token yet."""
+        return self._num_tokens
+
+    def enter(self, num_sequences: int) -> Refused | None:
+        """Let sequences wait, unless the queue is full."""
+        most = self._config.max_num_queued_reqs
+        if most and self.num_queued >= most:
+            text = (
+                f"The queue is full: {self.num_queued} requests wait, and at most {most} may. Please try again later."
+            )
+            return Refused("max_num_queued_reqs", text, QUEUE_RETRY)
+        self._num_waiting += num_sequences
+        return None
+
+    def charge(self, num_tokens: int) -> Refused | None:
+        """Let a prompt's tokens wait, unless that would be too many."""
+        most = self._config.max_num_queued_tokens
+        if most and self._num_tokens and self._num_tokens + num_tokens > most:
+            text = (
+                f"The queue is full: {self._num_tokens} prompt tokens wait, {num_tokens} more would be "
+                f"more than {most}. Please try again later."
+            )
+            return Refused("max_num_queued_tokens", text, QUEUE_RETRY)
+        self._num_tokens += num_tokens
+        return None
+
+    def started(self, num_sequences: int, num_tokens: int) -> None:
+        """Sequences got their first token."""
+        self._num_waiting -= num_sequences
+        self._num_running += num_sequences
+        self._num_tokens -= num_tokens
+
+    def leave_waiting(self, num_sequences: int, num_tokens: int) -> None:
+        """Sequences ended without a token."""
+        self._num_waiting -= num_sequences
+        self._num_tokens -= num_tokens
+
+    def leave_running(self, num_sequences: int) -> None:
+        """Sequences that had started ended."""
+        self._num_running -= num_sequences

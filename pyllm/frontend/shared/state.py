@@ -1,0 +1,92 @@
+"""What must be counted over all API processes: who is in, and on whose account. Plain calls; knows no wire."""
+
+import time
+from collections.abc import Callable
+
+from pyllm.config import SharedConfig
+from pyllm.frontend.shared.limits import Limits
+from pyllm.frontend.shared.messages import Admission, Granted, Refused
+from pyllm.frontend.shared.queue import AdmissionQueue
+
+
+class _Ticket:
+    __slots__ = ("account", "is_started", "num_sequences", "num_tokens")
+
+    def __init__(self, admission: Admission) -> None:
+        self.account = admission.account
+        self.num_sequences = admission.num_sequences
+        self.num_tokens = 0
+        self.is_started = False
+
+
+class SharedState:
+    """One for a server. `owner` is the API process that calls; what it holds is given back by `drop`, too.
+
+    A ticket is open from an `admit` that was granted until its `ended`, or until a `charge` that was refused. What is
+    said of a ticket that is not open changes nothing.
+    """
+
+    def __init__(self, config: SharedConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._counts_queued_tokens = config.max_num_queued_tokens > 0
+        self._limits = Limits(clock)
+        self._queue = AdmissionQueue(config)
+        self._tickets: dict[int, dict[int, _Ticket]] = {}
+
+    @property
+    def num_tickets(self) -> int:
+        """Those that are open."""
+        return sum(map(len, self._tickets.values()))
+
+    def admit(self, owner: int, admission: Admission) -> Granted | Refused:
+        """Open a ticket, unless the account or the queue has no room."""
+        # The queue first: a server that is full takes nothing from anybody's budget.
+        refused = self._queue.enter(admission.num_sequences)
+        if refused is None:
+            refused = self._limits.enter(admission.account, admission.allowance)
+            if refused is not None:
+                self._queue.leave_waiting(admission.num_sequences, 0)
+        if refused is not None:
+            return refused
+        self._tickets.setdefault(owner, {})[admission.ticket] = _Ticket(admission)
+        return self._granted(admission.account, admission.allowance.max_tokens_per_minute > 0)
+
+    def charge(self, owner: int, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
+        """Count a prompt, unless the account or the queue has no room for it: then the ticket is closed."""
+        held = self._tickets.get(owner, {}).get(ticket)
+        if held is None:
+            return Refused("requests", "The server has lost this request. Please send it again.", 1.0)
+        refused = self._queue.charge(num_prompt_tokens)
+        if refused is None:
+            held.num_tokens += num_prompt_tokens
+            refused = self._limits.charge(held.account, num_prompt_tokens)
+        if refused is not None:
+            self.ended(owner, ticket, 0)
+            return refused
+        return self._granted(held.account, counts_tokens=True)
+
+    def started(self, owner: int, ticket: int) -> None:
+        """Its first token has come: it waits no longer."""
+        held = self._tickets.get(owner, {}).get(ticket)
+        if held is not None and not held.is_started:
+            held.is_started = True
+            self._queue.started(held.num_sequences, held.num_tokens)
+
+    def ended(self, owner: int, ticket: int, num_output_tokens: int) -> None:
+        """Close a ticket, and count what its request was given."""
+        held = self._tickets.get(owner, {}).pop(ticket, None)
+        if held is None:
+            return
+        if held.is_started:
+            self._queue.leave_running(held.num_sequences)
+        else:
+            self._queue.leave_waiting(held.num_sequences, held.num_tokens)
+        self._limits.leave(held.account, num_output_tokens)
+
+    def drop(self, owner: int) -> None:
+        """Close every ticket of an API process that is gone."""
+        for ticket in list(self._tickets.get(owner, ())):
+            self.ended(owner, ticket, 0)
+        self._tickets.pop(owner, None)
+
+    def _granted(self, account: str, counts_tokens: bool) -> Granted:
+        return Granted(*self._limits.remaining(account), counts_tokens or self._counts_queued_tokens)
