@@ -172,6 +172,9 @@ class ServerConfig(_Config, frozen=True):
     idempotency_retention: Annotated[
         float, Meta(description="seconds that the answer to a request with an Idempotency-Key is kept", ge=0)
     ] = 600.0
+    max_stored_responses: Annotated[
+        int, Meta(description="answers of /v1/responses that are kept in memory; 0: none", ge=0)
+    ] = 1000
     tool_call_parser: Annotated[
         ToolCallParser, Meta(description="how the model writes tool calls; auto: as its chat template shows")
     ] = "auto"
@@ -268,6 +271,7 @@ class SharedConfig(_Config, frozen=True):
     max_num_queued_reqs: int = 0
     max_num_queued_tokens: int = 0
     idempotency_retention: float = 600.0
+    max_stored_responses: int = 1000
 
 
 class StateConfig(_Config, frozen=True):

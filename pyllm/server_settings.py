@@ -46,4 +46,5 @@ def shared_config(server: ServerConfig, max_num_seqs: int) -> SharedConfig:
         max_num_queued_reqs=most,
         max_num_queued_tokens=server.max_num_queued_tokens,
         idempotency_retention=server.idempotency_retention,
+        max_stored_responses=server.max_stored_responses,
     )

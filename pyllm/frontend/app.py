@@ -1,18 +1,19 @@
 """The application: every route, every error in its API's shape, and the edge before them. Starts nothing."""
 
 from functools import cache
+from importlib import resources
 from typing import Any
 
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, get
 from litestar.datastructures import State
-from litestar.openapi import OpenAPIConfig
-from litestar.openapi.plugins import JsonRenderPlugin
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.types import ASGIApp
 
 from pyllm import __version__
 from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
+from pyllm.frontend.anthropic.messages import count_tokens_route, messages_route
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
@@ -21,8 +22,18 @@ from pyllm.frontend.idempotency import Idempotency
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
-from pyllm.frontend.openai.models import models_route
+from pyllm.frontend.openai.models import models_routes
+from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route
+from pyllm.frontend.openapi import openapi_document
+from pyllm.frontend.request_context import context_in
+from pyllm.frontend.responses.routes import responses_routes
 from pyllm.frontend.server_state import ServerState
+
+
+class Version(msgspec.Struct):
+    """`GET /version`."""
+
+    version: str
 
 
 class JsonRequest(Request[Any, Any, State]):
@@ -50,10 +61,14 @@ def create_app(state: ServerState) -> ASGIApp:
     """The application for one engine client, behind its edge. Needs no lifespan events."""
 
     @get("/version", sync_to_thread=False, summary="pyllm's version")
-    def version() -> dict[str, str]:
-        return {"version": __version__}
+    def version() -> Version:
+        return Version(__version__)
 
-    @get("/metrics", summary="Metrics in Prometheus' text format")
+    @get(
+        "/metrics",
+        summary="Metrics in Prometheus' text format",
+        responses={200: ResponseSpec(str, media_type=MediaType.TEXT)},
+    )
     async def show_metrics() -> Response[bytes]:
         try:
             stats = await state.client.stats()
@@ -62,25 +77,39 @@ def create_app(state: ServerState) -> ASGIApp:
         totals = await state.shared.totals(state.metrics.counted())
         return Response(state.metrics.expose(stats, totals), media_type=metrics.CONTENT_TYPE)
 
+    @cache
+    def document() -> bytes:
+        return msgspec.json.encode(openapi_document(routes.routes, __version__))
+
+    @get("/openapi.json", sync_to_thread=False, include_in_schema=False)
+    def show_document() -> Response[bytes]:
+        return Response(document(), media_type=MediaType.JSON)
+
+    @get("/docs", sync_to_thread=False, include_in_schema=False)
+    def show_docs() -> Response[bytes]:
+        return Response(_docs_page(), media_type=MediaType.HTML)
+
     routes = Litestar(
         route_handlers=[
             completions_route(state),
             chat_route(state),
             embeddings_route(state),
-            models_route(state),
+            models_routes(state),
+            responses_routes(state),
+            messages_route(state),
+            count_tokens_route(state),
+            tokenize_route(state),
+            detokenize_route(state),
             *health_routes(state),
             version,
             show_metrics,
+            show_document,
+            show_docs,
         ],
         request_class=JsonRequest,
         request_max_body_size=None,  # The edge bounds every body.
         exception_handlers={Exception: _answer_error},
-        openapi_config=OpenAPIConfig(
-            title="pyllm",
-            version=__version__,
-            path="/openapi.json",
-            render_plugins=[JsonRenderPlugin(path="/")],
-        ),
+        openapi_config=None,
         logging_config=None,
     )
     return Gateway(Idempotency(routes, state), state)
@@ -88,9 +117,14 @@ def create_app(state: ServerState) -> ASGIApp:
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
     failure = describe(error)
-    headers, body = error_answer(request.scope["path"], failure)
+    headers, body = error_answer(request.scope["path"], failure, context_in(request.scope).request_id)
     texts = {name.decode(): value.decode() for name, value in headers}
     return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
+
+
+@cache
+def _docs_page() -> bytes:
+    return resources.files("pyllm.frontend").joinpath("docs.html").read_bytes()
 
 
 @cache

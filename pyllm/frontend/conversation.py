@@ -12,7 +12,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.chat_template import Message
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.parsers.selection import ReasoningParser, ToolCallParser
-from pyllm.frontend.prompt_tokens import PromptTokens
+from pyllm.frontend.truncation import Truncation
 from pyllm.sampling_params import SamplingParams
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -52,7 +52,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
 
     Messages are as templates know them: a `role`, a `content` of text, and where they have them `tool_calls`, whose
     arguments are objects, `tool_call_id`, `name`, `reasoning` and `reasoning_content`. `template_variables` are for the
-    template alone, `chat_template` is one in place of the model's.
+    template alone, `chat_template` is one in place of the model's. `truncation` says what a long prompt loses.
     """
 
     messages: Sequence[Message]
@@ -66,12 +66,13 @@ class Conversation(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    truncation: Truncation | None = None
 
 
 class Prepared(Struct, frozen=True):
     """What to submit. Without a `make_parser`, which makes one for each sample, text is content as it comes."""
 
-    prompt: PromptTokens
+    prompt: Sequence[int]
     params: SamplingParams
     make_parser: Callable[[], SampleParser] | None
 

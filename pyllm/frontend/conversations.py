@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,10 +26,10 @@ from pyllm.frontend.parsers.selection import (
     tool_call_parser,
 )
 from pyllm.frontend.parsers.think import CLOSING, OPENING
-from pyllm.frontend.prompt_tokens import PromptTokens
-from pyllm.frontend.prompts import PromptEncoder
+from pyllm.frontend.prompts import PromptEncoder, TooLong
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.structured_outputs import ResolvedForm
+from pyllm.frontend.submission import refuse_prompt
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.frontend.tool_grammar import after_reasoning, call_list_grammar, hermes_grammar
 from pyllm.frontend.tool_prompt import explained
@@ -73,15 +74,18 @@ class Conversations:
         digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
         return digest[:9] if self._parsers.tool_call == "mistral" else f"call_{digest[:24]}"
 
-    async def encode(self, conversation: Conversation) -> PromptTokens:
-        """The prompt alone.
+    def reads(self, variable: str) -> bool:
+        """Whether the model's template looks at a variable."""
+        return self._template is not None and variable in self._template.variables
+
+    async def encode(self, conversation: Conversation) -> Sequence[int]:
+        """The prompt alone, however long it is.
 
         Raises:
             RequestError: a field is not honoured, or the template refuses the conversation.
-            RequestTooLargeError: the rendered text certainly cannot fit the context.
         """
         check_tools(conversation)
-        return await self._encode(conversation, await self._template_of(conversation))
+        return await self._encode(conversation, await self._template_of(conversation), None)
 
     async def prepare(self, conversation: Conversation, params: SamplingParams) -> Prepared:
         """The prompt, the parameters with what tools ask of them, texts resolved, and the parser of the answer.
@@ -99,7 +103,8 @@ class Conversations:
             form = await asyncio.to_thread(self._tool_form, conversation, params, _reads_tools(template))
             params = params if form is None else _with_form(params, form)
         params = await resolve_texts_aside(params, self._tokenizer)
-        prompt = await self._encode(conversation, template)
+        too_long = refuse_prompt if conversation.truncation is None else None
+        prompt = await self._encode(conversation, template, too_long)
         opened = self._opens_reasoning(conversation, prompt) if self.has_reasoning else None
         if opened is not None and params.structured_outputs is not None:
             assert params.structured_outputs.grammar is not None
@@ -114,7 +119,9 @@ class Conversations:
 
         return Prepared(prompt, msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
 
-    async def _encode(self, conversation: Conversation, template: ChatTemplate | None) -> PromptTokens:
+    async def _encode(
+        self, conversation: Conversation, template: ChatTemplate | None, too_long: TooLong
+    ) -> Sequence[int]:
         variables = _variables(conversation, template)
         messages = conversation.messages
         # A model that is to call nothing is told of nothing.
@@ -126,14 +133,16 @@ class Conversations:
                 messages = await asyncio.to_thread(explained, messages, tools)
             except (RecursionError, ValueError) as error:
                 raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
-        return await self._prompts.encode_chat(
+        tokens = await self._prompts.encode_chat(
             messages,
             conversation.add_generation_prompt,
             conversation.continue_final_message,
             conversation.add_special_tokens,
             variables=variables,
             template=template,
+            too_long=too_long,
         )
+        return tokens if conversation.truncation is None else conversation.truncation.kept(tokens)
 
     async def _template_of(self, conversation: Conversation) -> ChatTemplate | None:
         source = conversation.chat_template
@@ -201,7 +210,7 @@ class Conversations:
         parser = tool_call_parser(self._parsers.tool_call)
         return parser if parser is None or conversation.parallel_tool_calls else FirstCall(parser)
 
-    def _opens_reasoning(self, conversation: Conversation, prompt: PromptTokens) -> bool:
+    def _opens_reasoning(self, conversation: Conversation, prompt: Sequence[int]) -> bool:
         """Whether the model goes on within reasoning: it is not looked for in what others wrote."""
         if conversation.continue_final_message:
             last = conversation.messages[-1]["content"]

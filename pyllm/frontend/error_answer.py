@@ -1,16 +1,23 @@
 """An error as an answer: the body in the shape of the path's API, and the headers that go with it. Sends nothing."""
 
 import msgspec
+from msgspec import Struct
 
+from pyllm.frontend.anthropic import errors as anthropic
 from pyllm.frontend.failure import Failure, failure_headers
-from pyllm.frontend.openai.errors import error_response
+from pyllm.frontend.openai import errors as openai
 
 Headers = list[tuple[bytes, bytes]]
 
 _encode = msgspec.json.Encoder().encode
 
 
-def error_answer(path: str, failure: Failure) -> tuple[Headers, bytes]:
+def error_answer(path: str, failure: Failure, request_id: str) -> tuple[Headers, bytes]:
     """The headers beside the body's type and length, and the body, which is JSON."""
-    del path  # All APIs have OpenAI's shape so far.
-    return failure_headers(failure), _encode(error_response(failure))
+    return failure_headers(failure), _encode(_body(path, failure, request_id))
+
+
+def _body(path: str, failure: Failure, request_id: str) -> Struct:
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return anthropic.error_response(failure, request_id)
+    return openai.error_response(failure)

@@ -38,6 +38,13 @@ class UnknownModelError(RequestError):
         super().__init__(f"The model {name!r} does not exist; this server has {served!r}.", "model")
 
 
+class UnknownResponseError(RequestError):
+    """A stored response that is not there, or is another tenant's, which looks the same."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"There is no stored response {response_id!r:.200}; it may have left the store.")
+
+
 class MediaTypeError(RequestError):
     """A body that is not announced as JSON."""
 
@@ -130,6 +137,7 @@ def decoding_error(error: Exception) -> RequestError:
 # The first that fits, so the special ones come before the general ones.
 _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (UnknownModelError, 404, "model_not_found"),
+    (UnknownResponseError, 404, "response_not_found"),
     (MediaTypeError, 415, "unsupported_media_type"),
     (IdempotencyConflictError, 422, "idempotency_conflict"),
     (BodyTooLargeError, 413, "request_too_large"),

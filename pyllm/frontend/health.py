@@ -2,6 +2,7 @@
 
 from litestar import MediaType, Response, get
 from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
 from pyllm.frontend.server_state import ServerState
@@ -17,7 +18,12 @@ class Health(Struct):
 def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server. HEAD is answered, too."""
 
-    @get("/health", sync_to_thread=False, summary="200 while requests are taken, 503 otherwise")
+    @get(
+        "/health",
+        sync_to_thread=False,
+        summary="200 while requests are taken, 503 otherwise",
+        responses=dict.fromkeys((200, 503), ResponseSpec(None)),
+    )
     def health() -> Response[bytes]:
         return Response(b"", status_code=200 if state.healthy else 503, media_type=MediaType.TEXT)
 
@@ -25,7 +31,12 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     def live() -> Health:
         return Health("live")
 
-    @get("/health/ready", sync_to_thread=False, summary="200 while requests are taken; 503 says why they are not")
+    @get(
+        "/health/ready",
+        sync_to_thread=False,
+        summary="200 while requests are taken; 503 says why they are not",
+        responses=dict.fromkeys((200, 503), ResponseSpec(Health, generate_examples=False)),
+    )
     def ready() -> Response[Health]:
         reason = None
         if state.draining:

@@ -19,7 +19,7 @@ from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.event_ids import Position
 from pyllm.frontend.failure import IdempotencyConflictError, describe
 from pyllm.frontend.recorder import Recorder
-from pyllm.frontend.request_context import CONTEXT, RequestContext
+from pyllm.frontend.request_context import CONTEXT, context_in
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.shared.messages import Attached, Conflict, Full, Headers, Page, Run
 from pyllm.frontend.stream import READER_PATIENCE, TRANSPORT
@@ -64,14 +64,14 @@ class Idempotency:
             await self._serve(scope, receive, send, key.decode(), headers.get(b"last-event-id", b""))
         except PyllmError as error:
             failure = describe(error)
-            more, text = error_answer(scope["path"], failure)
+            more, text = error_answer(scope["path"], failure, context_in(scope).request_id)
             await _answer(send, failure.status, more, text)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, key: str, last_event: bytes) -> None:
         body = await _body(receive)
         if body is None:
             return
-        context = _context(scope)
+        context = context_in(scope)
         digest = hashlib.sha256(b"\0".join([scope["path"].encode(), scope["query_string"], body])).digest()
         origin = Position(context.request_id, context.created, secrets.randbits(63)).format()
         claim = await self._shared.claim(context.tenant, key, digest, origin)
@@ -103,7 +103,7 @@ class Idempotency:
     async def _record(self, scope: Scope, body: bytes, claim: Run) -> None:
         recorder = Recorder(self._shared, claim.run)
         # The exchange gives its own ticket back when it ends, which this may outlive.
-        context = msgspec.structs.replace(_context(scope), arrival=time.monotonic(), ticket=None, budgets=None)
+        context = msgspec.structs.replace(context_in(scope), arrival=time.monotonic(), ticket=None, budgets=None)
         headers = [header for header in scope["headers"] if header[0] not in (b"last-event-id", b"idempotency-key")]
         inner = {
             **scope,
@@ -162,12 +162,6 @@ class Idempotency:
             return await reading if reading.done() else None
         finally:
             reading.cancel()
-
-
-def _context(scope: Scope) -> RequestContext:
-    context = cast("dict[str, Any]", scope)[CONTEXT]
-    assert isinstance(context, RequestContext)
-    return context
 
 
 async def _body(receive: Receive) -> bytes | None:

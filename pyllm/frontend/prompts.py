@@ -83,7 +83,7 @@ class PromptEncoder:
 
         Raises:
             RequestError: there are no messages or no template, or the template refuses the messages.
-            RequestTooLargeError: the rendered text certainly cannot fit the context.
+            RequestTooLargeError: `refuse_long`, and the rendered text certainly cannot fit the context.
         """
         template = self._chat_template if template is None else template
         if template is None:

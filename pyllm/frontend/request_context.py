@@ -1,5 +1,6 @@
 """What a request brings besides its body. Whoever reads headers and keys makes it; routes and generations use it."""
 
+import re
 import time
 import uuid
 from collections.abc import Iterable
@@ -7,6 +8,7 @@ from typing import Any, cast
 
 import msgspec
 from litestar import Request
+from litestar.types import Scope
 
 from pyllm.api_keys import Allowance
 from pyllm.errors import RequestError
@@ -18,6 +20,9 @@ from pyllm.frontend.trace_context import TraceContext
 # Where an ASGI scope has its `RequestContext`.
 CONTEXT = "pyllm.context"
 MAX_TENANT_CHARACTERS = 256
+MAX_REQUEST_ID = 128
+
+_PRINTABLE = re.compile(r"[!-~]+")
 
 
 class RequestContext(msgspec.Struct):
@@ -49,6 +54,19 @@ class RequestContext(msgspec.Struct):
         if user and not self.tenant:
             self.tenant = checked_tenant(user, field)
 
+    def name_request(self, request_id: str | None) -> None:
+        """Take the id that the body gives the request, if it gives one.
+
+        Raises:
+            RequestError: it is no id: 1 to 128 printable ASCII characters without spaces.
+        """
+        if request_id is None:
+            return
+        if not 0 < len(request_id) <= MAX_REQUEST_ID or not _PRINTABLE.fullmatch(request_id):
+            text = f"request_id must be 1 to {MAX_REQUEST_ID} printable ASCII characters, got {request_id[:80]!r}"
+            raise RequestError(text, "request_id")
+        self.request_id = request_id
+
 
 def checked_tenant(name: str, source: str) -> str:
     """The name, if it can be a tenant's.
@@ -62,18 +80,24 @@ def checked_tenant(name: str, source: str) -> str:
     return name
 
 
+def context_in(scope: Scope) -> RequestContext:
+    """The context that was put into the scope, or a new one."""
+    places = cast("dict[str, Any]", scope)
+    context = places.get(CONTEXT)
+    if context is None:
+        context = places[CONTEXT] = RequestContext(uuid.uuid4().hex)
+    assert isinstance(context, RequestContext)
+    return context
+
+
 def context_of(request: Request[Any, Any, Any]) -> RequestContext:
-    """The context that was put into the scope, or a new one, with what the headers say of events and their ids.
+    """The context of a request, with what its headers say of events and their ids.
 
     Raises:
         RequestError: the id of the last event is not one of ours.
     """
-    scope = cast("dict[str, Any]", request.scope)
-    context = scope.get(CONTEXT)
-    if context is None:
-        context = scope[CONTEXT] = RequestContext(uuid.uuid4().hex)
-    assert isinstance(context, RequestContext)
-    if context.position is None and (position := _position(scope["headers"], context)) is not None:
+    context = context_in(request.scope)
+    if context.position is None and (position := _position(request.scope["headers"], context)) is not None:
         context.request_id, context.created, context.position = position.request_id, position.created, position
     return context
 

@@ -27,7 +27,7 @@ NO_KEYS = KeyRing()
 
 
 class ServerState:
-    """Made once at start. `chat_template` is None for a model that has none.
+    """Made once at start. `chat_template` is None for a model that has none, `responses` where none are stored.
 
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
     """

@@ -58,6 +58,7 @@ def prepare(
         stop_token_ids=stop_token_ids,
         n=params.n,
         tenant=scheduling.tenant,
+        cache_salt=scheduling.cache_salt,
         priority=scheduling.priority,
         timeout=scheduling.timeout,
         ttft_target=scheduling.ttft_target,

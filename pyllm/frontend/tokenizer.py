@@ -9,7 +9,14 @@ from tokenizers import decoders
 from pyllm.checkpoint import TokenizerFiles
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.prompt_cuts import PromptCuts
-from pyllm.frontend.text_decoder import ByteDecoder, StreamDecoder, TextDecoder, byte_table, without_special_tokens
+from pyllm.frontend.text_decoder import (
+    CONTEXT_TOKENS,
+    ByteDecoder,
+    StreamDecoder,
+    TextDecoder,
+    byte_table,
+    without_special_tokens,
+)
 
 # Below this a text is encoded in 0.2 ms, twice what a thread takes to be woken and to answer.
 INLINE_CHARACTERS = 1024
@@ -88,15 +95,20 @@ class Tokenizer:
         """One token as a text of its own; bytes that are no character become U+FFFD."""
         return self.token_bytes(token).decode(errors="replace")
 
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        """How the vocabulary spells each token; nothing for an unknown id."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
     def added_token_id(self, text: str) -> int | None:
         """The id of a text that is one added token, special or not, as markers of chats are; None for any other."""
         return self._added.get(text)
 
     def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
-        """A decoder for what follows `prompt`."""
+        """A decoder for what follows `prompt`, in which ids that are none have no text."""
+        context = [token for token in prompt[-CONTEXT_TOKENS:] if 0 <= token < 2**31]
         if self._byte_tables:
-            return ByteDecoder(self._byte_tables[skip_special_tokens], prompt)
-        return StreamDecoder(self._tokenizer, prompt, skip_special_tokens)
+            return ByteDecoder(self._byte_tables[skip_special_tokens], context)
+        return StreamDecoder(self._tokenizer, context, skip_special_tokens)
 
     def _find_frame(self) -> tuple[bytes, bytes] | None:
         """What special tokens put around the ids of any text, packed; None where that is not all that they do."""

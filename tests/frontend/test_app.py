@@ -113,7 +113,7 @@ async def test_what_is_no_route_is_an_error_of_the_same_shape(
 
 async def test_an_unforeseen_error_shows_no_traceback(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
-        async def encode(self, prompts: Any, add_special_tokens: bool) -> Any:
+        async def encode(self, prompts: Any, add_special_tokens: bool, refuse_long: bool) -> Any:
             raise ZeroDivisionError("secret")
 
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
@@ -122,3 +122,21 @@ async def test_an_unforeseen_error_shows_no_traceback(tokenizer: Tokenizer, capl
         assert response.status_code == 500
         assert "secret" not in response.text
         assert "secret" in caplog.text
+
+
+async def test_a_model_is_found_by_its_id_slashes_included(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        listed = (await frontend.http.get("/v1/models")).json()["data"]
+        assert (await frontend.http.get("/v1/models/tiny")).json() == listed[0]
+        missing = await frontend.http.get("/v1/models/org/other")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "model_not_found"
+    assert "'org/other'" in missing.json()["error"]["message"]
+
+
+async def test_the_docs_page_needs_nothing_from_elsewhere(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        page = await frontend.http.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "/openapi.json" in page.text
+    assert "://" not in page.text

@@ -12,7 +12,8 @@ from pyllm.frontend.answer import StreamedAnswer
 from pyllm.frontend.event_ids import Position
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.chunks import ChunkForm
-from pyllm.frontend.openai.completions import CompletionChunks
+from pyllm.frontend.openai.completion_chunks import CompletionChunks
+from pyllm.frontend.openai.protocol import CompletionRequest
 from pyllm.frontend.request_context import RequestContext
 from pyllm.frontend.resumable import ResumableAnswer
 from pyllm.frontend.ticket import Ticket
@@ -40,7 +41,7 @@ async def answering(
     context = RequestContext("id", ticket=Ticket(state.shared, 1, 0.0))
     params = SamplingParams(n=n, max_tokens=NUM_TOKENS)
     generation = Generation(state, [[5]], params, SchedulingParams(), context)
-    form = ChunkForm(CompletionChunks(context, "tiny", params, includes_usage=False))
+    form = ChunkForm(CompletionChunks(context, "tiny", CompletionRequest(prompt="", n=n)))
     if has_ids:
         yield ResumableAnswer(generation, form, Position("id", 0)), core
     else:

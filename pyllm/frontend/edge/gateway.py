@@ -65,7 +65,7 @@ class Gateway:
             self._admit(scope["path"], head, context)
         except PyllmError as error:
             failure = describe(error)
-            headers, text = error_answer(scope["path"], failure)
+            headers, text = error_answer(scope["path"], failure, context.request_id)
             await _answer(answer, failure.status, [(b"content-type", b"application/json"), *headers], text)
             return
         if scope["method"] == "HEAD":

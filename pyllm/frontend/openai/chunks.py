@@ -20,13 +20,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Chunks(Protocol):
-    """One route's chunks. `chunk` is what all of them share; with a usage of None, one comes at the end."""
+    """One route's chunks. `chunk` is what all of them share; with a usage of None, one comes at the end.
+
+    With `shows_tokens` a chunk has more of new tokens than their text.
+    """
 
     @property
     def chunk(self) -> Completion | ChatChunk: ...
 
-    def first(self, choice: int) -> Struct | None:
-        """What a choice has before its first text, if anything."""
+    @property
+    def shows_tokens(self) -> bool: ...
+
+    def first(self, choice: int) -> Completion | ChatChunk | None:
+        """The whole chunk that a choice has before its first text, if any."""
 
     def piece(self, choice: int, delta: TextDelta) -> Struct:
         """A choice with new text."""
@@ -47,6 +53,7 @@ class ChunkForm:
     def __init__(self, chunks: Chunks, counts_of: Callable[[int], TokenCounts] | None = None) -> None:
         self._chunks = chunks
         self._counts_of = counts_of
+        self._shows_tokens = chunks.shows_tokens
         self._around: dict[int, tuple[bytes, bytes]] = {}
         self._greeted: set[int] = set()
 
@@ -54,7 +61,7 @@ class ChunkForm:
         """What a choice's new text looks like on the wire; nothing if there is none to show yet."""
         if delta.finish_reason is not None:
             events = self.chunk(choice, self._chunks.last(choice, delta))
-        elif delta.logprobs or (delta.text and self._counts_of is not None):
+        elif delta.logprobs or (self._shows_tokens and delta.tokens) or (delta.text and self._counts_of is not None):
             events = self.chunk(choice, self._chunks.piece(choice, delta))
         elif delta.text:
             events = self._piece(choice, delta.text)
@@ -63,15 +70,22 @@ class ChunkForm:
         if choice in self._greeted:
             return events
         self._greeted.add(choice)
-        first = self._chunks.first(choice)
-        return events if first is None else self.chunk(choice, first, is_first=True) + events
+        return self.first(choice) + events
 
-    def chunk(self, choice: int, content: Struct, *, is_first: bool = False) -> bytes:
+    def first(self, choice: int) -> bytes:
+        """The chunk that a choice begins with, if any."""
+        first = self._chunks.first(choice)
+        if first is None:
+            return b""
+        if self._counts_of is not None:
+            first.usage = Usage.of(self._counts_of(choice)._replace(completion=0))
+        return _event(first)
+
+    def chunk(self, choice: int, content: Struct) -> bytes:
         """A chunk of one choice's part."""
         chunk = msgspec.structs.replace(self._chunks.chunk, choices=[content])
         if self._counts_of is not None:
-            counts = self._counts_of(choice)
-            chunk.usage = Usage.of(counts._replace(completion=0) if is_first else counts)
+            chunk.usage = Usage.of(self._counts_of(choice))
         return _event(chunk)
 
     def around(self, choice: int) -> tuple[bytes, bytes] | None:

@@ -1,5 +1,6 @@
 """`POST /v1/completions`: text or token ids in, one or many prompts at once; text out."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import msgspec
@@ -7,37 +8,32 @@ from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
-from msgspec import UNSET
 
 from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
-from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.generation import Generation, num_choices
-from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.openai.chunks import ChunkForm
+from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedPrompt
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.logprobs import completion_logprobs, prompt_logprobs
 from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
     refuse_unsupported,
     sampling_params,
     scheduling_params,
     wants_continuous_usage,
-    wants_usage,
 )
 from pyllm.frontend.openai.protocol import (
     MAX_PROMPTS,
     Completion,
-    CompletionChoice,
-    CompletionLogprobs,
     CompletionRequest,
-    Usage,
 )
-from pyllm.frontend.request_context import RequestContext, context_of
+from pyllm.frontend.request_context import context_of
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import PushedResponse
+from pyllm.frontend.submission import refuse_prompt
+from pyllm.frontend.truncation import truncation
 from pyllm.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's
@@ -54,23 +50,55 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def create_completion(request: Request[Any, Any, Any], data: JSONBody[CompletionRequest]) -> PushedResponse:
         context = context_of(request)
+        context.name_request(data.request_id)
         context.name_tenant(data.user)
         check_model(state, data.model)
         refuse_unsupported(data)
-        limit = DEFAULT_MAX_TOKENS if data.max_tokens is None else data.max_tokens
-        params = sampling_params(data, limit, data.logprobs)
+        params = _sampling_params(data)
         scheduling = scheduling_params(data, context)
-        chunks = CompletionChunks(context, state.model_name, params, wants_usage(data))
-        texts = split_prompts(data.prompt)
-        await admit(state, context, num_choices(len(texts), params))
+        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, data.max_tokens, state.client.model)
+        chunks = CompletionChunks(context, state.model_name, data)
+        given = split_prompts(data.prompt)
+        await admit(state, context, num_choices(len(given), params))
         params = await resolve_texts_aside(params, state.tokenizer)
-        prompts = await state.prompts.encode(texts, data.add_special_tokens is not False)
+        too_long = refuse_prompt if cut is None else None
+        whole = await state.prompts.encode(given, data.add_special_tokens is not False, too_long)
+        prompts: Sequence[Sequence[int]] = whole if cut is None else [cut.kept(tokens) for tokens in whole]
         await charge(state, context, sum(map(len, prompts)))
+        if data.echo or data.return_token_ids:
+            chunks.prompts = [
+                _echoed(state, text, kept, len(kept) < len(tokens))
+                for text, kept, tokens in zip(given, prompts, whole, strict=True)
+            ]
         generation = Generation(state, prompts, params, scheduling, context)
         form = ChunkForm(chunks, generation.counts_of if wants_continuous_usage(data) else None)
         return respond(generation, form, data.stream is True, context)
 
     return create_completion
+
+
+def _sampling_params(request: CompletionRequest) -> SamplingParams:
+    limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    if not request.echo:
+        return sampling_params(request, limit, request.logprobs)
+    if request.use_beam_search:
+        raise RequestError("echo and use_beam_search exclude one another; leave one of them out", "echo")
+    # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
+    params = sampling_params(request, limit or 1, request.logprobs)
+    if request.logprobs is None:
+        return params
+    if request.stream:
+        raise RequestError("echo with logprobs is not for streams; set stream to false", "echo")
+    if request.prompt_logprobs not in (None, request.logprobs):
+        text = "with echo, prompt_logprobs must be as many as logprobs, or left out"
+        raise RequestError(text, "prompt_logprobs")
+    return msgspec.structs.replace(params, prompt_logprobs=request.logprobs)
+
+
+def _echoed(state: ServerState, given: str | list[int], tokens: Sequence[int], is_cut: bool) -> EchoedPrompt:
+    """A prompt as it was given, unless it was token ids or only a part of it is computed."""
+    text = given if isinstance(given, str) and not is_cut else state.tokenizer.decode(tokens, skip_special_tokens=False)
+    return EchoedPrompt(text, tokens, state.tokenizer.token_text(tokens[0]) if tokens else "")
 
 
 def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
@@ -91,48 +119,3 @@ def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[
     if len(prompt) > MAX_PROMPTS:
         raise RequestError(f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} go into one request", "prompt")
     return [item for item in prompt if not isinstance(item, int)]
-
-
-class CompletionChunks:
-    """Completions' JSON."""
-
-    def __init__(self, context: RequestContext, model: str, params: SamplingParams, includes_usage: bool) -> None:
-        self.chunk = Completion(
-            id=f"cmpl-{context.request_id}",
-            object="text_completion",
-            created=context.created,
-            model=model,
-            choices=[],
-            usage=None if includes_usage else UNSET,
-        )
-        self._has_logprobs = params.logprobs is not None
-        self._has_prompt_logprobs = params.prompt_logprobs is not None
-        self._text_offsets: dict[int, int] = {}  # where the next token's text begins, by choice
-
-    def first(self, choice: int) -> None:
-        """Nothing precedes the text."""
-        del choice
-
-    def piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
-        """A choice with new text."""
-        return CompletionChoice(choice, delta.text, self._logprobs(choice, delta))
-
-    def last(self, choice: int, delta: TextDelta) -> CompletionChoice:
-        """A choice with its finish reason."""
-        logprobs = self._logprobs(choice, delta)
-        return CompletionChoice(choice, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
-
-    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> Completion:
-        """The answer."""
-        texts = [self.last(index, choice) for index, choice in enumerate(choices)]
-        if self._has_prompt_logprobs:
-            for text, of_prompt in zip(texts, prompts, strict=True):
-                text.prompt_logprobs = prompt_logprobs(of_prompt)
-        return msgspec.structs.replace(self.chunk, choices=texts, usage=usage)
-
-    def _logprobs(self, choice: int, delta: TextDelta) -> CompletionLogprobs | None:
-        if not self._has_logprobs or not delta.logprobs:
-            return None
-        logprobs, end = completion_logprobs(delta.logprobs, self._text_offsets.get(choice, 0))
-        self._text_offsets[choice] = end
-        return logprobs

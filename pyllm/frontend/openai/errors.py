@@ -5,11 +5,11 @@ from litestar.openapi.datastructures import ResponseSpec
 from pyllm.frontend.failure import Failure
 from pyllm.frontend.openai.protocol import ErrorBody, ErrorResponse
 
-# What `/openapi.json` says that a route may answer besides its own.
-ERROR_RESPONSES = {
-    status: ResponseSpec(ErrorResponse, generate_examples=False)
-    for status in (400, 401, 404, 408, 413, 415, 422, 429, 500, 503)
-}
+_ERROR = ResponseSpec(ErrorResponse, generate_examples=False)
+
+# What `/openapi.json` says that a route may answer besides its own: one with a body, and one without.
+ERROR_RESPONSES = dict.fromkeys((400, 401, 404, 408, 413, 415, 422, 429, 500, 503), _ERROR)
+LOOKUP_ERROR_RESPONSES = dict.fromkeys((401, 404, 429, 500, 503), _ERROR)
 
 
 def error_response(failure: Failure) -> ErrorResponse:

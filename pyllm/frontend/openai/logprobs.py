@@ -8,23 +8,53 @@ from pyllm.frontend.openai.protocol import ChatLogprob, ChatLogprobs, ChatTopLog
 LEAST = -9999.0  # JSON has no infinity; the number is vLLM's.
 
 TokenBytes = Callable[[int], bytes]
+# What a token is called in an answer.
+TokenName = Callable[[int, Logprob], str]
 
 
-def completion_logprobs(logprobs: Sequence[LogprobEntries], offset: int) -> tuple[CompletionLogprobs, int]:
+def by_text(token: int, entry: Logprob) -> str:
+    """A token by its text."""
+    del token
+    return entry.decoded_token or ""
+
+
+def by_id(token: int, entry: Logprob) -> str:
+    """A token by its id, as vLLM writes it: unlike texts, no two of these are the same."""
+    del entry
+    return f"token_id:{token}"
+
+
+def token_names(returns_ids: bool | None) -> TokenName:
+    """What `return_tokens_as_token_ids` asks for."""
+    return by_id if returns_ids else by_text
+
+
+def completion_logprobs(
+    logprobs: Sequence[LogprobEntries], offset: int, name: TokenName = by_text
+) -> tuple[CompletionLogprobs, int]:
     """Those of tokens whose text begins at `offset`, in characters; and where the text of the next one begins."""
     answer = CompletionLogprobs([], [], [], [])
     for entries in logprobs:
         own = chosen(entries)
-        text = "" if own is None else own[1].decoded_token or ""
-        answer.tokens.append(text)
+        answer.tokens.append("" if own is None else name(*own))
         answer.token_logprobs.append(None if own is None else _finite(own[1]))
-        answer.top_logprobs.append(None if own is None else _by_text(entries))
+        answer.top_logprobs.append(None if own is None else _by_name(entries, name))
         answer.text_offset.append(offset)
-        offset += len(text)
+        offset += 0 if own is None else len(by_text(*own))
     return answer, offset
 
 
-def chat_logprobs(logprobs: Sequence[LogprobEntries], num_top: int, token_bytes: TokenBytes) -> ChatLogprobs:
+def add_completion_logprobs(answer: CompletionLogprobs, more: CompletionLogprobs) -> None:
+    """Append those of the tokens that follow."""
+    answer.tokens += more.tokens
+    answer.token_logprobs += more.token_logprobs
+    answer.top_logprobs += more.top_logprobs
+    answer.text_offset += more.text_offset
+
+
+def chat_logprobs(
+    logprobs: Sequence[LogprobEntries], num_top: int, token_bytes: TokenBytes, name: TokenName = by_text
+) -> ChatLogprobs:
     """Those of some tokens, with so many of the likeliest for each."""
     content = []
     for entries in logprobs:
@@ -33,10 +63,10 @@ def chat_logprobs(logprobs: Sequence[LogprobEntries], num_top: int, token_bytes:
             continue
         token, entry = own
         top = [
-            ChatTopLogprob(each.decoded_token or "", _finite(each), list(token_bytes(number)))
+            ChatTopLogprob(name(number, each), _finite(each), list(token_bytes(number)))
             for number, each in likeliest(entries, num_top)
         ]
-        content.append(ChatLogprob(entry.decoded_token or "", _finite(entry), list(token_bytes(token)), top))
+        content.append(ChatLogprob(name(token, entry), _finite(entry), list(token_bytes(token)), top))
     return ChatLogprobs(content)
 
 
@@ -45,11 +75,11 @@ def prompt_logprobs(logprobs: Sequence[LogprobEntries]) -> list[LogprobEntries |
     return [None, *({token: _as_json(entry) for token, entry in entries.items()} for entries in logprobs)]
 
 
-def _by_text(entries: LogprobEntries) -> dict[str, float]:
-    """The entries by their tokens' texts; of several with one text, such as halves of characters, the likeliest."""
+def _by_name(entries: LogprobEntries, name: TokenName) -> dict[str, float]:
+    """The entries by their tokens' names; of several with one text, such as halves of characters, the likeliest."""
     values: dict[str, float] = {}
-    for entry in entries.values():
-        text = entry.decoded_token or ""
+    for token, entry in entries.items():
+        text = name(token, entry)
         values[text] = max(_finite(entry), values.get(text, LEAST))
     return values
 

@@ -7,13 +7,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.protocol import INSTEAD, UNSUPPORTED, ChatRequest, GenerationRequest
+from pyllm.frontend.openai.protocol import INSTEAD, UNSUPPORTED, ChatRequest, EngineRequest, GenerationRequest
 from pyllm.frontend.request_context import RequestContext
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 from pyllm.scheduling_params import SchedulingParams
 
 _SAMPLING_FIELDS = (
-    "n",
     "temperature",
     "top_p",
     "top_k",
@@ -29,8 +28,6 @@ _SAMPLING_FIELDS = (
     "ignore_eos",
     "include_stop_str_in_output",
     "skip_special_tokens",
-    "prompt_logprobs",
-    "length_penalty",
 )
 
 
@@ -87,17 +84,30 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
     for name, is_wanted in whole.items():
         if request.stream and is_wanted:
             raise RequestError(f"{name} is not for streams; set stream to false", name)
-    given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(request, name)) is not None}
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    names = ("n", "prompt_logprobs", "length_penalty")
     return SamplingParams(
-        **given,
+        **_given(request, _SAMPLING_FIELDS),
+        **_given(request, names),
+        **_ends(request),
         max_tokens=max_tokens,
-        stop=tuple(stop),
-        stop_token_ids=tuple(request.stop_token_ids or ()),
         logprobs=logprobs,
         structured_outputs=_structured_outputs(request),
         extra_args=request.vllm_xargs,
         beam_width=request.n or 1 if request.use_beam_search else 0,
+    )
+
+
+def sample_params(
+    request: EngineRequest, max_tokens: int | None, logprobs: int | None, form: StructuredOutputsParams | None
+) -> SamplingParams:
+    """The same for a route whose answer is one sample; raises as `sampling_params` does."""
+    return SamplingParams(
+        **_given(request, _SAMPLING_FIELDS),
+        **_ends(request),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        structured_outputs=form,
+        extra_args=request.vllm_xargs,
     )
 
 
@@ -114,7 +124,7 @@ def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
     return num_top if request.logprobs else None
 
 
-def scheduling_params(request: GenerationRequest, context: RequestContext) -> SchedulingParams:
+def scheduling_params(request: EngineRequest, context: RequestContext) -> SchedulingParams:
     """The part of a request that is about its place among the others, checked. The tenant is never the body's to name.
 
     Raises:
@@ -127,7 +137,27 @@ def scheduling_params(request: GenerationRequest, context: RequestContext) -> Sc
         timeout=min(timeouts, default=None),
         ttft_target=request.ttft_target,
         tpot_target=request.tpot_target,
+        cache_salt=cache_salt(request.cache_salt),
     )
+
+
+def cache_salt(salt: str | None) -> str:
+    """The salt of a request, none where it has none.
+
+    Raises:
+        RequestError: it is empty; then the caller would share cached blocks without knowing.
+    """
+    check("cache_salt", "none", salt != "", "a text that is not empty, or left out")
+    return salt or ""
+
+
+def _given(request: EngineRequest, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(request, name)) is not None}
+
+
+def _ends(request: EngineRequest) -> dict[str, Any]:
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return {"stop": tuple(stop), "stop_token_ids": tuple(request.stop_token_ids or ())}
 
 
 def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:

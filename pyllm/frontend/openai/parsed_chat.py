@@ -32,8 +32,11 @@ class RawChat(Protocol):
     @property
     def chunk(self) -> ChatChunk: ...
 
-    def first(self, choice: int) -> ChatChunkChoice:
-        """A choice with its role."""
+    @property
+    def shows_tokens(self) -> bool: ...
+
+    def first(self, choice: int) -> ChatChunk:
+        """A chunk with a choice's role."""
 
     def piece(self, choice: int, delta: TextDelta) -> ChatChunkChoice:
         """A choice that goes on."""
@@ -71,19 +74,19 @@ class ParsedChatForm:
         self._parsers: dict[int, SampleParser] = {}
 
     def text(self, choice: int, delta: TextDelta) -> bytes:
-        """A chunk for each piece. Log-probabilities are those of the raw tokens, and come with the first."""
+        """A chunk for each piece. Log-probabilities and ids are those of the raw tokens, and come with the first."""
         events = []
         parser = self._parsers.get(choice)
         if parser is None:
             parser = self._parsers[choice] = self._make_parser()
-            events.append(self._form.chunk(choice, self._raw.first(choice), is_first=True))
+            events.append(self._form.first(choice))
         parts = [self._delta(choice, piece) for piece in parser.feed(delta) if self._shows(piece)]
-        if not parts and (delta.finish_reason is not None or delta.logprobs):
+        tokens, logprobs = delta.tokens, delta.logprobs
+        if not parts and (delta.finish_reason is not None or logprobs or (tokens and self._raw.shows_tokens)):
             parts = [ChatDelta()]
-        logprobs = delta.logprobs
         for number, part in enumerate(parts, 1):
-            source = TextDelta("", [], logprobs=logprobs)
-            logprobs = None
+            source = TextDelta("", tokens, logprobs=logprobs)
+            tokens, logprobs = [], None
             if number == len(parts) and delta.finish_reason is not None:
                 source.finish_reason, source.stop_reason = _finish_reason(delta, parser), delta.stop_reason
                 chunk = self._raw.last(choice, source)

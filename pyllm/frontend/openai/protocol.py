@@ -22,13 +22,16 @@ from pyllm.sampling_params import StructuredOutputsParams
 
 T = TypeVar("T")
 UNSUPPORTED = {"supported": False}
-Unsupported = Annotated[T | None, Meta(extra=UNSUPPORTED)]
+_REFUSED = "Not supported: refused unless neutral."
+Unsupported = Annotated[T | None, Meta(description=_REFUSED, extra=UNSUPPORTED)]
 # The same, where another field does it; `INSTEAD` says which.
 INSTEAD = "instead"
-UseStructuredOutputs = Annotated[T | None, Meta(extra={**UNSUPPORTED, INSTEAD: "structured_outputs"})]
-UseTools = Annotated[T | None, Meta(extra={**UNSUPPORTED, INSTEAD: "tools"})]
-UseToolChoice = Annotated[T | None, Meta(extra={**UNSUPPORTED, INSTEAD: "tool_choice"})]
-UseToolCalls = Annotated[T | None, Meta(extra={**UNSUPPORTED, INSTEAD: "tool_calls"})]
+UseStructuredOutputs = Annotated[
+    T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "structured_outputs"})
+]
+UseTools = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tools"})]
+UseToolChoice = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tool_choice"})]
+UseToolCalls = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tool_calls"})]
 
 MAX_PROMPTS = 1024
 
@@ -57,11 +60,10 @@ class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chat share."""
+class EngineRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every generation route has in common: how one sample is chosen, and its place among the others."""
 
     model: str | None = None
-    n: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -73,25 +75,21 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     seed: int | None = None
-    max_tokens: int | None = None
     min_tokens: int | None = None
     stop: str | list[str] | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsParams | None = None
     vllm_xargs: dict[str, dict[str, Any]] | None = None
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
     priority: int | None = None
     timeout: float | None = None
     ttft_target: float | None = None
     tpot_target: float | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
 
     # Accepted without effect.
     user: str | None = None
@@ -102,11 +100,25 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: str | None = None
     service_tier: Literal["auto", "default"] | None = None
 
+
+class GenerationRequest(EngineRequest, kw_only=True):
+    """What completions and chat share."""
+
+    n: int | None = None
+    max_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    response_format: ResponseFormat | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+
     echo: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = None
     spaces_between_special_tokens: Unsupported[bool] = True
-    truncate_prompt_tokens: Unsupported[int] = None
-    truncation_side: Unsupported[str] = None
     guided_json: UseStructuredOutputs[Any] = None
     guided_regex: UseStructuredOutputs[str] = None
     guided_choice: UseStructuredOutputs[list[str]] = None
@@ -115,12 +127,8 @@ class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     guided_whitespace_pattern: UseStructuredOutputs[str] = None
     thinking_token_budget: Unsupported[int] = None
     repetition_detection: Unsupported[dict[str, Any]] = None
-    cache_salt: Unsupported[str] = None
-    request_id: Unsupported[str] = None
     session_id: Unsupported[str] = None
     stream_interval: Unsupported[int] = 1
-    return_token_ids: Unsupported[bool] = False
-    return_tokens_as_token_ids: Unsupported[bool] = False
     return_token_offsets: Unsupported[bool] = False
     routed_experts_prompt_start: Unsupported[int] = None
     watermarking: Unsupported[dict[str, Any]] = None
@@ -135,6 +143,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt: str | list[str | int | list[int]]
     add_special_tokens: bool | None = True
     logprobs: int | None = None
+    echo: bool | None = False
 
     best_of: Unsupported[int] = 1
     suffix: Unsupported[str] = None
@@ -244,6 +253,8 @@ class CompletionChoice(Struct):
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
     prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(Struct):
@@ -299,6 +310,7 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct):
@@ -311,6 +323,7 @@ class ChatCompletion(Struct):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: list[LogprobEntries | None] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(Struct):
@@ -330,6 +343,7 @@ class ChatChunkChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatChunk(Struct):
@@ -341,6 +355,7 @@ class ChatChunk(Struct):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class ModelCard(Struct):

@@ -158,6 +158,20 @@ class RemoteState:
         """As `LocalState`."""
         await self._ask(None, "abandoned", run)
 
+    async def put_response(self, response_id: str, owner: str, record: bytes) -> None:
+        """As `LocalState`."""
+        await self._ask(None, "put_response", response_id, owner, record)
+
+    async def get_response(self, response_id: str, owner: str) -> bytes | None:
+        """As `LocalState`."""
+        answer: bytes | None = await self._ask(bytes | None, "get_response", response_id, owner)
+        return answer
+
+    async def delete_response(self, response_id: str, owner: str) -> bool:
+        """As `LocalState`."""
+        answer: bool = await self._ask(bool, "delete_response", response_id, owner)
+        return answer
+
     async def totals(self, row: bytes) -> bytes:
         """As `LocalState`."""
         answer: bytes = await self._ask(bytes, "totals", row)

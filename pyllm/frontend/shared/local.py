@@ -77,6 +77,18 @@ class LocalState:
         self._state.records.wait_abandoned(run, partial(_wake, gone))
         await gone
 
+    async def put_response(self, response_id: str, owner: str, record: bytes) -> None:
+        """Keep a response, within bounds."""
+        self._state.responses.put(response_id, owner, record)
+
+    async def get_response(self, response_id: str, owner: str) -> bytes | None:
+        """A response, if it is still kept."""
+        return self._state.responses.get(response_id, owner)
+
+    async def delete_response(self, response_id: str, owner: str) -> bool:
+        """Drop a response; whether it was there."""
+        return self._state.responses.delete(response_id, owner)
+
     async def totals(self, row: bytes) -> bytes:
         """What all API processes have counted, with this row of the one that asks: packed float64."""
         self.count(row)

@@ -8,6 +8,7 @@ from pyllm.frontend.shared.limits import Limits
 from pyllm.frontend.shared.messages import Admission, Granted, Refused
 from pyllm.frontend.shared.queue import AdmissionQueue
 from pyllm.frontend.shared.records import Records
+from pyllm.frontend.shared.responses import ResponseStore
 from pyllm.frontend.shared.totals import Totals
 
 
@@ -31,6 +32,7 @@ class SharedState:
     def __init__(self, config: SharedConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.records = Records(config.idempotency_retention, clock)
         self.totals = Totals()
+        self.responses = ResponseStore(config.max_stored_responses)
         self._counts_queued_tokens = config.max_num_queued_tokens > 0
         self._limits = Limits(clock)
         self._queue = AdmissionQueue(config)

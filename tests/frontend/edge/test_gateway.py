@@ -41,7 +41,7 @@ async def test_every_route_but_the_probes_needs_a_key(tokenizer: Tokenizer, capl
                 continue
             assert response.status_code == 401
             assert response.headers["www-authenticate"] == "Bearer"
-            assert response.json()["error"]["code"] == "invalid_api_key"
+            assert "API key" in response.json()["error"]["message"]
         for headers in (BEARER, {"x-api-key": KEY}, {"authorization": f"bearer {KEY}"}):
             assert (await frontend.http.get("/version", headers=headers)).status_code == 200
             assert (await frontend.http.post("/v1/completions", json=BODY, headers=headers)).status_code == 200

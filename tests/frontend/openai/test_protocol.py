@@ -12,19 +12,15 @@ from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest, Gener
 COMPLETION = {"prompt": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 SHARED = {
-    "echo": (False, True),
     "spaces_between_special_tokens": (True, False),
-    "truncate_prompt_tokens": (None, 5),
     "guided_json": (None, {}),
     "guided_regex": (None, "x"),
     "logprob_token_ids": (None, [1]),
-    "return_tokens_as_token_ids": (False, True),
-    "cache_salt": (None, "salt"),
-    "return_token_ids": (False, True),
     "kv_transfer_params": (None, {}),
 }
 COMPLETION_ONLY = {"best_of": (1, 2), "suffix": (None, "x"), "prompt_embeds": (None, "x")}
 CHAT_ONLY = {
+    "echo": (False, True),
     "functions": ([], [{}]),
     "function_call": (None, "auto"),
     "modalities": (["text"], ["text", "audio"]),

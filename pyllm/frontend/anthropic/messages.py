@@ -1,0 +1,97 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same engine."""
+
+from typing import Any
+
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+
+from pyllm.frontend.admission import admit, charge
+from pyllm.frontend.answer import respond
+from pyllm.frontend.anthropic.conversation import check_thinking, conversation_of
+from pyllm.frontend.anthropic.errors import ERROR_RESPONSES
+from pyllm.frontend.anthropic.form import MessageForm
+from pyllm.frontend.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
+from pyllm.frontend.generation import Generation
+from pyllm.frontend.openai.models import check_model
+from pyllm.frontend.openai.parameters import cache_salt, refuse_unsupported
+from pyllm.frontend.request_context import RequestContext, context_of
+from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.stream import PushedResponse
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+from pyllm.scheduling_params import SchedulingParams
+
+
+def messages_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+
+    @post(
+        "/v1/messages",
+        status_code=200,
+        summary="Answer a conversation in Anthropic's shape",
+        responses={200: ResponseSpec(Message), **ERROR_RESPONSES},
+    )
+    async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
+        context = context_of(request)
+        context.name_request(data.request_id)
+        context.name_tenant(None if data.metadata is None else data.metadata.user_id, "metadata.user_id")
+        _check(state, data)
+        check_thinking(data.thinking, data.max_tokens, state.conversations)
+        scheduling = _scheduling_params(data, context)
+        conversation, params = conversation_of(data), _sampling_params(data)
+        await admit(state, context)
+        prepared = await state.conversations.prepare(conversation, params)
+        await charge(state, context, len(prepared.prompt))
+        usage = MessageUsage(len(prepared.prompt), 0)
+        message = Message(f"msg_{context.request_id}", state.model_name, [], usage)
+        parser = None if prepared.make_parser is None else prepared.make_parser()
+
+        def call_name(index: int) -> str:
+            return f"toolu_{state.conversations.call_id(context.request_id, 0, index).removeprefix('call_')}"
+
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
+        return respond(generation, MessageForm(message, parser, call_name), data.stream is True, context)
+
+    return create_message
+
+
+def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+
+    @post(
+        "/v1/messages/count_tokens",
+        status_code=200,
+        summary="Count the tokens of a conversation in Anthropic's shape",
+        responses={200: ResponseSpec(TokenCount), **ERROR_RESPONSES},
+    )
+    async def count_message_tokens(data: JSONBody[CountTokensRequest]) -> TokenCount:
+        _check(state, data)
+        return TokenCount(len(await state.conversations.encode(conversation_of(data))))
+
+    return count_message_tokens
+
+
+def _check(state: ServerState, request: CountTokensRequest) -> None:
+    check_model(state, request.model)
+    refuse_unsupported(request)
+
+
+def _sampling_params(request: MessagesRequest) -> SamplingParams:
+    given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(request, name)) is not None}
+    form = None if request.output_config is None else request.output_config.format
+    return SamplingParams(
+        **given,
+        max_tokens=request.max_tokens,
+        stop=tuple(request.stop_sequences or ()),
+        structured_outputs=None if form is None else StructuredOutputsParams(json=form.schema),
+    )
+
+
+def _scheduling_params(request: MessagesRequest, context: RequestContext) -> SchedulingParams:
+    return SchedulingParams(
+        priority=request.priority or 0,
+        tenant=context.tenant,
+        timeout=context.timeout,
+        cache_salt=cache_salt(request.cache_salt),
+    )

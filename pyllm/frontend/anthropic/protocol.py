@@ -1,0 +1,272 @@
+"""Anthropic's requests and answers as structs. Knows names and types, not behaviour.
+
+As in `openai/protocol.py`, a field marked `Unsupported` passes at its neutral value only.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from pyllm.frontend.openai.protocol import Unsupported
+
+
+class CacheControl(Struct):
+    """Where Anthropic is to cache up to. Accepted without effect: the prefix cache finds every common beginning."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: str | None = None
+
+
+class TextBlock(Struct, kw_only=True, tag="text", tag_field="type", forbid_unknown_fields=True):
+    """Text."""
+
+    text: str
+    cache_control: CacheControl | None = None
+    citations: Unsupported[list[Any]] = []
+
+
+class ToolUseBlock(Struct, kw_only=True, tag="tool_use", tag_field="type", forbid_unknown_fields=True):
+    """A call that the model made."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+    cache_control: CacheControl | None = None
+    caller: Unsupported[Any] = None
+    toolset_name: Unsupported[str] = None
+
+
+class ToolResultBlock(Struct, kw_only=True, tag="tool_result", tag_field="type", forbid_unknown_fields=True):
+    """What came of a call."""
+
+    tool_use_id: str
+    content: str | list[TextBlock] | None = None
+    is_error: bool | None = False
+    cache_control: CacheControl | None = None
+    toolset_name: Unsupported[str] = None
+
+
+class ThinkingBlock(Struct, kw_only=True, tag="thinking", tag_field="type", forbid_unknown_fields=True):
+    """What the model thought before. The signature is not looked at."""
+
+    thinking: str
+    signature: str = ""
+
+
+Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+
+
+class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One turn of a conversation."""
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class ToolParam(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A tool of the caller's. Tools that Anthropic runs itself are refused by their type."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    type: Literal["custom"] | None = None
+    strict: bool | None = False
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    allowed_callers: Unsupported[list[str]] = []
+    defer_loading: Unsupported[bool] = False
+    input_examples: Unsupported[list[Any]] = []
+
+
+class ToolChoiceParam(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which tools are called; `name` goes with the type `tool`."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = False
+
+
+class ThinkingParam(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Whether the model thinks before it answers. A budget below `max_tokens` cannot be kept, and is refused."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: Unsupported[str] = None
+
+
+class OutputFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A JSON schema that the answer keeps to."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The form of the answer, and how much is to be thought about it, where the chat template looks at that."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(Struct, kw_only=True, forbid_unknown_fields=True):
+    """On whose behalf the request is made."""
+
+    user_id: str | None = None
+
+
+class CountTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/messages/count_tokens`: what the prompt of a request is made of."""
+
+    messages: Annotated[list[InputMessage], Meta(min_length=1)]
+    model: str | None = None
+    system: str | list[TextBlock] | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingParam | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+    context_management: Unsupported[Any] = None
+    mcp_servers: Unsupported[list[Any]] = []
+    speed: Unsupported[str] = "standard"
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    """`POST /v1/messages`. `cache_salt`, `priority` and `request_id` are vLLM's, as in the other APIs."""
+
+    max_tokens: Annotated[int, Meta(ge=1)]
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = False
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+
+    container: Unsupported[Any] = None
+    diagnostics: Unsupported[Any] = None
+    inference_geo: Unsupported[str] = None
+
+
+class TokenCount(Struct):
+    """The answer of `POST /v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class MessageUsage(Struct):
+    """Tokens of the prompt that were not in the prefix cache, those that were, and those of the answer."""
+
+    input_tokens: int
+    output_tokens: int
+    cache_read_input_tokens: int = 0
+    cache_creation_input_tokens: int = 0
+
+
+class TextContent(Struct, tag="text", tag_field="type"):
+    """What the model said."""
+
+    text: str
+
+
+class ThinkingContent(Struct, tag="thinking", tag_field="type"):
+    """What it thought. Nothing is signed, as nothing is hidden."""
+
+    thinking: str
+    signature: str = ""
+
+
+class ToolUseContent(Struct, tag="tool_use", tag_field="type"):
+    """A tool that it calls. An input that was cut off, and is no JSON object therefore, is empty."""
+
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Content = TextContent | ThinkingContent | ToolUseContent
+
+
+class Message(Struct):
+    """The answer of `POST /v1/messages`, and the beginning of its stream."""
+
+    id: str
+    model: str
+    content: list[Content]
+    usage: MessageUsage
+    stop_reason: str | None = None
+    stop_sequence: str | None = None
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class MessageStart(Struct, tag="message_start", tag_field="type"):
+    """The first event of a stream."""
+
+    message: Message
+
+
+class Ping(Struct, tag="ping", tag_field="type"):
+    """Means nothing."""
+
+
+class BlockStart(Struct, tag="content_block_start", tag_field="type"):
+    """A block begins, empty."""
+
+    index: int
+    content_block: Content
+
+
+class TextDelta(Struct, tag="text_delta", tag_field="type"):
+    """More of a text block."""
+
+    text: str
+
+
+class ThinkingDelta(Struct, tag="thinking_delta", tag_field="type"):
+    """More of a thinking block."""
+
+    thinking: str
+
+
+class InputJsonDelta(Struct, tag="input_json_delta", tag_field="type"):
+    """More of the JSON of a tool's input."""
+
+    partial_json: str
+
+
+class BlockDelta(Struct, tag="content_block_delta", tag_field="type"):
+    """More of the block that is open."""
+
+    index: int
+    delta: TextDelta | ThinkingDelta | InputJsonDelta
+
+
+class BlockStop(Struct, tag="content_block_stop", tag_field="type"):
+    """A block is complete."""
+
+    index: int
+
+
+class Stop(Struct):
+    """Why the answer ends."""
+
+    stop_reason: str
+    stop_sequence: str | None = None
+
+
+class MessageDelta(Struct, tag="message_delta", tag_field="type"):
+    """The end of the answer, and the usage of all of it."""
+
+    delta: Stop
+    usage: MessageUsage
+
+
+class MessageStop(Struct, tag="message_stop", tag_field="type"):
+    """The last event of a stream."""
+
+
+Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop

@@ -1,0 +1,121 @@
+"""What completions answer: chunks of text, with the prompt before it where that is asked for."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import UNSET
+
+from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.logprobs import Logprob, LogprobEntries
+from pyllm.frontend.openai.logprobs import (
+    add_completion_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+    token_names,
+)
+from pyllm.frontend.openai.parameters import wants_usage
+from pyllm.frontend.openai.protocol import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionRequest,
+    Usage,
+)
+from pyllm.frontend.request_context import RequestContext
+
+
+class EchoedPrompt(NamedTuple):
+    """A prompt that its answer tells of: its text, its tokens, and the text of the first one."""
+
+    text: str
+    tokens: Sequence[int]
+    first: str
+
+
+class CompletionChunks:
+    """Completions' JSON. `prompts` must be given before the first text if the answer tells of them."""
+
+    def __init__(self, context: RequestContext, model: str, request: CompletionRequest) -> None:
+        self.chunk = Completion(
+            id=f"cmpl-{context.request_id}",
+            object="text_completion",
+            created=context.created,
+            model=model,
+            choices=[],
+            usage=None if wants_usage(request) else UNSET,
+        )
+        self.prompts: list[EchoedPrompt] = []
+        self.shows_tokens = request.return_token_ids is True
+        self._echoes = request.echo is True
+        self._hides_output = self._echoes and request.max_tokens == 0
+        self._num_samples = request.n or 1
+        self._has_logprobs = request.logprobs is not None
+        self._has_prompt_logprobs = request.prompt_logprobs is not None
+        self._name = token_names(request.return_tokens_as_token_ids)
+        self._text_offsets: dict[int, int] = {}  # where the next token's text begins, by choice
+
+    def first(self, choice: int) -> Completion | None:
+        """A chunk of the prompt, where the answer begins with it."""
+        if not self.prompts:
+            return None
+        prompt = self._prompt(choice)
+        first = CompletionChoice(choice, prompt.text if self._echoes else "")
+        if self.shows_tokens:
+            first.prompt_token_ids, first.token_ids = list(prompt.tokens), []
+        return msgspec.structs.replace(self.chunk, choices=[first])
+
+    def piece(self, choice: int, delta: TextDelta) -> CompletionChoice:
+        """A choice with new text."""
+        if self._hides_output:
+            return CompletionChoice(choice, "")
+        piece = CompletionChoice(choice, delta.text, self._logprobs(choice, delta))
+        if self.shows_tokens:
+            piece.token_ids = delta.tokens
+        return piece
+
+    def last(self, choice: int, delta: TextDelta) -> CompletionChoice:
+        """A choice with its finish reason."""
+        last = self.piece(choice, delta)
+        last.finish_reason, last.stop_reason = delta.finish_reason, delta.stop_reason
+        return last
+
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], usage: Usage) -> Completion:
+        """The answer."""
+        answers = []
+        for index, (choice, of_prompt) in enumerate(zip(choices, prompts, strict=True)):
+            echoed = self._echoed_logprobs(index, of_prompt)
+            answer = self.last(index, choice)
+            if self._echoes:
+                answer.text = self._prompt(index).text + answer.text
+            if self.shows_tokens:
+                answer.prompt_token_ids = list(self._prompt(index).tokens)
+            if echoed is not None:
+                if answer.logprobs is not None:
+                    add_completion_logprobs(echoed, answer.logprobs)
+                answer.logprobs = echoed
+            if self._has_prompt_logprobs:
+                answer.prompt_logprobs = prompt_logprobs(of_prompt)
+            answers.append(answer)
+        return msgspec.structs.replace(self.chunk, choices=answers, usage=usage)
+
+    def _prompt(self, choice: int) -> EchoedPrompt:
+        return self.prompts[choice // self._num_samples]
+
+    def _logprobs(self, choice: int, delta: TextDelta) -> CompletionLogprobs | None:
+        if not self._has_logprobs or not delta.logprobs:
+            return None
+        logprobs, end = completion_logprobs(delta.logprobs, self._text_offsets.get(choice, 0), self._name)
+        self._text_offsets[choice] = end
+        return logprobs
+
+    def _echoed_logprobs(self, choice: int, of_prompt: list[LogprobEntries]) -> CompletionLogprobs | None:
+        """Those of the prompt, of whose first token nothing is known."""
+        if not (self._echoes and self._has_logprobs):
+            return None
+        prompt = self._prompt(choice)
+        echoed, end = completion_logprobs([{}, *of_prompt], len(prompt.first), self._name)
+        echoed.tokens[0] = self._name(prompt.tokens[0], Logprob(0.0, decoded_token=prompt.first))
+        echoed.text_offset[0] = 0
+        self._text_offsets[choice] = end
+        return echoed

@@ -1,0 +1,117 @@
+"""`POST /tokenize` and `POST /detokenize`, vLLM's: what a prompt or a conversation is in token ids, and back."""
+
+import asyncio
+from typing import Any
+
+from litestar import post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+from msgspec import Struct
+
+from pyllm.errors import RequestError
+from pyllm.frontend.openai.chat_conversation import conversation_of
+from pyllm.frontend.openai.errors import ERROR_RESPONSES
+from pyllm.frontend.openai.models import check_model
+from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
+from pyllm.frontend.openai.tool_protocol import ToolDefinition
+from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.tokenizer import INLINE_CHARACTERS
+
+
+class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Exactly one of `prompt` and `messages`. Special tokens are added to a prompt; a chat template writes its own."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolDefinition] | None = None
+
+
+class Tokenization(Struct):
+    """How many tokens there are, and which. `token_strs` is how the vocabulary spells them."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Token ids; special tokens are part of the text."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class Detokenization(Struct):
+    """The text of the token ids."""
+
+    prompt: str
+
+
+# The fields of a conversation, which a prompt has no use for.
+_CHAT_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
+
+
+def tokenize_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+
+    @post(
+        "/tokenize",
+        status_code=200,
+        summary="Turn a prompt or a conversation into token ids",
+        responses={200: ResponseSpec(Tokenization), **ERROR_RESPONSES},
+    )
+    async def tokenize(data: JSONBody[TokenizeRequest]) -> Tokenization:
+        check_model(state, data.model)
+        tokens = await _tokens(state, data)
+        names = state.tokenizer.token_names(tokens) if data.return_token_strs else None
+        return Tokenization(len(tokens), state.client.model.max_model_len, tokens, names)
+
+    return tokenize
+
+
+def detokenize_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+    vocab_size = state.client.model.vocab_size
+
+    @post(
+        "/detokenize",
+        status_code=200,
+        summary="Turn token ids into text",
+        responses={200: ResponseSpec(Detokenization), **ERROR_RESPONSES},
+    )
+    async def detokenize(data: JSONBody[DetokenizeRequest]) -> Detokenization:
+        check_model(state, data.model)
+        tokens = data.tokens
+        if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+            wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+            raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab_size} tokens", "tokens")
+        if len(tokens) < INLINE_CHARACTERS:
+            return Detokenization(state.tokenizer.decode(tokens, skip_special_tokens=False))
+        return Detokenization(await asyncio.to_thread(state.tokenizer.decode, tokens, skip_special_tokens=False))
+
+    return detokenize
+
+
+async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
+    if (request.prompt is None) == (request.messages is None):
+        raise RequestError("give exactly one of prompt and messages", "prompt")
+    if request.messages is None:
+        assert request.prompt is not None
+        for name in _CHAT_FIELDS:
+            if getattr(request, name) is not None:
+                raise RequestError(f"{name} goes with messages only", name)
+        adds = request.add_special_tokens is not False
+        (tokens,) = await state.prompts.encode([request.prompt], adds, None)
+        return tokens.tolist()
+    names = ("messages", "add_special_tokens", *_CHAT_FIELDS)
+    chat = ChatRequest(**{name: value for name in names if (value := getattr(request, name)) is not None})
+    return list(await state.conversations.encode(conversation_of(chat)))

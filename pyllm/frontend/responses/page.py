@@ -1,0 +1,35 @@
+"""One page of a list of items, as OpenAI's lists are asked for: `order`, `after` and `limit`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pyllm.errors import RequestError
+from pyllm.frontend.responses.protocol import Item, ItemList
+from pyllm.sampling_params import check
+
+MAX_LIMIT = 100
+DEFAULT_LIMIT = 20
+
+
+def page_of(items: list[Item], query: Mapping[str, Any]) -> ItemList:
+    """The page that the query of an address asks for: the newest first, unless `order` is `asc`.
+
+    Raises:
+        RequestError: names what it has that is unknown or out of range.
+    """
+    known = {"order", "after", "limit"}
+    for name in query:
+        if name not in known:
+            raise RequestError(f"{name} is not supported; leave it out", name)
+    order, after, limit = query.get("order", "desc"), query.get("after"), query.get("limit", str(DEFAULT_LIMIT))
+    check("order", repr(order), order in ("asc", "desc"), "asc or desc")
+    is_number = isinstance(limit, str) and limit.isascii() and limit.isdigit() and len(limit) < 4
+    check("limit", repr(limit), is_number and 1 <= int(limit) <= MAX_LIMIT, f"from 1 to {MAX_LIMIT}")
+    listed = items if order == "asc" else items[::-1]
+    if after is not None:
+        places = [place for place, item in enumerate(listed, 1) if item.id == after]
+        check("after", repr(after), bool(places), "the id of an item of the list")
+        listed = listed[places[0] :]
+    data = listed[: int(limit)]
+    ids = [item.id for item in data]
+    return ItemList(data, ids[0] if ids else None, ids[-1] if ids else None, len(listed) > len(data))

@@ -1,0 +1,222 @@
+"""`/v1/responses`: create a response, fetch, cancel and delete a stored one, and list what it is an answer to."""
+
+from typing import Any
+
+from litestar import Request, Response, Router, delete, get, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+
+from pyllm.errors import RequestError
+from pyllm.frontend.admission import admit, charge
+from pyllm.frontend.answer import respond
+from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
+from pyllm.frontend.generation import Generation
+from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.openai.logprobs import chat_logprobs
+from pyllm.frontend.openai.models import check_model
+from pyllm.frontend.openai.parameters import refuse_unsupported, sample_params, scheduling_params
+from pyllm.frontend.request_context import RequestContext, context_of
+from pyllm.frontend.responses import protocol
+from pyllm.frontend.responses.background import BackgroundRun
+from pyllm.frontend.responses.form import LogprobsOf, ResponseForm
+from pyllm.frontend.responses.items import items_of, kept_items, messages_of
+from pyllm.frontend.responses.kept import KeptResponses
+from pyllm.frontend.responses.page import page_of
+from pyllm.frontend.responses.protocol import DeletedResponse, Item, ItemList, ResponseRecord, ResponsesRequest
+from pyllm.frontend.server_state import ServerState
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
+
+AnyRequest = Request[Any, Any, Any]
+
+_LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
+
+
+def responses_routes(state: ServerState) -> Router:
+    """The routes, for one server."""
+    kept = KeptResponses(state.shared if state.server.max_stored_responses else None)
+
+    @post(
+        "/",
+        status_code=200,
+        summary="Answer an input, and keep the answer for the next one",
+        responses={200: ResponseSpec(protocol.Response), **ERROR_RESPONSES},
+    )
+    async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> Response[Any]:
+        context = context_of(request)
+        owner = context.tenant  # Whoever asks for it later has no body to be named in.
+        context.name_request(data.request_id)
+        context.name_tenant(data.user)
+        _check(state, data)
+        stores = kept.store_or_refuse(data.store, data.background is True)
+        params = _sampling_params(state, data)
+        scheduling = scheduling_params(data, context)
+        items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id)]
+        conversation = _conversation(data, items)
+        await admit(state, context)
+        prepared = await state.conversations.prepare(conversation, params)
+        await charge(state, context, len(prepared.prompt))
+        if prepared.make_parser is not None and params.logprobs is not None:
+            text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
+            raise RequestError(text, "include")
+        response = _response(state, data, context, stores)
+        form = ResponseForm(
+            response,
+            None if prepared.make_parser is None else prepared.make_parser(),
+            call_name=lambda index: state.conversations.call_id(context.request_id, 0, index),
+            logprobs=_logprobs(state, params),
+            on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
+        )
+        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
+        if not data.background:
+            return respond(generation, form, data.stream is True, context)
+        BackgroundRun(generation, form, kept, owner).start()
+        await kept.put(ResponseRecord(response, items), owner)
+        return Response(response)
+
+    @get("/{response_id:str}", summary="Fetch a stored response", responses=_LOOKUP_ERRORS)
+    async def show_response(request: AnyRequest, response_id: FromPath[str]) -> protocol.Response:
+        for name in request.query_params:
+            if name not in ("include", "include[]"):
+                raise RequestError(f"{name} is not supported; leave it out", name)
+        return (await kept.get(response_id, context_of(request).tenant)).response
+
+    @delete("/{response_id:str}", status_code=200, summary="Delete a stored response", responses=_LOOKUP_ERRORS)
+    async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> DeletedResponse:
+        await kept.delete(response_id, context_of(request).tenant)
+        if (run := kept.running.get(response_id)) is not None:
+            run.abandon()
+        return DeletedResponse(response_id)
+
+    @post(
+        "/{response_id:str}/cancel",
+        status_code=200,
+        summary="End a response that runs in the background",
+        responses=_LOOKUP_ERRORS,
+    )
+    async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> protocol.Response:
+        owner = context_of(request).tenant
+        record = await kept.get(response_id, owner)
+        response = record.response
+        if not response.background:
+            raise RequestError("only a response that was made with background: true can be cancelled")
+        if response.status not in ("queued", "in_progress"):
+            return response
+        if (run := kept.running.get(response_id)) is not None:
+            run.cancel()
+            await kept.put(ResponseRecord(run.response, record.input), owner)
+            return run.response
+        response.status = "cancelled"  # The process where it runs, if it still does, looks for this.
+        await kept.put(record, owner)
+        return response
+
+    @get("/{response_id:str}/input_items", summary="List what a stored response answers", responses=_LOOKUP_ERRORS)
+    async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> ItemList:
+        record = await kept.get(response_id, context_of(request).tenant)
+        return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
+
+    handlers = [create_response, show_response, delete_response, cancel_response, list_input_items]
+    return Router("/v1/responses", route_handlers=handlers)
+
+
+def _check(state: ServerState, request: ResponsesRequest) -> None:
+    check_model(state, request.model)
+    refuse_unsupported(request)
+    for name in ("text", "reasoning", "stream_options"):
+        if (part := getattr(request, name)) is not None:
+            refuse_unsupported(part, f"{name}.")
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options go with stream: true only", "stream_options")
+    if request.background and request.stream:
+        raise RequestError("background and stream exclude one another; fetch the response by its id", "background")
+
+
+async def _history(kept: KeptResponses, request: ResponsesRequest, owner: str) -> list[Item]:
+    """The conversation that the request goes on with."""
+    if request.previous_response_id is None:
+        return []
+    name = "previous_response_id"
+    record = await kept.get(request.previous_response_id, owner)
+    if record.response.status not in ("completed", "incomplete"):
+        raise RequestError(f"{name}: the response {record.response.id!r} is {record.response.status}", name)
+    return [*record.input, *items_of(record.response.output)]
+
+
+def _conversation(request: ResponsesRequest, items: list[Item]) -> Conversation:
+    choice = request.tool_choice
+    chosen: ToolChoice = choice if isinstance(choice, str) else "auto" if choice is None else NamedTool(choice.name)
+    return Conversation(
+        messages=messages_of(items, request.instructions),
+        tools=tuple(
+            Tool(
+                name=tool.name,
+                description=tool.description,
+                parameters=tool.parameters,
+                strict=tool.strict is True,
+            )
+            for tool in request.tools or ()
+        ),
+        tool_choice=chosen,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
+        template_variables=request.chat_template_kwargs or {},
+    )
+
+
+def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingParams:
+    limit = state.client.model.max_logprobs
+    num_top = request.top_logprobs or 0
+    check("top_logprobs", num_top, 0 <= num_top <= limit, f"from 0 to {limit} (--max-logprobs)")
+    if num_top and not request.include:
+        raise RequestError('top_logprobs go with include: ["message.output_text.logprobs"] only', "top_logprobs")
+    return sample_params(request, request.max_output_tokens, num_top if request.include else None, _form(request))
+
+
+def _form(request: ResponsesRequest) -> StructuredOutputsParams | None:
+    form = None if request.text is None else request.text.format
+    if form is None or form.type == "text":
+        return request.structured_outputs
+    if request.structured_outputs is not None:
+        text = "text.format and structured_outputs exclude one another; leave one of them out"
+        raise RequestError(text, "text.format")
+    if form.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if form.schema is None:
+        raise RequestError("text.format of type json_schema needs schema", "text.format.schema")
+    return StructuredOutputsParams(json=form.schema)
+
+
+def _logprobs(state: ServerState, params: SamplingParams) -> LogprobsOf | None:
+    count = params.logprobs
+    if count is None:
+        return None
+    return lambda logprobs: chat_logprobs(logprobs, count, state.tokenizer.token_bytes).content
+
+
+def _response(
+    state: ServerState, request: ResponsesRequest, context: RequestContext, stores: bool
+) -> protocol.Response:
+    """The response before it has any text."""
+    response = protocol.Response(
+        id=f"resp_{context.request_id}",
+        created_at=context.created,
+        model=state.model_name,
+        status="in_progress",
+        background=request.background is True,
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        reasoning=request.reasoning,
+        service_tier=request.service_tier,
+        store=stores,
+        temperature=1.0 if request.temperature is None else request.temperature,
+        tool_choice=request.tool_choice or "auto",
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs or 0,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        user=request.user,
+    )
+    if request.text is not None:
+        response.text = request.text
+    return response

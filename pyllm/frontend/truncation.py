@@ -1,0 +1,38 @@
+"""Which of a prompt's tokens are kept where a request says how many may be. Knows no text and no route."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from pyllm.messages import ModelInfo
+from pyllm.sampling_params import check
+
+Side = Literal["left", "right"]
+
+
+class Truncation(NamedTuple):
+    """At most `limit` tokens stay; those on the `side` go."""
+
+    limit: int
+    side: Side
+
+    def kept(self, tokens: Sequence[int]) -> Sequence[int]:
+        """What stays of a prompt."""
+        if len(tokens) <= self.limit:
+            return tokens
+        return tokens[-self.limit :] if self.side == "left" else tokens[: self.limit]
+
+
+def truncation(limit: int | None, side: Side | None, max_tokens: int | None, model: ModelInfo) -> Truncation | None:
+    """What the fields `truncate_prompt_tokens` and `truncation_side` ask for; None: nothing.
+
+    A limit of -1 is what the model's context leaves beside `max_tokens`, or beside one token.
+
+    Raises:
+        RequestError: the limit is out of its range.
+    """
+    if limit is None:
+        return None
+    most = model.max_model_len
+    check("truncate_prompt_tokens", limit, limit == -1 or 0 < limit <= most, f"-1, or from 1 to {most}")
+    room = max(most - (max_tokens or 1), 1)
+    return Truncation(room if limit == -1 else limit, side or "left")

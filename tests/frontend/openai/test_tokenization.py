@@ -1,0 +1,79 @@
+"""`/tokenize` and `/detokenize` are vLLM's."""
+
+from typing import Any
+
+import pytest
+
+from pyllm.frontend.tokenizer import Tokenizer
+from tests.frontend.serving import answering, in_process
+
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+async def post(tokenizer: Tokenizer, route: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.post(route, json=body)
+        return response.status_code, response.json()
+
+
+async def test_a_prompt_is_counted_and_spelt(tokenizer: Tokenizer) -> None:
+    _, answer = await post(tokenizer, "/tokenize", {"prompt": "Hello world", "return_token_strs": True})
+    tokens = tokenizer.encode("Hello world")
+    assert answer == {"count": 2, "max_model_len": 256, "tokens": tokens, "token_strs": ["Hello", "Ġworld"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "<|start|>user: Hello<|end|><|start|>"),
+        ({"add_generation_prompt": False}, "<|start|>user: Hello<|end|>"),
+        ({"add_generation_prompt": False, "continue_final_message": True}, "<|start|>user: Hello"),
+    ],
+)
+async def test_a_conversation_is_what_chat_would_make_of_it(
+    tokenizer: Tokenizer, options: dict[str, Any], text: str
+) -> None:
+    _, answer = await post(tokenizer, "/tokenize", {"messages": MESSAGES, **options})
+    assert answer["tokens"] == tokenizer.encode(text)
+    assert answer["token_strs"] is None
+
+
+async def test_what_is_longer_than_the_context_is_counted_too(tokenizer: Tokenizer) -> None:
+    for body in ({"prompt": "x" * 10_000}, {"messages": [{"role": "user", "content": "x" * 10_000}]}):
+        status, answer = await post(tokenizer, "/tokenize", body)
+        assert status == 200
+        assert answer["count"] >= 10_000
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter"),
+    [
+        ({}, "prompt"),
+        ({"prompt": "x", "messages": MESSAGES}, "prompt"),
+        ({"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"prompt": "x", "nope": 1}, "nope"),
+        ({"messages": []}, "messages"),
+    ],
+)
+async def test_what_is_no_prompt_is_refused_by_name(tokenizer: Tokenizer, body: dict[str, Any], parameter: str) -> None:
+    status, answer = await post(tokenizer, "/tokenize", body)
+    assert (status, answer["error"]["param"]) == (400, parameter)
+
+
+async def test_tokens_become_the_text_that_they_came_from(tokenizer: Tokenizer) -> None:
+    text = "<|start|>Hello 🙂 world<|end|>"
+    assert await post(tokenizer, "/detokenize", {"tokens": tokenizer.encode(text)}) == (200, {"prompt": text})
+    assert await post(tokenizer, "/detokenize", {"tokens": []}) == (200, {"prompt": ""})
+
+
+@pytest.mark.parametrize("token", [-1, 600, 2**63])
+async def test_a_token_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, token: int) -> None:
+    status, answer = await post(tokenizer, "/detokenize", {"tokens": [5, token]})
+    assert (status, answer["error"]["param"]) == (400, "tokens")
+    assert str(token) in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(("route", "body"), [("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [5]})])
+async def test_another_model_is_not_found(tokenizer: Tokenizer, route: str, body: dict[str, Any]) -> None:
+    status, answer = await post(tokenizer, route, {"model": "other", **body})
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")

@@ -1,0 +1,62 @@
+"""However a text is cut, its events add up to the whole response."""
+
+from itertools import pairwise
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllm.frontend.detokenizer import TextDelta
+from pyllm.frontend.failure import Failure
+from pyllm.frontend.generation import TokenCounts
+from pyllm.frontend.parsers.sample import SampleParser
+from pyllm.frontend.parsers.selection import tool_call_parser
+from pyllm.frontend.responses.form import ResponseForm
+from pyllm.frontend.responses.protocol import Response
+from pyllm.frontend.text_decoder import ByteDecoder
+from tests.frontend.anthropic.serving import CALLS, THOUGHT
+from tests.frontend.parsers.texts import HERMES
+from tests.frontend.responses.serving import folded, named_events
+
+TEXTS = [THOUGHT, CALLS, THOUGHT + "\nand", "plain 🙂", "", *(case.text for case in HERMES)]
+COUNTS = TokenCounts(7, 5, 3)
+
+
+def form(parses: bool, ended: list[Response]) -> ResponseForm:
+    parser = SampleParser(tool_call_parser("hermes"), lambda: ByteDecoder([], []), False) if parses else None
+    response = Response(id="resp_1", created_at=0, model="tiny", status="in_progress")
+    return ResponseForm(response, parser, call_name=lambda index: f"call_{index}", logprobs=None, on_end=ended.append)
+
+
+@given(text=st.sampled_from(TEXTS), cuts=st.lists(st.integers(0, 400)), parses=st.booleans(), stops=st.booleans())
+def test_events_add_up_to_the_response(text: str, cuts: list[int], parses: bool, stops: bool) -> None:
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    finish = "stop" if stops else "length"
+    ended: list[Response] = []
+    streamed = form(parses, ended)
+    data = b"".join(streamed.text(0, TextDelta(text[start:end], [])) for start, end in pairwise(places))
+    data += streamed.text(0, TextDelta("", [], finish)) + streamed.end(COUNTS)
+    whole = form(parses, ended).whole([TextDelta(text, [], finish)], [[]], COUNTS)
+    events = named_events(data.decode())
+    plain = msgspec.to_builtins(whole)
+    assert folded(events) == plain["output"] != []
+    assert events[-1]["type"] == f"response.{'completed' if stops else 'incomplete'}"
+    assert _untimed(events[-1]["response"]) == _untimed(plain)
+    assert len(ended) == 2
+    assert len({item["id"] for item in plain["output"]}) == len(plain["output"])
+
+
+def test_a_failure_ends_what_is_open() -> None:
+    ended: list[Response] = []
+    streamed = form(False, ended)
+    data = streamed.text(0, TextDelta("Hel", [])) + streamed.failed(Failure(503, "gone", code="engine_unavailable"))
+    events = named_events(data.decode())
+    (message,) = folded(events)
+    assert (message["status"], message["content"][0]["text"]) == ("incomplete", "Hel")
+    assert events[-1]["type"] == "response.failed"
+    assert events[-1]["response"]["error"] == {"code": "engine_unavailable", "message": "gone"}
+    assert ended == [streamed.response]
+
+
+def _untimed(response: dict[str, object]) -> dict[str, object]:
+    return {**response, "completed_at": None}
