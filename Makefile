@@ -1,7 +1,7 @@
 # Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
 #   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
 #   ARGS="..."            flags for `make serve` and `make gpu-check`, and for pyllm in `make bench-peers`
-#   CASES=NUMBER          cases of each property for `make proofs`, 10,000 unless given
+#   CASES=NUMBER          cases of each property for `make proofs`, and of `make fuzz`: 10,000 unless given
 #   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`
 #   RESULTS=FILE          the results of `make bench-peers`, results.jsonl in PEERS unless given
 #   PEERS=FOLDER          where `make peers` puts other engines, and `make bench-peers` finds them
@@ -13,7 +13,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle bench peers bench-peers gpu-check format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz bench peers bench-peers gpu-check format clean
 
 setup: $(VENV)/.extension
 
@@ -54,7 +54,7 @@ rust-test: setup
 	cargo test --quiet --locked --workspace
 
 python-test: setup
-	$(BIN)/pytest -m "not oracle"
+	$(BIN)/pytest -m "not oracle" --numprocesses logical --maxprocesses 4 --dist loadfile
 
 # Every property of the scheduler, over many more cases than in `make test`.
 proofs:
@@ -63,6 +63,10 @@ proofs:
 # The whole matrix of prompts, caches, chunks and ranks against transformers; a part of it is in `make test`.
 oracle: setup
 	$(BIN)/pytest -m oracle --timeout 3600
+
+# Hostile requests to a real server, beside a client whose streams must stay whole; some of them are in `make test`.
+fuzz: setup
+	@$(BIN)/python -m tests.e2e.fuzz $(CASES)
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ONLY)

@@ -4,7 +4,18 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 
-from benchmarks import frontend, grammar, memory, sampling, scheduler, startup, step
+from benchmarks import (
+    encoding,
+    frontend,
+    grammar,
+    idle_streams,
+    long_prompts,
+    memory,
+    sampling,
+    scheduler,
+    startup,
+    step,
+)
 from benchmarks.record import Record
 
 # What each part's figures are called, and what measures them.
@@ -14,6 +25,9 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "sampling": sampling.run,
     "step": step.run,
     **frontend.FIGURES,
+    "frontend.idle_stream_kb": idle_streams.run,
+    "encoding": encoding.run,
+    "long_prompt": long_prompts.run,
     "grammar": grammar.run,
     "startup": startup.run,
 }

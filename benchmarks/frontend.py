@@ -2,34 +2,29 @@
 
 The core, the readers and what is measured have a process each. CPU time counts from when all streams flow until the
 first has ended, on all threads; what the requests themselves cost is a figure of its own. Each figure is the best of
-some runs: whatever else runs on the machine takes its caches.
+some runs: whatever else runs on the machine takes its caches. A token's delay is how much later than a step's time
+after the one before it comes.
 """
 
 import asyncio
 import json
 import multiprocessing
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import NamedTuple
 
-import psutil
 import uvloop
 
-from benchmarks import paced_core, stream_readers
+from benchmarks import stream_readers
+from benchmarks.api_process import HOST, ApiProcess, api_process, core_process
 from benchmarks.record import Record
 from benchmarks.stream_readers import Load, Progress
 from pyllm import SamplingParams
-from pyllm.config import ApiConfig, CoreConfig, ServerConfig
 from pyllm.frontend.client import EngineClient
 from pyllm.messages import FinishCode
-from pyllm.sockets import bind_listener
-from pyllm.supervisor import Process, spawn
 
 RUNS = 3
-HOST = "127.0.0.1"
 EVENTS_WITHOUT_TOKENS = 3  # of a stream: the role, the usage, [DONE]
 CLIENT_ROWS = 256
 
@@ -44,13 +39,14 @@ class Case(NamedTuple):
 
 # About 30,000 tokens a second, so that the readers, the core and the API process fit on two CPUs.
 STREAMS = (Case(64, 0.002, 3000), Case(1000, 0.030, 250), Case(2000, 0.060, 150))
+MANY = Case(5000, 0.150, 80)  # once
 REQUESTS = Case(1000, 0.002, 1)
 CLIENT = Case(CLIENT_ROWS, 0.001, 3000)
 
 
 def streams() -> Iterator[Record]:
-    for case in STREAMS:
-        runs = [uvloop.run(_serve(case)) for _ in range(RUNS)]
+    for case in (*STREAMS, MANY):
+        runs = [uvloop.run(_serve(case)) for _ in range(1 if case is MANY else RUNS)]
         events = runs[0].last.events - EVENTS_WITHOUT_TOKENS * case.streams
         tokens_per_event = case.streams * case.tokens / events
         events_per_second = max((run.ending.events - run.flowing.events) / run.cpu_seconds for run in runs)
@@ -60,6 +56,7 @@ def streams() -> Iterator[Record]:
             "unit": "1/s",
             "streams": case.streams,
             "tokens_per_event": round(tokens_per_event, 3),
+            "delay_p99_ms": round((min(run.last.pause_p99 for run in runs) - case.interval) * 1e3, 1),
             "errors": sum(run.last.errors for run in runs),
         }
 
@@ -103,24 +100,11 @@ class Run(NamedTuple):
 
 
 async def _serve(case: Case) -> Run:
-    async with _core(case) as core:
-        with bind_listener(HOST, 0) as listener:
-            config = ApiConfig(
-                server=ServerConfig(),
-                core_address=core.bind,
-                checkpoint=core.checkpoint,
-                served_model_name=core.engine.model.served_model_name,
-            )
-            api = spawn("API process", "api", config, listener.fileno())
-            api.watch()
-            await api.ready(60.0)
-            try:
-                return await _load(case, api, listener.getsockname()[1])
-            finally:
-                await api.stop(10.0)
+    async with core_process(case.streams, case.interval) as core, api_process(core) as api:
+        return await _load(case, api)
 
 
-async def _load(case: Case, api: Process, port: int) -> Run:
+async def _load(case: Case, api: ApiProcess) -> Run:
     body = {
         "messages": [{"role": "user", "content": "Tell me about the sea, the sky and what is between them."}],
         "max_tokens": case.tokens,
@@ -128,14 +112,14 @@ async def _load(case: Case, api: Process, port: int) -> Run:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    load = Load(HOST, port, case.streams, json.dumps(body).encode(), case.tokens)
+    load = Load(HOST, api.port, case.streams, json.dumps(body).encode(), case.tokens)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    begun = _cpu_seconds(api)
+    begun = api.cpu_seconds()
     readers = context.Process(target=stream_readers.main, args=(load, theirs))
     readers.start()
     theirs.close()
-    reports = [(await asyncio.to_thread(_receive, ours), _cpu_seconds(api)) for _ in range(3)]
+    reports = [(await asyncio.to_thread(_receive, ours), api.cpu_seconds()) for _ in range(3)]
     readers.join()
     (flowing, first), (ending, second), (last, third) = reports
     return Run(flowing, ending, last, second - first, third - begun)
@@ -145,23 +129,6 @@ def _receive(connection: Connection) -> Progress:
     progress = connection.recv()
     assert isinstance(progress, Progress)
     return progress
-
-
-def _cpu_seconds(process: Process) -> float:
-    times = psutil.Process(process.pid).cpu_times()
-    return times.user + times.system
-
-
-@asynccontextmanager
-async def _core(case: Case) -> AsyncIterator[CoreConfig]:
-    with tempfile.TemporaryDirectory() as folder:
-        config = paced_core.config(folder, case.streams)
-        core = paced_core.start(config, case.interval)
-        try:
-            await core.ready(60.0)
-            yield config
-        finally:
-            await core.stop(10.0)
 
 
 class ClientRun(NamedTuple):
@@ -174,7 +141,7 @@ class ClientRun(NamedTuple):
 
 async def _read_tokens(case: Case) -> ClientRun:
     params = SamplingParams(max_tokens=case.tokens, ignore_eos=True)
-    async with _core(case) as core:
+    async with core_process(case.streams, case.interval) as core:
         engine = await EngineClient.connect(core.bind)
         try:
             count = _Count(case.streams)

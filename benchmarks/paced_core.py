@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable
 from multiprocessing.connection import Connection
 
+import msgspec
 import zmq
 
 from pyllm._rust import Plan
@@ -46,19 +47,22 @@ class PacedExecutor:
         return await sampled
 
 
-def config(folder: str, rows: int) -> CoreConfig:
-    """A core with the embedded model's vocabulary, a row and room in the cache for each of `rows` sequences."""
+def config(folder: str, rows: int, max_model_len: int = MAX_MODEL_LEN) -> CoreConfig:
+    """A core with the embedded model's vocabulary, a row and room in the cache for each of `rows` sequences.
+
+    The context may be longer than that model's.
+    """
     engine, checkpoint = resolve(
         engine_config(
             {
                 "max_num_seqs": rows,
                 "max_num_batched_tokens": 1 << 16,
-                "max_model_len": MAX_MODEL_LEN,
                 "block_size": BLOCK_SIZE,
                 "device": "cpu",
             }
         )
     )
+    engine = msgspec.structs.replace(engine, model=msgspec.structs.replace(engine.model, max_model_len=max_model_len))
     return CoreConfig(
         engine=engine,
         checkpoint=checkpoint,
@@ -87,7 +91,8 @@ def _main(core: CoreConfig, interval: float, connection: Connection) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     simulated = SimulatedExecutor(
         NO_COST,
-        num_blocks=core.engine.scheduler.max_num_seqs * MAX_MODEL_LEN // BLOCK_SIZE,
+        num_blocks=core.engine.scheduler.max_num_seqs * (core.engine.model.max_model_len or 0) // BLOCK_SIZE,
         vocab_size=core.checkpoint.architecture.vocab_size,
+        hidden_size=core.checkpoint.architecture.hidden_size,
     )
     process.run(core, PacedExecutor(simulated, interval), context, child)

@@ -24,8 +24,13 @@ class Record(TypedDict, total=False):
     streams: int
     errors: int  # streams that did not end as they should
     tokens_per_event: float
+    delay_p99_ms: float
+    kind: str
+    worst: float  # of what `value` is the median of
+    answer_s: float
     # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends...
     reserved: float
+    without: float
     static: float
     torch: float  # ...or the same by torch
     tokens_per_step: float

@@ -1,6 +1,8 @@
 """Many HTTP clients in one process: each reads one stream of events to its end, and looks at little of it."""
 
 import asyncio
+import time
+from array import array
 from multiprocessing.connection import Connection
 from typing import NamedTuple, cast
 
@@ -18,10 +20,15 @@ class Load(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Events that have come, and streams that did not end as they should, so far."""
+    """Events that have come, and streams that did not end as they should, so far.
+
+    `pause_p99` is the 99th percentile of the seconds between what came for a stream and what came next, while all
+    streams flowed; 0 before that is known.
+    """
 
     events: int
     errors: int
+    pause_p99: float
 
 
 def main(load: Load, connection: Connection) -> None:
@@ -45,6 +52,8 @@ class _Readers:
         self.usage = b'"completion_tokens":%d,' % load.num_tokens
         self.all_ended = asyncio.get_running_loop().create_future()
         self.events = 0
+        self.pauses = array("d")
+        self._flowing: array[float] | None = None
         self._errors = 0
         self._num_waiting = self._num_open = self._num_streams = load.streams
         self._connection = connection
@@ -53,10 +62,12 @@ class _Readers:
         self._num_waiting -= 1
         if not self._num_waiting:
             self._report()
+            del self.pauses[:]
 
     def ended(self, well: bool) -> None:
         self._errors += not well
         if self._num_open == self._num_streams:
+            self._flowing = self.pauses[:]
             self._report()
         self._num_open -= 1
         if not self._num_open:
@@ -64,7 +75,9 @@ class _Readers:
             self.all_ended.set_result(None)
 
     def _report(self) -> None:
-        self._connection.send(Progress(self.events, self._errors))
+        pauses = sorted(self._flowing or ())
+        p99 = pauses[len(pauses) * 99 // 100] if pauses else 0.0
+        self._connection.send(Progress(self.events, self._errors, p99))
 
 
 class _Reader(asyncio.Protocol):
@@ -73,13 +86,18 @@ class _Reader(asyncio.Protocol):
     def __init__(self, readers: _Readers) -> None:
         self._readers = readers
         self._tail = b""
+        self._last = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         cast("asyncio.Transport", transport).write(self._readers.request)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
         if not self._tail:
             self._readers.begun()
+        else:
+            self._readers.pauses.append(now - self._last)
+        self._last = now
         self._readers.events += data.count(b"data: ")
         self._tail = data if len(data) > 500 else self._tail[-500:] + data
 

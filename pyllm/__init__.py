@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from pyllm.engine import AsyncEngine
     from pyllm.frontend.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from pyllm.frontend.client import EngineClient
+    from pyllm.frontend.embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
     from pyllm.frontend.outputs import CompletionOutput, RequestOutput
     from pyllm.llm import LLM
     from pyllm.llm_engine import LLMEngine
@@ -25,6 +26,9 @@ __all__ = [
     "BeamSearchParams",
     "BeamSearchSequence",
     "CompletionOutput",
+    "Embedding",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineClient",
     "LLMEngine",
     "RequestOutput",
@@ -41,6 +45,9 @@ _HOMES = {
     "BeamSearchParams": "pyllm.frontend.beam_search",
     "BeamSearchSequence": "pyllm.frontend.beam_search",
     "CompletionOutput": "pyllm.frontend.outputs",
+    "Embedding": "pyllm.frontend.embedding",
+    "EmbeddingOutput": "pyllm.frontend.embedding",
+    "EmbeddingRequestOutput": "pyllm.frontend.embedding",
     "EngineClient": "pyllm.frontend.client",
     "LLMEngine": "pyllm.llm_engine",
     "RequestOutput": "pyllm.frontend.outputs",

@@ -148,6 +148,7 @@ class Scheduler:
         prompt_logprobs: bool = False,
         beam_width: int = 0,
         length_penalty: float = 1.0,
+        pooling: bool = False,
     ) -> None:
         """Queue a request. `(client, request)` names it: uint32, uint64, never used again.
 
@@ -165,6 +166,9 @@ class Scheduler:
         With a `beam_width`, which is `n`, the samples are what a beam search finds, best first by their log-probability
         over the power `length_penalty` of their length, and told at its end alone, each token with its log-probability
         and its rank among the candidates. It can be neither stateful nor resumed, and excludes `prompt_logprobs`.
+
+        With `pooling` it asks for its prompt's embedding: `max_tokens` is 0, the prompt may fill `max_model_len`, and
+        the step that computes the last of it ends the request. All that is about output is excluded.
 
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """
@@ -197,6 +201,7 @@ class Scheduler:
         tokens: Buffer,
         seconds: float = 0.0,
         logprobs: tuple[bytes, bytes, bytes, bytes, bytes, bytes] | None = None,
+        embeddings: tuple[bytes, bytes] | None = None,
     ) -> list[int]:
         """Take the tokens of the oldest step in flight: row i sampled `tokens[starts[i]:starts[i + 1]]` (int32 both).
 
@@ -207,7 +212,8 @@ class Scheduler:
         sample's end. Tokens of a sequence that has ended meanwhile are dropped. `seconds`: what the step took, 0 if
         that was not measured. `logprobs`: the columns of `messages.Logprobs`; each token of a prompt once since its
         slot was initialised, in order, from the second on; of a beam's row with the first token the 2 * `beam_width`
-        likeliest, by which it goes on. Gives the clients that have deltas to take. Raises
+        likeliest, by which it goes on. `embeddings`: the columns of `messages.Embeddings`; each row that pools and
+        samples has one, and what it sampled means nothing. Gives the clients that have deltas to take. Raises
         `SchedulerError` if the step is not in flight or not the oldest, or the shape is not what the plan asked for;
         nothing changes then.
         """
@@ -220,7 +226,7 @@ class Scheduler:
         """The clients that have deltas to take, longest waiting first."""
     def take_deltas(
         self, client: int
-    ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None:
+    ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None:
         """What is new for a client since the last call; None if nothing is.
 
         One row a sample, and before it one more for what is told of its prompt.
@@ -228,8 +234,8 @@ class Scheduler:
         negative where a row begins with tokens of the prompt), token starts (int32, one more than rows), tokens
         (int32), finish codes (uint8: 0 goes on, 1 stop, 2 length, 3 abort, 5 deadline), prompt tokens found in the
         prefix cache at first admission (int32); then log-probabilities, all empty where no token has any: starts
-        (int32, one more than tokens), ids (int32), values (float32), ranks (int32). Holds the interpreter lock
-        meanwhile.
+        (int32, one more than tokens), ids (int32), values (float32), ranks (int32); then embeddings, both empty where
+        no row has one: starts (int32, one more than rows), values (float32). Holds the interpreter lock meanwhile.
         """
     def lose_device(self) -> None:
         """The device and all it held are gone: what ran returns to its place in the queue, to be computed anew.

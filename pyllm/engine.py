@@ -15,10 +15,13 @@ from pyllm.config import CoreConfig, ServerConfig, engine_config
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.embedding import EmbeddingOutput, EmbeddingRequestOutput
 from pyllm.frontend.outputs import OutputFold, Request, RequestOutput, RequestProcessor
+from pyllm.frontend.prompt_tokens import PromptTokens
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.reports import Decision, SampleReport
 from pyllm.frontend.sampling_texts import resolve_texts_aside
+from pyllm.frontend.submission import refuse_input
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
@@ -49,6 +52,7 @@ class AsyncEngine:
         self._folder: SocketFolder | None = None
         self._core: Process | None = None
         self._client: EngineClient | None = None
+        self._prompts: PromptEncoder | None = None
         self._request_ids = itertools.count()
         self._processors: dict[str, RequestProcessor] = {}
 
@@ -92,6 +96,7 @@ class AsyncEngine:
         try:
             address = await self._core.ready(LIMITS.ready_timeout)
             self._client = await EngineClient.connect(address)
+            self._prompts = PromptEncoder(self.tokenizer, self._chat_template, self._client.model)
         except BaseException:
             await self.close()
             raise
@@ -149,14 +154,35 @@ class AsyncEngine:
         Raises:
             RequestError: the model has no template, or its template refuses the messages; else as `generate`.
         """
-        prompt = await self.encode_chat(messages)
+        prompt = await self._encoder().encode_chat(messages)
         async with contextlib.aclosing(self.generate(prompt, params, request_id, priority, scheduling)) as outputs:
             async for output in outputs:
                 yield output
 
     async def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The token ids of a conversation, rendered by the model's chat template; raises as `chat` does."""
-        return await self._prompts(self._connected()).encode_chat(messages)
+        return (await self._encoder().encode_chat(messages)).tolist()
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        priority: int | None = None,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    ) -> EmbeddingRequestOutput:
+        """A prompt's embedding: the model's final hidden state of its last token, made of length 1.
+
+        Raises:
+            DeadlineError: the `timeout` of `scheduling` passed.
+            RequestError, EngineDeadError: as `generate`; the prompt may fill the context.
+        """
+        client = self._connected()
+        check_prompt(prompt)
+        (tokens,) = await self._encoder().encode([prompt], too_long=refuse_input, name="input")
+        embedding = await client.embed(tokens, scheduling.with_priority(priority))
+        name = f"request-{next(self._request_ids)}"
+        return EmbeddingRequestOutput(
+            name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens
+        )
 
     def abort(self, request_id: str) -> None:
         """End a request that `generate` is running: its last output says `abort`. Unknown ids are ignored."""
@@ -209,13 +235,13 @@ class AsyncEngine:
         client, params = self._connected(), params or SamplingParams()
         check_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
-        (tokens,) = await self._prompts(client).encode([prompt])
+        (tokens,) = await self._encoder().encode([prompt])
         params = await resolve_texts_aside(params, self.tokenizer)
         name = request_id if request_id is not None else f"request-{next(self._request_ids)}"
         if name in self._processors:
             raise RequestError(f"request {name!r} is running already; give each request an id of its own", "request_id")
         changed = asyncio.Event()
-        fold = OutputFold(name, text, tokens, params, changed.set)
+        fold = OutputFold(name, text, tokens.tolist(), params, changed.set)
         request = Request(tokens, params, scheduling)
         processor = self._processors[name] = RequestProcessor(client, self.tokenizer, request, fold)
         try:
@@ -224,8 +250,10 @@ class AsyncEngine:
             processor.drop()
             del self._processors[name]
 
-    def _prompts(self, client: EngineClient) -> PromptEncoder:
-        return PromptEncoder(self.tokenizer, self._chat_template, client.model)
+    def _encoder(self) -> PromptEncoder:
+        self._connected()
+        assert self._prompts is not None
+        return self._prompts
 
     def _connected(self) -> EngineClient:
         if self._client is None:
@@ -235,7 +263,7 @@ class AsyncEngine:
 
 def check_prompt(prompt: Prompt) -> None:
     """Refuse with a RequestError what is neither a text nor a sequence of token ids."""
-    if isinstance(prompt, str):
+    if isinstance(prompt, str | PromptTokens):
         return
     if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
         raise RequestError(f"a prompt is a text or a list of token ids, not {prompt!r:.80}", "prompt")

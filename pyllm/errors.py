@@ -4,6 +4,7 @@ PyllmError
 ├── ConfigError            a flag, keyword or model that cannot work
 ├── RequestError           the caller's request, and nothing else, is at fault
 │   └── RequestTooLargeError   it can never fit the context or the KV cache
+├── DeadlineError          its timeout passed before there was anything to give
 ├── ProtocolError          a peer's frame that does not decode, or a wrong version
 └── EngineDeadError        a process that the request needs is gone
     └── StartError         it never became ready
@@ -28,6 +29,10 @@ class RequestError(PyllmError, ValueError):
 
 class RequestTooLargeError(RequestError):
     """A request that could never run: longer than the context, or than the whole KV cache."""
+
+
+class DeadlineError(PyllmError):
+    """A request's timeout passed before there was anything to give; what has tokens by then ends with those."""
 
 
 class ProtocolError(PyllmError):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from pyllm.engine import AsyncEngine, Message, Prompt
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from pyllm.frontend.embedding import EmbeddingRequestOutput
 from pyllm.frontend.outputs import RequestOutput
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
@@ -92,6 +93,20 @@ class LLM:
         decode = partial(self.tokenizer.decode, skip_special_tokens=False)
         return [beam_search_output(each, params, decode) for each in found]
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        priority: Priority = None,
+        scheduling: Scheduling = DEFAULT_SCHEDULING,
+    ) -> list[EmbeddingRequestOutput]:
+        """The prompts' embeddings, in their order: `outputs.embedding` of each. They run together; else as `generate`.
+
+        Raises:
+            DeadlineError: the `timeout` of one passed.
+        """
+        batch = _batch(prompts)
+        return self._run(self._embed(batch, _requests(len(batch), None, priority, scheduling)))
+
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
         return self._run(self._engine.stats())
@@ -118,6 +133,14 @@ class LLM:
             tasks = [
                 group.create_task(self._engine.complete(prompt, params, scheduling=scheduling))
                 for prompt, (params, scheduling) in zip(prompts, requests, strict=True)
+            ]
+        return [task.result() for task in tasks]
+
+    async def _embed(self, prompts: Sequence[Prompt], requests: Sequence[_Request]) -> list[EmbeddingRequestOutput]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._engine.embed(prompt, scheduling=scheduling))
+                for prompt, (_, scheduling) in zip(prompts, requests, strict=True)
             ]
         return [task.result() for task in tasks]
 

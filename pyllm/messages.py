@@ -33,7 +33,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     `bad_words` are token ids each, of which the last may not follow the others; `stop_token_ids` may not come before
     `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that are told beside the token
     itself; None: nothing is told. `grammar` is llguidance's text; "": none. `extra_args` are those of logits
-    processors, by their names.
+    processors, by their names. `pooling` "last" asks for the prompt's embedding in place of tokens, see `POOLING`.
     """
 
     temperature: float = 1.0
@@ -52,6 +52,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     prompt_logprobs: int | None = None
     grammar: str = ""
     extra_args: dict[str, Any] = {}
+    pooling: str = ""
 
     @property
     def is_stateful(self) -> bool:
@@ -74,6 +75,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
         )
 
 
+# All that a request for an embedding asks of sampling: the last token's hidden state after the final norm, of length 1.
+POOLING = Sampling(temperature=0.0, pooling="last")
+
+
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities of a step's tokens, row by row: first those of its prompt that it tells of, then the sampled.
 
@@ -87,6 +92,13 @@ class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ids: bytes
     values: bytes  # float32
     ranks: bytes
+
+
+class Embeddings(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step's embeddings: row i has `values[starts[i]:starts[i + 1]]`, nothing where it asked for none."""
+
+    starts: bytes  # rows + 1
+    values: bytes  # float32
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -113,6 +125,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_num_batched_tokens: int
     tensor_parallel_size: int
     max_logprobs: int = 20
+    hidden_size: int = 0
 
 
 # Client to core.
@@ -125,7 +138,7 @@ class Hello(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Start or resume a request. `max_tokens` and `min_tokens` count the tokens in `outputs`.
+    """Start or resume a request. `max_tokens` and `min_tokens` count the tokens in `outputs`; one that pools has 0.
 
     Seconds: `age` since it came, `timeout` from now until it ends unfinished, `ttft_target` from its coming to its
     first token and `tpot_target` from token to token, which a policy may look at.
@@ -191,8 +204,9 @@ class Deltas(Message, frozen=True):
 
     `token_starts` has one entry more than there are rows; `offsets` is the position of a row's first new token in its
     sample's output, and negative where the row begins with tokens of the prompt, told for their log-probabilities;
-    `cached_tokens` counts the prompt tokens found in the prefix cache at first admission. The last four columns are
-    those of `Logprobs`, over `tokens`, and empty where no token has any.
+    `cached_tokens` counts the prompt tokens found in the prefix cache at first admission. The next four columns are
+    those of `Logprobs`, over `tokens`, and empty where no token has any; the last two those of `Embeddings`, over the
+    rows, and empty where no row has one.
     """
 
     epoch: int
@@ -207,6 +221,8 @@ class Deltas(Message, frozen=True):
     logprob_ids: bytes = b""
     logprob_values: bytes = b""  # float32
     ranks: bytes = b""
+    embedding_starts: bytes = b""
+    embeddings: bytes = b""  # float32
 
 
 class Reply(Message, frozen=True):
@@ -256,7 +272,8 @@ class Sampled(Message, frozen=True):
     A row of a stateful request may have none, where it is not ready to sample and its last token is to be planned
     again, or more than it was planned for, where its grammar forces what follows. `failures` has rows whose request
     cannot go on, and why; their tokens mean nothing. `faults` are those of them where the request is not to blame,
-    `parameters` the fields at fault where it is.
+    `parameters` the fields at fault where it is. What a row that pools has sampled means nothing either; `embeddings`
+    is None where there is none in the step.
     """
 
     step: int
@@ -266,6 +283,7 @@ class Sampled(Message, frozen=True):
     failures: dict[int, str] = {}
     faults: tuple[int, ...] = ()
     parameters: dict[int, str] = {}
+    embeddings: Embeddings | None = None
 
 
 class Failed(Message, frozen=True):

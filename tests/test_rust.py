@@ -109,11 +109,11 @@ def test_commit_takes_any_buffer_of_bytes_or_int32(buffer: Callable[[bytes], Any
     scheduler.add(3, 2**64 - 1, int32(1, 2), seed=0, max_tokens=1, stop_token_ids=int32(9, 42))
     assert scheduler.commit(planned(scheduler).step, buffer(int32(0, 1)), buffer(int32(42))) == [3]
     assert scheduler.pending_clients() == [3]
-    requests, samples, offsets, starts, tokens, finishes, cached, *logprobs = scheduler.take_deltas(3) or ()
+    requests, samples, offsets, starts, tokens, finishes, cached, *rest = scheduler.take_deltas(3) or ()
     assert requests == struct.pack("<Q", 2**64 - 1)
     assert (samples, offsets, starts, tokens, cached) == (int32(0), int32(0), int32(0, 1), int32(42), int32(0))
     assert finishes == b"\x01"
-    assert logprobs == [b""] * 4
+    assert rest == [b""] * 6
     assert scheduler.take_deltas(3) is None
 
 
@@ -151,7 +151,7 @@ def test_log_probabilities_go_through_and_those_of_the_prompt_come_first():
     with pytest.raises(_rust.SchedulerError, match="logprob_values has 15 bytes; float32"):
         scheduler.commit(step, int32(0, 1, 2), int32(5, 6), logprobs=(*logprobs[:4], values[:-1], logprobs[5]))
     scheduler.commit(step, int32(0, 1, 2), int32(5, 6), logprobs=logprobs)
-    requests, _, offsets, starts, tokens, _, _, *columns = scheduler.take_deltas(0) or ()
+    requests, _, offsets, starts, tokens, _, _, *columns, _, _ = scheduler.take_deltas(0) or ()
     assert (requests, offsets) == (struct.pack("<3Q", 1, 1, 2), int32(-2, 0, 0))
     assert (starts, tokens) == (int32(0, 2, 3, 4), int32(2, 3, 5, 6))
     assert columns == [int32(0, 1, 2, 4, 4), *logprobs[3:]]
@@ -166,7 +166,7 @@ def test_a_beam_search_goes_on_by_log_probabilities_and_gives_its_best():
     values = struct.pack("<5f", -8.0, -0.5, -1.5, -2.0, -2.5)
     logprobs = (int32(0, 0), b"", int32(0, 5, 5), int32(9, 4, 5, 6, 7), values, int32(9, 1, 2, 3, 4))
     scheduler.commit(step, int32(0, 2), int32(9, 9), logprobs=logprobs)
-    _, samples, offsets, _, tokens, finishes, _, *columns = scheduler.take_deltas(0) or ()
+    _, samples, offsets, _, tokens, finishes, _, *columns, _, _ = scheduler.take_deltas(0) or ()
     assert (samples, offsets, tokens, finishes) == (int32(0, 1), int32(0, 0), int32(4, 5), b"\x02\x02")
     assert columns == [int32(0, 1, 2), int32(4, 5), struct.pack("<2f", -0.5, -1.5), int32(1, 2)]
 
@@ -236,7 +236,7 @@ def test_a_wrong_request_is_refused_with_the_reason(wrong: dict[str, Any], probl
 
 def test_what_can_never_fit_is_an_error_of_its_own():
     scheduler = make_scheduler(num_blocks=8)
-    with pytest.raises(_rust.NeverFitsError, match="the prompt has 48 tokens, and with max_model_len 48 at most 47"):
+    with pytest.raises(_rust.NeverFitsError, match="the prompt has 48 tokens, and max_model_len is 48"):
         scheduler.add(0, 1, int32(*range(48)), seed=0, max_tokens=1)
     needs = "30 tokens with max_tokens 4 holds 33 tokens in 9 blocks of 4, and the KV cache has 8 blocks .32 tokens."
     with pytest.raises(_rust.NeverFitsError, match=needs):
@@ -352,3 +352,22 @@ def test_threads_may_share_a_scheduler():
     for thread in threads:
         thread.join()
     assert scheduler.stats()["num_requests"] == 800
+
+
+def test_an_embedding_ends_its_request():
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1, 2, 3), seed=0, max_tokens=0, pooling=True)
+    scheduler.add(0, 2, int32(4), seed=0, max_tokens=2)
+    plan = planned(scheduler)
+    vector = np.array([0.25, -1.5], np.float32).tobytes()
+    with pytest.raises(_rust.SchedulerError, match="row 0 asks for an embedding and has none"):
+        scheduler.commit(plan.step, int32(0, 1, 2), int32(9, 9), embeddings=(int32(0, 0, 2), vector))
+    with pytest.raises(_rust.SchedulerError, match="embeddings has 7 bytes"):
+        scheduler.commit(plan.step, int32(0, 1, 2), int32(9, 9), embeddings=(int32(0, 2, 2), vector[:7]))
+    scheduler.commit(plan.step, int32(0, 1, 2), int32(9, 9), embeddings=(int32(0, 2, 2), vector))
+    columns = scheduler.take_deltas(0) or ()
+    assert struct.unpack("<2Q", columns[0]) == (1, 2)
+    assert (columns[3], columns[4], columns[5]) == (int32(0, 0, 1), int32(9), bytes([1, 0]))
+    assert list(columns[-2:]) == [int32(0, 2, 2), vector]
+    with pytest.raises(_rust.SchedulerError, match="max_tokens excludes pooling"):
+        scheduler.add(0, 3, int32(1), seed=0, max_tokens=1, pooling=True)

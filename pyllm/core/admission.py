@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.messages import ModelInfo, Sampling, Submit
+from pyllm.messages import POOLING, ModelInfo, Sampling, Submit
 from pyllm.sampling_params import (
     LEAST_POSITIVE,
     MAX_BAD_WORDS_TOKEN_IDS,
@@ -41,6 +41,9 @@ def check_submit(submit: Submit, model: ModelInfo, logits_processors: Collection
         raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
     check_length_penalty(submit.length_penalty)
     sampling = submit.sampling
+    if sampling.pooling and sampling != POOLING:
+        text = f"pooling must be {POOLING.pooling!r} and excludes all other sampling, got {sampling.pooling!r}"
+        raise RequestError(text, "pooling")
     _check_numbers(sampling, submit.max_tokens, model)
     if submit.beam_width:
         num_candidates = 2 * submit.beam_width

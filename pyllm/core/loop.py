@@ -173,7 +173,9 @@ class EngineCore:
         self._last_commit = answered
         self._end_failed(step, sampled)
         logprobs = None if sampled.logprobs is None else msgspec.structs.astuple(sampled.logprobs)
-        self._clients.deliver(self._scheduler.commit(step, sampled.starts, sampled.tokens, seconds, logprobs))
+        embeddings = None if sampled.embeddings is None else msgspec.structs.astuple(sampled.embeddings)
+        clients = self._scheduler.commit(step, sampled.starts, sampled.tokens, seconds, logprobs, embeddings)
+        self._clients.deliver(clients)
         self._gather()
         self.last_step = step
         return True
@@ -236,6 +238,7 @@ class EngineCore:
                 prompt_logprobs=submit.sampling.prompt_logprobs is not None,
                 beam_width=submit.beam_width,
                 length_penalty=submit.length_penalty,
+                pooling=bool(submit.sampling.pooling),
             )
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))

@@ -119,6 +119,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
         max_logprobs=min(engine.model.max_logprobs, architecture.vocab_size),
+        hidden_size=architecture.hidden_size,
     )
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)

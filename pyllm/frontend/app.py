@@ -20,6 +20,7 @@ from pyllm.frontend.health import health_routes
 from pyllm.frontend.idempotency import Idempotency
 from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
+from pyllm.frontend.openai.embeddings import embeddings_route
 from pyllm.frontend.openai.models import models_route
 from pyllm.frontend.server_state import ServerState
 
@@ -65,6 +66,7 @@ def create_app(state: ServerState) -> ASGIApp:
         route_handlers=[
             completions_route(state),
             chat_route(state),
+            embeddings_route(state),
             models_route(state),
             *health_routes(state),
             version,

@@ -17,10 +17,12 @@ from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.curve import client_keys
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.columns import decode_columns
+from pyllm.frontend.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
 from pyllm.frontend.journal import Journal
+from pyllm.frontend.prompt_tokens import Prompt, pack_tokens
 from pyllm.frontend.reports import Decision, KVEvents, SampleReport, TenantReport
 from pyllm.frontend.streams import Sink, Stream, Streams
-from pyllm.frontend.submission import Prompt, pack_tokens, prepare
+from pyllm.frontend.submission import prepare, prepare_embedding
 from pyllm.frontend.token_reader import TokenDelta, TokenReader
 from pyllm.messages import (
     PROTOCOL_VERSION,
@@ -35,6 +37,7 @@ from pyllm.messages import (
     Ready,
     Rejected,
     Reply,
+    Submit,
 )
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
@@ -166,17 +169,15 @@ class EngineClient:
             EngineDeadError: the core is gone.
         """
         self._check_alive()
-        now = self._clock()
-        journal = Journal(prepare(prompt, params, self.model, scheduling), now)
-        request = next(self._ids)
-        stream = Stream(request, journal, sink)
-        self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
-        try:
-            self._post(journal.submission(self.epoch, request, now))
-        except Exception:
-            self._streams.forget(stream)
-            raise
-        return request
+        return self._start(prepare(prompt, params, self.model, scheduling), sink)
+
+    def submit_embedding(
+        self, prompt: Prompt, sink: EmbeddingSink, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+    ) -> int:
+        """Ask for a prompt's embedding, which `sink` is handed; the prompt may fill the context. Else as `submit`."""
+        self._check_alive()
+        receiver = EmbeddingReceiver(sink)
+        return self._start(prepare_embedding(prompt, self.model, scheduling), receiver, receiver.take)
 
     def abort(self, request: int, sample: int = -1) -> None:
         """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored."""
@@ -205,6 +206,20 @@ class EngineClient:
             del self._readers[request]
             if not reader.finished:
                 self.abort(request)
+
+    async def embed(self, prompt: Prompt, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Embedding:
+        """A prompt's embedding: the last token's final hidden state, made of length 1. Cancelling this aborts it.
+
+        Raises:
+            DeadlineError: the `timeout` of `scheduling` passed.
+            RequestError, RequestTooLargeError, EngineDeadError: as for `submit_embedding`, or later from the core.
+        """
+        reader = EmbeddingReader()
+        request = self.submit_embedding(prompt, reader, scheduling)
+        try:
+            return await reader.result
+        finally:
+            self.abort(request)  # Which does nothing once it has ended.
 
     async def call(
         self,
@@ -318,6 +333,19 @@ class EngineClient:
             if idle > READER_PATIENCE and (stream := self._streams.get(request)) is not None:
                 self.abort(request)
                 self._streams.fail(stream, PyllmError(f"aborted: the output was not read for {READER_PATIENCE:g} s"))
+
+    def _start(self, first: Submit, sink: Sink, on_embedding: Callable[[bytes], None] | None = None) -> int:
+        now = self._clock()
+        journal = Journal(first, now)
+        request = next(self._ids)
+        stream = Stream(request, journal, sink, on_embedding)
+        self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
+        try:
+            self._post(journal.submission(self.epoch, request, now))
+        except Exception:
+            self._streams.forget(stream)
+            raise
+        return request
 
     async def _ask(self, kind: type[T], method: str, *args: Any) -> T:
         value = await self.call(method, *args)

@@ -1,5 +1,6 @@
 """The columns of a `Deltas` message, decoded and checked against one another. Knows nothing of requests."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 from pyllm.frontend.logprobs import LogprobColumns, decode_logprobs
@@ -9,9 +10,10 @@ _FINISH_CODES = {int(code): code for code in FinishCode}
 
 
 class Columns(NamedTuple):
-    """One entry a row, except for `starts` (one more), `tokens` (all rows' tokens, one after another) and `logprobs`.
+    """One entry a row, except for `starts` (one more), `tokens` (all rows' tokens, one after another) and the last two.
 
-    The latter are those of the tokens, or None where no token has any.
+    `logprobs` are those of the tokens, or None where no token has any; `embeddings` are those of rows that have one,
+    float32, by row, or None.
     """
 
     requests: list[int]
@@ -22,6 +24,7 @@ class Columns(NamedTuple):
     finishes: list[FinishCode]
     cached_tokens: list[int]
     logprobs: LogprobColumns | None
+    embeddings: dict[int, bytes] | None
 
 
 def decode_columns(deltas: Deltas) -> Columns:
@@ -40,13 +43,23 @@ def decode_columns(deltas: Deltas) -> Columns:
             [_FINISH_CODES[code] for code in deltas.finishes],
             memoryview(deltas.cached_tokens).cast("i").tolist(),
             decode_logprobs(deltas, len(deltas.tokens) // 4),
+            _embeddings(deltas, len(deltas.requests) // 8) if deltas.embedding_starts else None,
         )
     except TypeError:
         raise ValueError("a column of deltas is not a whole number of elements long") from None
     except KeyError as error:
         raise ValueError(f"a sample ended with the unknown code {error}") from None
     rows = len(columns.requests)
-    lengths = [len(column) for column in columns[:-1]]
+    lengths = [len(column) for column in columns[:7]]
     if lengths != [rows, rows, rows, rows + 1, columns.starts[-1] if columns.starts else 0, rows, rows]:
         raise ValueError(f"the columns of deltas for {rows} rows have lengths {lengths}")
     return columns
+
+
+def _embeddings(deltas: Deltas, num_rows: int) -> dict[int, bytes]:
+    starts = memoryview(deltas.embedding_starts).cast("i").tolist()
+    values = deltas.embeddings
+    bounds = list(pairwise(starts))
+    if len(bounds) != num_rows or starts[0] or 4 * starts[-1] != len(values) or any(end < at for at, end in bounds):
+        raise ValueError(f"the column of {len(values)} bytes of embeddings is not that of {num_rows} rows")
+    return {row: values[4 * start : 4 * end] for row, (start, end) in enumerate(bounds) if start < end}

@@ -12,6 +12,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.chat_template import Message
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.parsers.selection import ReasoningParser, ToolCallParser
+from pyllm.frontend.prompt_tokens import PromptTokens
 from pyllm.sampling_params import SamplingParams
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -70,7 +71,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
 class Prepared(Struct, frozen=True):
     """What to submit. Without a `make_parser`, which makes one for each sample, text is content as it comes."""
 
-    prompt: list[int]
+    prompt: PromptTokens
     params: SamplingParams
     make_parser: Callable[[], SampleParser] | None
 

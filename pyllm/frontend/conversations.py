@@ -25,6 +25,7 @@ from pyllm.frontend.parsers.selection import (
     tool_call_parser,
 )
 from pyllm.frontend.parsers.think import CLOSING, OPENING
+from pyllm.frontend.prompt_tokens import PromptTokens
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.structured_outputs import ResolvedForm
@@ -72,7 +73,7 @@ class Conversations:
         digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
         return digest[:9] if self._parsers.tool_call == "mistral" else f"call_{digest[:24]}"
 
-    async def encode(self, conversation: Conversation) -> list[int]:
+    async def encode(self, conversation: Conversation) -> PromptTokens:
         """The prompt alone.
 
         Raises:
@@ -113,7 +114,7 @@ class Conversations:
 
         return Prepared(prompt, msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
 
-    async def _encode(self, conversation: Conversation, template: ChatTemplate | None) -> list[int]:
+    async def _encode(self, conversation: Conversation, template: ChatTemplate | None) -> PromptTokens:
         variables = _variables(conversation, template)
         messages = conversation.messages
         # A model that is to call nothing is told of nothing.
@@ -200,7 +201,7 @@ class Conversations:
         parser = tool_call_parser(self._parsers.tool_call)
         return parser if parser is None or conversation.parallel_tool_calls else FirstCall(parser)
 
-    def _opens_reasoning(self, conversation: Conversation, prompt: list[int]) -> bool:
+    def _opens_reasoning(self, conversation: Conversation, prompt: PromptTokens) -> bool:
         """Whether the model goes on within reasoning: it is not looked for in what others wrote."""
         if conversation.continue_final_message:
             last = conversation.messages[-1]["content"]

@@ -6,7 +6,7 @@ import math
 import msgspec
 from litestar.exceptions import HTTPException, ValidationException
 
-from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.errors import DeadlineError, EngineDeadError, PyllmError, RequestError, RequestTooLargeError
 
 # Seconds after which an engine that is not there may be.
 ENGINE_RETRY = 5.0
@@ -56,10 +56,6 @@ class ClientGoneError(RequestError):
 
 class AuthenticationError(PyllmError):
     """No API key, or one that this server does not know."""
-
-
-class RequestTimeoutError(PyllmError):
-    """A request whose time was over before its first token, or before it had come."""
 
 
 class RateLimitError(PyllmError):
@@ -140,7 +136,7 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (RequestTooLargeError, 400, "context_length_exceeded"),
     (RequestError, 400, None),
     (AuthenticationError, 401, "invalid_api_key"),
-    (RequestTimeoutError, 408, "request_timeout"),
+    (DeadlineError, 408, "request_timeout"),
     (RateLimitError, 429, "rate_limit_exceeded"),
     (QueueFullError, 503, "queue_full"),
     (EngineDeadError, 503, "engine_unavailable"),

@@ -6,10 +6,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from pyllm.errors import PyllmError, RequestError
+from pyllm.errors import DeadlineError, PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.event_ids import HEADER
-from pyllm.frontend.failure import RequestTimeoutError
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.metrics import RequestMetrics
@@ -57,7 +56,7 @@ class Generation:
     def __init__(
         self,
         state: ServerState,
-        prompts: list[list[int]],
+        prompts: Sequence[Sequence[int]],
         params: SamplingParams,
         scheduling: SchedulingParams,
         context: RequestContext,
@@ -127,7 +126,7 @@ class Generation:
 
         Raises:
             RequestError, EngineDeadError: one of them cannot run; then none does.
-            RequestTimeoutError: its time is over already.
+            DeadlineError: its time is over already.
         """
         self._receiver = receiver
         scheduling = self._with_time_left()
@@ -179,7 +178,7 @@ class Generation:
             raise _out_of_time(timeout)
         return msgspec.structs.replace(self._scheduling, timeout=left)
 
-    def _submit(self, prompt: list[int], index: int, scheduling: SchedulingParams) -> None:
+    def _submit(self, prompt: Sequence[int], index: int, scheduling: SchedulingParams) -> None:
         if self.finished:
             return  # One before it was refused at once.
         params = self._params
@@ -237,8 +236,8 @@ def num_choices(num_prompts: int, params: SamplingParams) -> int:
     return number
 
 
-def _out_of_time(timeout: float) -> RequestTimeoutError:
-    return RequestTimeoutError(f"The request's time of {timeout:g} s was over before its first token.")
+def _out_of_time(timeout: float) -> DeadlineError:
+    return DeadlineError(f"The request's time of {timeout:g} s was over before its first token.")
 
 
 class _PromptSink:

@@ -9,12 +9,14 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pyllm.frontend.encoding_cache import EncodingCounts
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.messages import FinishCode, ModelInfo
 
@@ -55,6 +57,7 @@ COUNTERS = (
 # What each API process counts for itself, and what is shown as the sum of all.
 COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
+    *("encoding.num_queried", "encoding.num_found"),
     *("rejected", "first_token", "inter_token", "request_seconds"),
     *("request_prompt_tokens", "request_generation_tokens", "request_num_samples"),
 )
@@ -94,6 +97,7 @@ class Metrics(Collector):
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.generation_tokens = 0
+        self.encoding = EncodingCounts()
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejected = dict.fromkeys(REASONS, 0)
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
@@ -117,7 +121,7 @@ class Metrics(Collector):
         """All that was counted here so far, as a row of float64."""
         row = array("d")
         for name in COUNTED:
-            row.extend(_numbers(getattr(self, name)))
+            row.extend(_numbers(attrgetter(name)(self)))
         return row.tobytes()
 
     def expose(self, stats: Stats, totals: bytes) -> bytes:
@@ -128,7 +132,8 @@ class Metrics(Collector):
         shown = Metrics(self._labels["model_name"], self._model, self.clock)
         numbers = iter(array("d", totals))
         for name in COUNTED:
-            setattr(shown, name, _filled(getattr(shown, name), numbers))
+            owner, _, field = name.rpartition(".")
+            setattr(attrgetter(owner)(shown) if owner else shown, field, _filled(attrgetter(name)(shown), numbers))
         shown._stats = stats
         return generate_latest(shown._registry)
 
@@ -146,6 +151,9 @@ class Metrics(Collector):
         yield self._counters(VLLM, "admission_rejections", "Requests that found the queue full.", "reason", queue)
         limits = {reason: self.rejected[reason] for reason in LIMIT_REASONS}
         yield self._counters(OURS, "rate_limit_rejections", "Requests beyond their account's limits.", "reason", limits)
+        looked_up, found = self.encoding.num_queried, self.encoding.num_found
+        yield self._counter(OURS, "encoding_cache_queries", "Tokens of texts to encode.", looked_up)
+        yield self._counter(OURS, "encoding_cache_hits", "Of these, known from earlier texts.", found)
         yield self._histogram("time_to_first_token_seconds", "From arrival to the first token.", self.first_token)
         yield self._histogram("inter_token_latency_seconds", "Between two deltas of a sample.", self.inter_token)
         yield self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", self.request_seconds)

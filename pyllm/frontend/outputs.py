@@ -53,7 +53,7 @@ class RequestOutput(msgspec.Struct):
 class Request(NamedTuple):
     """What one request asks for."""
 
-    prompt_token_ids: list[int]
+    prompt_token_ids: Sequence[int]
     params: SamplingParams
     scheduling: SchedulingParams = DEFAULT_SCHEDULING
 

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 import socket
+import sys
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 # A stream makes few cycles; collecting seldom, and never what was made at start, halves the longest pause.
 GC_THRESHOLDS = (50_000, 20, 20)
+# Seconds that a thread keeps the interpreter from one that wants it. A token's way takes it several times anew, and
+# each time would wait for 5 ms where a long conversation is being rendered meanwhile.
+SWITCH_INTERVAL = 0.001
 
 
 def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
@@ -80,6 +84,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     tending = asyncio.ensure_future(_tend(shared, state.metrics))
     deaths = [asyncio.ensure_future(client.death()), asyncio.ensure_future(shared.death())]

@@ -52,12 +52,11 @@ class ServerState:
         self.ticket_numbers = itertools.count(1)
         self.tracer = tracer
         self.tokenizer = tokenizer
-        self.prompts = PromptEncoder(tokenizer, chat_template, client.model)
-        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
-        self.shared = shared or LocalState(SharedState(SharedConfig()))
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
+        self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
+        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
         self.draining = False
         self._running: set[Fail] = set()
         self._idle = asyncio.Event()

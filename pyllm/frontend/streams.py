@@ -1,6 +1,7 @@
 """The requests in flight at one client: which tokens go to whom, and who is still owed some. Sends nothing itself."""
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from pyllm.errors import PyllmError
@@ -38,15 +39,21 @@ class Sink(Protocol):
 
 
 class Stream:
-    """One request: its journal, its sink, and the samples that have not had their last delta."""
+    """One request: its journal, its sink, and the samples that have not had their last delta.
 
-    __slots__ = ("journal", "open_samples", "request", "sink", "wire_id")
+    Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta.
+    """
 
-    def __init__(self, request: int, journal: Journal, sink: Sink) -> None:
+    __slots__ = ("journal", "on_embedding", "open_samples", "request", "sink", "wire_id")
+
+    def __init__(
+        self, request: int, journal: Journal, sink: Sink, on_embedding: Callable[[bytes], None] | None = None
+    ) -> None:
         self.request = request
         self.wire_id = request  # Another one after a resubmission: ids are never used twice.
         self.journal = journal
         self.sink = sink
+        self.on_embedding = on_embedding
         self.open_samples = set(range(journal.num_samples))
 
 
@@ -88,8 +95,12 @@ class Streams:
         Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended; each
         stream once.
         """
-        requests, samples, offsets, starts, tokens, finishes, cached_tokens, logprobs = columns
+        requests, samples, offsets, starts, tokens, finishes, cached_tokens, logprobs, embeddings = columns
         streams = self._by_wire_id
+        for row, values in (embeddings or {}).items():
+            stream = streams.get(requests[row])
+            if stream is not None and stream.on_embedding is not None:
+                stream.on_embedding(values)
         incomplete: dict[int, Stream] = {}
         failed = []
         for wire_id, sample, offset, start, end, finish, cached in zip(

@@ -2,18 +2,17 @@
 
 import secrets
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from pyllm.errors import RequestError, RequestTooLargeError
+from pyllm.frontend.prompt_tokens import Prompt, known_tokens
 from pyllm.frontend.structured_outputs import grammar_text
-from pyllm.messages import ModelInfo, Sampling, Submit
+from pyllm.messages import POOLING, ModelInfo, Sampling, Submit
 from pyllm.sampling_params import LEAST_POSITIVE, MAX_EXTRA_ARGS_BYTES, MAX_LOGIT_BIAS, SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
-
-Prompt = Sequence[int] | bytes | bytearray | memoryview
 
 
 def prepare(
@@ -42,9 +41,7 @@ def prepare(
     if not num_tokens:
         raise RequestError("the prompt is empty; give at least one token", "prompt")
     max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
-    tokens = pack_tokens(prompt)
-    if min(tokens) < 0 or max(tokens) >= model.vocab_size:
-        _pack(tokens, "prompt", model)
+    tokens = known_tokens(prompt, model.vocab_size)
     stop = set(params.stop_token_ids)
     if not params.ignore_eos:
         stop.update(model.eos_token_ids)
@@ -54,7 +51,7 @@ def prepare(
     return Submit(
         epoch=0,
         request=0,
-        prompt=tokens.tobytes(),
+        prompt=tokens.packed,
         seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
         max_tokens=max_tokens,
         sampling=_sampling(params, min_tokens, stop_token_ids, model),
@@ -71,6 +68,48 @@ def prepare(
     )
 
 
+def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Submit:
+    """The `Submit` that asks for a prompt's embedding, still without epoch and id; `prompt` as for `prepare`.
+
+    Raises:
+        RequestError: the prompt is empty, or an id is outside the vocabulary.
+        RequestTooLargeError: it can never fit the context or the KV cache.
+    """
+    num_tokens = _num_tokens(prompt)
+    if not num_tokens:
+        raise RequestError("the input is empty; give at least one token", "input")
+    if num_tokens > model.max_model_len:
+        raise refuse_input(str(num_tokens), model)
+    if num_tokens > model.kv_cache_tokens:
+        raise RequestTooLargeError(
+            f"The KV cache holds {model.kv_cache_tokens} tokens. However, your input has {num_tokens} tokens. Please "
+            "shorten the input, or start the engine with a larger --kv-cache-memory-bytes.",
+            "input",
+        )
+    return Submit(
+        epoch=0,
+        request=0,
+        prompt=known_tokens(prompt, model.vocab_size, "input").packed,
+        seed=0,
+        max_tokens=0,
+        sampling=POOLING,
+        tenant=scheduling.tenant,
+        priority=scheduling.priority,
+        timeout=scheduling.timeout,
+        ttft_target=scheduling.ttft_target,
+        tpot_target=scheduling.tpot_target,
+    )
+
+
+def refuse_input(length: str, model: ModelInfo) -> RequestTooLargeError:
+    """The error for what is too long to be embedded; `length` says how many tokens it has."""
+    return RequestTooLargeError(
+        f"This model's maximum context length is {model.max_model_len} tokens. However, your input has {length} "
+        f"tokens. Please shorten the input, or have it cut by truncate_prompt_tokens.",
+        "input",
+    )
+
+
 def refuse_prompt(length: str, model: ModelInfo) -> RequestTooLargeError:
     """The error for a prompt that leaves no room for output; `length` says how many tokens it has."""
     return RequestTooLargeError(
@@ -78,19 +117,6 @@ def refuse_prompt(length: str, model: ModelInfo) -> RequestTooLargeError:
         f"tokens and at least one more is needed for the output. Please shorten the prompt.",
         "prompt",
     )
-
-
-def pack_tokens(prompt: Prompt) -> "array[int]":
-    """Token ids as int32; raises RequestError for what is none."""
-    tokens = array("i")
-    try:
-        if isinstance(prompt, bytes | bytearray | memoryview):
-            tokens.frombytes(prompt)
-        else:
-            tokens.extend(prompt)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise RequestError(f"the prompt is not a sequence of 32-bit token ids: {error}", "prompt") from None
-    return tokens
 
 
 def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, model: ModelInfo) -> Sampling:

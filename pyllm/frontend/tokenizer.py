@@ -1,20 +1,25 @@
 """Text to token ids and back, over the `tokenizers` library. Knows no template (`chat_template.py`) and no request."""
 
+from array import array
 from collections.abc import Sequence
 
 import tokenizers
 from tokenizers import decoders
 
 from pyllm.checkpoint import TokenizerFiles
-from pyllm.errors import ConfigError
+from pyllm.errors import ConfigError, RequestError
+from pyllm.frontend.prompt_cuts import PromptCuts
 from pyllm.frontend.text_decoder import ByteDecoder, StreamDecoder, TextDecoder, byte_table, without_special_tokens
 
-# Below this a text is encoded in less time than a thread takes to be woken.
-INLINE_CHARACTERS = 4096
+# Below this a text is encoded in 0.2 ms, twice what a thread takes to be woken and to answer.
+INLINE_CHARACTERS = 1024
 
 
 class Tokenizer:
     """One model's tokenizer. Read-only once made, so any thread may use it.
+
+    `cuts` says where its texts may be cut, `frame` what special tokens put around the ids of any text, packed; None
+    where that is not all that they do.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -31,6 +36,9 @@ class Tokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self._added = {added.content: token for token, added in self._tokenizer.get_added_tokens_decoder().items()}
         self._longest_token = max(map(len, vocabulary))
+        self.max_token_id = max(vocabulary.values())
+        self.cuts = PromptCuts.of(self._tokenizer, files.chat_template)
+        self.frame = self._find_frame()
         self._byte_tables: dict[bool, list[str | bytes]] = {}
         self._pieces: dict[int, str] = {}  # where there is no such table
         if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
@@ -49,6 +57,16 @@ class Tokenizer:
         # encode_batch_fast gives the same ids as encode, without offsets, and lets other threads run meanwhile.
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
+
+    def encode_packed(self, texts: list[str], add_special_tokens: bool = False) -> list[bytes | Exception]:
+        """For each text its ids as little-endian int32, or why there are none: for no Unicode a RequestError."""
+        try:
+            batch = self.encode_batch(texts, add_special_tokens)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other texts are not to blame
+            if len(texts) > 1:
+                return [result for text in texts for result in self.encode_packed([text], add_special_tokens)]
+            return [_fault(texts[0]) or error]
+        return [array("i", ids).tobytes() for ids in batch]
 
     def min_tokens(self, text: str) -> int:
         """A number of tokens that the text certainly has: what is far too long need not be encoded to be refused."""
@@ -79,6 +97,24 @@ class Tokenizer:
         if self._byte_tables:
             return ByteDecoder(self._byte_tables[skip_special_tokens], prompt)
         return StreamDecoder(self._tokenizer, prompt, skip_special_tokens)
+
+    def _find_frame(self) -> tuple[bytes, bytes] | None:
+        """What special tokens put around the ids of any text, packed; None where that is not all that they do."""
+        texts = ["x", "", "Hello, world", *self.cuts.tokens]
+        framed, plain = self.encode_batch(texts), self.encode_batch(texts, add_special_tokens=False)
+        for start in range(len(framed[0]) - len(plain[0]) + 1):
+            head, tail = framed[0][:start], framed[0][start + len(plain[0]) :]
+            if all(each == [*head, *inner, *tail] for each, inner in zip(framed, plain, strict=True)):
+                return array("i", head).tobytes(), array("i", tail).tobytes()
+        return None
+
+
+def _fault(text: str) -> RequestError | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return RequestError("the prompt is not valid Unicode: it has half of a surrogate pair", "prompt")
+    return None
 
 
 def _sentence_piece(piece: str) -> bytes:

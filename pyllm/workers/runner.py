@@ -43,6 +43,7 @@ from pyllm.workers.logprobs import PromptLogprobs
 from pyllm.workers.models.registry import build_model
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
+from pyllm.workers.pooling import pool
 from pyllm.workers.sampler import SamplingRows, sample
 from pyllm.workers.sampling_slots import SamplingSlots
 from pyllm.workers.slots import Slots
@@ -173,8 +174,7 @@ class ModelRunner:
         if hidden is None:
             return nothing
         prompts = self._prompt_logprobs(batch, hidden) if self._sampling_slots.prompts else []
-        rows = batch.host.logits_rows
-        if not len(rows):
+        if not len(rows := batch.host.logits_rows):
             nothing.prompts = prompts
             return nothing
         # Samples of one request are drawn from the same position, whose logits are computed once.
@@ -188,7 +188,7 @@ class ModelRunner:
             draw = Draw(step, batch, HostCopy(tokens))
         else:
             tokens, draw = self._token_sampler.draw(step, batch, logits, rows)
-            draw.prompts = prompts
+            draw.prompts, draw.pooled = prompts, pool(batch, hidden, self._sampling_slots.is_pooling)
             self._placement.group.broadcast(tokens)
         self._slots.remember(batch, tokens)
         return draw

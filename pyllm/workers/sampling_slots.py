@@ -55,6 +55,7 @@ class SamplingSlots:
         self.has_state = np.zeros(num_slots, bool)
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.is_constrained = np.zeros(num_slots, bool)
+        self.is_pooling = np.zeros(num_slots, bool)
         self.constraints: dict[int, Constraint] = {}
         self.prompts: dict[int, Prompt] = {}
         self._vocab_size = vocab_size
@@ -120,6 +121,7 @@ class SamplingSlots:
             self._min_p[slot] = sampling.min_p
             self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
             self.prompts.pop(slot, None)
+            self.is_pooling[slot] = bool(sampling.pooling)
             if self.has_state[slot]:
                 self._forget(slot)
             if not sampling.is_stateful:
@@ -178,15 +180,16 @@ class SamplingSlots:
         """Copy slots in the order of the pairs, as one gather: each destination takes what its source began with."""
         tables = (self._temperature, self._top_k, self._top_p, self._min_p, self.num_logprobs)
         sources, destinations = gather(pairs)
-        for table in (*tables, self.has_state, self.is_constrained):
+        for table in (*tables, self.has_state, self.is_constrained, self.is_pooling):
             table[destinations] = table[sources]
+        for destination in destinations.tolist():  # Who had the slot before may have ended within its prompt.
+            self.prompts.pop(destination, None)
         if not self.has_state.any():
             return
         self.states.copy(pairs)
         constraints = {slot: self.constraints.get(slot) for slot in sources.tolist()}
         for source, destination in zip(sources.tolist(), destinations.tolist(), strict=True):
             self.constraints.pop(destination, None)
-            self.prompts.pop(destination, None)
             if (constraint := constraints[source]) is not None:
                 self.constraints[destination] = self._fork(constraint)
 

@@ -18,6 +18,7 @@ from pyllm.messages import Sampled
 from pyllm.workers.batch import Batch
 from pyllm.workers.grammar import PATIENCE, Mask
 from pyllm.workers.logprobs import LogprobRows, PromptLogprobs, columns
+from pyllm.workers.pooling import PooledRows
 from pyllm.workers.sampler import sample
 from pyllm.workers.sampling_slots import Constraint, SamplingSlots
 from pyllm.workers.staging import HostCopy, to_device
@@ -64,13 +65,15 @@ class Draw:
     logprobs: LogprobRows | None = None
     wanted: Ints | None = None  # which positions `logprobs` are of
     prompts: list[PromptLogprobs] = field(default_factory=list)
+    pooled: PooledRows | None = None
     sampled: Sampled | None = None  # once it is finished
 
     def is_done(self) -> bool:
         """Whether finishing would not wait."""
         told = [part for prompt in self.prompts for part in prompt.parts]
         told += [] if self.logprobs is None else [self.logprobs]
-        return self.sampled is not None or (self.tokens.is_done() and all(rows.is_done() for rows in told))
+        pooled = self.pooled is None or self.pooled.is_done()
+        return self.sampled is not None or (pooled and self.tokens.is_done() and all(rows.is_done() for rows in told))
 
 
 class TokenSampler:
@@ -265,8 +268,9 @@ class TokenSampler:
 
     def _finish(self, draw: Draw) -> Sampled:
         tokens, starts = draw.tokens.wait().numpy(), draw.batch.host.sampled_starts
+        embeddings = None if draw.pooled is None else draw.pooled.columns(draw.batch.num_rows)
         if draw.changes is None and draw.logprobs is None and not draw.prompts and tokens.min(initial=0) >= 0:
-            return Sampled(draw.step, starts.tobytes(), tokens.tobytes())
+            return Sampled(draw.step, starts.tobytes(), tokens.tobytes(), embeddings=embeddings)
         kept = np.ones(len(tokens), bool)
         forced: dict[int, list[int]] = {}
         failures = {} if draw.changes is None else draw.changes.failures
@@ -299,7 +303,7 @@ class TokenSampler:
             told = columns(reported, of, draw.logprobs, draw.prompts)
         packed = tokens.astype(np.int32).tobytes()
         parameters = {} if draw.changes is None else draw.changes.parameters
-        return Sampled(draw.step, reported.tobytes(), packed, told, failures, tuple(faults), parameters)
+        return Sampled(draw.step, reported.tobytes(), packed, told, failures, tuple(faults), parameters, embeddings)
 
     def _tell_slots(
         self, batch: Batch, changes: Changes, tokens: Ints, kept: npt.NDArray[np.bool_]

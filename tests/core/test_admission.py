@@ -47,6 +47,7 @@ def refusal(request: Submit, model: ModelInfo = MODEL) -> RequestError:
         {"bad_words": (ids(0),) * MAX_BAD_WORDS_TOKEN_IDS},
         {"bad_words": (ids(*[5] * VOCABULARY),) * (MAX_BAD_WORDS_TOKENS // VOCABULARY)},
         {"min_tokens": 4},
+        {"temperature": 0.0, "pooling": "last"},
         {"logprobs": 0, "prompt_logprobs": MODEL.max_logprobs},
         {"grammar": "x" * MAX_GRAMMAR_BYTES},
         {"extra_args": {"even": {"hard": True}}},
@@ -142,3 +143,8 @@ def test_a_beam_search_asks_for_its_candidates(logprobs: int | None) -> None:
 )
 def test_fields_beside_the_sampling_are_refused_by_name(field: str, value: Any) -> None:
     assert refusal(msgspec.structs.replace(submit(), **{field: value})).parameter == field
+
+
+@pytest.mark.parametrize("sampling", [{"pooling": "mean"}, {"pooling": "last"}, {"pooling": "last", "logprobs": 1}])
+def test_pooling_excludes_all_other_sampling(sampling: dict[str, Any]) -> None:
+    assert refusal(submit(**sampling)).parameter == "pooling"

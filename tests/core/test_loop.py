@@ -480,9 +480,9 @@ class Commits:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._scheduler, name)
 
-    def commit(self, step: int, starts: bytes, tokens: bytes, seconds: float, logprobs: Any) -> list[int]:
+    def commit(self, step: int, starts: bytes, tokens: bytes, seconds: float, *columns: Any) -> list[int]:
         self.seconds.append(seconds)
-        return self._scheduler.commit(step, starts, tokens, seconds, logprobs)
+        return self._scheduler.commit(step, starts, tokens, seconds, *columns)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ MODEL = ModelInfo(
     max_num_seqs=8,
     max_num_batched_tokens=64,
     tensor_parallel_size=1,
+    hidden_size=4,
 )
 EPOCH = 7
 # The scheduler's figures.
@@ -64,6 +65,7 @@ class Row(NamedTuple):
     finish: FinishCode = FinishCode.NONE
     cached_tokens: int = 0
     logprobs: list[Entries] | None = None
+    embedding: tuple[float, ...] = ()
 
 
 def told(token: int, count: int) -> Entries:
@@ -71,9 +73,15 @@ def told(token: int, count: int) -> Entries:
     return [(token, -1.0, 2), *((30 + place, -0.5 - place, 2 * place + 1) for place in range(count))]
 
 
+def embedded(prompt: list[int]) -> tuple[float, ...]:
+    """What `ScriptedCore` embeds a prompt as."""
+    return (float(len(prompt)), float(prompt[0]), float(prompt[-1]), 1 / 3)
+
+
 def deltas(*rows: Row, epoch: int = EPOCH) -> Deltas:
     """The message that carries these rows."""
     has_logprobs = any(row.logprobs for row in rows)
+    has_embeddings = any(row.embedding for row in rows)
     tokens = [each for row in rows for each in row.logprobs or [[]] * len(row.tokens)]
     entries = [entry for each in tokens for entry in each]
     return Deltas(
@@ -89,6 +97,8 @@ def deltas(*rows: Row, epoch: int = EPOCH) -> Deltas:
         array("i", [token for token, _, _ in entries]).tobytes(),
         array("f", [value for _, value, _ in entries]).tobytes(),
         array("i", [rank for _, _, rank in entries]).tobytes(),
+        array("i", [0, *accumulate(len(row.embedding) for row in rows)]).tobytes() if has_embeddings else b"",
+        array("f", [value for row in rows for value in row.embedding]).tobytes(),
     )
 
 
@@ -153,7 +163,7 @@ class ScriptedCore(FakeCore):
     """Answers every prompt with the tokens of `script(prompt, sample)`: one per sample in each turn of the event loop.
 
     It ends a sample at its stop tokens, its `max_tokens` and its abort, as a scheduler does, or at the script's end.
-    Log-probabilities are those of `told`. With `paused` it says nothing until `resume`.
+    Log-probabilities are those of `told`, embeddings those of `embedded`. With `paused` it says nothing until `resume`.
     """
 
     def __init__(self, script: Callable[[list[int], int], list[int]], model: ModelInfo = MODEL) -> None:
@@ -204,6 +214,11 @@ class ScriptedCore(FakeCore):
             return
         rows = []
         for (request, sample), (submit, tokens, offset) in list(self.running.items()):
+            if submit.sampling.pooling:
+                del self.running[request, sample]
+                vector = embedded(array("i", submit.prompt).tolist())
+                rows.append(Row(request, [], finish=FinishCode.STOP, cached_tokens=2, embedding=vector))
+                continue
             token = tokens[offset]
             position = offset + 1
             finish = FinishCode.NONE

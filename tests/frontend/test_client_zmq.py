@@ -9,9 +9,9 @@ import pytest
 from pyllm.errors import ConfigError, EngineDeadError
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.token_reader import TokenDelta
-from pyllm.messages import Abort, FinishCode, Heartbeat
+from pyllm.messages import Abort, ClientMessage, FinishCode, Heartbeat, Submit
 from pyllm.sampling_params import SamplingParams
-from tests.frontend.fake_core import EPOCH, ScriptedCore
+from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore
 from tests.frontend.zmq_core import ZmqCore
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -48,7 +48,13 @@ async def test_no_core_is_an_error_with_the_address(address: str) -> None:
 
 
 async def test_a_lost_connection_ends_every_stream(address: str) -> None:
-    core = ScriptedCore(lambda prompt, sample: [5] * 1000)
+    class OneToken(FakeCore):
+        def handle(self, message: ClientMessage) -> None:
+            super().handle(message)
+            if isinstance(message, Submit):
+                self.say_rows(Row(message.request, [5]))
+
+    core = OneToken()
     async with ZmqCore(core, address) as server:
         client = await EngineClient.connect(address)
         generator = client.generate([1], GREEDY)

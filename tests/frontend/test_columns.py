@@ -67,6 +67,27 @@ def test_a_column_of_the_wrong_length_is_refused(name: str, change: object) -> N
         decode_columns(broken)
 
 
+EMBEDDED = (Row(4, [7]), Row(5, [], embedding=(0.5, 0.25)), Row(6, []), Row(7, [], embedding=(1.0,)))
+
+
+def test_embeddings_come_out_row_by_row() -> None:
+    assert decode_columns(deltas(*ROWS)).embeddings is None
+    embeddings = decode_columns(deltas(*EMBEDDED)).embeddings
+    assert embeddings == {1: array("f", [0.5, 0.25]).tobytes(), 3: array("f", [1.0]).tobytes()}
+
+
+@pytest.mark.parametrize(
+    ("starts", "size"),
+    [([0, 0, 2, 2], 3), ([0, 0, 2, 2, 4], 3), ([0, 0, 2, 1, 3], 3), ([1, 1, 2, 2, 3], 3), ([0, 0, 2, 2, 3], 4)],
+)
+def test_embeddings_that_do_not_fit_their_rows_are_refused(starts: list[int], size: int) -> None:
+    broken = msgspec.structs.replace(
+        deltas(*EMBEDDED), embedding_starts=array("i", starts).tobytes(), embeddings=bytes(4 * size)
+    )
+    with pytest.raises(ValueError, match="column"):
+        decode_columns(broken)
+
+
 def test_an_unknown_finish_code_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown code 99"):
         decode_columns(msgspec.structs.replace(deltas(*ROWS), finishes=b"\0\x63"))

@@ -162,6 +162,66 @@ async def test_what_is_not_http_ends_its_own_connection_only(tokenizer: Tokenize
         assert (await frontend.http.get("/health")).status_code == 200
 
 
+async def test_two_hundred_streams_at_once_all_come_to_their_end(tokenizer: Tokenizer) -> None:
+    core = ScriptedCore(lambda prompt, sample: [*prompt, *prompt, 0])
+
+    async def read(number: int) -> str:
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        body = b'{"prompt": "stream %d", "stream": true, "max_tokens": 100}' % number
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(
+            body
+        )
+        writer.write(head + body)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        chunks = events(_unchunk(answer.partition(b"\r\n\r\n")[2]).decode())
+        return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+    async with behind_uvicorn(core, tokenizer) as frontend:
+        texts = await asyncio.gather(*map(read, range(200)))
+        assert texts == [f"stream {number}" * 2 for number in range(200)]
+        assert (frontend.client.num_requests, core.running) == (0, {})
+
+
+async def test_a_connection_is_kept_for_the_next_request(tokenizer: Tokenizer) -> None:
+    async with behind_uvicorn(answering(tokenizer, "Hello"), tokenizer) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        # Pushed answers, whole and streamed, errors before and after the body is read, and another route between them.
+        bodies = [
+            b'{"prompt": "x", "stream": true}',
+            b'{"prompt": "x"}',
+            b"{",
+            b'{"prompt": "x", "n": 99}',
+            b'{"prompt": "x", "stream": true, "n": 2}',
+        ]
+        statuses = []
+        for body in bodies * 2:
+            head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+            writer.write(head + body)
+            statuses.append(await _read_answer(reader))
+            writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert await _read_answer(reader) == (200, b"")
+        writer.close()
+        await writer.wait_closed()
+    assert [status for status, _ in statuses] == [200, 200, 400, 400, 200] * 2
+    assert all(body.endswith(b"data: [DONE]\n\n") for (_, body) in (statuses[0], statuses[4], statuses[5]))
+
+
+async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    """The status and the body of the next answer on a connection that goes on."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    assert b"connection: close" not in head
+    body = b""
+    if b"content-length: " in head:
+        body = await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+    else:
+        while size := int(await reader.readline(), 16):
+            body += (await reader.readexactly(size + 2))[:-2]
+        await reader.readline()
+    return int(head.split()[1]), body
+
+
 async def test_nothing_is_left_over(tokenizer: Tokenizer) -> None:
     async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
         for _ in range(3):

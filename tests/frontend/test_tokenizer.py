@@ -1,11 +1,13 @@
 """The tokenizer over the library: special tokens, long texts, limits of the file that must not hold."""
 
+from array import array
 from pathlib import Path
 
 import msgspec
 import pytest
+from tokenizers import processors
 
-from pyllm.errors import ConfigError
+from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.tokenizer import Tokenizer
 from tests.frontend import tiny_tokenizers
 from tests.frontend.tiny_tokenizers import SPECIAL
@@ -28,6 +30,21 @@ def test_limits_in_the_file_do_not_cut_prompts(tmp_path: Path) -> None:
 def test_a_batch_is_encoded_as_its_texts_are(tokenizer: Tokenizer) -> None:
     texts = ["Hello world", "", "naïve ✓"]
     assert tokenizer.encode_batch(texts) == [tokenizer.encode(text) for text in texts]
+
+
+def test_a_text_that_has_no_ids_fails_alone(tokenizer: Tokenizer) -> None:
+    first, second, third = tokenizer.encode_packed(["Hello", "\ud83d", ""])
+    assert first == array("i", tokenizer.encode("Hello")).tobytes()
+    assert isinstance(second, RequestError)
+    assert third == b""
+
+
+def test_what_is_put_around_a_text_is_known_where_nothing_else_is_done(tmp_path: Path) -> None:
+    assert tiny_tokenizers.load(tiny_tokenizers.byte_level(), tmp_path).frame == (b"", b"")
+    assert tiny_tokenizers.load(tiny_tokenizers.with_bos(), tmp_path).frame == (array("i", [1]).tobytes(), b"")
+    library = tiny_tokenizers.byte_level()
+    library.post_processor = processors.TemplateProcessing(single="$A <|end|> $A", special_tokens=[("<|end|>", 0)])
+    assert tiny_tokenizers.load(library, tmp_path).frame is None
 
 
 def test_the_least_number_of_tokens_never_exceeds_the_number(tokenizer: Tokenizer) -> None:

@@ -6,13 +6,13 @@ import zmq
 
 from pyllm import ipc
 from pyllm.messages import ClientMessage, CoreMessage
-from tests.frontend.fake_core import ScriptedCore
+from tests.frontend.fake_core import FakeCore
 
 
 class ZmqCore:
     """`async with ZmqCore(core, address)`: one client's messages go to `core`, what it says goes to that client."""
 
-    def __init__(self, core: ScriptedCore, address: str) -> None:
+    def __init__(self, core: FakeCore, address: str) -> None:
         self.core = core
         self.address = address
         self.malformed: list[str] = []

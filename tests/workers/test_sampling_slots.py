@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import ConfigError, ProtocolError
-from pyllm.messages import Sampling
+from pyllm.messages import POOLING, Sampling
 from pyllm.workers.batch import Batch, PlanBuffer
 from pyllm.workers.grammar import Grammars
 from pyllm.workers.sampling_slots import SamplingSlots, gather
@@ -132,3 +132,16 @@ def test_a_prompt_that_is_told_of_changes_no_logits(slots: SamplingSlots) -> Non
     slots.apply(step(planner, Row(0, [5, 6])))
     assert list(slots.prompts) == [0]
     assert not slots.has_state.any()
+
+
+def test_a_fork_into_a_slot_whose_prompt_was_never_finished_tells_of_no_prompt(slots: SamplingSlots) -> None:
+    planner = Planner()
+    planner.start(0, Sampling(prompt_logprobs=1), ([5, 6, 7], []))
+    planner.start(1, POOLING)
+    planner.start(2)
+    slots.apply(step(planner, Row(0, [5], ()), Row(1, [5], ()), Row(2, [9, 9])))
+    assert (list(slots.prompts), slots.is_pooling.tolist()) == ([0], [False, True, False, False, False, False])
+    planner.fork(2, 0)
+    planner.fork(2, 1)
+    slots.apply(step(planner, Row(0, [4]), Row(1, [3])))
+    assert (slots.prompts, slots.is_pooling.any()) == ({}, False)

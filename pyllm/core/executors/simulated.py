@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from pyllm._rust import Plan
 from pyllm.errors import ConfigError, EngineDeadError
-from pyllm.messages import PLAN_SECTIONS, Sampled, plan_offsets
+from pyllm.messages import PLAN_SECTIONS, Embeddings, Sampled, Sampling, plan_offsets
 
 _SECTION_INDICES = {name: index for index, (name, _) in enumerate(PLAN_SECTIONS)}
 _DTYPES = {"i": "<i4", "f": "<f4", "B": "u1"}
@@ -71,12 +72,18 @@ class StepCost:
 
 
 class SimulatedExecutor:
-    """One rank, which computes a step at a time: a step submitted earlier begins when the one before has ended."""
+    """One rank, which computes a step at a time: a step submitted earlier begins when the one before has ended.
 
-    def __init__(self, cost: StepCost, *, num_blocks: int, vocab_size: int) -> None:
+    An embedding has `hidden_size` numbers, at least 2, and is a function of its prompt's length alone.
+    """
+
+    def __init__(self, cost: StepCost, *, num_blocks: int, vocab_size: int, hidden_size: int = 2) -> None:
         self.clock = VirtualClock()
         self._cost = cost
         self._vocab_size = vocab_size
+        self._hidden_size = hidden_size
+        self._pooling: set[int] = set()  # slots
+        self._decoder = msgspec.msgpack.Decoder(Sampling)
         self._busy_until = 0.0
         self._methods: dict[str, Any] = {
             "num_blocks": num_blocks,
@@ -94,7 +101,8 @@ class SimulatedExecutor:
         self._busy_until = max(self._busy_until, self.clock()) + self._cost.seconds(plan)
         tokens = (section(plan, "uniforms").astype(np.float64) * self._vocab_size).astype("<i4")
         starts = section(plan, "sampled_starts")
-        return _Answer(self.clock, self._busy_until, Sampled(plan.step, starts.tobytes(), tokens.tobytes()))
+        sampled = Sampled(plan.step, starts.tobytes(), tokens.tobytes(), embeddings=self._embeddings(plan, starts))
+        return _Answer(self.clock, self._busy_until, sampled)
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
         del args
@@ -104,6 +112,24 @@ class SimulatedExecutor:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+    def _embeddings(self, plan: Plan, starts: npt.NDArray[np.int32]) -> Embeddings | None:
+        self._pooling.difference_update(section(plan, "slot_copies")[1::2].tolist())
+        sampling, sampling_starts = section(plan, "sampling").tobytes(), section(plan, "sampling_starts").tolist()
+        for index, slot in enumerate(section(plan, "slot_inits").tolist()):
+            parameters = sampling[sampling_starts[index] : sampling_starts[index + 1]]
+            if parameters and self._decoder.decode(parameters).pooling:
+                self._pooling.add(slot)
+            else:
+                self._pooling.discard(slot)
+        if not self._pooling:
+            return None
+        pooled = np.isin(section(plan, "slots"), list(self._pooling)) & (np.diff(starts) > 0)
+        vectors = np.zeros((np.count_nonzero(pooled), self._hidden_size), "<f4")
+        angles = section(plan, "sequence_lengths")[pooled]
+        vectors[:, 0], vectors[:, 1] = np.cos(angles), np.sin(angles)
+        ends = np.concatenate(([0], pooled.cumsum() * self._hidden_size)).astype("<i4")
+        return Embeddings(ends.tobytes(), vectors.tobytes())
 
 
 def section(plan: Plan, name: str) -> npt.NDArray[Any]:

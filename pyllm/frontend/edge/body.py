@@ -4,7 +4,8 @@ import asyncio
 
 from litestar.types import HTTPReceiveMessage, Receive
 
-from pyllm.frontend.failure import BodyTooLargeError, ClientGoneError, RequestTimeoutError
+from pyllm.errors import DeadlineError
+from pyllm.frontend.failure import BodyTooLargeError, ClientGoneError
 
 # Seconds in which a body has to make some progress.
 BODY_PATIENCE = 60.0
@@ -15,7 +16,7 @@ class BoundedBody:
 
     Raises:
         BodyTooLargeError: it is larger than `limit` bytes.
-        RequestTimeoutError: nothing came for `patience` seconds.
+        DeadlineError: nothing came for `patience` seconds.
         ClientGoneError: the client left before it had come.
     """
 
@@ -38,7 +39,7 @@ class BoundedBody:
                 message = await self._receive()
         except TimeoutError:
             self.stalled = True
-            raise RequestTimeoutError(f"Nothing came of the request's body for {self._patience:g} s.") from None
+            raise DeadlineError(f"Nothing came of the request's body for {self._patience:g} s.") from None
         if message["type"] != "http.request":
             raise ClientGoneError("The client left before the request's body had come.")
         self._size += len(message["body"])

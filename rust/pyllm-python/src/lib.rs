@@ -8,7 +8,9 @@ mod settings;
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::{ClientId, Config, Error, LoadId, LogprobEntries, Logprobs, Output, Request, RequestId, StepId};
+use pyllm_scheduler::{
+    ClientId, Config, Embeddings, Error, LoadId, LogprobEntries, Logprobs, Output, Request, RequestId, StepId,
+};
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -22,7 +24,7 @@ use settings::changed;
 create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
 create_exception!(pyllm._rust, NeverFitsError, SchedulerError, "A request too large to ever run.");
 
-type Columns<'py> = [Bound<'py, PyBytes>; 11];
+type Columns<'py> = [Bound<'py, PyBytes>; 13];
 
 #[pyclass(frozen, module = "pyllm._rust")]
 struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
@@ -50,11 +52,12 @@ impl Scheduler {
         stop_token_ids = b"".as_slice(), sampling = b"".as_slice(), outputs = vec![], arrival = Number(Ok(0.0)),
         deadline = None, ttft_target = None, tpot_target = None, priority = Number(Ok(0)),
         policy_key = Number(Ok(0.0)), tenant = "", cache_salt = "", adapter = "", stateful = false,
-        prompt_logprobs = false, beam_width = Number(Ok(0)), length_penalty = Number(Ok(1.0))
+        prompt_logprobs = false, beam_width = Number(Ok(0)), length_penalty = Number(Ok(1.0)),
+        pooling = false
     ), text_signature = "(self, client, request, prompt, *, seed, max_tokens, min_tokens=0, n=1, stop_token_ids=b'', \
         sampling=b'', outputs=(), arrival=0.0, deadline=None, ttft_target=None, tpot_target=None, priority=0, \
         policy_key=0.0, tenant='', cache_salt='', adapter='', stateful=False, prompt_logprobs=False, beam_width=0, \
-        length_penalty=1.0)")]
+        length_penalty=1.0, pooling=False)")]
     fn add(
         &self,
         py: Python<'_>,
@@ -81,6 +84,7 @@ impl Scheduler {
         prompt_logprobs: bool,
         beam_width: Number<u32>,
         length_penalty: Number<f64>,
+        pooling: bool,
     ) -> PyResult<()> {
         let outputs = outputs
             .into_iter()
@@ -100,6 +104,7 @@ impl Scheduler {
             prompt_logprobs,
             beam_width: beam_width.named("beam_width")?,
             length_penalty: length_penalty.named("length_penalty")?,
+            pooling,
             outputs: outputs.collect::<PyResult<_>>()?,
             arrival: arrival.named("arrival")?,
             deadline: deadline.map(|seconds| seconds.named("deadline")).transpose()?,
@@ -152,8 +157,9 @@ impl Scheduler {
         Ok(self.call(py, |scheduler| scheduler.schedule(now))?.map(Plan))
     }
 
-    #[pyo3(signature = (step, starts, tokens, seconds = Number(Ok(0.0)), logprobs = None),
-        text_signature = "(self, step, starts, tokens, seconds=0.0, logprobs=None)")]
+    #[expect(clippy::too_many_arguments, reason = "they are Python's")]
+    #[pyo3(signature = (step, starts, tokens, seconds = Number(Ok(0.0)), logprobs = None, embeddings = None),
+        text_signature = "(self, step, starts, tokens, seconds=0.0, logprobs=None, embeddings=None)")]
     fn commit(
         &self,
         py: Python<'_>,
@@ -162,13 +168,15 @@ impl Scheduler {
         tokens: &Bound<'_, PyAny>,
         seconds: Number<f64>,
         logprobs: Option<[PyBackedBytes; 6]>,
+        embeddings: Option<[PyBackedBytes; 2]>,
     ) -> PyResult<Vec<u32>> {
         let (step, seconds) = (StepId(step.named("step")?), seconds.named("seconds")?);
         let starts = ids_from_buffer("starts", starts)?;
         let tokens = ids_from_buffer("tokens", tokens)?;
         let logprobs = logprobs.map(|columns| logprobs_from_bytes(&columns)).transpose()?;
+        let embeddings = embeddings.map(|columns| embeddings_from_bytes(&columns)).transpose()?;
         self.call(py, |scheduler| {
-            let clients = scheduler.commit(step, &starts, &tokens, seconds, logprobs.as_ref())?;
+            let clients = scheduler.commit(step, &starts, &tokens, seconds, logprobs.as_ref(), embeddings.as_ref())?;
             Ok(clients.iter().map(|client| client.0).collect())
         })
     }
@@ -199,6 +207,8 @@ impl Scheduler {
             bytes(py, &deltas.logprobs.ids, i32::to_le_bytes)?,
             bytes(py, &deltas.logprobs.values, f32::to_le_bytes)?,
             bytes(py, &deltas.logprobs.ranks, i32::to_le_bytes)?,
+            bytes(py, &deltas.embeddings.starts, i32::to_le_bytes)?,
+            bytes(py, &deltas.embeddings.values, f32::to_le_bytes)?,
         ]))
     }
 
@@ -376,6 +386,13 @@ fn logprobs_from_bytes(
             values: floats_from_bytes("logprob_values", values)?,
             ranks: ids_from_bytes("ranks", ranks)?,
         },
+    })
+}
+
+fn embeddings_from_bytes([starts, values]: &[PyBackedBytes; 2]) -> PyResult<Embeddings> {
+    Ok(Embeddings {
+        starts: ids_from_bytes("embedding_starts", starts)?,
+        values: floats_from_bytes("embeddings", values)?,
     })
 }
 

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use crate::arena::{Arena, Key};
+use crate::embeddings::Embeddings;
 use crate::ids::{ClientId, RequestId};
 use crate::logprobs::{LogprobEntries, LogprobView};
 use crate::request::Finish;
@@ -29,6 +30,8 @@ pub struct DeltaColumns {
     pub cached_tokens: Vec<i32>,
     /// Log-probabilities of `tokens`.
     pub logprobs: LogprobEntries,
+    /// Of rows that end with one.
+    pub embeddings: Embeddings,
 }
 
 /// One sample's news.
@@ -38,6 +41,7 @@ pub(crate) struct Delta<'a> {
     pub(crate) offset: i32,
     pub(crate) tokens: &'a [i32],
     pub(crate) logprobs: Option<LogprobView<'a>>, // of at least these tokens
+    pub(crate) embedding: &'a [f32],
     pub(crate) finish: Finish,
     pub(crate) cached_tokens: u32,
 }
@@ -122,6 +126,7 @@ impl Outbox {
             self.taken = self.taken.merged();
         }
         self.taken.logprobs.complete(self.taken.tokens.len());
+        self.taken.embeddings.complete(self.taken.len());
         self.pending.retain(|&pending| pending != id);
         self.forget_idle(key);
         Some(&self.taken)
@@ -168,6 +173,7 @@ impl DeltaColumns {
     }
 
     fn push(&mut self, delta: &Delta<'_>) {
+        self.embeddings.push(self.len(), delta.embedding);
         self.requests.push(delta.request.0);
         self.samples.push(delta.sample as i32);
         self.offsets.push(delta.offset);
@@ -189,6 +195,7 @@ impl DeltaColumns {
         self.finishes.clear();
         self.cached_tokens.clear();
         self.logprobs.clear();
+        self.embeddings.clear();
     }
 
     /// The same news with one row a sample: a sample's later tokens and finish join its first row. What is told of its
@@ -210,6 +217,8 @@ impl DeltaColumns {
                 merged.finishes[end - 1] = self.finishes[row];
                 merged.cached_tokens[end - 1] = self.cached_tokens[row];
             } else {
+                // What ends with one has no other row.
+                merged.embeddings.push(merged.len(), self.embeddings.row(row));
                 merged.requests.push(self.requests[row]);
                 merged.samples.push(self.samples[row]);
                 merged.offsets.push(self.offsets[row]);
@@ -229,7 +238,7 @@ mod tests {
 
     fn delta(request: u64, offset: i32, tokens: &[i32], finish: Finish) -> Delta<'_> {
         let request = RequestId(request);
-        Delta { request, sample: 0, offset, tokens, logprobs: None, finish, cached_tokens: 0 }
+        Delta { request, sample: 0, offset, tokens, logprobs: None, embedding: &[], finish, cached_tokens: 0 }
     }
 
     #[test]
@@ -271,6 +280,25 @@ mod tests {
         assert_eq!(columns.logprobs.ids, [1, 2, 3].repeat(4));
         outbox.push(key, &delta(7, 2, &[12], Finish::None));
         assert_eq!(outbox.take(ClientId(3)).unwrap().logprobs, LogprobEntries::default());
+    }
+
+    #[test]
+    fn embeddings_stay_with_their_rows_when_others_merge() {
+        let mut outbox = Outbox::new();
+        let key = outbox.open(ClientId(3));
+        for round in 0..2 {
+            outbox.begin_round();
+            outbox.push(key, &delta(9, round, &[10], Finish::None));
+            let embedding: &[f32] = if round == 0 { &[0.5, 2.0] } else { &[0.25] };
+            let request = 8 - round as u64;
+            outbox.push(key, &Delta { embedding, ..delta(request, 0, &[], Finish::Stop) });
+        }
+        let columns = outbox.take(ClientId(3)).unwrap();
+        assert_eq!((&columns.requests[..], &columns.tokens[..]), (&[7, 8, 9][..], &[10, 10][..]));
+        let expected = Embeddings { starts: vec![0, 1, 3, 3], values: vec![0.25, 0.5, 2.0] };
+        assert_eq!(columns.embeddings, expected);
+        outbox.push(key, &delta(7, 2, &[12], Finish::None));
+        assert_eq!(outbox.take(ClientId(3)).unwrap().embeddings, Embeddings::default());
     }
 
     #[test]

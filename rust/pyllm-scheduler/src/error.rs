@@ -21,7 +21,7 @@ pub enum Error {
         /// The id it used twice.
         request: RequestId,
     },
-    /// The prompt leaves no room for one output token.
+    /// The prompt leaves no room for one output token, or is too long even without output.
     PromptTooLong {
         /// Tokens in the prompt.
         num_tokens: usize,
@@ -163,9 +163,8 @@ impl fmt::Display for Error {
             ),
             Self::PromptTooLong { num_tokens, max_model_len } => write!(
                 formatter,
-                "the prompt has {num_tokens} tokens, and with max_model_len {max_model_len} at most {} leave room for \
-                 an output token; shorten the prompt",
-                max_model_len - 1
+                "the prompt has {num_tokens} tokens, and max_model_len is {max_model_len}, which must hold any output, \
+                 too; shorten the prompt"
             ),
             Self::NeverFits {
                 num_prompt_tokens,

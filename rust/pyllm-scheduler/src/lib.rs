@@ -17,7 +17,7 @@
 //!
 //! let plan = scheduler.schedule(0.0)?.expect("a request waits");
 //! assert_eq!((plan.num_tokens(), plan.num_rows()), (3, 1));
-//! scheduler.commit(plan.step, &[0, 1], &[42], 0.0, None)?; // the worker computed the plan and sampled token 42
+//! scheduler.commit(plan.step, &[0, 1], &[42], 0.0, None, None)?; // the worker computed the plan and sampled token 42
 //!
 //! let deltas = scheduler.take_deltas(client).expect("there is news");
 //! assert_eq!((&deltas.requests[..], &deltas.tokens[..]), (&[1][..], &[42][..]));
@@ -41,6 +41,8 @@
 //! - The worker may choose the tokens of a **stateful** request by all that came before. It is told them when a slot is
 //!   initialised. A row of such a request may come back without a token, and its last one is planned again, or with more
 //!   than were planned, and those that follow are computed next.
+//! - A request that **pools** asks for its prompt's embedding. It has one row where others sample their first token, and
+//!   ends with it.
 //! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence, on the device or on
 //!   the host.
 //! - Each sequence that got no tokens in a step has one reason (`explain`).
@@ -55,6 +57,7 @@ mod policy;
 mod plan;
 mod deltas;
 mod logprobs;
+mod embeddings;
 mod record;
 
 mod arena;
@@ -76,6 +79,7 @@ mod philox;
 
 pub use config::{Config, PolicyName};
 pub use deltas::DeltaColumns;
+pub use embeddings::Embeddings;
 pub use error::{Error, Result};
 pub use events::{Events, KvEvent, Snapshot, Tier};
 pub use hash::BlockHash;

@@ -12,9 +12,9 @@ use crate::request::{Finish, Request};
 use crate::scheduler::{Scheduler, Stats};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-const MAGIC: &[u8] = b"pyllm scheduler recording 2\n";
+const MAGIC: &[u8] = b"pyllm scheduler recording 3\n";
 
-/// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on.
+/// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[expect(missing_docs, reason = "each is the method of its name, with its arguments")]
 pub enum Input {
@@ -128,7 +128,7 @@ impl Scheduler {
             Input::DropClient { client } => self.drop_client(client),
             Input::Schedule { now } => drop(self.schedule(now)?),
             Input::Commit { step, starts, tokens, seconds, logprobs } => {
-                self.commit(step, &starts, &tokens, seconds, logprobs.as_ref())?;
+                self.commit(step, &starts, &tokens, seconds, logprobs.as_ref(), None)?;
             }
             Input::LoseDevice => self.lose_device(),
             Input::Propose { client, request, sample, drafts } => self.propose(client, request, sample, &drafts)?,

@@ -19,7 +19,7 @@ pub struct Request {
     pub n: u32,
     /// The key of all its random numbers.
     pub seed: u64,
-    /// Output tokens per sample, those in `outputs` included; at least 1.
+    /// Output tokens per sample, those in `outputs` included; at least 1, but 0 of a request that pools.
     pub max_tokens: u32,
     /// Output tokens before which no stop token ends a sample.
     pub min_tokens: u32,
@@ -36,6 +36,9 @@ pub struct Request {
     pub beam_width: u32,
     /// The power of a beam's length by which its log-probability is divided.
     pub length_penalty: f64,
+    /// Whether it asks for its prompt's embedding in place of output: it ends with the step that computes the prompt's
+    /// last token.
+    pub pooling: bool,
     /// To resume: what each of the `n` samples has already. Empty for a fresh request.
     pub outputs: Vec<Output>,
     /// When it came, in the seconds of `Scheduler::schedule`'s clock. First come, first served goes by this.
@@ -89,8 +92,11 @@ impl Request {
     /// Most samples of one request.
     pub const MAX_SAMPLES: u32 = 16_384;
 
-    /// Prompt and output tokens at which a sample ends.
+    /// Prompt and output tokens at which a sample ends. What pools has its one row where a first token would be sampled.
     pub(crate) fn max_length(&self, config: &Config) -> u32 {
+        if self.pooling {
+            return self.prompt.len() as u32 + 1;
+        }
         (self.prompt.len() as u32).saturating_add(self.max_tokens).min(config.max_model_len)
     }
 
@@ -102,10 +108,12 @@ impl Request {
     /// Errors: the first thing that makes the request impossible, whatever else runs.
     pub(crate) fn validate(&self, config: &Config) -> Result<()> {
         self.validate_fields(config)?;
-        if self.prompt.len() >= config.max_model_len as usize {
+        // Without output the prompt may be all there is.
+        if self.prompt.len() + usize::from(!self.pooling) > config.max_model_len as usize {
             let num_tokens = self.prompt.len();
             return Err(Error::PromptTooLong { num_tokens, max_model_len: config.max_model_len });
         }
+        self.validate_pooling()?;
         self.validate_outputs(config)?;
         self.validate_beams(config)?;
         // The last token is never computed, so its keys and values need no place.
@@ -146,7 +154,7 @@ impl Request {
                 self.n, config.max_num_seqs
             ));
         }
-        if self.max_tokens == 0 {
+        if self.max_tokens == 0 && !self.pooling {
             return refuse("max_tokens must be at least 1".to_owned());
         }
         if self.min_tokens > self.max_tokens {
@@ -158,6 +166,22 @@ impl Request {
         self.deadline.map_or(Ok(()), |seconds| finite("deadline", seconds))?;
         self.ttft_target.map_or(Ok(()), |seconds| positive("ttft_target", seconds))?;
         self.tpot_target.map_or(Ok(()), |seconds| positive("tpot_target", seconds))
+    }
+
+    fn validate_pooling(&self) -> Result<()> {
+        let others = [
+            ("max_tokens", self.max_tokens > 0),
+            ("n", self.n > 1),
+            ("stop_token_ids", !self.stop_token_ids.is_empty()),
+            ("stateful", self.stateful),
+            ("prompt_logprobs", self.prompt_logprobs),
+            ("beam_width", self.beam_width > 0),
+            ("outputs", !self.outputs.is_empty()),
+        ];
+        match others.into_iter().find(|&(_, is_given)| self.pooling && is_given) {
+            Some((field, _)) => refuse(format!("{field} excludes pooling, which gives no output; leave out either")),
+            None => Ok(()),
+        }
     }
 
     fn validate_beams(&self, config: &Config) -> Result<()> {

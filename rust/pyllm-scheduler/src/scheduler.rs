@@ -98,8 +98,16 @@ struct Row {
     /// Whether all its positions but the first verify drafts.
     is_verifying: bool,
     is_stateful: bool,
-    /// Whether its first position says how a beam goes on.
-    is_beam: bool,
+    gives: Gives,
+}
+
+/// What a row that samples is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Gives {
+    Tokens,
+    /// How a beam goes on, by its first position.
+    Candidates,
+    Embedding,
 }
 
 impl Scheduler {
@@ -413,6 +421,7 @@ impl Scheduler {
             offset: offset as i32,
             tokens: &[],
             logprobs: None,
+            embedding: &[],
             finish,
             cached_tokens,
         };

@@ -1,3 +1,4 @@
+import math
 from array import array
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from pyllm.core.executors.simulated import SimulatedExecutor, StepCost, section
 from pyllm.core.loop import EngineCore
 from pyllm.errors import ConfigError, EngineDeadError
 from pyllm.messages import (
+    POOLING,
     PROTOCOL_VERSION,
     CoreMessage,
     Deltas,
@@ -24,6 +26,7 @@ from tests.core.executors.planned import plans
 
 VOCAB_SIZE = 1000
 COST = StepCost(base=0.010, prefill_token=0.001, decode_row=0.002, context=0.5)
+DRAWN = Sampling()
 
 
 def make_scheduler(num_blocks: int) -> Scheduler:
@@ -46,6 +49,7 @@ class Simulation:
         self.scheduler = make_scheduler(num_blocks)
         self.tokens: dict[int, list[int]] = {}
         self.finished_at: dict[int, float] = {}
+        self.embeddings: dict[int, list[float]] = {}
         model = ModelInfo(
             name="simulated",
             max_model_len=128,
@@ -79,6 +83,8 @@ class Simulation:
             starts, tokens = array("i", message.token_starts), array("i", message.tokens)
             for row, request in enumerate(array("Q", message.requests)):
                 self.tokens.setdefault(request, []).extend(tokens[starts[row] : starts[row + 1]])
+                if message.embedding_starts and (ends := array("i", message.embedding_starts)[row : row + 2]):
+                    self.embeddings[request] = array("f", message.embeddings)[ends[0] : ends[1]].tolist()
                 if message.finishes[row] != FinishCode.NONE:
                     self.finished_at[request] = self.executor.clock()
         return True
@@ -86,9 +92,9 @@ class Simulation:
     def close(self, linger: float = 0.0) -> None:
         """Nothing is open."""
 
-    def submit(self, request: int, prompt_tokens: int, max_tokens: int) -> None:
+    def submit(self, request: int, prompt_tokens: int, max_tokens: int, sampling: Sampling = DRAWN) -> None:
         prompt = array("i", range(prompt_tokens)).tobytes()
-        self.core.receive(b"client", Submit(0, request, prompt, request, max_tokens, Sampling()))
+        self.core.receive(b"client", Submit(0, request, prompt, request, max_tokens, sampling))
 
     async def run_dry(self) -> None:
         while await self.core.step():
@@ -122,6 +128,22 @@ async def test_tokens_do_not_depend_on_the_schedule() -> None:
     assert {len(tokens) for tokens in roomy.tokens.values()} == {40}
     assert len({token for tokens in roomy.tokens.values() for token in tokens}) > 100
     assert roomy.executor.clock() < tight.executor.clock()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_embeddings_are_a_function_of_their_prompts_length(depth: int) -> None:
+    simulation = Simulation(depth=depth)
+    for request in range(12):
+        pools = request % 3 > 0
+        simulation.submit(request, 5 + request * 9, 0 if pools else 8, POOLING if pools else DRAWN)
+    await simulation.run_dry()
+    embeddings = {request: vector for request, vector in simulation.embeddings.items() if vector}
+    lengths = {request: 5 + request * 9 for request in range(12) if request % 3}
+    assert embeddings.keys() == lengths.keys()
+    for request, length in lengths.items():
+        assert embeddings[request] == pytest.approx([math.cos(length), math.sin(length)])
+    assert len(simulation.tokens[3]) == 8
+    assert not simulation.tokens[4]
 
 
 def measured_plans() -> list[Plan]:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
+from pyllm.errors import DeadlineError
 from pyllm.frontend.edge.body import BoundedBody
-from pyllm.frontend.failure import BodyTooLargeError, ClientGoneError, RequestTimeoutError
+from pyllm.frontend.failure import BodyTooLargeError, ClientGoneError
 
 
 def parts(*messages: dict[str, Any]) -> Any:
@@ -42,7 +43,7 @@ async def test_too_much_is_refused_as_soon_as_it_is() -> None:
 async def test_nothing_for_too_long_is_a_timeout() -> None:
     body = BoundedBody(parts(part(b"ab", True)), limit=3, patience=0.01)
     await body.receive()
-    with pytest.raises(RequestTimeoutError, match=r"0\.01 s"):
+    with pytest.raises(DeadlineError, match=r"0\.01 s"):
         await body.receive()
     assert body.stalled
 

@@ -10,8 +10,8 @@ import pytest
 
 from pyllm.api_keys import ApiKey, KeyRing, new_key
 from pyllm.config import ServerConfig
+from pyllm.errors import DeadlineError
 from pyllm.frontend.edge.gateway import Gateway
-from pyllm.frontend.failure import RequestTimeoutError
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.fake_core import connected
@@ -129,7 +129,7 @@ async def test_an_upload_that_stops_ends_its_connection(tokenizer: Tokenizer) ->
     sent: list[Any] = []
 
     async def route(scope: Any, receive: Any, send: Any) -> None:
-        with pytest.raises(RequestTimeoutError):
+        with pytest.raises(DeadlineError):
             await receive()
         await send({"type": "http.response.start", "status": 408, "headers": []})
 

@@ -1,5 +1,6 @@
 """OpenAI's own Python package talks to the server."""
 
+from array import array
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import pydantic
 import pytest
 
 from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.fake_core import MODEL
+from tests.frontend.fake_core import MODEL, embedded
 from tests.frontend.serving import answering, behind_uvicorn
 
 if TYPE_CHECKING:
@@ -123,3 +124,13 @@ async def test_parse(tokenizer: Tokenizer) -> None:
     async with library(tokenizer, '{"city": "Rome", "days": 2}') as client:
         form = await client.chat.completions.parse(model="tiny", messages=MESSAGES, response_format=Weather)
         assert form.choices[0].message.parsed == Weather(city="Rome", days=2)
+
+
+async def test_embeddings(tokenizer: Tokenizer) -> None:
+    async with library(tokenizer) as client:
+        in_base64 = await client.embeddings.create(model="tiny", input=["Hello", "x"])
+        in_numbers = await client.embeddings.create(model="tiny", input=["Hello", "x"], encoding_format="float")
+        expected = [array("f", embedded(tokenizer.encode(text))).tolist() for text in ("Hello", "x")]
+        for answer in (in_base64, in_numbers):
+            assert [each.embedding for each in answer.data] == expected
+            assert (answer.model, answer.usage.prompt_tokens) == ("tiny", 2)

@@ -8,7 +8,15 @@ import openai
 import pytest
 from litestar.exceptions import MethodNotAllowedException, NotFoundException
 
-from pyllm.errors import ConfigError, EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.errors import (
+    ConfigError,
+    DeadlineError,
+    EngineDeadError,
+    ProtocolError,
+    PyllmError,
+    RequestError,
+    RequestTooLargeError,
+)
 from pyllm.frontend.failure import (
     AuthenticationError,
     BodyTooLargeError,
@@ -17,7 +25,6 @@ from pyllm.frontend.failure import (
     MediaTypeError,
     QueueFullError,
     RateLimitError,
-    RequestTimeoutError,
     UnknownModelError,
     decoding_error,
     describe,
@@ -39,7 +46,7 @@ from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
         (BodyTooLargeError("x"), 413, "invalid_request_error", "request_too_large"),
         (ClientGoneError("x"), 400, "invalid_request_error", None),
         (AuthenticationError("x"), 401, "invalid_request_error", "invalid_api_key"),
-        (RequestTimeoutError("x"), 408, "invalid_request_error", "request_timeout"),
+        (DeadlineError("x"), 408, "invalid_request_error", "request_timeout"),
         (RateLimitError("x", "tokens", 1.0), 429, "tokens", "rate_limit_exceeded"),
         (QueueFullError("x", 1.0), 503, "server_error", "queue_full"),
         (PyllmError("x"), 500, "server_error", None),

@@ -59,7 +59,7 @@ fn admit_cached(criterion: &mut Criterion) {
                 let mut scheduler = scheduler();
                 scheduler.add(request(0)).expect("the request fits");
                 let plan = scheduler.schedule(0.0).expect("time stands still").expect("a request waits");
-                scheduler.commit(plan.step, &[0, 1], &[7], 0.0, None).expect("the prompt samples one token");
+                scheduler.commit(plan.step, &[0, 1], &[7], 0.0, None, None).expect("the prompt samples one token");
                 scheduler.add(request(1)).expect("the request fits");
                 scheduler
             },

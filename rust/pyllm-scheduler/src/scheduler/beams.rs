@@ -11,7 +11,7 @@ use crate::policy::OUTPUT_COST;
 use crate::request::Finish;
 use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
 
-use super::{Scheduler, Step, live_sequences};
+use super::{Gives, Scheduler, Step, live_sequences};
 
 impl Scheduler {
     /// What may follow a beam is known. True: sequences have ended.
@@ -71,7 +71,8 @@ impl Scheduler {
 
     /// The rows of a step that say what may follow beams that are there still.
     fn beam_rows(&self, step: &Step) -> impl Iterator<Item = (usize, &Sequence)> {
-        let rows = step.rows.iter().enumerate().filter(|(_, row)| row.is_beam && row.num_samples > 0);
+        let rows =
+            step.rows.iter().enumerate().filter(|(_, row)| row.gives == Gives::Candidates && row.num_samples > 0);
         rows.filter_map(|(index, row)| self.sequences.get(row.sequence).map(|sequence| (index, sequence)))
     }
 
@@ -136,6 +137,7 @@ impl Scheduler {
                 offset: 0,
                 tokens: &entries.ids,
                 logprobs: entries.view(0),
+                embedding: &[],
                 finish,
                 cached_tokens,
             };

@@ -69,6 +69,7 @@ impl Scheduler {
             offset: 0,
             tokens: &sequence.output,
             logprobs: None,
+            embedding: &[],
             finish: Finish::None,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
         };

@@ -3,6 +3,7 @@
 
 use crate::arena::Key;
 use crate::deltas::Delta;
+use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, StepId};
 use crate::logprobs::{LogprobView, Logprobs};
@@ -11,7 +12,7 @@ use crate::record::Input;
 use crate::request::Finish;
 use crate::sequence::{Sample, Sequence, State};
 
-use super::{Row, Scheduler, Step};
+use super::{Gives, Row, Scheduler, Step};
 
 impl Scheduler {
     /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A row
@@ -19,7 +20,8 @@ impl Scheduler {
     /// what was sampled. A row of a stateful request may have none, and its last token is planned again; or, where it has
     /// one sample, any number, which all count: the drafts that were accepted, what was sampled, and what is forced to
     /// follow. A beam goes on by the log-probabilities of its row's first token, whatever that is. The tokens of a row whose
-    /// sequence has ended meanwhile are dropped. `seconds` is what the step took, 0 if that was not measured. Gives the
+    /// sequence has ended meanwhile are dropped. A row that pools ends its request, with its row of `embeddings` and whatever it
+    /// sampled; without `embeddings`, as in a replay, clients get none. `seconds` is what the step took, 0 if that was not measured. Gives the
     /// clients that have deltas to take.
     ///
     /// Errors: `UnknownStep`, `OutOfOrder`, `Sampled`.
@@ -30,6 +32,7 @@ impl Scheduler {
         tokens: &[i32],
         seconds: f64,
         logprobs: Option<&Logprobs>,
+        embeddings: Option<&Embeddings>,
     ) -> Result<&[ClientId]> {
         let oldest = self.oldest_step();
         if !self.steps.iter().any(|planned| planned.id == step) {
@@ -38,7 +41,7 @@ impl Scheduler {
         if step != oldest {
             return Err(Error::OutOfOrder { step, oldest });
         }
-        if let Err(problem) = self.check_result(&self.steps[0], starts, tokens, logprobs) {
+        if let Err(problem) = self.check_result(&self.steps[0], starts, tokens, logprobs, embeddings) {
             return Err(Error::Sampled { step, problem });
         }
         let deciding = self.recorder.as_ref().and_then(|_| self.deciding(&self.steps[0], starts, logprobs));
@@ -70,7 +73,10 @@ impl Scheduler {
             let sampled = &tokens[range[0] as usize..range[1] as usize];
             let logprobs = logprobs.map(|logprobs| logprobs.of_sampled(index, range[0]));
             any_ended |= match sampled {
-                _ if row.is_beam => self.search(row.sequence, logprobs),
+                _ if row.gives == Gives::Embedding => {
+                    self.pool(row.sequence, embeddings.map_or(&[], |given| given.row(index)))
+                }
+                _ if row.gives == Gives::Candidates => self.search(row.sequence, logprobs),
                 [] => self.sample_again(row.sequence),
                 _ if row.is_verifying => self.verify(row.sequence, sampled, logprobs),
                 _ if row.num_samples > 1 => self.fork_row(row.sequence, sampled, logprobs),
@@ -83,6 +89,29 @@ impl Scheduler {
             self.forget_ended();
         }
         Ok(self.outbox.pending())
+    }
+
+    /// The prompt of a request that pools is computed, which is all that was asked. Always true.
+    fn pool(&mut self, key: Key<Sequence>, embedding: &[f32]) -> bool {
+        let sequence = &self.sequences[key];
+        let (name, sample) = (sequence.request, sequence.sample);
+        let live = &self.requests[name];
+        let delta = Delta {
+            request: live.request.id,
+            sample,
+            offset: 0,
+            tokens: &[],
+            logprobs: None,
+            embedding,
+            finish: Finish::Stop,
+            cached_tokens: sequence.cached_tokens.unwrap_or(0),
+        };
+        self.outbox.push(live.client, &delta);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.record_finish(live.request.id, sample, Finish::Stop, 0);
+        }
+        self.end_sample(name, sample);
+        true
     }
 
     /// The worker was not ready: the last known token is computed once more, and its drafts with it. Always false.
@@ -136,6 +165,7 @@ impl Scheduler {
             offset: offset as i32,
             tokens: &sequence.output[offset..],
             logprobs,
+            embedding: &[],
             finish,
             cached_tokens: sequence.cached_tokens.unwrap_or(0),
         };
@@ -248,13 +278,28 @@ impl Scheduler {
         starts: &[i32],
         tokens: &[i32],
         logprobs: Option<&Logprobs>,
+        embeddings: Option<&Embeddings>,
     ) -> std::result::Result<(), String> {
         self.check_sampled(&step.rows, starts, tokens)?;
+        if let Some(embeddings) = embeddings {
+            embeddings.check(step.rows.len())?;
+            self.check_pooled(&step.rows, embeddings)?;
+        }
         if let Some(logprobs) = logprobs {
             logprobs.check(step.rows.len(), starts, self.config.vocab_size)?;
             self.check_prompts(step, logprobs)?;
         }
         self.check_candidates(step, starts, logprobs)
+    }
+
+    /// Errors: a row that pools has no embedding.
+    fn check_pooled(&self, rows: &[Row], embeddings: &Embeddings) -> std::result::Result<(), String> {
+        let mut pooled =
+            rows.iter().enumerate().filter(|(_, row)| row.gives == Gives::Embedding && row.num_samples > 0);
+        match pooled.find(|&(index, row)| embeddings.row(index).is_empty() && self.sequences.contains(row.sequence)) {
+            Some((index, _)) => Err(format!("row {index} asks for an embedding and has none")),
+            None => Ok(()),
+        }
     }
 
     /// What a row has given whose sequence has ended means nothing.

@@ -13,7 +13,7 @@ use crate::swaps::Swap;
 
 use super::explain::{Decision, Reason};
 use super::preemption::is_shared;
-use super::{Row, Scheduler, Step};
+use super::{Gives, Row, Scheduler, Step};
 
 /// The step being planned.
 pub(super) struct Planning {
@@ -289,6 +289,7 @@ impl Scheduler {
 
         let num_known = sequence.num_known();
         let is_decode = start + 1 >= num_known;
+        let mut gives = if sequence.beam == Beam::None { Gives::Tokens } else { Gives::Candidates };
         let num_drafts = if is_decode && sequence.num_in_flight == 0 { num_tokens - 1 } else { 0 };
         if num_tokens == 1 && start >= sequence.num_prompt_tokens {
             let output = (start - sequence.num_prompt_tokens) as usize;
@@ -296,8 +297,11 @@ impl Scheduler {
             draft.positions.push(start as i32);
             draft.slot_mapping.push((sequence.blocks[first].0 * block_size + start % block_size) as i32);
         } else {
-            let prompt = &requests[sequence.request].request.prompt;
-            let (head, tail) = sequence.tokens(prompt, start, end.min(num_known));
+            let request = &requests[sequence.request].request;
+            if request.pooling {
+                gives = Gives::Embedding; // it has rows of its prompt alone
+            }
+            let (head, tail) = sequence.tokens(&request.prompt, start, end.min(num_known));
             draft.tokens.extend_from_slice(head);
             draft.tokens.extend_from_slice(tail);
             draft.tokens.extend_from_slice(&sequence.drafts[..num_drafts as usize]);
@@ -345,7 +349,7 @@ impl Scheduler {
             num_samples,
             is_verifying: num_drafts > 0,
             is_stateful: sequence.is_stateful,
-            is_beam: sequence.beam != Beam::None,
+            gives,
         });
         if sequence.has_block_to_store(block_size) {
             self.store_full_blocks(key);

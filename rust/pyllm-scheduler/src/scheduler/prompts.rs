@@ -56,6 +56,7 @@ impl Scheduler {
             offset: first as i32 + num_repeated as i32 - sequence.num_prompt_tokens as i32,
             tokens: &told[num_repeated..],
             logprobs: Some(logprobs.of_prompt(index, num_sampled_before, num_repeated)),
+            embedding: &[],
             finish: Finish::None,
             cached_tokens: 0,
         };

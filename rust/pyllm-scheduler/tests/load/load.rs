@@ -94,7 +94,7 @@ impl Load {
         let starts = sampled_starts(&plan);
         let num_sampled = starts.last().map_or(0, |&end| end as usize);
         let tokens: Vec<i32> = (0..num_sampled).map(|_| self.random.token()).collect();
-        self.scheduler.commit(plan.step, &starts, &tokens, 0.0, None).expect("the step is in flight");
+        self.scheduler.commit(plan.step, &starts, &tokens, 0.0, None, None).expect("the step is in flight");
         for client in self.scheduler.pending_clients().to_vec() {
             let deltas = self.scheduler.take_deltas(client).expect("there is news");
             self.num_tokens += deltas.tokens.len() as u64;

@@ -127,7 +127,7 @@ impl Engine {
         });
         let tokens: Vec<_> = sampled.collect();
         let told = if self.tells_seconds { seconds } else { 0.0 };
-        self.scheduler.commit(plan.step, &starts, &tokens, told, None).expect("the step is due");
+        self.scheduler.commit(plan.step, &starts, &tokens, told, None, None).expect("the step is due");
         self.take_deltas();
         self.scheduler.audit().expect("the books add up");
         rows

@@ -18,7 +18,7 @@ fn schedule(engine: &mut Engine) -> Plan {
 fn commit(engine: &mut Engine, plan: &Plan) {
     let starts = ints(plan, "sampled_starts");
     let tokens = vec![7; *starts.last().expect("there is one more start than rows") as usize];
-    engine.scheduler.commit(plan.step, &starts, &tokens, 0.0, None).expect("the step is due");
+    engine.scheduler.commit(plan.step, &starts, &tokens, 0.0, None, None).expect("the step is due");
 }
 
 fn last_decision(engine: &Engine) -> Decision {

@@ -77,6 +77,8 @@ pub struct Add {
     /// A beam search with this length penalty, of as many beams as there would be samples.
     pub length_penalty: Option<f64>,
     pub offer: Option<Offer>,
+    /// An embedding in place of samples, unless it is a beam search.
+    pub pooling: bool,
     pub stateful: bool,
     /// Whether log-probabilities of the output are told, and of the prompt; of the latter, whether a chunk's rows tell of
     /// the token after it, or the next chunk's of their first one.
@@ -193,11 +195,11 @@ fn add() -> impl Strategy<Value = Add> {
         option::weighted(0.3, offer()),
         option::weighted(0.15, select(&[1.0, 0.0, -0.5, 2.0][..])),
     );
-    let sampling = (any::<bool>(), weighted(0.3), option::weighted(0.2, any::<bool>()));
+    let sampling = (weighted(0.15), any::<bool>(), weighted(0.3), option::weighted(0.2, any::<bool>()));
     (shape, order, targets, ends, sampling).prop_map(|(shape, order, targets, ends, sampling)| {
         let (client, prompt, n, seed, max_tokens, min_tokens) = shape;
         let ((ttft_target, tpot_target), (stop_every, resume, offer, length_penalty)) = (targets, ends);
-        let (stateful, logprobs, prompt_logprobs) = sampling;
+        let (pooling, stateful, logprobs, prompt_logprobs) = sampling;
         let (arrival, deadline, priority, policy_key) = order;
         Add {
             client,
@@ -216,6 +218,7 @@ fn add() -> impl Strategy<Value = Add> {
             resume,
             length_penalty,
             offer,
+            pooling,
             stateful,
             logprobs,
             prompt_logprobs,

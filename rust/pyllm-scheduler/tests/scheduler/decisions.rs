@@ -3,6 +3,7 @@
 mod beams;
 mod branches;
 mod loads;
+mod pooling;
 mod preemption;
 mod reasons;
 mod stateful;
@@ -41,7 +42,7 @@ fn plan(scheduler: &mut Scheduler) -> Plan {
 fn commit(scheduler: &mut Scheduler, plan: &Plan, token: i32) {
     let sections = Sections::new(plan);
     let tokens = vec![token; sections.uniforms.len()];
-    scheduler.commit(plan.step, sections.ints("sampled_starts"), &tokens, 0.0, None).expect("the step is due");
+    scheduler.commit(plan.step, sections.ints("sampled_starts"), &tokens, 0.0, None, None).expect("the step is due");
 }
 
 /// Runs alone what waits, one step at a time.

@@ -64,6 +64,8 @@ pub struct Row {
     pub uniforms: Vec<f32>,
     /// What it gives back; of a stateful request all of it counts.
     pub sampled: Vec<i32>,
+    /// All that it has read.
+    pub prefix: Prefix,
     pub spoilt: Option<LoadId>,
     pub is_stateful: bool,
     /// Whether it depends on a row that has given another number of tokens than planned.
@@ -257,6 +259,7 @@ impl Device {
                 num_drafts,
                 sampled: if is_stale { Vec::new() } else { sampled },
                 context,
+                prefix,
                 uniforms,
                 spoilt,
             }

@@ -27,6 +27,11 @@ impl Prefix {
         (mix(self.text ^ u64::from(uniform.to_bits()) << 20) % u64::from(VOCABULARY)) as i32
     }
 
+    /// What a request that pools is given, if this is its prompt.
+    pub fn embedding(self) -> [f32; 2] {
+        [48, 32].map(|shift| f32::from((self.text >> shift) as u16))
+    }
+
     /// The likeliest next tokens with their log-probabilities, some of which are equal.
     pub fn likeliest(self, number: u32) -> Vec<(i32, f32)> {
         let mut state = mix(self.text);
@@ -40,6 +45,21 @@ impl Prefix {
     }
 }
 
+/// The embedding of a request's prompt.
+pub fn embed(request: &Request) -> [f32; 2] {
+    request.prompt.iter().fold(Prefix::empty(request, ""), |prefix, &token| prefix.then(token)).embedding()
+}
+
+/// Prompt and output tokens of a request at its longest; the last is never computed.
+pub fn longest(request: &Request, config: &Config) -> u32 {
+    let num_prompt_tokens = request.prompt.len() as u32;
+    if request.pooling {
+        num_prompt_tokens + 1
+    } else {
+        (num_prompt_tokens + request.max_tokens).min(config.max_model_len)
+    }
+}
+
 /// The ids beside a token whose log-probability is told, itself first: as many as follow from it.
 pub fn told_with(token: i32) -> impl Iterator<Item = i32> {
     (0..=token % 3).map(move |more| (token + more) % VOCABULARY as i32)
@@ -47,6 +67,9 @@ pub fn told_with(token: i32) -> impl Iterator<Item = i32> {
 
 /// Everything that one sample of a request will have generated, what is `given` to begin with, and how it ends.
 pub fn generate(request: &Request, sample: u32, given: &[i32], config: &Config) -> (Vec<i32>, Finish) {
+    if request.pooling {
+        return (Vec::new(), Finish::Stop);
+    }
     let known = request.prompt.iter().chain(given);
     let mut prefix = known.fold(Prefix::empty(request, ""), |prefix, &token| prefix.then(token));
     let mut output = given.to_vec();

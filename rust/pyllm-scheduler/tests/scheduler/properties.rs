@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 73] = [
+const CORNERS: [&str; 75] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -21,6 +21,8 @@ const CORNERS: [&str; 73] = [
     "deadlines of what loads",
     "deadlines of what runs",
     "deadlines of what waits",
+    "embeddings",
+    "embeddings of a whole context",
     "ends under custom",
     "ends under fair",
     "ends under fcfs",

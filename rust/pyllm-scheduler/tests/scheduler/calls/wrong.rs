@@ -26,10 +26,10 @@ pub fn wrong() -> impl Strategy<Value = Wrong> {
     let pick = any::<usize>;
     prop_oneof![
         pick().prop_map(|pick| Wrong::AddTwice { pick }),
-        (0..16_usize).prop_map(|kind| Wrong::AddInvalid { kind }),
+        (0..20_usize).prop_map(|kind| Wrong::AddInvalid { kind }),
         Just(Wrong::CommitUnknown),
         Just(Wrong::CommitOutOfOrder),
-        (0..12_usize).prop_map(|kind| Wrong::CommitShape { kind }),
+        (0..13_usize).prop_map(|kind| Wrong::CommitShape { kind }),
         Just(Wrong::TimeGoesBack),
         pick().prop_map(|pick| Wrong::HoldTwice { pick }),
         pick().prop_map(|pick| Wrong::ReleaseNotHeld { pick }),

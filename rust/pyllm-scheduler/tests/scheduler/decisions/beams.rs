@@ -33,7 +33,7 @@ fn result(plan: &Plan, candidates: Candidates<'_>) -> (Vec<i32>, Vec<i32>, Logpr
 
 fn commit(scheduler: &mut Scheduler, plan: &Plan, candidates: Candidates<'_>) {
     let (starts, tokens, logprobs) = result(plan, candidates);
-    scheduler.commit(plan.step, &starts, &tokens, 0.0, Some(&logprobs)).expect("the step is due");
+    scheduler.commit(plan.step, &starts, &tokens, 0.0, Some(&logprobs), None).expect("the step is due");
     scheduler.audit().expect("the books add up");
 }
 
@@ -207,7 +207,7 @@ fn a_row_of_a_beam_without_its_candidates_is_refused() -> Result<(), Error> {
     scheduler.add(search(1, [1, 2, 3], 9, 2))?;
     let first = plan(&mut scheduler);
     for logprobs in [None, Some(result(&first, &[&FIRST[..3]]).2)] {
-        let refused = scheduler.commit(first.step, &[0, 2], &[99, 99], 0.0, logprobs.as_ref()).map(drop);
+        let refused = scheduler.commit(first.step, &[0, 2], &[99, 99], 0.0, logprobs.as_ref(), None).map(drop);
         assert!(matches!(refused, Err(Error::Sampled { .. })), "{refused:?}");
     }
     commit(&mut scheduler, &first, &[FIRST]);

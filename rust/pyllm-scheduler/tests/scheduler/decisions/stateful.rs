@@ -11,7 +11,7 @@ fn stateful(id: u64, prompt: impl Into<Vec<i32>>, max_tokens: u32) -> Request {
 
 /// Commits a plan of one row.
 fn give(scheduler: &mut Scheduler, plan: &Plan, tokens: &[i32]) -> Result<(), Error> {
-    scheduler.commit(plan.step, &[0, tokens.len() as i32], tokens, 0.0, None).map(drop)
+    scheduler.commit(plan.step, &[0, tokens.len() as i32], tokens, 0.0, None, None).map(drop)
 }
 
 fn tokens(plan: &Plan) -> Vec<i32> {
@@ -26,16 +26,16 @@ fn a_row_that_is_not_ready_is_planned_again_when_what_follows_it_is_back() -> Re
     let [first, second] = [plan(&mut scheduler), plan(&mut scheduler)];
     let sections = Sections::new(&first);
     assert_eq!(sections.histories(), [(&[1, 2, 3][..], &[][..]), (&[], &[])]);
-    scheduler.commit(first.step, &[0, 0, 1], &[8], 0.0, None)?;
+    scheduler.commit(first.step, &[0, 0, 1], &[8], 0.0, None, None)?;
     let third = plan(&mut scheduler);
     assert_eq!(tokens(&third), [-1]); // of the other
     assert_eq!(scheduler.explain(CLIENT, RequestId(1))?[0].reason, Some(Reason::Grammar));
-    scheduler.commit(second.step, &[0, 2, 3], &[9, 9, 8], 0.0, None)?; // the first row comes to nothing
+    scheduler.commit(second.step, &[0, 2, 3], &[9, 9, 8], 0.0, None, None)?; // the first row comes to nothing
     let again = plan(&mut scheduler);
     assert_eq!(tokens(&again), [3, -1]);
     assert_eq!(Sections::new(&again).uniforms[0].to_bits(), sections.uniforms[0].to_bits());
     give(&mut scheduler, &third, &[8])?;
-    scheduler.commit(again.step, &[0, 1, 2], &[4, 8], 0.0, None)?;
+    scheduler.commit(again.step, &[0, 1, 2], &[4, 8], 0.0, None, None)?;
     assert_eq!(run_to_the_end(&mut scheduler, 5).tokens, [4, 5, 5, 5, 8, 8, 8, 8]);
     Ok(())
 }
@@ -51,7 +51,7 @@ fn a_row_of_another_request_must_give_what_was_planned() -> Result<(), Error> {
     give(&mut scheduler, &first, &[4])?;
     scheduler.add(Request { n: 2, ..stateful(2, [1, 2, 3], 4) })?;
     let fork = plan(&mut scheduler);
-    let refused = scheduler.commit(fork.step, &[0, 1, 2], &[5, 5], 0.0, None).map(drop);
+    let refused = scheduler.commit(fork.step, &[0, 1, 2], &[5, 5], 0.0, None, None).map(drop);
     assert!(matches!(refused, Err(Error::Sampled { problem, .. }) if problem.contains("asks for 0 or 2")));
     Ok(())
 }
@@ -121,7 +121,7 @@ fn blocks_for_what_is_forced_are_taken_from_the_last_that_runs() -> Result<(), E
     scheduler.add(stateful(1, [1; 6], 9))?;
     scheduler.add(request(2, [2; 6], 9))?;
     let first = plan(&mut scheduler);
-    scheduler.commit(first.step, &[0, 4, 5], &[3, 4, 5, 6, 7], 0.0, None)?;
+    scheduler.commit(first.step, &[0, 4, 5], &[3, 4, 5, 6, 7], 0.0, None, None)?;
     let second = plan(&mut scheduler);
     assert_eq!(tokens(&second), [3, 4, 5, 6]);
     assert_eq!(scheduler.stats().num_preemptions, 1);
@@ -150,17 +150,17 @@ fn a_prompt_is_told_of_once_however_often_it_is_computed() -> Result<(), Error> 
     let first = plan(&mut scheduler);
     assert_eq!(tokens(&first), [10, 11, 12, 13, 14, 15]); // what is cached is of no use to it
     let early = [11, 12, 13, 14, 15, 16];
-    let wrong = scheduler.commit(first.step, &[0, 0], &[], 0.0, Some(&told(&early[1..], &[]))).map(drop);
+    let wrong = scheduler.commit(first.step, &[0, 0], &[], 0.0, Some(&told(&early[1..], &[])), None).map(drop);
     assert!(matches!(wrong, Err(Error::Sampled { .. })));
-    scheduler.commit(first.step, &[0, 0], &[], 0.0, Some(&told(&early, &[])))?;
+    scheduler.commit(first.step, &[0, 0], &[], 0.0, Some(&told(&early, &[])), None)?;
     scheduler.hold(CLIENT, RequestId(2), "preempted")?;
     scheduler.release(CLIENT, RequestId(2))?;
 
     let again = plan(&mut scheduler);
-    scheduler.commit(again.step, &[0, 0], &[], 0.0, Some(&told(&early[..5], &[])))?;
+    scheduler.commit(again.step, &[0, 0], &[], 0.0, Some(&told(&early[..5], &[])), None)?;
     let rest = plan(&mut scheduler);
     assert_eq!(tokens(&rest), [16, 17, 18, 19]);
-    scheduler.commit(rest.step, &[0, 1], &[7], 0.0, Some(&told(&[16, 17, 18, 19], &[7])))?;
+    scheduler.commit(rest.step, &[0, 1], &[7], 0.0, Some(&told(&[16, 17, 18, 19], &[7])), None)?;
     let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
     assert_eq!((&deltas.offsets[..], &deltas.token_starts[..]), (&[-9, 0][..], &[0, 9, 10][..]));
     assert_eq!(deltas.tokens, (11..20).chain([7]).collect::<Vec<_>>());

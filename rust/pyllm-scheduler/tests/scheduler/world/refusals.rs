@@ -1,6 +1,6 @@
 //! Calls that must be refused, for the right reason, and change nothing.
 
-use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId, replay};
+use pyllm_scheduler::{ClientId, Config, Embeddings, Error, LoadId, Output, Request, RequestId, StepId, replay};
 
 use super::World;
 use super::steps::InFlight;
@@ -67,6 +67,10 @@ impl World {
             12 => Request { tpot_target: Some(-1.0), ..valid },
             13 => Request { policy_key: f64::NAN, ..valid },
             14 => Request { beam_width: 2, ..valid },
+            15 => Request { pooling: true, ..valid },
+            16 => Request { pooling: true, max_tokens: 0, n: 2, ..valid },
+            17 => Request { pooling: true, max_tokens: 0, stateful: true, ..valid },
+            18 => Request { pooling: true, max_tokens: 0, outputs: vec![output(0, false)], ..valid },
             _ => Request { outputs: vec![Output { tokens: vec![i32::MAX], finished: false }], ..valid },
         });
         assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");
@@ -75,7 +79,7 @@ impl World {
 
     fn commit_unknown(&mut self) -> Refused {
         let step = StepId(1 << 40);
-        let result = self.scheduler.commit(step, &[0], &[], 0.0, None).map(drop);
+        let result = self.scheduler.commit(step, &[0], &[], 0.0, None, None).map(drop);
         assert_eq!(result, Err(Error::UnknownStep { step }));
         result
     }
@@ -86,7 +90,7 @@ impl World {
             return None;
         }
         let (starts, tokens, logprobs) = newest.result(Positions::All);
-        let result = self.scheduler.commit(newest.step, &starts, &tokens, 0.0, logprobs.as_ref()).map(drop);
+        let result = self.scheduler.commit(newest.step, &starts, &tokens, 0.0, logprobs.as_ref(), None).map(drop);
         assert_eq!(result, Err(Error::OutOfOrder { step: newest.step, oldest: oldest.step }));
         Some(result)
     }
@@ -94,6 +98,7 @@ impl World {
     fn commit_shape(&mut self, kind: usize) -> Option<Refused> {
         let oldest = self.in_flight.front()?;
         let (mut starts, mut tokens, mut logprobs) = oldest.result(Positions::All);
+        let mut embeddings = oldest.embeddings();
         match (kind, &mut logprobs) {
             (0, _) => starts.clear(),
             (1, _) => starts.push(tokens.len() as i32),
@@ -106,13 +111,15 @@ impl World {
             (8, Some(logprobs)) => logprobs.entries.ids[0] = -1,
             (9, Some(logprobs)) => logprobs.entries.ranks.clear(),
             (10, Some(logprobs)) => logprobs.prompt_tokens.push(1),
+            (11, _) if embeddings.is_some() => embeddings = Some(Embeddings { starts: vec![0], values: Vec::new() }),
             _ => {
                 // What a row gives that has ended may be anything.
                 let row = self.first_sampled(oldest, &starts)?;
                 tokens[starts[row] as usize] = -1;
             }
         }
-        let result = self.scheduler.commit(oldest.step, &starts, &tokens, 0.0, logprobs.as_ref()).map(drop);
+        let (logprobs, embeddings) = (logprobs.as_ref(), embeddings.as_ref());
+        let result = self.scheduler.commit(oldest.step, &starts, &tokens, 0.0, logprobs, embeddings).map(drop);
         assert!(matches!(result, Err(Error::Sampled { .. })), "{result:?}");
         Some(result)
     }

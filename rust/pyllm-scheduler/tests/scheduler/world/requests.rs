@@ -73,12 +73,8 @@ impl KnownSample {
 impl World {
     pub(super) fn add(&mut self, add: &Add) {
         let mut request = self.request(add);
-        let mut samples = if request.prompt.len() < self.config.max_model_len as usize {
-            KnownSample::all(&request, &self.config)
-        } else {
-            Vec::new()
-        };
-        let resume = add.resume.as_ref().filter(|_| request.beam_width == 0);
+        let mut samples = if self.has_room(&request) { KnownSample::all(&request, &self.config) } else { Vec::new() };
+        let resume = add.resume.as_ref().filter(|_| request.beam_width == 0 && !request.pooling);
         if let Some(resume) = resume {
             for (sample, &(finished, length)) in samples.iter_mut().zip(resume) {
                 let length = if finished { sample.expected.len() } else { length.min(sample.expected.len() - 1) };
@@ -111,9 +107,7 @@ impl World {
                     self.offer(self.requests.len() - 1, offer);
                 }
             }
-            Err(Error::PromptTooLong { num_tokens, .. }) => {
-                assert!(num_tokens >= self.config.max_model_len as usize);
-            }
+            Err(Error::PromptTooLong { .. }) => assert!(!self.has_room(&request)),
             Err(Error::NeverFits { needed, num_blocks, max_pinned_blocks, .. }) => {
                 assert!(!self.fits(&request) && needed > num_blocks - max_pinned_blocks);
             }
@@ -125,17 +119,22 @@ impl World {
     fn request(&self, add: &Add) -> Request {
         let index = self.requests.len() as u32;
         let n = add.n.min(self.config.max_num_seqs);
+        let pooling = add.pooling && add.length_penalty.is_none();
+        let samples = !pooling && add.length_penalty.is_none();
+        let n = if pooling { 1 } else { n };
         Request {
             client: ClientId(add.client),
             id: RequestId(u64::from(index)),
             n,
+            pooling,
             beam_width: if add.length_penalty.is_some() { n } else { 0 },
             length_penalty: add.length_penalty.unwrap_or(1.0),
             seed: add.seed,
-            max_tokens: add.max_tokens,
-            min_tokens: add.min_tokens.min(add.max_tokens),
+            max_tokens: if pooling { 0 } else { add.max_tokens },
+            min_tokens: if pooling { 0 } else { add.min_tokens.min(add.max_tokens) },
             stop_token_ids: add
                 .stop_every
+                .filter(|_| !pooling)
                 .map_or(Vec::new(), |every| (0..VOCABULARY as i32).rev().step_by(every).collect()),
             sampling: index.to_le_bytes().to_vec(),
             arrival: f64::from(add.arrival),
@@ -144,16 +143,21 @@ impl World {
             tpot_target: add.tpot_target,
             priority: add.priority,
             policy_key: add.policy_key,
-            stateful: add.stateful && add.length_penalty.is_none(),
-            prompt_logprobs: add.prompt_logprobs.is_some() && add.length_penalty.is_none(),
+            stateful: add.stateful && samples,
+            prompt_logprobs: add.prompt_logprobs.is_some() && samples,
             ..request(add.prompt)
         }
     }
 
     fn fits(&self, request: &Request) -> bool {
-        let longest = (request.prompt.len() as u32 + request.max_tokens).min(self.config.max_model_len);
+        let longest = oracle::longest(request, &self.config);
         let num_blocks = self.config.num_blocks - self.config.max_pinned_blocks;
         super::beams::num_blocks(request, longest - 1, self.config.block_size) <= num_blocks
+    }
+
+    /// Whether the context holds its prompt, and a token of output if it asks for any.
+    fn has_room(&self, request: &Request) -> bool {
+        request.prompt.len() + usize::from(!request.pooling) <= self.config.max_model_len as usize
     }
 
     pub(super) fn take(&mut self, client: u32) {
@@ -194,6 +198,16 @@ impl World {
             let finish = sample.ended.unwrap_or(if is_whole { sample.finish } else { Finish::None });
             assert_eq!(deltas.finishes[row], finish as u8);
             sample.is_finished = finish != Finish::None;
+            let pooled = known.request.pooling && finish == Finish::Stop;
+            let embedding = if pooled { &oracle::embed(&known.request)[..] } else { &[] };
+            assert_eq!(
+                deltas.embeddings.row(row),
+                embedding,
+                "what pools ends with its embedding, and nothing else does"
+            );
+            let is_longest = known.request.prompt.len() == self.config.max_model_len as usize;
+            *self.seen.entry("embeddings").or_default() += u64::from(pooled);
+            *self.seen.entry("embeddings of a whole context").or_default() += u64::from(pooled && is_longest);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use pyllm_scheduler::{ClientId, Error, Logprobs, Plan, PolicyName, Stats, StepId, uniform};
+use pyllm_scheduler::{ClientId, Embeddings, Error, Logprobs, Plan, PolicyName, Stats, StepId, uniform};
 
 use super::World;
 use super::beams::{check_beam, likeliest};
@@ -11,7 +11,7 @@ use super::model::{Requests, known};
 use super::requests::KnownSample;
 use crate::calls::Positions;
 use crate::device::{Device, Row};
-use crate::oracle::mix;
+use crate::oracle::{self, mix};
 use crate::sections::Sections;
 
 pub(super) struct InFlight {
@@ -29,6 +29,7 @@ struct Sampled {
     logprobs: bool,
     /// What may follow, if it is a beam's.
     likeliest: Vec<(i32, f32)>,
+    embedding: Vec<f32>,
 }
 
 impl InFlight {
@@ -51,6 +52,17 @@ impl InFlight {
             }
         }
         (starts, tokens, logprobs.finish())
+    }
+
+    /// The last argument of `commit`; none where no row pools.
+    pub(super) fn embeddings(&self) -> Option<Embeddings> {
+        let ends = self.rows.iter().scan(0, |end, row| {
+            *end += row.embedding.len() as i32;
+            Some(*end)
+        });
+        let values: Vec<_> = self.rows.iter().flat_map(|row| &row.embedding).copied().collect();
+        let starts = [0].into_iter().chain(ends).collect();
+        (!values.is_empty()).then_some(Embeddings { starts, values })
     }
 
     pub(super) fn has_drafts(&self) -> bool {
@@ -107,12 +119,14 @@ impl World {
             let drafts = &row.context[row.context.len() - row.num_drafts..];
             let num_accepted = drafts.iter().zip(&row.sampled).take_while(|(draft, token)| draft == token).count();
             let request = known(&self.requests, &row.request);
+            let pools = request.request.pooling && !row.sampled.is_empty();
             Sampled {
                 num_drafts: row.num_drafts,
                 num_accepted,
                 is_stateful: row.is_stateful,
                 logprobs: request.logprobs,
                 likeliest: likeliest(&request.request, &row),
+                embedding: if pools { row.prefix.embedding().to_vec() } else { Vec::new() },
                 tokens: row.sampled,
                 told: row.told,
             }
@@ -141,7 +155,7 @@ impl World {
             // Steps planned before a stop token was known go past it; what they compute is dropped.
             context.len() < whole().count() + self.depth && context.iter().zip(whole()).all(|(a, b)| a == b)
         };
-        let longest = (request.prompt.len() as u32 + request.max_tokens).min(self.config.max_model_len);
+        let longest = oracle::longest(request, &self.config);
         assert!(row.context.len() < longest as usize, "the last token that there can be is never computed");
         let is_live = |sample: &KnownSample| !sample.is_finished && sample.ended.is_none();
         let samples = known.samples.iter().enumerate().filter(|(_, sample)| is_live(sample) && reads(sample));
@@ -241,8 +255,9 @@ impl World {
         self.report_failures(step.step);
         let before = self.scheduler.stats();
         let waiting = before.num_waiting + before.num_held;
-        let (starts, tokens, logprobs) = step.result(positions);
-        let clients = self.scheduler.commit(step.step, &starts, &tokens, seconds, logprobs.as_ref());
+        let ((starts, tokens, logprobs), embeddings) = (step.result(positions), step.embeddings());
+        let clients =
+            self.scheduler.commit(step.step, &starts, &tokens, seconds, logprobs.as_ref(), embeddings.as_ref());
         let clients = clients.expect("the step is due").to_vec();
         assert_eq!(clients, self.scheduler.pending_clients());
         // What it read has come, or it would have been told.
@@ -272,7 +287,8 @@ impl World {
         }
         for in_flight in std::mem::take(&mut self.in_flight) {
             let (step, (starts, tokens, logprobs)) = (in_flight.step, in_flight.result(Positions::All));
-            let late = self.scheduler.commit(step, &starts, &tokens, 0.0, logprobs.as_ref()).map(<[ClientId]>::to_vec);
+            let late =
+                self.scheduler.commit(step, &starts, &tokens, 0.0, logprobs.as_ref(), None).map(<[ClientId]>::to_vec);
             assert_eq!(late, Err(Error::UnknownStep { step }));
         }
     }

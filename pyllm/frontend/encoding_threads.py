@@ -1,0 +1,103 @@
+"""Work on prompts off the event loop: texts to ids in batches, and whatever else takes long. Knows no cache."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+# From here on work has a thread of its own sort, so that nobody's few words wait behind somebody's book.
+LONG_CHARACTERS = 1 << 16
+BATCH_CHARACTERS = 1 << 18  # of texts that are encoded in one call
+MAX_ENCODING = 256  # requests whose texts are in the threads or wait for them; others wait outside
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Encode = Callable[[list[str]], Sequence[bytes | Exception]]
+
+
+class EncodingThreads:
+    """Two threads, for long work and for short. The event loop is the one that first uses them.
+
+    `encode` gives for each text its packed ids or what is wrong with it; it runs in the threads and lets others run.
+    """
+
+    def __init__(self, encode: Encode) -> None:
+        self._short = _Lane(encode, "pyllm-encode-short")
+        self._long = _Lane(partial(_one_by_one, encode), "pyllm-encode-long")
+        self._room = asyncio.Semaphore(MAX_ENCODING)
+
+    async def encode(self, texts: Sequence[str]) -> dict[str, bytes]:
+        """The packed ids of each text. Short texts that wait go in one call; the same text goes once.
+
+        Raises:
+            RequestError: a text is none; that of the first such one.
+        """
+        async with self._room:
+            lane = self._lane(sum(map(len, texts)))
+            waiting = {text: lane.submit(text) for text in texts}
+            await asyncio.wait(waiting.values())  # Others may want the same text: nobody's end ends it for them.
+            return {text: future.result() for text, future in waiting.items()}
+
+    async def run(self, characters: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """A call that takes as long as encoding so many characters; gives and raises what it does."""
+        async with self._room:
+            return await self._lane(characters).run(partial(work, *args, **options))
+
+    def _lane(self, characters: int) -> "_Lane":
+        return self._long if characters >= LONG_CHARACTERS else self._short
+
+
+def _one_by_one(encode: Encode, texts: list[str]) -> list[bytes | Exception]:
+    """The library encodes a batch on all processors at once, which the streams would miss for too long here."""
+    return [result for text in texts for result in encode([text])]
+
+
+class _Lane:
+    """One thread, and what waits for it."""
+
+    def __init__(self, encode: Encode, name: str) -> None:
+        self._encode = encode
+        self._thread = ThreadPoolExecutor(1, name)
+        self._futures: dict[str, asyncio.Future[bytes]] = {}
+        self._waiting: deque[str] = deque()
+        self._is_encoding = False
+
+    def submit(self, text: str) -> asyncio.Future[bytes]:
+        future = self._futures.get(text)
+        if future is None:
+            loop = asyncio.get_running_loop()
+            future = self._futures[text] = loop.create_future()
+            self._waiting.append(text)
+            if not self._is_encoding:
+                self._is_encoding = True
+                loop.call_soon(self._next_batch)  # What comes in this turn of the loop goes with it.
+        return future
+
+    async def run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _next_batch(self) -> None:
+        batch: list[str] = []
+        characters = 0
+        while self._waiting and (not batch or characters + len(self._waiting[0]) <= BATCH_CHARACTERS):
+            batch.append(self._waiting.popleft())
+            characters += len(batch[-1])
+        self._is_encoding = bool(batch)
+        if batch:
+            job = asyncio.get_running_loop().run_in_executor(self._thread, self._encode, batch)
+            job.add_done_callback(partial(self._deliver, batch))
+
+    def _deliver(self, batch: list[str], job: "asyncio.Future[Sequence[bytes | Exception]]") -> None:
+        failure = job.exception()
+        results = job.result() if failure is None else [failure] * len(batch)
+        for text, result in zip(batch, results, strict=True):
+            future = self._futures.pop(text)
+            if isinstance(result, bytes):
+                future.set_result(result)
+            else:
+                future.set_exception(result)
+                future.exception()  # Perhaps nobody waits for it any more.
+        self._next_batch()

@@ -1,0 +1,62 @@
+"""The request and the response of `/v1/embeddings` as structs, with vLLM's additions. `protocol.py` explains marks."""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from pyllm.frontend.openai.protocol import Unsupported
+
+MAX_INPUTS = 2048  # OpenAI's
+
+
+class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/embeddings`. `input` is a text or token ids, or a list of either.
+
+    Of an input that is longer than `truncate_prompt_tokens` (-1: the context) so many tokens are kept: the last, or the
+    first where the `truncation_side` is right.
+    """
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: bool | None = True
+    priority: int | None = None
+    timeout: float | None = None
+
+    # Accepted without effect.
+    user: str | None = None
+
+    cache_salt: Unsupported[str] = None
+    request_id: Unsupported[str] = None
+    use_activation: Unsupported[bool] = True
+    normalize: Unsupported[bool] = True
+    embed_dtype: Unsupported[str] = "float32"
+    endianness: Unsupported[str] = "little"
+    mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
+
+
+class EmbeddingData(Struct):
+    """One input's embedding: numbers, or the base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: str = "embedding"
+
+
+class EmbeddingUsage(Struct):
+    """Tokens of all inputs together; there are no others."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Struct):
+    """The answer, in the order of the inputs."""
+
+    data: list[EmbeddingData]
+    model: str
+    usage: EmbeddingUsage
+    object: str = "list"

@@ -1,0 +1,158 @@
+"""`POST /v1/embeddings`: the embedding of each text or list of token ids, by the model that generates."""
+
+import binascii
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+
+from pyllm.errors import PyllmError, RequestError
+from pyllm.frontend.admission import admit, charge
+from pyllm.frontend.embedding import Embedding
+from pyllm.frontend.embedding_batch import EmbeddingBatch
+from pyllm.frontend.failure import describe
+from pyllm.frontend.form import send_json
+from pyllm.frontend.openai.embedding_protocol import (
+    MAX_INPUTS,
+    EmbeddingData,
+    EmbeddingList,
+    EmbeddingRequest,
+    EmbeddingUsage,
+)
+from pyllm.frontend.openai.errors import ERROR_RESPONSES, error_response
+from pyllm.frontend.openai.models import check_model
+from pyllm.frontend.openai.parameters import refuse_unsupported
+from pyllm.frontend.request_context import RequestContext, context_of
+from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.stream import Channel, PushedResponse
+from pyllm.frontend.submission import refuse_input
+from pyllm.messages import ModelInfo
+from pyllm.sampling_params import check
+from pyllm.scheduling_params import SchedulingParams
+
+_encode = msgspec.json.Encoder().encode
+
+
+def embeddings_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+
+    @post(
+        "/v1/embeddings",
+        status_code=200,
+        summary="Embed texts",
+        responses={200: ResponseSpec(EmbeddingList), **ERROR_RESPONSES},
+    )
+    async def create_embeddings(request: Request[Any, Any, Any], data: JSONBody[EmbeddingRequest]) -> PushedResponse:
+        context = context_of(request)
+        context.name_tenant(data.user)
+        check_model(state, data.model)
+        refuse_unsupported(data)
+        _check_dimensions(data.dimensions, state.client.model)
+        limit = _limit(data, state.client.model)
+        scheduling = _scheduling(data, context)
+        inputs = split_inputs(data.input)
+        special = data.add_special_tokens is not False
+        ticket = await admit(state, context, len(inputs))
+        too_long = refuse_input if limit is None else None
+        prompts: Sequence[Sequence[int]] = await state.prompts.encode(inputs, special, too_long, "input")
+        if limit is not None:
+            prompts = [prompt[:limit] if data.truncation_side == "right" else prompt[-limit:] for prompt in prompts]
+        await charge(state, context, sum(map(len, prompts)))
+        batch = EmbeddingBatch(state, ticket, prompts, scheduling)
+        return PushedResponse(EmbeddingsAnswer(batch, state.model_name, data.encoding_format == "base64"))
+
+    return create_embeddings
+
+
+def split_inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """The single inputs of a request, each a text or token ids.
+
+    Raises:
+        RequestError: there is none, there are too many, or tokens and inputs are mixed.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError("input is an empty list; give a text, token ids, or a list of either", "input")
+    numbers = [item for item in given if isinstance(item, int)]
+    if len(numbers) == len(given):
+        return [numbers]
+    if numbers:
+        raise RequestError("input mixes token ids and inputs; give one list of token ids for each input", "input")
+    if len(given) > MAX_INPUTS:
+        raise RequestError(f"input has {len(given)} inputs; at most {MAX_INPUTS} go into one request", "input")
+    return [item for item in given if not isinstance(item, int)]
+
+
+class EmbeddingsAnswer:
+    """One JSON object, once every embedding is there."""
+
+    def __init__(self, batch: EmbeddingBatch, model_name: str, in_base64: bool) -> None:
+        self._batch = batch
+        self._model_name = model_name
+        self._in_base64 = in_base64
+        self._channel: Channel
+        self._data: list[EmbeddingData | None] = [None] * batch.num_prompts
+
+    def begin(self, channel: Channel) -> None:
+        """Submit the prompts."""
+        self._channel = channel
+        self._batch.start(self)
+
+    def drained(self) -> None:
+        """The whole answer is one write; nothing is left to do."""
+
+    def end(self) -> None:
+        """Abort what still runs."""
+        self._batch.abort()
+
+    def embedding(self, index: int, embedding: Embedding) -> None:
+        """Add one; after the last, send everything."""
+        values = embedding.values
+        if self._in_base64:
+            text = binascii.b2a_base64(values.tobytes(), newline=False).decode()
+            self._data[index] = EmbeddingData(index, text)
+        else:
+            # As JSON already: millions of numbers at the end would hold up everything else.
+            numbers = cast("list[float]", msgspec.Raw(_encode(values.tolist())))
+            self._data[index] = EmbeddingData(index, numbers)
+        if self._batch.finished:
+            num_tokens = self._batch.num_prompt_tokens
+            data = [each for each in self._data if each is not None]
+            answer = EmbeddingList(data, self._model_name, EmbeddingUsage(num_tokens, num_tokens))
+            send_json(self._channel, 200, answer)
+
+    def error(self, error: PyllmError) -> None:
+        """Answer with an error."""
+        failure = describe(error)
+        send_json(self._channel, failure.status, error_response(failure))
+
+
+def _check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
+    if dimensions is not None and dimensions != model.hidden_size:
+        raise RequestError(
+            f"dimensions must be {model.hidden_size}, or left out, got {dimensions}: the model was not trained so that "
+            "a part of its embedding is one",
+            "dimensions",
+        )
+
+
+def _limit(request: EmbeddingRequest, model: ModelInfo) -> int | None:
+    """Tokens that are kept of each input; None: all."""
+    limit = request.truncate_prompt_tokens
+    if limit is None:
+        if request.truncation_side is not None:
+            raise RequestError("truncation_side goes with truncate_prompt_tokens only", "truncation_side")
+        return None
+    most = model.max_model_len
+    check("truncate_prompt_tokens", limit, limit == -1 or 1 <= limit <= most, f"-1, or from 1 to {most}")
+    return most if limit == -1 else limit
+
+
+def _scheduling(request: EmbeddingRequest, context: RequestContext) -> SchedulingParams:
+    timeouts = [seconds for seconds in (request.timeout, context.timeout) if seconds is not None]
+    return SchedulingParams(priority=request.priority or 0, tenant=context.tenant, timeout=min(timeouts, default=None))
