@@ -17,7 +17,7 @@ from litestar.types import ASGIApp, Receive, Scope, Send
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.event_ids import Position
-from pyllm.frontend.failure import IdempotencyConflictError, describe
+from pyllm.frontend.failure import IdempotencyConflictError, QueueFullError, describe
 from pyllm.frontend.recorder import Recorder
 from pyllm.frontend.request_context import CONTEXT, context_in
 from pyllm.frontend.server_state import ServerState
@@ -78,7 +78,7 @@ class Idempotency:
         if isinstance(claim, Conflict):
             raise IdempotencyConflictError(f"this {HEADER} was used with another request; take a fresh one")
         if isinstance(claim, Full):
-            raise EngineDeadError(f"too many requests with an {HEADER} are running; try again, or leave it out")
+            raise QueueFullError(f"too many requests with an {HEADER} are running; try again, or leave it out", 1.0)
         exchange = _Exchange(scope, body, receive, send)
         try:
             offset = await self._shared.find(claim.record, last_event) if last_event else 0
@@ -137,9 +137,7 @@ class Idempotency:
                     self._run(exchange, await self._shared.take_over(record))
                     continue
                 if page.is_lost or not page.status:
-                    if not is_started:
-                        raise EngineDeadError("the answer was lost; repeat the request")
-                    return  # Returning with an incomplete answer closes the connection.
+                    raise EngineDeadError("the answer was lost; repeat the request")
                 async with asyncio.timeout(READER_PATIENCE):
                     if not is_started:
                         is_started = True
@@ -149,6 +147,11 @@ class Idempotency:
                     await exchange.send({"type": "http.response.body", "body": page.body, "more_body": more})
                 if page.is_over:
                     return
+        except EngineDeadError as error:
+            if not is_started:
+                raise
+            # Returning with an incomplete answer closes the connection.
+            logger.warning("an answer with a key broke off: %s", error)
         except TimeoutError:
             logger.warning("a client took nothing for %g s; its answer is given up", READER_PATIENCE)
         finally:

@@ -216,6 +216,24 @@ async def test_what_a_dead_process_ran_goes_on_in_another(tokenizer: Tokenizer) 
     assert (len(seeds), len(set(seeds))) == (2, 1)
 
 
+async def test_a_record_that_is_lost_closes_its_readers_connections(tokenizer: Tokenizer) -> None:
+    async with serving(tokenizer, LONG_TEXT, count=1) as server:
+        (one,) = server.frontends
+        async with one.http.stream("POST", PATH, json=BODY, headers=KEY) as answer:
+            pieces = answer.aiter_raw()
+            await anext(pieces)
+            one.core.paused = True
+            (record,) = server.state.records._by_number.values()
+            server.state.records._max_bytes = 1
+            server.state.records.append(record.run, b"more than there is room for")
+            with pytest.raises(httpx.RemoteProtocolError):
+                [piece async for piece in pieces]
+        await until(lambda: one.core.sent(Abort))  # nobody can read it any more
+        server.state.records._max_bytes = 1 << 20
+        one.core.resume()
+        assert (await server.post(0, KEY)).status_code == 200
+
+
 async def test_other_routes_and_methods_pass(tokenizer: Tokenizer) -> None:
     async with serving(tokenizer, count=1) as server:
         http = server.frontends[0].http

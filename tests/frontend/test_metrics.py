@@ -2,7 +2,9 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyllm.frontend.metrics import Metrics, token_bounds
+from pyllm.frontend.encoding_cache import EncodingCounts
+from pyllm.frontend.metrics import COUNTED, Histogram, Metrics, token_bounds
+from pyllm.frontend.shared.totals import Totals
 from tests.frontend.fake_core import MODEL
 from tests.frontend.fake_core import STATS as NAMES
 
@@ -145,3 +147,30 @@ def test_a_value_on_a_bound_belongs_to_it() -> None:
     metrics.request_num_samples.observe(1000)
     assert metrics.request_num_samples.buckets()[0] == ("1.0", 1.0)
     assert metrics.request_num_samples.buckets()[-1] == ("+Inf", 2.0)
+
+
+def test_the_counters_of_several_processes_add_up() -> None:
+    one, two = Metrics("tiny", MODEL), Metrics("tiny", MODEL)
+    for metrics, count in ((one, 1), (two, 10)):
+        metrics.prompt_tokens += count
+        metrics.encoding.num_found += count
+        metrics.finished["stop"] += count
+        metrics.first_token.observe(0.5 * count)
+    totals = Totals()
+    totals.count(1, one.counted())
+    totals.count(2, two.counted())
+    text = one.expose({}, totals.sum()).decode()
+    samples = {
+        (sample.name, sample.labels.get("finished_reason")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples["vllm:prompt_tokens_total", None] == 11
+    assert samples["pyllm:encoding_cache_hits_total", None] == 11
+    assert samples["vllm:request_success_total", "stop"] == 11
+    assert samples["vllm:request_success_total", "length"] == 0
+    assert samples["vllm:time_to_first_token_seconds_sum", None] == 5.5
+    assert samples["vllm:time_to_first_token_seconds_count", None] == 2
+    # Every number of a process is in its row, so that none is shown as 0.
+    numbers = {name for name, value in vars(one).items() if isinstance(value, int | dict | Histogram | EncodingCounts)}
+    assert {name.partition(".")[0] for name in COUNTED} == {name for name in numbers if not name.startswith("_")}
