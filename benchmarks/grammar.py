@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLTokenizer
 from benchmarks.record import Record, percentiles
 from pyllm.checkpoint import read_checkpoint
 from pyllm.workers.grammar import Grammars
-from pyllm.workers.grammar_compiler import compile_grammar
+from pyllm.workers.grammar_matcher import compile_grammar
 from tests.schemas import SCHEMAS
 
 ROUNDS = 3
