@@ -21,7 +21,7 @@ from pyllm.errors import ConfigError
 from pyllm.workers.fair_thread import FairThread, Share, settle
 from pyllm.workers.grammar_compiler import Compilation, GrammarCompiler
 from pyllm.workers.grammar_matcher import compile_grammar, error_text
-from pyllm.workers.grammar_trials import GrammarTrials
+from pyllm.workers.grammar_trials import GrammarTrials, TrialConfig
 
 # Seconds that a step waits for masks: one deadline for all its rows, however many. Rows whose mask comes later sit the
 # step out.
@@ -93,7 +93,7 @@ class Grammars:
             tokenizer = LLTokenizer(tokenizer_path, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except Exception as error:  # The library's errors share no class of their own.
             raise ConfigError(f"structured outputs cannot use the tokenizer {tokenizer_path}: {error}") from error
-        return cls(tokenizer, GrammarTrials(tokenizer_path, vocab_size, eos_token_ids).compile)
+        return cls(tokenizer, GrammarTrials(TrialConfig(tokenizer_path, vocab_size, eos_token_ids)).compile)
 
     def begin(self, text: str, output: list[int]) -> GrammarRow:
         """A row at the place that some output leads to from the beginning."""

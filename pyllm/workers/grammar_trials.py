@@ -39,6 +39,16 @@ _RENEWED = 3  # an exit code
 _PR_SET_PDEATHSIG = 1
 
 
+class TrialConfig(msgspec.Struct, frozen=True):
+    """What the process is told at its start: how to read the tokenizer, and its limits in seconds and bytes."""
+
+    tokenizer_path: str
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    seconds: float = COMPILE_SECONDS
+    memory_bytes: int = MEMORY_BYTES
+
+
 class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """What became of a text."""
 
@@ -53,8 +63,8 @@ class GrammarTrials:
     The process ends with this object, with the interpreter, and, by the end of its connection, with this process.
     """
 
-    def __init__(self, tokenizer_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        self._arguments = [tokenizer_path, *map(str, (vocab_size, *eos_token_ids))]
+    def __init__(self, config: TrialConfig) -> None:
+        self._config = config
         self._running: list[tuple[subprocess.Popen[bytes], Connection]] = []  # one, or none
         self._end = weakref.finalize(self, _end, self._running)
 
@@ -70,19 +80,39 @@ class GrammarTrials:
             raise RequestError(verdict.error) if verdict.is_to_blame else NotNowError(verdict.error)
         return make_matcher(tokenizer, text, verdict.is_schema)
 
+    def processes(self) -> list[int]:
+        """The process ids: of the one that forks, and of what it has forked; none where none was started."""
+        if not self._running:
+            return []
+        pid = self._running[0][0].pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
+
+    def close(self) -> None:
+        """End the processes, and compile no more."""
+        self._end()
+
     def _try(self, text: str) -> Verdict:
-        try:
-            connection = self._connection()
-            while connection.poll():
-                connection.recv_bytes()  # It tells of an end that was nobody's.
-            connection.send_bytes(text.encode())
-            if connection.poll(PATIENCE):
-                return msgspec.msgpack.decode(connection.recv_bytes(), type=Verdict)
-            reason = f"the grammar was not compiled within {PATIENCE:g} s, as this machine is busy"
-        except (EOFError, OSError) as error:
-            reason = f"the process that tries grammars has ended: {error}"
-        _end(self._running)
-        return Verdict(f"{reason}; try again later", is_to_blame=False)
+        for _ in range(2):  # Processes may end by no fault of the text, even before they read it.
+            try:
+                verdict = self._ask(text)
+            except (EOFError, OSError) as error:
+                verdict = Verdict(f"the process that tries grammars has ended: {error}", is_to_blame=False)
+            if verdict is None:
+                _end(self._running)
+                reason = f"the grammar was not compiled within {PATIENCE:g} s, as this machine is busy"
+                return Verdict(f"{reason}; try again later", is_to_blame=False)
+            if verdict.is_to_blame:
+                return verdict
+            _end(self._running)  # The text may lie there still.
+        return msgspec.structs.replace(verdict, error=f"{verdict.error}; try again later")
+
+    def _ask(self, text: str) -> Verdict | None:
+        """None: no answer came in time. An OSError or EOFError: none will."""
+        connection = self._connection()
+        while connection.poll():
+            connection.recv_bytes()  # It tells of an end while there was nothing to do.
+        connection.send_bytes(text.encode())
+        return msgspec.msgpack.decode(connection.recv_bytes(), type=Verdict) if connection.poll(PATIENCE) else None
 
     def _connection(self) -> Connection:
         """To the process, which may only just begin."""
@@ -91,10 +121,11 @@ class GrammarTrials:
         if self._running and self._running[0][0].poll() is not None:
             _end(self._running)
         if not self._running:
+            config = msgspec.json.encode(self._config)
             ours, theirs = Pipe()
             with theirs:
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                    [sys.executable, "-m", "pyllm.workers.grammar_trials", str(theirs.fileno()), *self._arguments],
+                    [sys.executable, "-m", "pyllm.workers.grammar_trials", str(theirs.fileno()), config],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     process_group=0,  # Ctrl-C in a terminal is not for it.
@@ -111,12 +142,12 @@ def _end(running: list[tuple[subprocess.Popen[bytes], Connection]]) -> None:
         process.wait()
 
 
-def main(arguments: list[str]) -> None:
-    """The process that forks: `arguments` are its connection's descriptor, then those of `GrammarTrials`."""
-    descriptor, tokenizer_path, vocab_size, *ends = arguments
+def main(descriptor: str, encoded: str) -> None:
+    """The process that forks: the number of its connection's descriptor, and its `TrialConfig` as JSON."""
+    config = msgspec.json.decode(encoded, type=TrialConfig)
     setproctitle("pyllm::grammars")
     connection = Connection(int(descriptor))
-    tokenizer = LLTokenizer(tokenizer_path, n_vocab=int(vocab_size), eos_token=list(map(int, ends)))
+    tokenizer = LLTokenizer(config.tokenizer_path, n_vocab=config.vocab_size, eos_token=list(config.eos_token_ids))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     libc = ctypes.CDLL(None)  # Before the fork, as it takes a while.
     code = _RENEWED
@@ -124,10 +155,10 @@ def main(arguments: list[str]) -> None:
         pid = os.fork()
         if pid == 0:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            _compile_all(connection, tokenizer)
+            _compile_all(connection, tokenizer, config)
         code = _wait_for(pid, connection)
         if code not in (0, _RENEWED):
-            connection.send_bytes(msgspec.msgpack.encode(_verdict_on_end(code)))
+            connection.send_bytes(msgspec.msgpack.encode(_verdict_on_end(code, config)))
 
 
 def _wait_for(pid: int, connection: Connection) -> int:
@@ -145,39 +176,39 @@ def _wait_for(pid: int, connection: Connection) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _verdict_on_end(code: int) -> Verdict:
+def _verdict_on_end(code: int, config: TrialConfig) -> Verdict:
     if code == -signal.SIGPROF:
-        return Verdict(f"the grammar was not compiled within {COMPILE_SECONDS:g} s of processor time; make it simpler")
+        return Verdict(f"the grammar was not compiled within {config.seconds:g} s of processor time; make it simpler")
     if code in (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS):
         name = signal.Signals(-code).name
         return Verdict(
-            f"compiling the grammar ended its process ({name}), as where more than {MEMORY_BYTES >> 20} MiB are "
+            f"compiling the grammar ended its process ({name}), as where more than {config.memory_bytes >> 20} MiB are "
             f"needed or where it is nested too deeply; make it simpler"
         )
-    return Verdict(f"the process that tries grammars has ended with code {code}; try again later", is_to_blame=False)
+    return Verdict(f"the process that tries grammars has ended with code {code}", is_to_blame=False)
 
 
-def _compile_all(connection: Connection, tokenizer: LLTokenizer) -> None:
+def _compile_all(connection: Connection, tokenizer: LLTokenizer, config: TrialConfig) -> None:
     """The forked process: it ends here."""
     # What a failing library writes there is told to nobody.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    most = used + STACK_BYTES + MEMORY_BYTES
+    most = used + STACK_BYTES + config.memory_bytes
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     threading.stack_size(STACK_BYTES)
-    thread = threading.Thread(target=lambda: os._exit(_answer_all(connection, tokenizer)))
+    thread = threading.Thread(target=lambda: os._exit(_answer_all(connection, tokenizer, config.seconds)))
     thread.start()
     thread.join()
 
 
-def _answer_all(connection: Connection, tokenizer: LLTokenizer) -> int:
+def _answer_all(connection: Connection, tokenizer: LLTokenizer, seconds: float) -> int:
     most = _peak_bytes() + _RENEW_BYTES
     while _peak_bytes() < most:
         try:
             text = connection.recv_bytes().decode()
         except (EOFError, OSError):
             return 0
-        signal.setitimer(signal.ITIMER_PROF, COMPILE_SECONDS)  # Its signal ends the process.
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # Its signal ends the process.
         verdict = _answer(tokenizer, text)
         signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send_bytes(msgspec.msgpack.encode(verdict))
@@ -200,4 +231,4 @@ def _peak_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])
