@@ -15,13 +15,16 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# Seconds that the first work of a new party is taken to last: more than that of who is known to ask for little.
+_UNKNOWN = 0.01
+
 
 @dataclass(slots=True, eq=False)
 class Share:
     """What one party has had of a `FairThread`, in virtual seconds. The thread writes it."""
 
     finish: float = 0.0  # when all that it asked for is done
-    cost: float = 0.0  # what its next piece of work may take, going by the last ones
+    cost: float | None = None  # what its next piece of work may take, going by the last ones; None: there were none
 
 
 @dataclass(slots=True, order=True)
@@ -37,8 +40,8 @@ class FairThread:
     """Weighted fair queueing, with equal weights, over pieces of work that cannot be interrupted.
 
     Next is what would finish first if the thread were shared evenly among all who wait, each piece taken to be as long
-    as its party's last ones. So who asks for less than its share waits for the piece that is being done and for others
-    like itself, whatever else waits; and who asks for more gets what is left, which is an even share at least.
+    as its party's last ones. So who is known to ask for less than its share waits for the piece that is being done and
+    for others like itself, whatever else waits; who asks for more gets what is left, which is an even share at least.
 
     `clock` gives the seconds that the calling thread has worked.
     """
@@ -84,14 +87,14 @@ class FairThread:
         seconds, share = self._clock() - began, work.share
         share.finish += seconds - (work.finish - work.start)
         # One cheap piece among dear ones does not make the next one cheap.
-        share.cost = max(seconds, share.cost / 2)
+        share.cost = seconds if share.cost is None else max(seconds, share.cost / 2)
 
     def _admit(self) -> None:
         with suppress(Empty):
             while True:
                 share, task = self._arrived.get_nowait()
                 start = max(self._now, share.finish)
-                share.finish = start + share.cost
+                share.finish = start + (_UNKNOWN if share.cost is None else share.cost)
                 heappush(self._waiting, _Work(share.finish, next(self._numbers), start, share, task))
 
 

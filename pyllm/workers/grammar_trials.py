@@ -23,7 +23,7 @@ from setproctitle import setproctitle
 
 from pyllm.errors import RequestError
 from pyllm.workers.grammar_compiler import STACK_BYTES, NotNowError
-from pyllm.workers.grammar_matcher import make_matcher
+from pyllm.workers.grammar_matcher import error_text, make_matcher
 from pyllm.workers.grammar_sizes import check_schemas
 
 # Seconds of processor time that one grammar may take: whatever else the machine does, it is refused or it is not.
@@ -53,7 +53,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True):
     """What became of a text."""
 
     error: str = ""  # why it is refused
-    is_to_blame: bool = True
+    is_final: bool = True  # False: the error has nothing to do with it
     is_schema: bool = False
 
 
@@ -77,7 +77,7 @@ class GrammarTrials:
         """
         verdict = self._try(text)
         if verdict.error:
-            raise RequestError(verdict.error) if verdict.is_to_blame else NotNowError(verdict.error)
+            raise RequestError(verdict.error)
         return make_matcher(tokenizer, text, verdict.is_schema)
 
     def processes(self) -> list[int]:
@@ -92,27 +92,29 @@ class GrammarTrials:
         self._end()
 
     def _try(self, text: str) -> Verdict:
+        reason = ""
         for _ in range(2):  # Processes may end by no fault of the text, even before they read it.
             try:
                 verdict = self._ask(text)
+                if verdict.is_final:
+                    return verdict
+                reason = verdict.error
             except (EOFError, OSError) as error:
-                verdict = Verdict(f"the process that tries grammars has ended: {error}", is_to_blame=False)
-            if verdict is None:
-                _end(self._running)
-                reason = f"the grammar was not compiled within {PATIENCE:g} s, as this machine is busy"
-                return Verdict(f"{reason}; try again later", is_to_blame=False)
-            if verdict.is_to_blame:
-                return verdict
+                reason = f"the process that tries grammars has ended: {error}"
             _end(self._running)  # The text may lie there still.
-        return msgspec.structs.replace(verdict, error=f"{verdict.error}; try again later")
+        raise NotNowError(f"{reason}; try again later")
 
-    def _ask(self, text: str) -> Verdict | None:
-        """None: no answer came in time. An OSError or EOFError: none will."""
+    def _ask(self, text: str) -> Verdict:
         connection = self._connection()
         while connection.poll():
             connection.recv_bytes()  # It tells of an end while there was nothing to do.
         connection.send_bytes(text.encode())
-        return msgspec.msgpack.decode(connection.recv_bytes(), type=Verdict) if connection.poll(PATIENCE) else None
+        if not connection.poll(PATIENCE):
+            _end(self._running)
+            raise NotNowError(
+                f"the grammar was not compiled within {PATIENCE:g} s, as this machine is busy; try again later"
+            )
+        return msgspec.msgpack.decode(connection.recv_bytes(), type=Verdict)
 
     def _connection(self) -> Connection:
         """To the process, which may only just begin."""
@@ -185,7 +187,7 @@ def _verdict_on_end(code: int, config: TrialConfig) -> Verdict:
             f"compiling the grammar ended its process ({name}), as where more than {config.memory_bytes >> 20} MiB are "
             f"needed or where it is nested too deeply; make it simpler"
         )
-    return Verdict(f"the process that tries grammars has ended with code {code}", is_to_blame=False)
+    return Verdict(f"the process that tries grammars has ended with code {code}", is_final=False)
 
 
 def _compile_all(connection: Connection, tokenizer: LLTokenizer, config: TrialConfig) -> None:
@@ -218,7 +220,11 @@ def _answer_all(connection: Connection, tokenizer: LLTokenizer, seconds: float) 
 def _answer(tokenizer: LLTokenizer, text: str) -> Verdict:
     try:
         is_schema = check_schemas(text)
-        make_matcher(tokenizer, text, is_schema)
+        matcher = make_matcher(tokenizer, text, is_schema)
+        # Some reach a limit with their first mask, and long before: each request would have to find that out.
+        matcher.compute_bitmask()
+        if matcher.is_error():
+            return Verdict(f"the grammar fails before its first token: {error_text(matcher)}")
     except RequestError as error:
         return Verdict(str(error))
     except BaseException as error:  # noqa: BLE001 - whatever the library raises, it is the text's fault

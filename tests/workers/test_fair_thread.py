@@ -107,6 +107,19 @@ def test_a_dear_party_waits_behind_cheap_ones_that_come_later() -> None:
     assert bench.finish() == ["cheap"] * 10 + ["dear"] * 10
 
 
+def test_new_parties_wait_behind_those_that_are_known_to_ask_for_little() -> None:
+    bench = Bench()
+    cheap = Share()
+    bench.thread.submit(cheap, bench.work("first", 0.001)).result(PATIENT)
+    bench.done.clear()
+    go_on = bench.hold()
+    for _ in range(5):
+        bench.thread.run(Share(), bench.work("new", 1.0))
+    bench.thread.run(cheap, bench.work("cheap", 0.001))
+    go_on()
+    assert bench.finish() == ["cheap", *["new"] * 5]
+
+
 @given(costs=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6))
 @settings(max_examples=40, deadline=None)
 def test_those_who_always_ask_for_more_get_the_same(costs: list[float]) -> None:

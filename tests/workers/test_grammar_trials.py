@@ -77,6 +77,18 @@ def test_what_is_wrong_is_told(compile_one: Compile, text: str, said: str) -> No
         compile_one(text)
 
 
+def test_what_has_no_first_mask_is_told() -> None:
+    checkpoint = read_checkpoint()
+    path, ends = checkpoint.tokenizer.path, checkpoint.tokenizer.eos_token_ids
+    vocab_size = checkpoint.architecture.vocab_size
+    trials = GrammarTrials(TrialConfig(path, vocab_size, ends))
+    with pytest.raises(RequestError, match=r"fails before its first token: .*Too many items"):
+        trials.compile(
+            LLTokenizer(path, n_vocab=vocab_size, eos_token=list(ends)), "start: " + " ".join(['"a"?'] * 2400)
+        )
+    trials.close()
+
+
 def test_what_takes_too_long_is_refused_and_the_next_is_compiled(shared: GrammarTrials, compile_one: Compile) -> None:
     compile_one('start: "before"')
     first, *_ = shared.processes()
@@ -100,7 +112,7 @@ def test_a_process_that_grew_makes_room_for_another(shared: GrammarTrials, compi
 
 def test_memory_is_limited(tiny: tuple[LLTokenizer, TrialConfig]) -> None:
     tokenizer, config = tiny
-    trials = GrammarTrials(msgspec.structs.replace(config, seconds=30.0, memory_bytes=4 << 20))
+    trials = GrammarTrials(msgspec.structs.replace(config, seconds=30.0, memory_bytes=16 << 20))
     assert not trials.compile(tokenizer, 'start: "a"').is_error()
     with pytest.raises(RequestError, match=r"emory|MiB") as refused:
         trials.compile(tokenizer, LARGE)
