@@ -14,7 +14,8 @@ from llguidance import LLMatcher, LLTokenizer
 from benchmarks.record import Record, percentiles
 from pyllm.checkpoint import read_checkpoint
 from pyllm.workers.grammar import Grammars
-from pyllm.workers.grammar_compiler import compile_grammar
+from pyllm.workers.grammar_matcher import compile_grammar
+from pyllm.workers.grammar_trials import GrammarTrials, TrialConfig
 from tests.schemas import SCHEMAS
 
 ROUNDS = 3
@@ -34,6 +35,8 @@ def run() -> Iterator[Record]:
         compile_grammar(tokenizer, text)
         compile_seconds.append(time.perf_counter() - began)
     yield percentiles("grammar.compile_us", compile_seconds)
+    config = TrialConfig(checkpoint.tokenizer.path, checkpoint.architecture.vocab_size, tuple(ends))
+    yield percentiles("grammar.tried_compile_us", _trials(config, tokenizer, texts))
 
     grammars = Grammars(tokenizer)
     seconds, num_tokens, num_jumped = _walk(grammars, texts)
@@ -41,6 +44,18 @@ def run() -> Iterator[Record]:
     yield {"name": "grammar.jumped_share", "value": round(num_jumped / num_tokens, 3), "tokens": num_tokens}
     yield percentiles("grammar.step_us", _steps(grammars, texts[:ROWS]), rows=ROWS)
     grammars.close()
+
+
+def _trials(config: TrialConfig, tokenizer: LLTokenizer, texts: list[str]) -> list[float]:
+    """Seconds that the same take where they are compiled in another process first, which is warm."""
+    trials, seconds = GrammarTrials(config), []
+    trials.compile(tokenizer, texts[0])
+    for text in texts:
+        began = time.perf_counter()
+        trials.compile(tokenizer, text)
+        seconds.append(time.perf_counter() - began)
+    trials.close()
+    return seconds
 
 
 def _walk(grammars: Grammars, texts: list[str]) -> tuple[list[float], int, int]:

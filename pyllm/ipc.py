@@ -130,7 +130,7 @@ class Endpoint(Generic[Received, Sent]):
         identity = parts.pop(0) if self._has_identity else b""
         try:
             message = self._decoder.decode(parts[0] if parts else b"")
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._on_malformed(identity, str(error))
         else:
             self._on_message(identity, message)

@@ -95,7 +95,18 @@ async def test_burst_arrives_whole_and_in_order(pair: Pair) -> None:
     assert steps == [Heartbeat("", number) for number in range(500)]
 
 
-@pytest.mark.parametrize("garbage", [b"", b"\xff\x00\x01", b"\x92\xa5Hello\xa1x", b"\x92\xa4None\x01", b"\x00" * 1000])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\xff\x00\x01",
+        b"\x92\xa5Hello\xa1x",
+        b"\x92\xa4None\x01",
+        b"\x00" * 1000,
+        b"\x93\xa5Hello\x01" + b"\x91" * 200_000 + b"\x01",
+    ],
+    ids=["empty", "bytes", "wrong-type", "unknown", "zeros", "deep"],
+)
 async def test_malformed_frame_is_reported_and_the_next_message_is_served(pair: Pair, garbage: bytes) -> None:
     pair.raw.send(garbage)
     _, text = await pair.core.malformed.get()

@@ -26,6 +26,7 @@ from pyllm.sampling_params import (
 
 MAX_AGE = 1e9  # seconds that a request may claim to have waited already
 MAX_BAD_WORDS_TOKENS = 1 << 14  # of all of them together
+MAX_EXTRA_ARGS_DEPTH = 32  # What a core can decode and encode at its depth of calls, a worker must be able to at its.
 
 
 def check_submit(submit: Submit, model: ModelInfo, logits_processors: Collection[str]) -> None:
@@ -116,5 +117,19 @@ def _check_extra_args(arguments: dict[str, Any], logits_processors: Collection[s
         if name not in logits_processors:
             known = ", ".join(sorted(logits_processors)) or "none"
             raise RequestError(f"there is no logits processor {name!r}; installed are {known}", "extra_args")
+    if _is_nested_deeper(arguments, MAX_EXTRA_ARGS_DEPTH):
+        raise RequestError(f"extra_args are nested more than {MAX_EXTRA_ARGS_DEPTH} deep", "extra_args")
     size = len(msgspec.msgpack.encode(arguments))
     check("extra_args", size, size <= MAX_EXTRA_ARGS_BYTES, f"at most {MAX_EXTRA_ARGS_BYTES} bytes")
+
+
+def _is_nested_deeper(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return any(isinstance(outer, dict | list) for outer in level)

@@ -5,7 +5,7 @@ All of it runs on threads of its own, beside the forward pass. Knows rows and to
 
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as NotYetError
 from contextlib import suppress
 from functools import partial
@@ -18,11 +18,17 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from pyllm.errors import ConfigError
-from pyllm.workers.grammar_compiler import Compilation, GrammarCompiler, compile_grammar, error_text, settle
+from pyllm.workers.fair_thread import FairThread, Share, settle
+from pyllm.workers.grammar_compiler import Compilation, GrammarCompiler
+from pyllm.workers.grammar_matcher import compile_grammar, error_text
+from pyllm.workers.grammar_trials import GrammarTrials, TrialConfig
 
 # Seconds that a step waits for masks: one deadline for all its rows, however many. Rows whose mask comes later sit the
 # step out.
 PATIENCE = 0.01
+# Seconds of processor time that the mask after one token may take. What llguidance limits ends ten times as soon; this
+# is for what nobody has thought of.
+MASK_SECONDS = 2.0
 
 Mask = npt.NDArray[np.int32]
 
@@ -30,13 +36,16 @@ Mask = npt.NDArray[np.int32]
 class GrammarRow:
     """One slot's place in its grammar. `Grammars` writes it on its thread; what it says is there after `wait`."""
 
-    __slots__ = ("__weakref__", "done", "error", "forced", "mask", "matcher", "source")
+    __slots__ = ("__weakref__", "done", "error", "forced", "mask", "matcher", "share", "source")
 
-    def __init__(self, mask: Mask, done: "Future[Any]", source: "Compilation | GrammarRow | None" = None) -> None:
+    def __init__(
+        self, mask: Mask, share: Share, done: "Future[Any]", source: "Compilation | GrammarRow | None" = None
+    ) -> None:
         self.mask = mask  # int32 [1, words], bit t of word w: token 32 w + t may come next
         self.forced: list[int] = []  # what must come next; the mask allows its first alone. Empty: there is a choice
         self.error = ""  # why the request cannot go on
         self.matcher: LLMatcher | None = None
+        self.share = share  # of the thread of the masks: one for a row and all its forks
         self.done = done  # all that was asked of it
         # What it is made of, held until then: a grammar that no row holds is not compiled.
         self.source = source
@@ -55,24 +64,25 @@ class Grammars:
 
     Who holds a row wants it: what was asked of one that nobody holds is not done, nor its grammar compiled.
 
-    Every method but `load` and `masks_after` returns at once, and all belong to the thread of the steps.
+    Every method but `load` and `masks_after` returns at once, and all belong to the thread of the steps. `clock` gives
+    the seconds that the calling thread has worked.
     """
 
     def __init__(
         self,
         tokenizer: LLTokenizer,
         compile_one: Callable[[LLTokenizer, str], LLMatcher] = compile_grammar,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._tokenizer = tokenizer
+        self._clock = clock
         self._ends = frozenset(tokenizer.eos_tokens)
-        self._compiler = GrammarCompiler(lambda text: compile_one(tokenizer, text), clock)
-        # One thread, so that what is asked of a row happens in the order that it was asked for.
-        self._masking = ThreadPoolExecutor(1, "grammar-masks")
+        self._compiler = GrammarCompiler(lambda text: compile_one(tokenizer, text))
+        self._masking = FairThread("grammar-masks", clock)
 
     @classmethod
     def load(cls, tokenizer_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> "Grammars":
-        """Read a `tokenizers` JSON.
+        """Read a `tokenizers` JSON; grammars are tried in another process before they are compiled in this one.
 
         Raises:
             ConfigError: llguidance cannot work with it.
@@ -80,14 +90,15 @@ class Grammars:
         if not eos_token_ids:
             raise ConfigError("the model names no end-of-sequence token, which ends a structured output")
         try:
-            return cls(LLTokenizer(tokenizer_path, n_vocab=vocab_size, eos_token=list(eos_token_ids)))
+            tokenizer = LLTokenizer(tokenizer_path, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         except Exception as error:  # The library's errors share no class of their own.
             raise ConfigError(f"structured outputs cannot use the tokenizer {tokenizer_path}: {error}") from error
+        return cls(tokenizer, GrammarTrials(TrialConfig(tokenizer_path, vocab_size, eos_token_ids)).compile)
 
     def begin(self, text: str, output: list[int]) -> GrammarRow:
         """A row at the place that some output leads to from the beginning."""
         compilation = self._compiler.compile(text)
-        row = self._row(compilation.future, compilation)
+        row = self._row(Share(), compilation.future, compilation)
         self._then(row, lambda row: self._enter(row, output))
         return row
 
@@ -97,41 +108,38 @@ class Grammars:
 
     def fork(self, origin: GrammarRow) -> GrammarRow:
         """Another row, where the origin is when all that was asked of it before is done."""
-        row = self._row(origin.done, origin)
+        row = self._row(origin.share, origin.done, origin)
         self._then(row, _copy)
         origin.done = row.done  # What is asked of the origin from now on comes after the copy.
         return row
 
     def masks_after(self, row: GrammarRow, drafts: list[int]) -> list[Mask]:
         """The masks after each of some tokens that may come next; fewer where one of them may not. This waits."""
-        return self._masking.submit(self._look_ahead, row, drafts).result()
-
-    def give_up_late(self) -> None:
-        """Give an error to rows whose grammar takes too long to be compiled."""
-        self._compiler.give_up_late()
+        return self._masking.submit(row.share, lambda: self._look_ahead(row, drafts)).result()
 
     def close(self) -> None:
         """End the threads, without waiting for what they do."""
         self._compiler.close()
-        self._masking.shutdown(wait=False, cancel_futures=True)
+        self._masking.close()
 
-    def _row(self, done: "Future[Any]", source: Compilation | GrammarRow | None = None) -> GrammarRow:
-        return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), done, source)
+    def _row(self, share: Share, done: "Future[Any]", source: Compilation | GrammarRow | None = None) -> GrammarRow:
+        return GrammarRow(allocate_token_bitmask(1, self._tokenizer.vocab_size), share, done, source)
 
     def _then(self, row: GrammarRow, work: Callable[[GrammarRow], None]) -> None:
         """Do something on the thread of the masks when all that was asked of a row before is done.
 
-        That thread itself never waits for a grammar. What the work raises becomes the row's error.
+        So what is asked of a row is done in the order that it was asked for, whatever the thread does between. That
+        thread itself never waits for a grammar. What the work raises becomes the row's error.
         """
-        before, task = row.done, partial(_do, ref(row), work)
+        before, share, task = row.done, row.share, partial(_do, ref(row), work)
         if before.done():
-            row.done = self._masking.submit(task)
+            row.done = self._masking.submit(share, task)
             return
         row.done = done = Future[None]()
 
         def go_on(_: object) -> None:
             with suppress(RuntimeError):  # It was closed meanwhile.
-                self._masking.submit(settle, done, task)
+                self._masking.run(share, partial(settle, done, task))
 
         before.add_done_callback(go_on)
 
@@ -168,6 +176,13 @@ class Grammars:
         return True
 
     def _constrain(self, row: GrammarRow, matcher: LLMatcher) -> None:
+        began = self._clock()
+        self._find_next(row, matcher)
+        seconds = self._clock() - began
+        if seconds > MASK_SECONDS and not matcher.is_error():
+            row.error = f"its grammar took {seconds:.1f} s for one token; {MASK_SECONDS:g} s are most: make it simpler"
+
+    def _find_next(self, row: GrammarRow, matcher: LLMatcher) -> None:
         # The mask first: it lets other threads run, and leaves little to do for what is forced.
         fill_next_token_bitmask(matcher, row.mask)
         if matcher.is_error():
@@ -185,7 +200,7 @@ class Grammars:
 
     def _look_ahead(self, row: GrammarRow, drafts: list[int]) -> list[Mask]:
         assert row.matcher is not None, "the row is not ready"
-        ahead = self._row(row.done)
+        ahead = self._row(row.share, row.done)
         ahead.matcher = row.matcher.deep_copy()
         masks = []
         for token in drafts:

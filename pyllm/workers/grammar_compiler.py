@@ -1,50 +1,48 @@
-"""Compiles grammars: each text once, one after another on a thread of its own, within limits of work and of time.
+"""Compiles grammars: each text once, one after another on a thread of its own, short ones first.
 
-Knows llguidance's texts and what they may cost, but no rows and no masks.
+Knows texts and how long they wait, but not how one is compiled, no rows and no masks.
 """
 
 import atexit
-import math
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from heapq import heapify, heappop, heappush
+from itertools import count
 from weakref import ReferenceType, WeakValueDictionary, ref
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher
 
 from pyllm.errors import RequestError
-from pyllm.workers.grammar_sizes import check_schemas
+from pyllm.workers.fair_thread import settle
 
-T = TypeVar("T")
-
-# Seconds that one grammar may take to be compiled.
-COMPILE_SECONDS = 10.0
-# Threads that compile what was given up. Each keeps a core busy and holds memory, and nothing can end it.
-MAX_STUCK = 4
+# Seconds that a text may wait for its turn. What one costs is bounded elsewhere, but not how many there are.
+WAIT_SECONDS = 30.0
+# A text goes before another that came earlier and is longer by this much for each second between them, so that short
+# ones do not wait for long ones, nor long ones for ever.
+BYTES_PER_SECOND = 10_000
+# The most that its length puts a text off, in seconds: it must have its turn before it has waited too long.
+MOST_HANDICAP = WAIT_SECONDS / 2
 # Compiled grammars that are kept for the next request. The largest that the limits allow take some 60 MB each: 1 GB.
 NUM_KEPT = 16
-# llguidance counts work, not time, so whether a grammar is refused depends on itself alone. Each limit is as low as
-# grammars that are used allow: 100,000 of fuel compile an enumeration of 5,000 texts, 300,000 a step let three patterns
-# meet in one string, and 5,000 items in a row are 1,250 optional properties of one object. Grammars that are not JSON
-# schemas may be ambiguous, where a step's work grows with the square of a row's items. On a core of 2024 a mask then
-# takes 41 ms at most, but for one that ends in an error: 160 ms, where a repetition forces 100 KB at once.
-_SCHEMA_ITEMS, _OTHER_ITEMS = 5_000, 500
 
 # Grammars may be nested as deeply as their text is long, and the library recurses: with 8 MB, 1,000 references of
 # which each leads to the next end the process. Memory that is not reached is not used.
-_STACK_BYTES = 1 << 30
-
+STACK_BYTES = 1 << 30
 
 # A thread that leaves the library while the interpreter ends would crash the process. So what is nearly compiled gets
-# these seconds at the end. What is stuck may then still come back within the moment that is left; that is accepted.
+# these seconds at the end. What takes longer may come back within the moment that is left; that is accepted.
 _SECONDS_AT_EXIT = 2.0
 _THREAD_NAME = "compile-grammars"
+
+
+class NotNowError(RequestError):
+    """A grammar was not compiled for a reason that is not its own; the next request may ask for it again."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
@@ -52,8 +50,8 @@ class Compilation:
     """One text on its way. It is not compiled if nobody holds this when its turn comes."""
 
     text: str
+    came: float  # seconds, on the compiler's clock
     future: "Future[LLMatcher]" = field(default_factory=Future)  # its matcher is to be copied, not moved
-    began: float = math.inf
 
 
 class GrammarCompiler:
@@ -65,65 +63,34 @@ class GrammarCompiler:
         self._lock = threading.Lock()  # for all that follows
         self._known: WeakValueDictionary[str, Compilation] = WeakValueDictionary()
         self._kept: OrderedDict[str, Compilation] = OrderedDict()  # of the known, those used last and compiled
-        self._waiting: deque[ReferenceType[Compilation]] = deque()
+        self._waiting: list[tuple[float, int, ReferenceType[Compilation]]] = []  # a heap: what comes first, by rank
+        self._numbers = count()
         self._thread: threading.Thread | None = None  # there is none where nothing waits
-        self._current: Compilation | None = None
-        self._num_stuck = 0
 
     def compile(self, text: str) -> Compilation:
         """What a text becomes, or the error that it is refused with, for as long as somebody holds this."""
         with self._lock:
             compilation = self._known.get(text)
             if compilation is None:
-                compilation = self._known[text] = Compilation(text)
-                self._waiting.append(ref(compilation))
+                compilation = self._known[text] = Compilation(text, self._clock())
+                rank = compilation.came + min(len(text) / BYTES_PER_SECOND, MOST_HANDICAP)
+                heappush(self._waiting, (rank, next(self._numbers), ref(compilation)))
             elif text in self._kept:
                 self._kept.move_to_end(text)
-        self._go_on()
+            reason = "" if self._thread is not None or not self._waiting else self._start()
+            refused = self._take_all() if reason else []
+        _refuse(refused, reason)
         return compilation
-
-    def give_up_late(self) -> None:
-        """Refuse the grammar that is being compiled if it has had all its time. The next one goes on."""
-        with self._lock:
-            current = self._current
-            if current is None or current.future.done() or self._clock() - current.began <= COMPILE_SECONDS:
-                return
-            # Nothing can stop what its thread does, but nobody waits for that thread any more.
-            self._thread = self._current = None
-            self._num_stuck += 1
-            self._keep(current)
-        self._go_on()
-        _refuse(current, f"the grammar was not compiled within {COMPILE_SECONDS:g} s; make it simpler")
 
     def close(self) -> None:
         """End the thread after what it does, without waiting for it."""
         with self._lock:
             self._waiting.clear()
 
-    def _go_on(self) -> None:
-        """Have a thread for what waits, or refuse it."""
-        with self._lock:
-            if self._thread is not None or not self._waiting:
-                return
-            reason = self._start()
-            if not reason:
-                return
-            refused = [compilation for waiting in self._waiting if (compilation := waiting()) is not None]
-            self._waiting.clear()
-            for compilation in refused:
-                del self._known[compilation.text]  # It may be asked for again.
-        for compilation in refused:
-            _refuse(compilation, reason)
-
     def _start(self) -> str:
         """Start a thread; or why there is none."""
-        if self._num_stuck >= MAX_STUCK:
-            return (
-                f"{self._num_stuck} grammars were not compiled within {COMPILE_SECONDS:g} s each, and no other can be "
-                "before one of them has ended; try again later"
-            )
         thread = threading.Thread(target=self._compile_waiting, name=_THREAD_NAME, daemon=True)
-        others = threading.stack_size(_STACK_BYTES)
+        others = threading.stack_size(STACK_BYTES)
         try:
             thread.start()
         except RuntimeError as error:
@@ -132,6 +99,13 @@ class GrammarCompiler:
             threading.stack_size(others)
         self._thread = thread
         return ""
+
+    def _take_all(self) -> list[Compilation]:
+        waiting = [compilation for *_, waits in self._waiting if (compilation := waits()) is not None]
+        self._waiting.clear()
+        for compilation in waiting:
+            del self._known[compilation.text]
+        return waiting
 
     def _compile_waiting(self) -> None:
         compilation = self._next(None)
@@ -142,66 +116,47 @@ class GrammarCompiler:
     def _next(self, done: Compilation | None) -> Compilation | None:
         """What the thread is to do after what it did; None: it is to end."""
         with self._lock:
-            if self._thread is not threading.current_thread():
-                self._num_stuck -= 1
-                return None
             if done is not None:
                 self._keep(done)
-            while self._waiting:
-                self._current = self._waiting.popleft()()
-                if self._current is not None:
-                    self._current.began = self._clock()
-                    return self._current
-            self._thread = self._current = None
-            return None
+            late = self._take_late()
+            current = None
+            while self._waiting and current is None:
+                current = heappop(self._waiting)[-1]()
+            if current is None:
+                self._thread = None
+        _refuse(late, f"the grammar waited {WAIT_SECONDS:g} s while others were compiled; try again later")
+        return current
+
+    def _take_late(self) -> list[Compilation]:
+        """Those that have waited too long, of which nothing more is known then; and forget those nobody wants."""
+        since = self._clock() - WAIT_SECONDS
+        late, waiting = [], []
+        for entry in self._waiting:
+            compilation = entry[-1]()
+            if compilation is None:
+                continue
+            if compilation.came < since:
+                late.append(compilation)
+                del self._known[compilation.text]
+            else:
+                waiting.append(entry)
+        heapify(waiting)
+        self._waiting = waiting
+        return late
 
     def _keep(self, compilation: Compilation) -> None:
+        if isinstance(compilation.future.exception(), NotNowError):
+            self._known.pop(compilation.text, None)
+            return
         self._kept[compilation.text] = compilation
         if len(self._kept) > NUM_KEPT:
             self._kept.popitem(last=False)
 
 
-def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """Compile one grammar. It may need a deep stack.
-
-    Raises:
-        RequestError: it is wrong, or too large.
-    """
-    items = _SCHEMA_ITEMS if check_schemas(text) else _OTHER_ITEMS
-    limits = LLParserLimits(
-        initial_lexer_fuel=100_000,
-        step_lexer_fuel=300_000,
-        step_max_items=20_000,
-        max_items_in_row=items,
-        max_grammar_size=50_000,
-        verbose_errors=False,
-    )
-    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
-    if matcher.is_error():
-        raise RequestError(f"the grammar does not compile: {error_text(matcher)}")
-    return matcher
-
-
-def error_text(matcher: LLMatcher) -> str:
-    """What llguidance says of a matcher that failed, without what is not meant for users, and not the grammar whole."""
-    return f"{matcher.get_error().replace('<non-verbose/>', '').strip():.500}"
-
-
-def settle(future: "Future[T]", work: Callable[[], T]) -> None:
-    """Give a future what some work gives or raises, unless it was given something else meanwhile."""
-    try:
-        result = work()
-    except BaseException as error:  # noqa: BLE001 - it is for whoever waits
+def _refuse(compilations: list[Compilation], reason: str) -> None:
+    for compilation in compilations:
         with suppress(InvalidStateError):
-            future.set_exception(error)
-    else:
-        with suppress(InvalidStateError):
-            future.set_result(result)
-
-
-def _refuse(compilation: Compilation, reason: str) -> None:
-    with suppress(InvalidStateError):
-        compilation.future.set_exception(RequestError(reason))
+            compilation.future.set_exception(NotNowError(reason))
 
 
 @atexit.register

@@ -31,6 +31,9 @@ class Constraint:
     num_prompt_tokens: int = 0
     num_consumed: int = 0  # tokens, the prompt's included, that the grammar knows
     last_consumed: int = -1
+    may_jump: bool = (
+        False  # what the grammar forces may come at once, as nothing else can exclude it or wants to see it
+    )
     allowed: Mask | None = None
     processors: tuple[LogitsProcessor, ...] = ()
     failure: str = ""
@@ -163,7 +166,9 @@ class SamplingSlots:
             self.is_constrained[slot] = True
 
     def _constraint(self, sampling: Sampling, history: Ints, num_prompt_tokens: int) -> Constraint:
-        constraint = Constraint(sampling.grammar, num_prompt_tokens=num_prompt_tokens)
+        constraint = Constraint(
+            sampling.grammar, num_prompt_tokens=num_prompt_tokens, may_jump=not _needs_every_step(sampling)
+        )
         if sampling.allowed_token_ids:
             constraint.allowed = _mask(_ints(sampling.allowed_token_ids), self._vocab_size)
         try:
@@ -205,6 +210,12 @@ def gather(pairs: Ints) -> tuple[Ints, Ints]:
     for source, destination in zip(pairs[::2].tolist(), pairs[1::2].tolist(), strict=True):
         origins[destination] = origins.get(source, source)
     return np.array(list(origins.values()), np.int32), np.array(list(origins), np.int32)
+
+
+def _needs_every_step(sampling: Sampling) -> bool:
+    """Whether each token must be drawn, though the grammar leaves one alone: it may be excluded, or it is told of."""
+    excludes = sampling.bad_words or sampling.allowed_token_ids or sampling.extra_args or sampling.min_tokens
+    return bool(excludes) or sampling.logprobs is not None
 
 
 def _ints(packed: bytes) -> Ints:

@@ -211,7 +211,6 @@ class TokenSampler:
         masks = [] if allowed is None else [allowed]
         if grammar is not None and not failure:
             if not grammar.wait(max(0.0, deadline - self._clock())):
-                self._slots.grammars().give_up_late()
                 return None
             failure = grammar.error
             if failure:
@@ -333,8 +332,7 @@ class TokenSampler:
                 drawn = drawn[: num_accepted + 1]
             constraint = self._slots.constraints.get(slot)
             if constraint is not None and constraint.grammar is not None:
-                # A token whose log-probability is wanted has a step of its own.
-                if len(drawn) == 1 and self._slots.num_logprobs[slot] < 0 and (more := constraint.grammar.forced[1:]):
+                if len(drawn) == 1 and constraint.may_jump and (more := constraint.grammar.forced[1:]):
                     forced[row] = more
                     drawn += more
                 self._consume(constraint, drawn)

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.core.admission import MAX_BAD_WORDS_TOKENS, check_submit
+from pyllm.core.admission import MAX_BAD_WORDS_TOKENS, MAX_EXTRA_ARGS_DEPTH, check_submit
 from pyllm.errors import RequestError
 from pyllm.messages import ModelInfo, Sampling, Submit
 from pyllm.sampling_params import (
@@ -26,6 +26,13 @@ def ids(*tokens: int) -> bytes:
 
 def submit(**sampling: Any) -> Submit:
     return Submit(EPOCH, 1, ids(1), 0, 4, Sampling(**sampling))
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for level in range(depth):
+        value = {"a": value} if level % 2 else [value]
+    return value
 
 
 def refusal(request: Submit, model: ModelInfo = MODEL) -> RequestError:
@@ -52,6 +59,7 @@ def refusal(request: Submit, model: ModelInfo = MODEL) -> RequestError:
         {"grammar": "x" * MAX_GRAMMAR_BYTES},
         {"extra_args": {"even": {"hard": True}}},
         {"extra_args": {"even": {"x": "y" * (MAX_EXTRA_ARGS_BYTES - 12)}}},
+        {"extra_args": {"even": nested(MAX_EXTRA_ARGS_DEPTH - 1)}},
     ],
 )
 def test_what_is_at_its_limit_is_taken(sampling: dict[str, Any]) -> None:
@@ -103,6 +111,8 @@ def test_what_is_at_its_limit_is_taken(sampling: dict[str, Any]) -> None:
         ("grammar", "\N{HIRAGANA LETTER A}" * (MAX_GRAMMAR_BYTES // 2)),
         ("extra_args", {"even": {}, "odd": {}}),
         ("extra_args", {"even": {"x": "y" * (MAX_EXTRA_ARGS_BYTES - 11)}}),
+        ("extra_args", {"even": nested(MAX_EXTRA_ARGS_DEPTH)}),
+        ("extra_args", {"even": {"x": nested(10_000)}}),
     ],
 )
 def test_what_would_end_a_worker_is_refused_by_name(field: str, value: Any) -> None:

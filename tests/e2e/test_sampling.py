@@ -185,6 +185,25 @@ async def test_a_document_streams_while_a_pathological_grammar_fails_alone() -> 
         assert (await engine.stats())["num_requests"] == 0
 
 
+def endless() -> StructuredOutputsParams:
+    """A grammar that the library would be compiling for minutes, within all of its limits."""
+    links = "".join(f'T{i}: T{i + 1} | T{i + 1} "b"\n' for i in range(3000))
+    return StructuredOutputsParams(grammar=f'start: T0\n{links}T3000: "a"\n')
+
+
+async def test_a_grammar_that_would_never_be_compiled_fails_alone() -> None:
+    async with AsyncEngine() as engine:
+        sampling = SamplingParams(structured_outputs=endless())
+        doomed = asyncio.ensure_future(anext(engine.generate(FRANCE, sampling)))
+        for word in ("beside", "too"):
+            sampling = SamplingParams(structured_outputs=StructuredOutputsParams(choice=[word]))
+            assert [output async for output in engine.generate(FRANCE, sampling)][-1].outputs[0].text == word
+        with pytest.raises(RequestError, match="was not compiled within 3 s of processor time; make it simpler"):
+            await doomed
+        sampling = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["after"]))
+        assert [output async for output in engine.generate(FRANCE, sampling)][-1].outputs[0].text == "after"
+
+
 def only_even(arguments: dict[str, Any], prompt: Any, output: Any, logits: Tensor) -> Tensor:
     del prompt
     assert len(output) < arguments["limit"], "too long"

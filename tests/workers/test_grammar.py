@@ -16,8 +16,8 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import ConfigError
-from pyllm.workers.grammar import GrammarRow, Grammars, Mask
-from pyllm.workers.grammar_compiler import COMPILE_SECONDS, compile_grammar
+from pyllm.workers.grammar import MASK_SECONDS, GrammarRow, Grammars, Mask
+from pyllm.workers.grammar_matcher import compile_grammar
 from tests.tiny_model import write_tiny_model
 
 PERSON = {
@@ -259,14 +259,6 @@ class Held:
         return compile_grammar(tokenizer, text)
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_rows_share_one_compilation(tiny: LLTokenizer) -> None:
     held = Held()
     grammars = Grammars(tiny, held)
@@ -295,42 +287,76 @@ def test_what_is_asked_before_a_grammar_is_there_is_done_in_its_order(tiny: LLTo
 
 
 def test_rows_go_on_while_another_grammar_is_compiled(tiny: LLTokenizer) -> None:
-    held, clock = Held(), Clock()
-    grammars = Grammars(tiny, held, clock)
+    held = Held()
+    grammars = Grammars(tiny, held)
     held.go_on.release()
     ready(grammars.begin(TEXTS[0], []))
     slow = grammars.begin(TEXTS[1], [])
     assert held.begun.acquire(timeout=PATIENT)
     assert held.begun.acquire(timeout=PATIENT)
-    clock.now = COMPILE_SECONDS
     tokens = list(b'{"name":"x","age":3}')
     row = grammars.begin(TEXTS[0], tokens[:5])  # Copied from what was compiled, while the other is not.
     grammars.consume(row, tokens[5:])
     assert state(row) == ([tiny.eos_token], [tiny.eos_token], "")
-    grammars.give_up_late()
     assert not slow.wait(0)
     held.go_on.release()
     assert not ready(slow).error
     grammars.close()
 
 
-def test_a_grammar_that_takes_too_long_fails_its_own_rows(tiny: LLTokenizer) -> None:
-    held, clock = Held(), Clock()
-    grammars = Grammars(tiny, held, clock)
-    slow, same, next_one = (grammars.begin(text, []) for text in (TEXTS[0], TEXTS[0], TEXTS[1]))
-    assert held.begun.acquire(timeout=PATIENT)
-    clock.now = COMPILE_SECONDS + 1
-    grammars.give_up_late()
-    for row in (slow, same, grammars.begin(TEXTS[0], [])):
-        assert "was not compiled within 10 s; make it simpler" in ready(row).error
-    assert held.begun.acquire(timeout=PATIENT)  # The next one is compiled meanwhile, and has all its time.
-    clock.now += COMPILE_SECONDS
-    grammars.give_up_late()
-    assert not next_one.wait(0)
-    held.go_on.release()
-    held.go_on.release()
-    assert not ready(next_one).error
-    assert held.asked == TEXTS[:2]
+class Clock:
+    """Tells what a test says, each time it is asked; then always the last."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = list(times)
+
+    def __call__(self) -> float:
+        return self.times.pop(0) if len(self.times) > 1 else self.times[0]
+
+
+def test_a_mask_that_takes_too_long_fails_its_own_row(tiny: LLTokenizer) -> None:
+    slow = MASK_SECONDS + 0.5
+    # The thread looks before and after its work, and within that before and after the mask.
+    grammars = Grammars(tiny, clock=Clock(0, 0, MASK_SECONDS, MASK_SECONDS, 0, 0, slow, slow))
+    in_time = ready(grammars.begin(TEXTS[3], []))
+    late = ready(grammars.begin(TEXTS[3], []))
+    assert not in_time.error
+    assert late.error == "its grammar took 2.5 s for one token; 2 s are most: make it simpler"
+    grammars.consume(in_time, in_time.forced)
+    assert not ready(in_time).error
+    grammars.close()
+
+
+def test_cheap_rows_go_before_dear_ones(tiny: LLTokenizer) -> None:
+    """Rows of one text compute masks that the clock takes for dear; one of another has waited for a turn as long."""
+    now, cost = [0.0], {"dear": 1.0, "cheap": 0.001}
+    done: list[str] = []
+    gate = threading.Semaphore(0)
+
+    class Slow(Grammars):
+        def _move(self, row: GrammarRow, tokens: list[int]) -> None:
+            assert gate.acquire(timeout=PATIENT)
+            name = names[id(row)]
+            now[0] += cost[name]
+            done.append(name)
+            super()._move(row, tokens)
+
+    grammars = Slow(tiny, clock=lambda: now[0])
+    names: dict[int, str] = {}
+    rows = []
+    for name in ["dear"] * 5 + ["cheap"]:
+        rows.append(grammars.begin(TEXTS[3], []))
+        names[id(rows[-1])] = name
+    gate.release(6)
+    for row in rows:
+        ready(row)
+    done.clear()
+    for row in rows:
+        grammars.consume(row, [])
+    gate.release(6)
+    for row in rows:
+        ready(row)
+    assert done.index("cheap") <= 1
     grammars.close()
 
 
@@ -351,10 +377,11 @@ def test_closing_waits_for_nothing(tiny: LLTokenizer) -> None:
 def test_a_grammar_that_no_row_wants_any_more_is_not_compiled(tiny: LLTokenizer) -> None:
     held = Held()
     grammars = Grammars(tiny, held)
-    first, ended, origin = (grammars.begin(text, []) for text in TEXTS[:3])
+    first = grammars.begin(TEXTS[0], [])
+    assert held.begun.acquire(timeout=PATIENT)
+    ended, origin = (grammars.begin(text, []) for text in TEXTS[1:3])
     grammars.consume(ended, [1])
     fork = grammars.fork(origin)
-    assert held.begun.acquire(timeout=PATIENT)
     del ended, origin  # The fork still wants what its origin wanted.
     held.go_on.release(3)
     assert not ready(first).error

@@ -1,7 +1,6 @@
-"""What may be compiled: grammars as people write them, and none that would hold up the others."""
+"""Which grammar is compiled when: each once, short ones first, and none that nobody wants or that has waited long."""
 
 import json
-import random
 import re
 import subprocess
 import sys
@@ -16,13 +15,15 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import RequestError
 from pyllm.workers.grammar_compiler import (
-    COMPILE_SECONDS,
-    MAX_STUCK,
+    BYTES_PER_SECOND,
+    MOST_HANDICAP,
     NUM_KEPT,
+    WAIT_SECONDS,
     GrammarCompiler,
-    compile_grammar,
-    error_text,
+    NotNowError,
 )
+from pyllm.workers.grammar_matcher import compile_grammar
+from pyllm.workers.grammar_sizes import MAX_OTHER_BYTES
 
 PATIENT = 60.0
 
@@ -33,131 +34,21 @@ def tokenizer() -> LLTokenizer:
     return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.architecture.vocab_size, eos_token=[2])
 
 
-def schema(**fields: object) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(fields), defaults={"whitespace_flexible": False})
-
-
-def fields(number: int, of: dict[str, object]) -> dict[str, object]:
-    return {f"field_number_{index}": of for index in range(number)}
-
-
-def words(number: int) -> list[str]:
-    chance = random.Random(0)
-    return ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz -_", k=chance.randint(5, 60))) for _ in range(number)]
-
-
-def nested(depth: int) -> dict[str, object]:
-    if not depth:
-        return {"type": "integer"}
-    return {"type": "object", "properties": {"a": nested(depth - 1), "b": {"type": "string"}}, "required": ["a"]}
-
-
-def steps(tokenizer: LLTokenizer, text: str, number: int = 60) -> tuple[int, str]:
-    """How many random tokens a grammar took, at most `number`, and why no more; forced ones are jumped over."""
-    matcher = compile_grammar(tokenizer, text).deep_copy()
-    mask = allocate_token_bitmask(1, tokenizer.vocab_size)
-    chance = random.Random(0)
-    for step in range(number):
-        fill_next_token_bitmask(matcher, mask)
-        if matcher.is_error() or matcher.is_stopped():
-            return step, error_text(matcher)
-        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
-        if len(allowed) > 1:
-            allowed = allowed[allowed != tokenizer.eos_token]
-        matcher.consume_tokens(matcher.compute_ff_tokens() or [int(chance.choice(allowed))])
-    return number, error_text(matcher)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        schema(type="object", properties=fields(1200, {"type": "integer"})),
-        schema(type="object", properties=fields(1000, {"type": "string"}), additionalProperties=False),
-        schema(type="object", properties=fields(500, {"type": "object", "properties": fields(10, {})})),
-        schema(type="object", properties=fields(3000, {}), required=list(fields(3000, {}))),
-        schema(enum=words(5000)),
-        schema(**nested(60)),
-        schema(anyOf=[nested(3) | {"title": str(index)} for index in range(300)]),
-        schema(type="string", maxLength=100_000),
-        schema(type="array", items={"type": "string", "maxLength": 500}, maxItems=10_000),
-        schema(type="number", minimum=0, maximum=1e6, multipleOf=0.01),
-        schema(type="integer", multipleOf=9973),
-        schema(allOf=[{"type": "string", "pattern": p} for p in ("[A-Z]", "[0-9]", "[a-z]")] + [{"maxLength": 30}]),
-        LLMatcher.grammar_from_regex("|".join(words(5000))),
-        LLMatcher.grammar_from_regex(r"(\w+ ){1,1000}\w+"),
-        LLMatcher.grammar_from_regex(r"(([A-Z][a-z]{1,20})( [a-z]{1,20}){1,30}\. ){1,300}"),
-        "start: CHOICE\nCHOICE: " + " | ".join(map(json.dumps, words(5000))),
-        'start: sum\nsum: sum "+" term | term\nterm: term "*" part | part\npart: /[0-9]+/ | "(" sum ")"',
-    ],
-    ids=[
-        "many-optional",
-        "many-closed",
-        "many-objects",
-        "many-required",
-        "enumeration",
-        "deep",
-        "kinds",
-        "long-text",
-        "long-list",
-        "money",
-        "multiples",
-        "password",
-        "words-regex",
-        "words",
-        "sentences",
-        "choice",
-        "sums",
-    ],
-)
-def test_large_grammars_are_served(tokenizer: LLTokenizer, text: str) -> None:
-    taken, error = steps(tokenizer, text)
-    assert error == ""
-    assert taken > 0
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        LLMatcher.grammar_from_regex("a{100000}"),
-        LLMatcher.grammar_from_regex("[bc]((a{100}){100}){100}"),
-        LLMatcher.grammar_from_regex("(a?){500}a{500}"),
-        LLMatcher.grammar_from_regex("(.{0,50}a){50}"),
-        'start: x{100000}\nx: "ab"',
-        'start: s\ns: s s s | s s | "a" | "b" | ""',
-        'start: s\ns: s s s s | s s s | s s | "a"',
-        "start: A\nA: /[a-z]{1,200}/ & ~/.*(foo|bar).*/ & /.*z.{100}/",
-        "start: a0\n" + "\n".join(f'a{i}: a{i + 1} | a{i + 1} "x" a{i + 1}' for i in range(300)) + '\na300: "y"',
-        "start: " + " | ".join(map(json.dumps, words(5000))),
-        schema(const="lorem ipsum " * 40_000),
-        schema(type="object", properties=fields(2000, {}), required=["field_number_1999"]),
-    ],
-    ids=[
-        "repeat",
-        "repeats",
-        "later-repeats",
-        "optional-repeats",
-        "alternatives",
-        "ambiguous",
-        "more-ambiguous",
-        "intersection",
-        "doubling",
-        "choice-of-rules",
-        "constant",
-        "many-optional",
-    ],
-)
-def test_grammars_that_cost_too_much_end_in_an_error(tokenizer: LLTokenizer, text: str) -> None:
-    taken, error = steps(tokenizer, text, 400)
-    assert taken < 400
-    assert "too many" in error.lower() or "max is" in error
-
-
 def compiled(made: list[str], tokenizer: LLTokenizer) -> Callable[[str], LLMatcher]:
     def compile_one(text: str) -> LLMatcher:
         made.append(text)
         return compile_grammar(tokenizer, text)
 
     return compile_one
+
+
+def one_of(number: int) -> str:
+    return "start: CHOICE\nCHOICE: " + " | ".join(f'"choice number {index}"' for index in range(number))
+
+
+def commented(number: int, size: int) -> str:
+    """A grammar of some bytes that is compiled at once."""
+    return f'start: "{number}" // '.ljust(size, "x")
 
 
 def finish(compiler: GrammarCompiler, text: str) -> LLMatcher:
@@ -198,11 +89,11 @@ def test_a_grammar_is_copied_while_another_is_compiled(tokenizer: LLTokenizer) -
         return compile_grammar(tokenizer, text)
 
     compiler = GrammarCompiler(compile_one)
-    original = finish(compiler, schema(enum=words(500)))
+    original = finish(compiler, one_of(500))
     mask = allocate_token_bitmask(1, tokenizer.vocab_size)
     fill_next_token_bitmask(original.deep_copy(), mask)
     for number in range(10):
-        other = compiler.compile(schema(enum=words(1000 + number)))
+        other = compiler.compile(one_of(1000 + number))
         assert not other.future.done()
         go_on.release()
         is_compiled = False
@@ -219,7 +110,7 @@ def test_deep_grammars_do_not_end_the_process(tokenizer: LLTokenizer) -> None:
     compiler = GrammarCompiler(lambda text: compile_grammar(tokenizer, text))
     mask = allocate_token_bitmask(1, tokenizer.vocab_size)
     for text in (
-        schema(**{"$ref": "#/$defs/0", "$defs": links | {"1000": {}}}),
+        LLMatcher.grammar_from_json_schema(json.dumps({"$ref": "#/$defs/0", "$defs": links | {"1000": {}}})),
         "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(15_000)) + '\na15000: "y"',
     ):
         fill_next_token_bitmask(finish(compiler, text).deep_copy(), mask)
@@ -242,26 +133,58 @@ class Stuck:
         return compile_grammar(self._tokenizer, text)
 
 
-def test_no_grammar_is_compiled_while_some_are_stuck(tokenizer: LLTokenizer) -> None:
+def test_short_texts_go_first_but_long_ones_do_not_wait_for_ever(tokenizer: LLTokenizer) -> None:
     stuck, now = Stuck(tokenizer), [0.0]
     compiler = GrammarCompiler(stuck, lambda: now[0])
-    first, *others = (compiler.compile(f'start: "{number}"') for number in range(MAX_STUCK + 1))
-    for _ in range(MAX_STUCK):
-        assert stuck.begun.acquire(timeout=PATIENT)
-        now[0] += COMPILE_SECONDS + 1
-        compiler.give_up_late()
-    with pytest.raises(RequestError, match="was not compiled within 10 s; make it simpler"):
-        first.future.result(0)
-    for refused in (others[-1], compiler.compile("start: /a/")):
-        with pytest.raises(RequestError, match=r"4 grammars were not compiled .* try again later"):
-            refused.future.result(0)
-    threads = [thread for thread in threading.enumerate() if thread.name == "compile-grammars"]
-    stuck.go_on.release(MAX_STUCK + 1)
-    for thread in threads:
-        thread.join(PATIENT)
-    assert not finish(compiler, "start: /a/").is_error()
-    assert len(stuck.asked) == MAX_STUCK + 1
-    compiler.close()
+    running = compiler.compile('start: "running"')
+    assert stuck.begun.acquire(timeout=PATIENT)
+    long, longest = (commented(number, size) for number, size in enumerate((2 * BYTES_PER_SECOND, MAX_OTHER_BYTES)))
+    held = [compiler.compile(text) for text in (longest, long, 'start: "short"')]
+    for now[0], text in ((1.9, 'start: "soon"'), (2.1, 'start: "later"'), (MOST_HANDICAP + 0.1, 'start: "last"')):
+        held.append(compiler.compile(text))
+    stuck.go_on.release(7)
+    for compilation in (running, *held):
+        assert not compilation.future.result(PATIENT).is_error()
+    shorts = [f'start: "{word}"' for word in ("running", "short", "soon", "later", "last")]
+    assert stuck.asked == [*shorts[:3], long, shorts[3], longest, shorts[4]]
+
+
+def test_what_has_waited_too_long_is_refused_and_may_be_asked_for_again(tokenizer: LLTokenizer) -> None:
+    stuck, now = Stuck(tokenizer), [0.0]
+    compiler = GrammarCompiler(stuck, lambda: now[0])
+    running = compiler.compile('start: "running"')
+    assert stuck.begun.acquire(timeout=PATIENT)
+    late = compiler.compile('start: "late"')
+    now[0] = WAIT_SECONDS - 1
+    in_time = compiler.compile('start: "in time"')
+    now[0] = WAIT_SECONDS + 1
+    stuck.go_on.release(4)
+    with pytest.raises(NotNowError, match="waited 30 s while others were compiled; try again later"):
+        late.future.result(PATIENT)
+    assert not running.future.result(PATIENT).is_error()  # What is being compiled does not wait any more.
+    assert not in_time.future.result(PATIENT).is_error()
+    assert not finish(compiler, 'start: "late"').is_error()
+
+
+def test_what_was_refused_for_a_reason_not_its_own_is_tried_again() -> None:
+    made: list[str] = []
+
+    def compile_one(text: str) -> LLMatcher:
+        made.append(text)
+        raise NotNowError("try again later")
+
+    compiler = GrammarCompiler(compile_one)
+    refused = [compiler.compile("text")]
+    for _ in range(2):
+        with pytest.raises(NotNowError):
+            refused[-1].future.result(PATIENT)
+        for thread in threading.enumerate():
+            if thread.name == "compile-grammars":
+                thread.join(PATIENT)
+        refused.append(compiler.compile("text"))
+    with pytest.raises(NotNowError):
+        refused[-1].future.result(PATIENT)
+    assert len(made) == 3
 
 
 def test_what_waits_is_compiled_once_however_much_is_compiled_meanwhile(tokenizer: LLTokenizer) -> None:

@@ -145,3 +145,24 @@ def test_a_fork_into_a_slot_whose_prompt_was_never_finished_tells_of_no_prompt(s
     planner.fork(2, 1)
     slots.apply(step(planner, Row(0, [4]), Row(1, [3])))
     assert (slots.prompts, slots.is_pooling.any()) == ({}, False)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "may_jump"),
+    [
+        (Sampling(grammar="start: /a/"), True),
+        (Sampling(grammar="start: /a/", logit_bias={5: -100.0}, repetition_penalty=2.0), True),
+        (Sampling(grammar="start: /a/", bad_words=(bytes(4),)), False),
+        (Sampling(grammar="start: /a/", allowed_token_ids=bytes(4)), False),
+        (Sampling(grammar="start: /a/", extra_args={"nobody": {}}), False),
+        (Sampling(grammar="start: /a/", min_tokens=1), False),
+        (Sampling(grammar="start: /a/", logprobs=0), False),
+    ],
+)
+def test_what_may_exclude_a_token_or_tells_of_it_needs_every_step(
+    slots: SamplingSlots, sampling: Sampling, may_jump: bool
+) -> None:
+    planner = Planner()
+    planner.start(0, sampling, ([5], []))
+    slots.apply(step(planner, Row(0, [5])))
+    assert slots.constraints[0].may_jump is may_jump

@@ -1,6 +1,6 @@
 """A step's tokens, from logits that the tests make up: what each parameter does, and what a step tells of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -286,8 +286,10 @@ LIKES = {token: token / TOKENS for token in range(TOKENS)}  # the higher, the be
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars.load(CHECKPOINT.tokenizer.path, TOKENS, CHECKPOINT.tokenizer.eos_token_ids)
+def grammars() -> Iterator[Grammars]:
+    grammars = Grammars.load(CHECKPOINT.tokenizer.path, TOKENS, CHECKPOINT.tokenizer.eos_token_ids)
+    yield grammars
+    grammars.close()
 
 
 def settle(steps: Steps) -> None:
@@ -327,6 +329,41 @@ def test_what_a_grammar_forces_comes_at_once(grammars: Grammars, document: list[
     assert max(map(len, steps)) > 1
 
 
+@pytest.mark.parametrize("extra", ["bad_words", "allowed_token_ids", "min_tokens"])
+def test_what_a_grammar_forces_comes_step_by_step_where_it_may_be_excluded(
+    grammars: Grammars, document: list[int], extra: str
+) -> None:
+    """Here nothing is, so the document is the same."""
+    unused = next(token for token in range(300, 400) if token not in document)
+    parameters: dict[str, Any] = {
+        "bad_words": (np.array([unused], np.int32).tobytes(),),
+        "allowed_token_ids": np.arange(TOKENS, dtype=np.int32).tobytes(),
+        "min_tokens": 1,
+    }
+    steps = written(grammars, greedy(grammar=GRAMMAR, **{extra: parameters[extra]}))
+    assert steps == [[token] for token in document]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_forced_token_that_is_excluded_ends_the_request(grammars: Grammars, place: int) -> None:
+    """Wherever it is: what the grammar forces is held against what the request excludes, like any token."""
+    forced = [token for (token,) in written(grammars, greedy(grammar='start: "Rome and Paris"', logprobs=0))]
+    assert len(forced) == 4
+    steps = Steps(TOKENS, lambda: grammars)
+    steps.start(0, greedy(grammar='start: "Rome and Paris"', bad_words=(np.array(forced[place], np.int32).tobytes(),)))
+    known, length, output = PROMPT, len(PROMPT), []
+    while True:
+        settle(steps)
+        sampled = steps.draw(Row(0, known, length, [LIKES]))
+        if sampled.failures:
+            break
+        (known,) = tokens_by_row(sampled)
+        length += len(known)
+        output += known
+    assert output == forced[:place]
+    assert "no token is left" in sampled.failures[0]
+
+
 def test_a_grammar_goes_on_from_any_place_and_in_every_fork(grammars: Grammars, document: list[int]) -> None:
     for cut, token in enumerate(document[:-1]):
         steps = Steps(TOKENS, lambda: grammars)
@@ -362,9 +399,6 @@ class NeverReady:
         self.asked.append(seconds)
         self.now += seconds
         return False
-
-    def give_up_late(self) -> None:
-        """Nobody is late."""
 
 
 def test_all_rows_that_are_not_ready_share_one_wait() -> None:
