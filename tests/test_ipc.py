@@ -2,12 +2,18 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import zmq
 
 from pyllm import curve, ipc
 from pyllm.errors import ConfigError
-from pyllm.messages import ClientMessage, CoreMessage, Heartbeat, Hello, Reply
+from pyllm.messages import ClientMessage, CoreMessage, Heartbeat, Hello, Reply, Sampling, Submit
+
+# A value within a request that is nested deeper than Python recurses.
+DEEP = msgspec.msgpack.encode(Submit(1, 1, b"", 0, 1, Sampling(extra_args={"deep": 7}))).replace(
+    b"\xa4deep\x07", b"\xa4deep" + b"\x91" * 200_000 + b"\x07"
+)
 
 
 class Inbox:
@@ -103,7 +109,7 @@ async def test_burst_arrives_whole_and_in_order(pair: Pair) -> None:
         b"\x92\xa5Hello\xa1x",
         b"\x92\xa4None\x01",
         b"\x00" * 1000,
-        b"\x93\xa5Hello\x01" + b"\x91" * 200_000 + b"\x01",
+        DEEP,
     ],
     ids=["empty", "bytes", "wrong-type", "unknown", "zeros", "deep"],
 )

@@ -352,7 +352,7 @@ def test_a_forced_token_that_is_excluded_ends_the_request(grammars: Grammars, pl
     steps = Steps(TOKENS, lambda: grammars)
     steps.start(0, greedy(grammar='start: "Rome and Paris"', bad_words=(np.array(forced[place], np.int32).tobytes(),)))
     known, length, output = PROMPT, len(PROMPT), []
-    while True:
+    for _ in forced:
         settle(steps)
         sampled = steps.draw(Row(0, known, length, [LIKES]))
         if sampled.failures:
