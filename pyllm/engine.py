@@ -25,6 +25,7 @@ from pyllm.frontend.submission import refuse_input
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.siblings import STOP_GRACE
 from pyllm.sockets import SocketFolder
 from pyllm.supervisor import Process
 
@@ -223,7 +224,7 @@ class AsyncEngine:
             self._client.close()
             self._client = None
         if self._core is not None:
-            await self._core.stop(launch.STOP_GRACE)
+            await self._core.stop(STOP_GRACE)
             self._core = None
         if self._folder is not None:
             self._folder.close()

@@ -7,13 +7,11 @@ import asyncio
 import contextlib
 import ctypes
 import logging
-import signal
 import socket
 import threading
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from setproctitle import setproctitle
@@ -38,14 +36,12 @@ from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
 from pyllm.server_settings import resolve_server, shared_config
+from pyllm.siblings import Sibling, supervise
 from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
 from pyllm.workers.attention_backends import find_attention_backend
 
 if TYPE_CHECKING:
     from pyllm.workers.runner import ModelRunner
-
-# What a core may take to end after its clients have gone, and an API process beyond its own drain.
-STOP_GRACE = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +163,7 @@ def spawn_core(config: CoreConfig) -> supervisor.Process:
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
-    """Run a core and an API process until SIGTERM or SIGINT, then drain; gives the exit code."""
+    """Run a core and its API processes until SIGTERM or SIGINT, then drain; gives the exit code."""
     _become_supervisor()
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve(engine)
@@ -193,21 +189,23 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             state_address=state.bind if count > 1 else "",
         )
         # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
-        processes = [
-            [_spawn_api(msgspec.structs.replace(api, index=index), listener) for index in range(count)],
-            [supervisor.spawn("the shared state", "state", state)] if count > 1 else [],
-            [spawn_core(core)],
+        groups = [
+            [_api_process(msgspec.structs.replace(api, index=index), listener) for index in range(count)],
+            [Sibling(lambda: supervisor.spawn("the shared state", "state", state))] if count > 1 else [],
+            [Sibling(lambda: spawn_core(core))],
         ]
         announcement = _announcement(listener, api)
         limits = server.ready_timeout, server.shutdown_timeout
-        return asyncio.run(_supervise(processes, lambda _: announcement, *limits))
+        return asyncio.run(supervise(groups, lambda _: announcement, *limits))
 
 
-def _spawn_api(config: ApiConfig, listener: socket.socket) -> supervisor.Process:
+def _api_process(config: ApiConfig, listener: socket.socket) -> Sibling:
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
-    return supervisor.spawn(f"API process {config.index}", "api", config, listener.fileno())
+    return Sibling(
+        lambda: supervisor.spawn(f"API process {config.index}", "api", config, listener.fileno()), replaceable=True
+    )
 
 
 def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
@@ -238,62 +236,13 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             shutdown_timeout=headless.shutdown_timeout,
         )
         limits = headless.ready_timeout, headless.shutdown_timeout
-        return asyncio.run(
-            _supervise([[spawn_core(core)]], lambda address: f"pyllm core is ready on {address}", *limits)
-        )
+        siblings = [[Sibling(lambda: spawn_core(core))]]
+        return asyncio.run(supervise(siblings, lambda address: f"pyllm core is ready on {address}", *limits))
 
 
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
     log.configure("pyllm::serve")
-
-
-async def _supervise(
-    groups: list[list[supervisor.Process]],
-    announcement: Callable[[str], str],
-    ready_timeout: float,
-    shutdown_timeout: float,
-) -> int:
-    """Watch siblings until a signal, or until one of them ends by itself, which ends the others with exit code 1.
-
-    They are told to end group by group. `announcement` makes the line to print, of the address that the last serves.
-    """
-    processes = [process for group in groups for process in group]
-    signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
-    for process in processes:
-        process.watch()
-    stopped = asyncio.ensure_future(signals.get())
-    ready = asyncio.gather(*(process.ready(ready_timeout) for process in processes))
-    await _first(ready, stopped)
-    failure = ready.exception() if ready.done() else None
-    if failure is None and ready.done():
-        print(announcement(ready.result()[-1]), flush=True)
-        await _first(stopped, *(process.exited for process in processes))
-        failure = next((process.error() for process in processes if process.exited.done()), None)
-    if failure is not None:
-        logger.error("%s: pyllm ends", failure)
-    ready.cancel()
-    await asyncio.gather(ready, return_exceptions=True)
-    ending = asyncio.ensure_future(_end(groups, shutdown_timeout + STOP_GRACE if failure is None else STOP_GRACE))
-    stopped_again = asyncio.ensure_future(signals.get())
-    await _first(ending, stopped_again)
-    if not ending.done():
-        logger.warning("told twice to stop: ending at once")
-        for process in processes:
-            process.signal(signal.SIGKILL)
-    await ending
-    return 0 if failure is None else 1
-
-
-async def _first(*futures: asyncio.Future[Any]) -> None:
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-
-
-async def _end(groups: list[list[supervisor.Process]], grace: float) -> None:
-    for group in groups:
-        await asyncio.gather(*(process.stop(grace) for process in group))
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:

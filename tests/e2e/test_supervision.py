@@ -1,5 +1,6 @@
 """What is left, and what the exit code says, after any process was killed or told to stop."""
 
+import contextlib
 import json
 import os
 import signal
@@ -79,11 +80,29 @@ def test_core_that_stands_still_ends_streams_with_an_error_and_the_server_with_1
         assert server.orphans() == []
 
 
-def test_dead_api_process_ends_the_server_with_1() -> None:
+def test_dead_api_process_is_replaced() -> None:
     with Server() as server:
-        server.titled("pyllm::api-0").kill()
-        assert server.wait() == 1
+        old = server.titled("pyllm::api-0")
+        old.kill()
+        old.wait()
+        # The listening socket is the supervisor's: who connects meanwhile waits for the new process.
+        assert httpx.get(f"{server.address}/health/ready", timeout=DEADLINE).status_code == 200
+        server.tree = server.processes()
+        assert server.titled("pyllm::api-0") != old
+        assert server.stop(signal.SIGTERM) == 0
         assert "API process 0 was killed by SIGKILL" in server.log
+        assert server.orphans() == []
+
+
+def test_api_processes_that_die_too_often_end_the_server_with_1() -> None:
+    with Server() as server:
+        while server.process.poll() is None:
+            with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # There is none, just now.
+                server.tree = server.processes()
+                victim = server.titled("pyllm::api-0")
+                victim.kill()
+                victim.wait()
+        assert server.wait() == 1
         assert server.orphans() == []
 
 
