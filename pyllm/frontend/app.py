@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 from litestar import Litestar, MediaType, Request, Response, get
 from litestar.datastructures import State
+from litestar.exceptions import InternalServerException
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.plugins import JsonRenderPlugin
 
 from pyllm import __version__
-from pyllm.errors import PyllmError
+from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend import metrics
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.openai.chat import chat_route
@@ -25,6 +26,13 @@ MAX_BODY_BYTES = 10_000_000
 
 class JsonRequest(Request[Any, Any, State]):
     """Decodes a body strictly, as the handler's own type; Litestar would take "5" for 5."""
+
+    async def body(self) -> bytes:
+        """All of the body; raises RequestError where the client left before its end, which is no error of ours."""
+        try:
+            return await super().body()
+        except InternalServerException:
+            raise RequestError("The connection ended before the body did.") from None
 
     async def json(self) -> Any:
         """The body as the type of the handler's `data`.
