@@ -39,7 +39,8 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
     title = f"pyllm::api-{config.index}"
     child = attach(connection, title)
     log.configure(title)
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # Its warnings are about what clients send, a line each: they would fill any log, and a full pipe stops the server.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return child.run(lambda: uvloop.run(_serve(config, listener, child)))
 
 

@@ -19,7 +19,7 @@ from tests.frontend import hostile
 from tests.frontend.hostile import Case
 
 CASES = 10_000
-LIMIT = 1.0  # seconds for a case that happens to ask for much; then its client leaves
+LIMIT = 0.25  # seconds for a case that happens to ask for much; then its client leaves
 
 
 def main() -> None:

@@ -6,9 +6,9 @@
 import asyncio
 import http.client
 import json
+import logging
 import threading
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -54,13 +54,16 @@ class Served:
         self.tokenizer = tokenizer
         self.core = Ticking(tokenizer.encode("the sea "))
         self.frontend: Frontend
-        self.faults: list[dict[str, Any]] = []
+        self.faults: list[object] = []  # what nobody caught, and what is logged as an error
         self.texts: list[str] = []
         self._started = threading.Event()
         self._server = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._neighbour = threading.Thread(target=self._read)
+        self._log = logging.Handler(logging.ERROR)
+        self._log.emit = self.faults.append  # type: ignore[method-assign]
 
     def __enter__(self) -> "Served":
+        logging.getLogger().addHandler(self._log)
         self._server.start()
         self._started.wait()
         self._neighbour.start()
@@ -71,6 +74,7 @@ class Served:
         self._neighbour.join()
         self._loop.call_soon_threadsafe(self._stopping.set)
         self._server.join()
+        logging.getLogger().removeHandler(self._log)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()

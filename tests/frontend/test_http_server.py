@@ -1,6 +1,7 @@
 """The server as it runs: real sockets, clients that leave, clients that do not read, and an orderly end."""
 
 import asyncio
+import logging
 import signal
 import socket
 
@@ -160,6 +161,20 @@ async def test_what_is_not_http_ends_its_own_connection_only(tokenizer: Tokenize
         writer.close()
         await writer.wait_closed()
         assert (await frontend.http.get("/health")).status_code == 200
+
+
+async def test_a_client_that_leaves_within_its_body_is_no_error_of_ours(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        writer.write(b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"prompt"')
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert (await frontend.http.post("/v1/completions", json={"prompt": "x"})).status_code == 200
+    assert [record.message for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 async def test_two_hundred_streams_at_once_all_come_to_their_end(tokenizer: Tokenizer) -> None:
