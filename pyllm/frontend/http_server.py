@@ -12,12 +12,16 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from pyllm.frontend.app import create_app
+from pyllm.frontend.error_answer import error_answer
+from pyllm.frontend.failure import Failure
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.stream import TRANSPORT
 from pyllm.tls import tls_context
 
 # Seconds that the first line and the headers of a request get to come.
 HEAD_PATIENCE = 60.0
+# Bytes of its first line and headers together, and of what may follow a body.
+MAX_HEAD_BYTES = 64 << 10
 # Seconds that the last bytes of finished answers get to leave.
 CLOSE_GRACE = 5
 BACKLOG = 4096
@@ -28,11 +32,13 @@ logger = logging.getLogger(__name__)
 class OpenProtocol(HttpToolsProtocol):
     """uvicorn's, which lets answers that are pushed write to the socket: its own `send` costs more than the rest.
 
-    It also closes a connection whose request's headers do not come.
+    It also closes a connection whose request's headers do not come, or do not end.
     """
 
     head_patience = HEAD_PATIENCE
     _head_timer: asyncio.TimerHandle | None = None
+    _num_head_bytes = 0
+    _num_unfinished_bytes = 0  # of what came while the head was not complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
         """Called for a new connection."""
@@ -44,17 +50,61 @@ class OpenProtocol(HttpToolsProtocol):
         self._stop_awaiting_head()
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        """Called for each piece that comes."""
+        super().data_received(data)
+        if self._head_timer is None:
+            return
+        self._num_unfinished_bytes += len(data)
+        if self._num_unfinished_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+
     def on_message_begin(self) -> None:
         """Called by the parser before a request's first line."""
         super().on_message_begin()
+        self._num_head_bytes = self._num_unfinished_bytes = 0
         cast("dict[str, Any]", self.scope)[TRANSPORT] = self.transport
         if self._head_timer is None:
             self._await_head()
 
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser for each piece of the first line's target."""
+        self._num_head_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser for a header, and for what follows a body in its form."""
+        self._num_head_bytes += len(name) + len(value)
+        if self._num_head_bytes <= MAX_HEAD_BYTES:
+            super().on_header(name, value)
+        elif self._head_timer is None:
+            self.transport.close()
+
     def on_headers_complete(self) -> None:
         """Called by the parser after a request's headers."""
         self._stop_awaiting_head()
-        super().on_headers_complete()
+        if self._num_head_bytes > MAX_HEAD_BYTES:
+            self._refuse_head()
+        else:
+            super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP."""
+        self._refuse(Failure(400, msg), b"Bad Request")
+
+    def _refuse_head(self) -> None:
+        text = f"The first line and the headers of a request must be at most {MAX_HEAD_BYTES} bytes."
+        self._refuse(Failure(431, text), b"Request Header Fields Too Large")
+
+    def _refuse(self, failure: Failure, reason: bytes) -> None:
+        """Answer on the connection itself, and close it."""
+        self._stop_awaiting_head()
+        if self.transport.is_closing():
+            return
+        _, body = error_answer("", failure, "")
+        head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (failure.status, reason, len(body)) + body)
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.head_patience, self.transport.close)

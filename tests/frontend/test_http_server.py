@@ -1,6 +1,7 @@
 """The server as it runs: real sockets, clients that leave, clients that do not read, and an orderly end."""
 
 import asyncio
+import contextlib
 import logging
 import signal
 import socket
@@ -242,3 +243,44 @@ async def test_nothing_is_left_over(tokenizer: Tokenizer) -> None:
         for _ in range(3):
             await frontend.http.post("/v1/completions", json={"prompt": "x", "stream": True})
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 1_000_000,  # never ends
+        b"GET /health HTTP/1.1\r\nhost: x\r\nlong: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 50_000 + b"\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
+async def test_a_head_without_bounds_is_refused(tokenizer: Tokenizer, head: bytes) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        writer.write(head)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 431 ")
+        writer.transport.abort()
+        assert (await frontend.http.get("/health", headers={"long": "x" * 60_000})).status_code == 200
+
+
+async def test_what_follows_a_body_is_bounded_too(tokenizer: Tokenizer) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+        writer.write(head + b"a: b\r\n" * 50_000)
+        await writer.drain()
+        with contextlib.suppress(ConnectionError):  # The kernel tells of a close with data unread as a reset.
+            while await reader.read(1000):
+                pass
+        writer.transport.abort()
+        assert (await frontend.http.get("/health")).status_code == 200
+
+
+async def test_what_is_no_http_is_an_error_in_the_usual_shape(tokenizer: Tokenizer) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        writer.write(b"\0\1\2 nonsense\r\n\r\n")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.transport.abort()
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert msgspec.json.decode(body)["error"]["type"] == "invalid_request_error"
