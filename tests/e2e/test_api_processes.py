@@ -1,5 +1,7 @@
 """`pyllm serve --api-server-count 2`: one port, one core, one state, whichever process answers."""
 
+import contextlib
+import json
 import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -37,5 +39,34 @@ def test_two_processes_are_one_server() -> None:
         assert [head + rest for head, rest in zip(heads, texts[1:], strict=True)] == [texts[0]] * 4
         # The answer with a key was generated once, the others each; every scrape tells of all, soon.
         until(lambda: server.metric("vllm:generation_tokens_total") == 5 * 48, "the counters of both processes")
+        goes_on_after_a_crash(server)
         assert server.stop(signal.SIGTERM) == 0
         assert server.orphans() == []
+
+
+def goes_on_after_a_crash(server: Server) -> None:
+    """Whichever API process streams to a client is killed, and another one goes on where it was."""
+    body = BODY | {"max_tokens": 400}
+    for headers in ({"accept": "text/event-stream"}, {"idempotency-key": "two"}):
+        lines: list[str] = []
+        with (
+            httpx.Client(base_url=server.address, timeout=DEADLINE) as http,
+            contextlib.suppress(httpx.RemoteProtocolError),
+            http.stream("POST", "/v1/completions", json=body, headers=headers) as answer,
+        ):
+            for line in answer.iter_lines():
+                lines.append(line)
+                if len(lines) == 20:
+                    server.tree = server.processes()
+                    for process in [server.titled(f"pyllm::api-{index}") for index in (0, 1)]:
+                        process.kill()
+        *_, last = (line.removeprefix("id: ") for line in lines if line.startswith("id: "))
+        # What came after the last id has none yet, and is told again.
+        seen = lines[: max(place for place, line in enumerate(lines) if line == f"id: {last}") + 2]
+        with httpx.Client(base_url=server.address, timeout=DEADLINE) as http:
+            rest = http.post("/v1/completions", json=body, headers=headers | {"last-event-id": last})
+        assert rest.status_code == 200, rest.text
+        pieces = [json.loads(line[6:]) for line in [*seen, *rest.text.splitlines()] if line.startswith("data: {")]
+        seed = int(last.split(".")[2], 16)
+        whole = server.complete("The sea is", max_tokens=400, ignore_eos=True, temperature=1, seed=seed).json()
+        assert "".join(piece["choices"][0]["text"] for piece in pieces) == whole["choices"][0]["text"]
