@@ -70,7 +70,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
-        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit, state.client.model)
+        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data), truncation=cut)
         await admit(state, context, params.n)
         prepared = await state.conversations.prepare(conversation, params)

@@ -1,7 +1,7 @@
 """What the body of a request asks for, as the parameters that the engine takes. Knows no route and no response."""
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec import Meta, Struct
@@ -42,6 +42,26 @@ def refuse_unsupported(request: Struct, where: str = "") -> None:
         if value is not None and value != neutral:
             remedy = f"use {where}{instead}" if instead else "leave it out"
             raise RequestError(f"{where}{name} is not supported{'' if instead else ' yet'}; {remedy}", f"{where}{name}")
+
+
+def split_prompts(given: str | list[str | int | list[int]], name: str, most: int) -> list[str | list[int]]:
+    """The single prompts of a request, each a text or token ids; `name` is the field that has them.
+
+    Raises:
+        RequestError: there is none, there are more than `most`, or tokens and prompts are mixed.
+    """
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise RequestError(f"{name} is an empty list; give a text, token ids, or a list of either", name)
+    kinds = set(map(type, given))  # a look at 100,000 ids that takes 1 ms
+    if kinds == {int}:
+        return [cast("list[int]", given)]
+    if int in kinds:
+        raise RequestError(f"{name} mixes token ids and {name}s; give one list of token ids for each {name}", name)
+    if len(given) > most:
+        raise RequestError(f"{name} has {len(given)} {name}s; at most {most} go into one request", name)
+    return [item for item in given if not isinstance(item, int)]
 
 
 def wants_usage(request: GenerationRequest) -> bool:

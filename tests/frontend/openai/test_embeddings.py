@@ -156,6 +156,17 @@ async def test_where_one_fails_all_do_and_the_rest_is_aborted(tokenizer: Tokeniz
         assert len(frontend.core.sent(Abort)) == 2
 
 
+async def test_an_engine_that_fails_is_worth_another_try_later(tokenizer: Tokenizer) -> None:
+    class Failing(ScriptedCore):
+        def _step(self) -> None:
+            (submit,) = self.sent(Submit)
+            self.say_rows(Row(submit.request, [], finish=FinishCode.ERROR))
+
+    async with in_process(Failing(lambda prompt, sample: [7]), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/embeddings", json={"input": "x"})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+
+
 async def test_a_disconnect_aborts_what_runs(tokenizer: Tokenizer) -> None:
     async with behind_uvicorn(core(), tokenizer) as frontend:
         frontend.core.paused = True
