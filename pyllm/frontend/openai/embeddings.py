@@ -56,12 +56,12 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         scheduling = _scheduling(data, context)
         inputs = split_prompts(data.input, "input", MAX_INPUTS)
         special = data.add_special_tokens is not False
-        ticket = await admit(state, context, len(inputs))
+        await admit(state, context, len(inputs))
         too_long = refuse_input if cut is None else None
         whole = await state.prompts.encode(inputs, special, too_long, "input")
         prompts: Sequence[Sequence[int]] = whole if cut is None else [cut.kept(tokens) for tokens in whole]
         await charge(state, context, sum(map(len, prompts)))
-        batch = EmbeddingBatch(state, ticket, prompts, scheduling)
+        batch = EmbeddingBatch(state, prompts, scheduling, context)
         return PushedResponse(EmbeddingsAnswer(batch, state.model_name, data.encoding_format == "base64"))
 
     return create_embeddings
@@ -80,7 +80,7 @@ class EmbeddingsAnswer:
     def begin(self, channel: Channel) -> None:
         """Submit the prompts."""
         self._channel = channel
-        self._batch.start(self)
+        self._batch.start(self._add, self._fail)
 
     def drained(self) -> None:
         """The whole answer is one write; nothing is left to do."""
@@ -89,7 +89,7 @@ class EmbeddingsAnswer:
         """Abort what still runs."""
         self._batch.abort()
 
-    def embedding(self, index: int, embedding: Embedding) -> None:
+    def _add(self, index: int, embedding: Embedding) -> None:
         """Add one; after the last, send everything."""
         values = embedding.values
         if self._in_base64:
@@ -105,7 +105,7 @@ class EmbeddingsAnswer:
             answer = EmbeddingList(data, self._model_name, EmbeddingUsage(num_tokens, num_tokens))
             send_json(self._channel, 200, answer)
 
-    def error(self, error: PyllmError) -> None:
+    def _fail(self, error: PyllmError) -> None:
         """Answer with an error."""
         failure = describe(error)
         send_failure(self._channel, failure, error_response(failure))
