@@ -16,9 +16,7 @@ from pyllm.frontend.generation import Generation, num_choices
 from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedPrompt
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
-    refuse_unsupported,
     sampling_params,
     scheduling_params,
     split_prompts,
@@ -31,10 +29,11 @@ from pyllm.frontend.openai.protocol import (
 )
 from pyllm.frontend.request_context import context_of
 from pyllm.frontend.sampling_texts import resolve_texts_aside
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import PushedResponse
 from pyllm.frontend.submission import refuse_prompt
 from pyllm.frontend.truncation import truncation
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's

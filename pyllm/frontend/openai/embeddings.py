@@ -24,15 +24,15 @@ from pyllm.frontend.openai.embedding_protocol import (
     EmbeddingUsage,
 )
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, error_response
-from pyllm.frontend.openai.models import check_model
-from pyllm.frontend.openai.parameters import refuse_unsupported, split_prompts
-from pyllm.frontend.request_context import RequestContext, context_of
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.openai.parameters import split_prompts
+from pyllm.frontend.request_context import context_of
+from pyllm.frontend.request_place import place_of
+from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import Channel, PushedResponse
 from pyllm.frontend.submission import refuse_input
 from pyllm.frontend.truncation import truncation
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.messages import ModelInfo
-from pyllm.scheduling_params import SchedulingParams
 
 _encode = msgspec.json.Encoder().encode
 
@@ -53,7 +53,7 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         refuse_unsupported(data)
         _check_dimensions(data.dimensions, state.client.model)
         cut = truncation(data.truncate_prompt_tokens, data.truncation_side, 0, state.client.model)
-        scheduling = _scheduling(data, context)
+        scheduling = place_of(context, data.priority, timeout=data.timeout)
         inputs = split_prompts(data.input, "input", MAX_INPUTS)
         special = data.add_special_tokens is not False
         await admit(state, context, len(inputs))
@@ -118,8 +118,3 @@ def _check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
             "a part of its embedding is one",
             "dimensions",
         )
-
-
-def _scheduling(request: EmbeddingRequest, context: RequestContext) -> SchedulingParams:
-    timeouts = [seconds for seconds in (request.timeout, context.timeout) if seconds is not None]
-    return SchedulingParams(priority=request.priority or 0, tenant=context.tenant, timeout=min(timeouts, default=None))

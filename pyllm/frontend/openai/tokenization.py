@@ -12,10 +12,9 @@ from msgspec import Struct
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.tokenizer import INLINE_CHARACTERS
 
 
