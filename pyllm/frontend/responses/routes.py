@@ -65,6 +65,7 @@ def responses_routes(state: ServerState) -> Router:
             call_name=lambda index: state.conversations.call_id(context.request_id, 0, index),
             logprobs=_logprobs(state, params),
             on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
+            has_events=data.stream is True,
         )
         generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         if not data.background:
