@@ -163,7 +163,7 @@ def spawn_core(config: CoreConfig) -> supervisor.Process:
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
-    """Run a core and its API processes until SIGTERM or SIGINT, then drain; gives the exit code."""
+    """Run a core, the API processes and what they share until SIGTERM or SIGINT, then drain; gives the exit code."""
     _become_supervisor()
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve(engine)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -129,20 +129,16 @@ class LLM:
         self._loop.close()
 
     async def _complete(self, prompts: Sequence[Prompt], requests: Sequence[_Request]) -> list[RequestOutput]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._engine.complete(prompt, params, scheduling=scheduling))
-                for prompt, (params, scheduling) in zip(prompts, requests, strict=True)
-            ]
-        return [task.result() for task in tasks]
+        return await _together(
+            self._engine.complete(prompt, params, scheduling=scheduling)
+            for prompt, (params, scheduling) in zip(prompts, requests, strict=True)
+        )
 
     async def _embed(self, prompts: Sequence[Prompt], requests: Sequence[_Request]) -> list[EmbeddingRequestOutput]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._engine.embed(prompt, scheduling=scheduling))
-                for prompt, (_, scheduling) in zip(prompts, requests, strict=True)
-            ]
-        return [task.result() for task in tasks]
+        return await _together(
+            self._engine.embed(prompt, scheduling=scheduling)
+            for prompt, (_, scheduling) in zip(prompts, requests, strict=True)
+        )
 
     async def _complete_chats(
         self, conversations: Sequence[Sequence[Message]], requests: Sequence[_Request]
@@ -161,6 +157,13 @@ class LLM:
         except BaseException:
             future.cancel()  # Ctrl-C in a notebook must end the requests, too.
             raise
+
+
+async def _together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """What they give, in their order; when one fails, the others end."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+    return [task.result() for task in tasks]
 
 
 def _batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,45 +1,42 @@
 """The embeddings of all prompts of one HTTP request: asked for, counted, and ended together. Knows no JSON."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
-from pyllm.errors import DeadlineError, PyllmError
+from pyllm.errors import PyllmError
 from pyllm.frontend.embedding import Embedding
 from pyllm.frontend.metrics import RequestMetrics
+from pyllm.frontend.request_context import RequestContext
+from pyllm.frontend.request_life import RequestLife, Tell
 from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.ticket import Ticket
 from pyllm.scheduling_params import SchedulingParams
 
-
-class Receiver(Protocol):
-    """Where the embeddings go."""
-
-    def embedding(self, index: int, embedding: Embedding) -> None:
-        """That of one prompt; they come in any order."""
-
-    def error(self, error: PyllmError) -> None:
-        """The whole request has failed; nothing follows."""
+# Is handed the embedding of one prompt, by its index; they come in any order.
+Take = Callable[[int, Embedding], None]
 
 
 class EmbeddingBatch:
-    """Asks for the embedding of each prompt, and ends all of it when one fails or nobody waits any more."""
+    """Asks for the embedding of each prompt, and ends all of it when one fails or nobody waits any more.
+
+    `context` is of a request that was admitted; from `start` on its ticket is this one's to give back.
+    """
 
     def __init__(
-        self, state: ServerState, ticket: Ticket, prompts: Sequence[Sequence[int]], scheduling: SchedulingParams
+        self,
+        state: ServerState,
+        prompts: Sequence[Sequence[int]],
+        scheduling: SchedulingParams,
+        context: RequestContext,
     ) -> None:
-        self._state = state
-        self._ticket = ticket
+        self._client = state.client
         self._prompts = prompts
-        self._scheduling = scheduling
-        self._receiver: Receiver
+        self._life = RequestLife(state, context, prompts, None, scheduling, drop=self._drop)
+        self._take: Take
         self._requests: list[int] = []
-        self._metrics: list[RequestMetrics] = []
-        self._num_open = len(prompts)
 
     @property
     def finished(self) -> bool:
         """Whether nothing follows."""
-        return self._num_open == 0
+        return self._life.num_open == 0
 
     @property
     def num_prompts(self) -> int:
@@ -49,82 +46,45 @@ class EmbeddingBatch:
     @property
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts together."""
-        return sum(map(len, self._prompts))
+        return self._life.num_prompt_tokens
 
-    def start(self, receiver: Receiver) -> None:
-        """Submit every prompt.
-
-        Raises:
-            RequestError, EngineDeadError: one of them cannot run; then none does.
-        """
-        self._receiver = receiver
-        self._enter()
-        try:
-            for index, prompt in enumerate(self._prompts):
-                self._submit(index, prompt)
-        except PyllmError:
-            self._end("error")
-            raise
+    def start(self, take: Take, tell: Tell) -> None:
+        """Submit every prompt; raises as `RequestLife.start` does. No embedding comes after a failure."""
+        self._take = take
+        self._life.start(self._submit, tell)
 
     def abort(self) -> None:
         """End what still runs; nothing more is heard of it."""
-        if not self.finished:
-            self._end("abort")
+        self._life.abort()
 
-    def fail(self, error: PyllmError) -> None:
-        """End what still runs, and tell the receiver why."""
-        if not self.finished:
-            self._end("deadline" if isinstance(error, DeadlineError) else "error")
-            self._receiver.error(error)
+    def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
+        sink = _PromptSink(self._life, self._take, index, metrics)
+        self._requests.append(self._client.submit_embedding(self._prompts[index], sink, scheduling))
 
-    def take(self, index: int, embedding: Embedding) -> None:
-        """Count the embedding of one prompt, and pass it on."""
-        if self.finished:
-            return
-        self._ticket.started()
-        metrics = self._metrics[index]
-        metrics.delta(0, 0, embedding.cached_tokens)
-        metrics.finish(0, "stop")
-        self._num_open -= 1
-        if self._num_open == 0:
-            self._leave()
-        self._receiver.embedding(index, embedding)
-
-    def _enter(self) -> None:
-        self._state.enter(self.fail)
-        self._ticket.hold()
-
-    def _leave(self) -> None:
-        self._state.leave(self.fail)
-        self._ticket.ended(0)
-
-    def _submit(self, index: int, prompt: Sequence[int]) -> None:
-        if self.finished:
-            return  # One before it was refused at once.
-        self._metrics.append(self._state.metrics.request(len(prompt), 1))
-        sink = _PromptSink(self, index)
-        self._requests.append(self._state.client.submit_embedding(prompt, sink, self._scheduling))
-
-    def _end(self, reason: str) -> None:
-        self._num_open = 0
+    def _drop(self) -> None:
         for request in self._requests:
-            self._state.client.abort(request)
-        for metrics in self._metrics:
-            metrics.end(reason)
-        self._leave()
+            self._client.abort(request)
 
 
 class _PromptSink:
-    """Where one prompt's embedding arrives."""
+    """Where one prompt's embedding arrives: counts it, and passes it on."""
 
-    __slots__ = ("_batch", "_index")
+    __slots__ = ("_index", "_life", "_metrics", "_take")
 
-    def __init__(self, batch: EmbeddingBatch, index: int) -> None:
-        self._batch = batch
+    def __init__(self, life: RequestLife, take: Take, index: int, metrics: RequestMetrics) -> None:
+        self._life = life
+        self._take = take
         self._index = index
+        self._metrics = metrics
 
     def embedding(self, embedding: Embedding) -> None:
-        self._batch.take(self._index, embedding)
+        if not self._life.num_open:
+            return
+        self._life.came()
+        self._metrics.delta(0, 0, embedding.cached_tokens)
+        self._metrics.finish(0, "stop")
+        self._life.choice_ended("stop")
+        self._take(self._index, embedding)
 
     def error(self, error: PyllmError) -> None:
-        self._batch.fail(error)
+        self._life.fail(error)

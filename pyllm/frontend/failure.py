@@ -18,7 +18,7 @@ class Failure(msgspec.Struct, frozen=True):
     """What went wrong, for the caller. `parameter` is the field at fault, `code` a word for programs.
 
     `kind` is what ran out, where that is all that is wrong: requests or tokens. After `retry_after` seconds it is worth
-    another try; `is_final` tells that it never is, though the status may say so. `allow` has the methods of a 405.
+    another try; a 429 without it never is. `allow` has the methods of a 405.
     """
 
     status: int
@@ -27,7 +27,6 @@ class Failure(msgspec.Struct, frozen=True):
     code: str | None = None
     kind: str | None = None
     retry_after: float | None = None
-    is_final: bool = False
     allow: str = ""
 
 
@@ -94,7 +93,6 @@ def describe(error: Exception) -> Failure:
                 code,
                 getattr(error, "kind", None),
                 retry_after,
-                is_final=status == 429 and retry_after is None,
             )
     if isinstance(error, ValidationException):  # Litestar's own; the one thing that it can miss is the body.
         return Failure(400, "The request has no body; send a JSON object.")
@@ -110,7 +108,7 @@ def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
     headers = []
     if failure.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after))))
-    if failure.is_final:
+    elif failure.status == 429:
         headers.append((b"x-should-retry", b"false"))  # OpenAI's clients try a 429 again otherwise.
     if failure.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

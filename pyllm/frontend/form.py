@@ -46,7 +46,12 @@ def start_events(channel: Channel) -> None:
 def send_error(channel: Channel, form: Form, error: PyllmError) -> None:
     """Answer with an error's status."""
     failure = describe(error)
-    send_json(channel, failure.status, form.error(failure), *failure_headers(failure))
+    send_failure(channel, failure, form.error(failure))
+
+
+def send_failure(channel: Channel, failure: Failure, body: Struct) -> None:
+    """Answer with what went wrong, in a route's shape: its status, and the headers that go with that."""
+    send_json(channel, failure.status, body, *failure_headers(failure))
 
 
 def send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:

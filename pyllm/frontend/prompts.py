@@ -6,7 +6,7 @@ on where an earlier one ended, as conversations do, costs what is new. Knows no 
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from pyllm.errors import RequestError, RequestTooLargeError
 from pyllm.frontend.chat_template import ChatTemplate, Message
@@ -21,6 +21,11 @@ from pyllm.messages import ModelInfo
 MAX_CACHED_CHARACTERS = 1 << 20
 INLINE_TOKENS = 4096  # ids that are checked in 0.2 ms
 MESSAGE_CHARACTERS = 32  # a message's markup takes the template as long as so many characters take to be encoded
+
+CHARACTERS_PER_TOKEN = 4  # to look one token up takes as long as to encode so many
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Makes the error for what is too long, of how many tokens it has, in words; None: no length is too long.
 TooLong = Callable[[str, ModelInfo], RequestTooLargeError] | None
@@ -83,7 +88,7 @@ class PromptEncoder:
 
         Raises:
             RequestError: there are no messages or no template, or the template refuses the messages.
-            RequestTooLargeError: `refuse_long`, and the rendered text certainly cannot fit the context.
+            RequestTooLargeError: the rendered text certainly cannot fit the context, and `too_long` makes an error.
         """
         template = self._chat_template if template is None else template
         if template is None:
@@ -99,6 +104,13 @@ class PromptEncoder:
             text = await self._threads.run(length, template.render, *options)
         (tokens,) = await self.encode([text], add_special_tokens, too_long)
         return tokens
+
+    async def run(self, num_tokens: int, work: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """What a call gives that looks at so many tokens one by one; where they are many, in the encoder's threads."""
+        characters = num_tokens * CHARACTERS_PER_TOKEN
+        if characters < INLINE_CHARACTERS:
+            return work(*args, **options)
+        return await self._threads.run(characters, work, *args, **options)
 
     def _check_length(
         self, prompt: str | Sequence[int], too_long: Callable[[str, ModelInfo], RequestTooLargeError]

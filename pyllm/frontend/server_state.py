@@ -11,6 +11,7 @@ from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
 from pyllm.frontend.conversations import Conversations
+from pyllm.frontend.failure import UnknownModelError
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
@@ -27,7 +28,7 @@ NO_KEYS = KeyRing()
 
 
 class ServerState:
-    """Made once at start. `chat_template` is None for a model that has none, `responses` where none are stored.
+    """Made once at start. `chat_template` is None for a model that has none.
 
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
     """
@@ -93,3 +94,13 @@ class ServerState:
         except TimeoutError:
             for fail in list(self._running):
                 fail(EngineDeadError(f"the server shut down before this request was finished ({grace:g} s)"))
+
+
+def check_model(state: ServerState, name: str | None) -> None:
+    """A request may leave the model out, but not name another one.
+
+    Raises:
+        UnknownModelError: it does.
+    """
+    if name is not None and name != state.model_name:
+        raise UnknownModelError(name, state.model_name)

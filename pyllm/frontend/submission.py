@@ -48,7 +48,7 @@ def prepare(
     # What is outside the vocabulary never comes: the same list serves models of several sizes.
     stop_token_ids = array("i", sorted(token for token in stop if token < model.vocab_size)).tobytes()
     min_tokens = min(params.min_tokens, max_tokens)
-    return Submit(
+    submit = Submit(
         epoch=0,
         request=0,
         prompt=tokens.packed,
@@ -57,16 +57,11 @@ def prepare(
         sampling=_sampling(params, min_tokens, stop_token_ids, model),
         stop_token_ids=stop_token_ids,
         n=params.n,
-        tenant=scheduling.tenant,
-        cache_salt=scheduling.cache_salt,
-        priority=scheduling.priority,
-        timeout=scheduling.timeout,
-        ttft_target=scheduling.ttft_target,
-        tpot_target=scheduling.tpot_target,
         min_tokens=min_tokens,
         beam_width=params.beam_width,
         length_penalty=params.length_penalty,
     )
+    return _placed(submit, scheduling)
 
 
 def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Submit:
@@ -87,19 +82,9 @@ def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingPa
             "shorten the input, or start the engine with a larger --kv-cache-memory-bytes.",
             "input",
         )
-    return Submit(
-        epoch=0,
-        request=0,
-        prompt=known_tokens(prompt, model.vocab_size, "input").packed,
-        seed=0,
-        max_tokens=0,
-        sampling=POOLING,
-        tenant=scheduling.tenant,
-        priority=scheduling.priority,
-        timeout=scheduling.timeout,
-        ttft_target=scheduling.ttft_target,
-        tpot_target=scheduling.tpot_target,
-    )
+    tokens = known_tokens(prompt, model.vocab_size, "input")
+    submit = Submit(epoch=0, request=0, prompt=tokens.packed, seed=0, max_tokens=0, sampling=POOLING)
+    return _placed(submit, scheduling)
 
 
 def refuse_input(length: str, model: ModelInfo) -> RequestTooLargeError:
@@ -117,6 +102,19 @@ def refuse_prompt(length: str, model: ModelInfo) -> RequestTooLargeError:
         f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has {length} "
         f"tokens and at least one more is needed for the output. Please shorten the prompt.",
         "prompt",
+    )
+
+
+def _placed(submit: Submit, scheduling: SchedulingParams) -> Submit:
+    """The same with its place among the others, of which a kind of request may not leave a part out."""
+    return msgspec.structs.replace(
+        submit,
+        tenant=scheduling.tenant,
+        cache_salt=scheduling.cache_salt,
+        priority=scheduling.priority,
+        timeout=scheduling.timeout,
+        ttft_target=scheduling.ttft_target,
+        tpot_target=scheduling.tpot_target,
     )
 
 

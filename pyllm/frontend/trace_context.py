@@ -17,11 +17,6 @@ class TraceContext(msgspec.Struct, frozen=True):
     flags: int
     state: str = ""
 
-    @property
-    def is_sampled(self) -> bool:
-        """Whether the caller records its trace."""
-        return bool(self.flags & 1)
-
 
 def parse_trace_context(traceparent: str, tracestate: str) -> TraceContext | None:
     """What the headers say; None where they say nothing valid, which the standard wants ignored."""

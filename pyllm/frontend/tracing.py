@@ -23,11 +23,14 @@ _NANOSECONDS = 1_000_000_000
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """What a span says. Times are seconds from the request's arrival; `first_token` is None where there was none."""
+    """What a span says. Times are seconds from the request's arrival; `first_token` is None where there was none.
+
+    `params` are None of a request that samples nothing.
+    """
 
     request_id: str
     parent: TraceContext | None
-    params: SamplingParams
+    params: SamplingParams | None
     num_choices: int
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -82,9 +85,6 @@ class Tracer:
         attributes: dict[str, str | int | float | list[str]] = {
             "gen_ai.response.model": self._model_name,
             "gen_ai.request.id": trace.request_id,
-            "gen_ai.request.temperature": params.temperature,
-            "gen_ai.request.top_p": params.top_p,
-            "gen_ai.request.n": params.n,
             "gen_ai.response.finish_reasons": [trace.finish_reason],
             "gen_ai.usage.num_sequences": trace.num_choices,
             "gen_ai.usage.prompt_tokens": trace.num_prompt_tokens,
@@ -92,7 +92,11 @@ class Tracer:
             "gen_ai.usage.cached_tokens": trace.num_cached_tokens,
             "gen_ai.latency.e2e": trace.duration,
         }
-        if params.max_tokens is not None:
+        if params is not None:
+            attributes["gen_ai.request.temperature"] = params.temperature
+            attributes["gen_ai.request.top_p"] = params.top_p
+            attributes["gen_ai.request.n"] = params.n
+        if params is not None and params.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = params.max_tokens
         if trace.first_token is not None:
             attributes["gen_ai.latency.time_to_first_token"] = trace.first_token

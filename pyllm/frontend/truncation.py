@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from pyllm.errors import RequestError
 from pyllm.messages import ModelInfo
 from pyllm.sampling_params import check
 
@@ -22,17 +23,18 @@ class Truncation(NamedTuple):
         return tokens[-self.limit :] if self.side == "left" else tokens[: self.limit]
 
 
-def truncation(limit: int | None, side: Side | None, max_tokens: int | None, model: ModelInfo) -> Truncation | None:
+def truncation(limit: int | None, side: Side | None, num_reserved: int, model: ModelInfo) -> Truncation | None:
     """What the fields `truncate_prompt_tokens` and `truncation_side` ask for; None: nothing.
 
-    A limit of -1 is what the model's context leaves beside `max_tokens`, or beside one token.
+    A limit of -1 is what the model's context leaves beside `num_reserved` tokens.
 
     Raises:
-        RequestError: the limit is out of its range.
+        RequestError: the limit is out of its range, or there is a side without one.
     """
     if limit is None:
+        if side is not None:
+            raise RequestError("truncation_side goes with truncate_prompt_tokens only", "truncation_side")
         return None
     most = model.max_model_len
     check("truncate_prompt_tokens", limit, limit == -1 or 0 < limit <= most, f"-1, or from 1 to {most}")
-    room = max(most - (max_tokens or 1), 1)
-    return Truncation(room if limit == -1 else limit, side or "left")
+    return Truncation(max(most - num_reserved, 1) if limit == -1 else limit, side or "left")

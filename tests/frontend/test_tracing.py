@@ -52,3 +52,16 @@ async def test_a_request_is_a_child_of_its_callers_span(tokenizer: Tokenizer, st
         "gen_ai.usage.completion_tokens": 6,
         "gen_ai.usage.cached_tokens": 2,
     }
+
+
+async def test_embeddings_have_a_span_too(tokenizer: Tokenizer) -> None:
+    exporter = InMemorySpanExporter()
+    tracer = Tracer(exporter, "tiny")
+    async with in_process(answering(tokenizer, "ok"), tokenizer, tracer=tracer) as frontend:
+        assert (await frontend.http.post("/v1/embeddings", json={"input": ["x", "y"]})).status_code == 200
+        tracer.close()
+    (span,) = exporter.get_finished_spans()
+    assert span.attributes is not None
+    assert span.attributes["gen_ai.usage.num_sequences"] == span.attributes["gen_ai.usage.prompt_tokens"] == 2
+    assert span.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert "gen_ai.request.temperature" not in span.attributes

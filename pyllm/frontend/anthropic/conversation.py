@@ -16,7 +16,7 @@ from pyllm.frontend.anthropic.protocol import (
 )
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
 from pyllm.frontend.conversations import Conversations
-from pyllm.frontend.openai.parameters import refuse_unsupported
+from pyllm.frontend.unsupported import refuse_unsupported
 
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 

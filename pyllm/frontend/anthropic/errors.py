@@ -10,12 +10,10 @@ from pyllm.frontend.failure import Failure
 # `overloaded_error` has the status 529 there; clients of both kinds and proxies know 503.
 _TYPES = {
     401: "authentication_error",
-    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
-    529: "overloaded_error",
 }
 
 

@@ -14,13 +14,12 @@ from pyllm.frontend.anthropic.errors import ERROR_RESPONSES
 from pyllm.frontend.anthropic.form import MessageForm
 from pyllm.frontend.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
 from pyllm.frontend.generation import Generation
-from pyllm.frontend.openai.models import check_model
-from pyllm.frontend.openai.parameters import cache_salt, refuse_unsupported
-from pyllm.frontend.request_context import RequestContext, context_of
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.request_context import context_of
+from pyllm.frontend.request_place import place_of
+from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import PushedResponse
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
-from pyllm.scheduling_params import SchedulingParams
 
 
 def messages_route(state: ServerState) -> HTTPRouteHandler:
@@ -38,7 +37,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         context.name_tenant(None if data.metadata is None else data.metadata.user_id, "metadata.user_id")
         _check(state, data)
         check_thinking(data.thinking, data.max_tokens, state.conversations)
-        scheduling = _scheduling_params(data, context)
+        scheduling = place_of(context, data.priority, cache_salt=data.cache_salt)
         conversation, params = conversation_of(data), _sampling_params(data)
         await admit(state, context)
         prepared = await state.conversations.prepare(conversation, params)
@@ -85,13 +84,4 @@ def _sampling_params(request: MessagesRequest) -> SamplingParams:
         max_tokens=request.max_tokens,
         stop=tuple(request.stop_sequences or ()),
         structured_outputs=None if form is None else StructuredOutputsParams(json=form.schema),
-    )
-
-
-def _scheduling_params(request: MessagesRequest, context: RequestContext) -> SchedulingParams:
-    return SchedulingParams(
-        priority=request.priority or 0,
-        tenant=context.tenant,
-        timeout=context.timeout,
-        cache_salt=cache_salt(request.cache_salt),
     )

@@ -1,13 +1,13 @@
 """Anthropic's requests and answers as structs. Knows names and types, not behaviour.
 
-As in `openai/protocol.py`, a field marked `Unsupported` passes at its neutral value only.
+A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`).
 """
 
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from pyllm.frontend.openai.protocol import Unsupported
+from pyllm.frontend.unsupported import Unsupported
 
 
 class CacheControl(Struct):

@@ -19,6 +19,7 @@ from pyllm.frontend.edge.head import Head
 from pyllm.frontend.error_answer import Headers, error_answer
 from pyllm.frontend.failure import AuthenticationError, describe
 from pyllm.frontend.request_context import CONTEXT, RequestContext
+from pyllm.frontend.request_place import least_timeout
 from pyllm.frontend.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
@@ -89,7 +90,7 @@ class Gateway:
             context.tenant, context.allowance = key.name, key.allowance(self._allowance)
         else:
             context.tenant = head.tenant
-        context.timeout = min((each for each in (head.timeout, self._timeout) if each is not None), default=None)
+        context.timeout = least_timeout(head.timeout, self._timeout)
         context.trace = head.trace
         check_body_size(head.content_length, self._max_body_bytes)
 

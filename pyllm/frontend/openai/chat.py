@@ -21,10 +21,8 @@ from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs, token_names
-from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
     num_chat_logprobs,
-    refuse_unsupported,
     sampling_params,
     scheduling_params,
     wants_continuous_usage,
@@ -43,9 +41,10 @@ from pyllm.frontend.openai.protocol import (
     Usage,
 )
 from pyllm.frontend.request_context import RequestContext, context_of
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import PushedResponse
 from pyllm.frontend.truncation import truncation
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams
 
 ROLE = "assistant"
@@ -70,7 +69,7 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
-        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit, state.client.model)
+        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data), truncation=cut)
         await admit(state, context, params.n)
         prepared = await state.conversations.prepare(conversation, params)

@@ -6,9 +6,9 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
-from pyllm.frontend.openai.parameters import refuse_unsupported
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import AllowedTools, ChosenTools, ToolDefinition
+from pyllm.frontend.unsupported import refuse_unsupported
 
 
 def conversation_of(request: ChatRequest) -> Conversation:

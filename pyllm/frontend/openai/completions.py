@@ -1,7 +1,7 @@
 """`POST /v1/completions`: text or token ids in, one or many prompts at once; text out."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from litestar import Request, post
@@ -16,11 +16,10 @@ from pyllm.frontend.generation import Generation, num_choices
 from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedPrompt
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
-    refuse_unsupported,
     sampling_params,
     scheduling_params,
+    split_prompts,
     wants_continuous_usage,
 )
 from pyllm.frontend.openai.protocol import (
@@ -30,10 +29,11 @@ from pyllm.frontend.openai.protocol import (
 )
 from pyllm.frontend.request_context import context_of
 from pyllm.frontend.sampling_texts import resolve_texts_aside
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import PushedResponse
 from pyllm.frontend.submission import refuse_prompt
 from pyllm.frontend.truncation import truncation
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, and vLLM's
@@ -56,9 +56,9 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         refuse_unsupported(data)
         params = _sampling_params(data)
         scheduling = scheduling_params(data, context)
-        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, data.max_tokens, state.client.model)
+        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, data.max_tokens or 1, state.client.model)
         chunks = CompletionChunks(context, state.model_name, data)
-        given = split_prompts(data.prompt)
+        given = split_prompts(data.prompt, "prompt", MAX_PROMPTS)
         await admit(state, context, num_choices(len(given), params))
         params = await resolve_texts_aside(params, state.tokenizer)
         too_long = refuse_prompt if cut is None else None
@@ -99,23 +99,3 @@ def _echoed(state: ServerState, given: str | list[int], tokens: Sequence[int], i
     """A prompt as it was given, unless it was token ids or only a part of it is computed."""
     text = given if isinstance(given, str) and not is_cut else state.tokenizer.decode(tokens, skip_special_tokens=False)
     return EchoedPrompt(text, tokens, state.tokenizer.token_text(tokens[0]) if tokens else "")
-
-
-def split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The single prompts of a request, each a text or token ids.
-
-    Raises:
-        RequestError: there is none, there are too many, or tokens and prompts are mixed.
-    """
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise RequestError("prompt is an empty list; give a text, token ids, or a list of either", "prompt")
-    kinds = set(map(type, prompt))  # a look at 100,000 ids that takes 1 ms
-    if kinds == {int}:
-        return [cast("list[int]", prompt)]
-    if int in kinds:
-        raise RequestError("prompt mixes token ids and prompts; give one list of token ids for each prompt", "prompt")
-    if len(prompt) > MAX_PROMPTS:
-        raise RequestError(f"prompt has {len(prompt)} prompts; at most {MAX_PROMPTS} go into one request", "prompt")
-    return [item for item in prompt if not isinstance(item, int)]

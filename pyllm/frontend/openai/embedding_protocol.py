@@ -1,10 +1,10 @@
-"""The request and the response of `/v1/embeddings` as structs, with vLLM's additions. `protocol.py` explains marks."""
+"""The request and the response of `/v1/embeddings` as structs, with vLLM's additions. `unsupported.py` has marks."""
 
 from typing import Any, Literal
 
 from msgspec import Struct
 
-from pyllm.frontend.openai.protocol import Unsupported
+from pyllm.frontend.unsupported import Unsupported
 
 MAX_INPUTS = 2048  # OpenAI's
 

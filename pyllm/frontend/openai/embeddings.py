@@ -15,7 +15,7 @@ from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.embedding import Embedding
 from pyllm.frontend.embedding_batch import EmbeddingBatch
 from pyllm.frontend.failure import describe
-from pyllm.frontend.form import send_json
+from pyllm.frontend.form import send_failure, send_json
 from pyllm.frontend.openai.embedding_protocol import (
     MAX_INPUTS,
     EmbeddingData,
@@ -24,15 +24,15 @@ from pyllm.frontend.openai.embedding_protocol import (
     EmbeddingUsage,
 )
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, error_response
-from pyllm.frontend.openai.models import check_model
-from pyllm.frontend.openai.parameters import refuse_unsupported
-from pyllm.frontend.request_context import RequestContext, context_of
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.openai.parameters import split_prompts
+from pyllm.frontend.request_context import context_of
+from pyllm.frontend.request_place import place_of
+from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import Channel, PushedResponse
 from pyllm.frontend.submission import refuse_input
+from pyllm.frontend.truncation import truncation
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.messages import ModelInfo
-from pyllm.sampling_params import check
-from pyllm.scheduling_params import SchedulingParams
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,40 +52,19 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         check_model(state, data.model)
         refuse_unsupported(data)
         _check_dimensions(data.dimensions, state.client.model)
-        limit = _limit(data, state.client.model)
-        scheduling = _scheduling(data, context)
-        inputs = split_inputs(data.input)
+        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, 0, state.client.model)
+        scheduling = place_of(context, data.priority, timeout=data.timeout)
+        inputs = split_prompts(data.input, "input", MAX_INPUTS)
         special = data.add_special_tokens is not False
-        ticket = await admit(state, context, len(inputs))
-        too_long = refuse_input if limit is None else None
-        prompts: Sequence[Sequence[int]] = await state.prompts.encode(inputs, special, too_long, "input")
-        if limit is not None:
-            prompts = [prompt[:limit] if data.truncation_side == "right" else prompt[-limit:] for prompt in prompts]
+        await admit(state, context, len(inputs))
+        too_long = refuse_input if cut is None else None
+        whole = await state.prompts.encode(inputs, special, too_long, "input")
+        prompts: Sequence[Sequence[int]] = whole if cut is None else [cut.kept(tokens) for tokens in whole]
         await charge(state, context, sum(map(len, prompts)))
-        batch = EmbeddingBatch(state, ticket, prompts, scheduling)
+        batch = EmbeddingBatch(state, prompts, scheduling, context)
         return PushedResponse(EmbeddingsAnswer(batch, state.model_name, data.encoding_format == "base64"))
 
     return create_embeddings
-
-
-def split_inputs(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """The single inputs of a request, each a text or token ids.
-
-    Raises:
-        RequestError: there is none, there are too many, or tokens and inputs are mixed.
-    """
-    if isinstance(given, str):
-        return [given]
-    if not given:
-        raise RequestError("input is an empty list; give a text, token ids, or a list of either", "input")
-    numbers = [item for item in given if isinstance(item, int)]
-    if len(numbers) == len(given):
-        return [numbers]
-    if numbers:
-        raise RequestError("input mixes token ids and inputs; give one list of token ids for each input", "input")
-    if len(given) > MAX_INPUTS:
-        raise RequestError(f"input has {len(given)} inputs; at most {MAX_INPUTS} go into one request", "input")
-    return [item for item in given if not isinstance(item, int)]
 
 
 class EmbeddingsAnswer:
@@ -101,7 +80,7 @@ class EmbeddingsAnswer:
     def begin(self, channel: Channel) -> None:
         """Submit the prompts."""
         self._channel = channel
-        self._batch.start(self)
+        self._batch.start(self._add, self._fail)
 
     def drained(self) -> None:
         """The whole answer is one write; nothing is left to do."""
@@ -110,7 +89,7 @@ class EmbeddingsAnswer:
         """Abort what still runs."""
         self._batch.abort()
 
-    def embedding(self, index: int, embedding: Embedding) -> None:
+    def _add(self, index: int, embedding: Embedding) -> None:
         """Add one; after the last, send everything."""
         values = embedding.values
         if self._in_base64:
@@ -126,10 +105,10 @@ class EmbeddingsAnswer:
             answer = EmbeddingList(data, self._model_name, EmbeddingUsage(num_tokens, num_tokens))
             send_json(self._channel, 200, answer)
 
-    def error(self, error: PyllmError) -> None:
+    def _fail(self, error: PyllmError) -> None:
         """Answer with an error."""
         failure = describe(error)
-        send_json(self._channel, failure.status, error_response(failure))
+        send_failure(self._channel, failure, error_response(failure))
 
 
 def _check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
@@ -139,20 +118,3 @@ def _check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
             "a part of its embedding is one",
             "dimensions",
         )
-
-
-def _limit(request: EmbeddingRequest, model: ModelInfo) -> int | None:
-    """Tokens that are kept of each input; None: all."""
-    limit = request.truncate_prompt_tokens
-    if limit is None:
-        if request.truncation_side is not None:
-            raise RequestError("truncation_side goes with truncate_prompt_tokens only", "truncation_side")
-        return None
-    most = model.max_model_len
-    check("truncate_prompt_tokens", limit, limit == -1 or 1 <= limit <= most, f"-1, or from 1 to {most}")
-    return most if limit == -1 else limit
-
-
-def _scheduling(request: EmbeddingRequest, context: RequestContext) -> SchedulingParams:
-    timeouts = [seconds for seconds in (request.timeout, context.timeout) if seconds is not None]
-    return SchedulingParams(priority=request.priority or 0, tenant=context.tenant, timeout=min(timeouts, default=None))

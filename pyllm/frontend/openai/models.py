@@ -1,14 +1,13 @@
-"""`GET /v1/models` and `/v1/models/{id}`, and the check that a request names a model that is there."""
+"""`GET /v1/models` and `/v1/models/{id}`."""
 
 import time
 
 from litestar import Router, get
 from litestar.params import FromPath
 
-from pyllm.frontend.failure import UnknownModelError
 from pyllm.frontend.openai.errors import LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ModelCard, ModelList
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.server_state import ServerState, check_model
 
 
 def models_routes(state: ServerState) -> Router:
@@ -27,13 +26,3 @@ def models_routes(state: ServerState) -> Router:
         return card
 
     return Router("/v1/models", route_handlers=[list_models, show_model])
-
-
-def check_model(state: ServerState, name: str | None) -> None:
-    """A request may leave the model out, but not name another one.
-
-    Raises:
-        UnknownModelError: it does.
-    """
-    if name is not None and name != state.model_name:
-        raise UnknownModelError(name, state.model_name)

@@ -1,13 +1,13 @@
 """OpenAI's requests and responses as structs, with vLLM's additions. Knows names and types, not behaviour.
 
 A field marked `Unsupported` is known but not honoured yet: it passes at its neutral value, which is its default here,
-and is refused by name otherwise (`parameters.py`). Fields nobody knows are refused by the decoder.
+and is refused by name otherwise (`frontend/unsupported.py`). Fields nobody knows are refused by the decoder.
 """
 
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 
 from pyllm.frontend.generation import TokenCounts
 from pyllm.frontend.logprobs import LogprobEntries
@@ -18,20 +18,14 @@ from pyllm.frontend.openai.tool_protocol import (
     MessageToolCall,
     ToolDefinition,
 )
+from pyllm.frontend.unsupported import Unsupported, unsupported
 from pyllm.sampling_params import StructuredOutputsParams
 
 T = TypeVar("T")
-UNSUPPORTED = {"supported": False}
-_REFUSED = "Not supported: refused unless neutral."
-Unsupported = Annotated[T | None, Meta(description=_REFUSED, extra=UNSUPPORTED)]
-# The same, where another field does it; `INSTEAD` says which.
-INSTEAD = "instead"
-UseStructuredOutputs = Annotated[
-    T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "structured_outputs"})
-]
-UseTools = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tools"})]
-UseToolChoice = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tool_choice"})]
-UseToolCalls = Annotated[T | None, Meta(description=_REFUSED, extra={**UNSUPPORTED, INSTEAD: "tool_calls"})]
+UseStructuredOutputs = Annotated[T | None, unsupported("structured_outputs")]
+UseTools = Annotated[T | None, unsupported("tools")]
+UseToolChoice = Annotated[T | None, unsupported("tool_choice")]
+UseToolCalls = Annotated[T | None, unsupported("tool_calls")]
 
 MAX_PROMPTS = 1024
 

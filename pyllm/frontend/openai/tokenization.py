@@ -1,6 +1,5 @@
 """`POST /tokenize` and `POST /detokenize`, vLLM's: what a prompt or a conversation is in token ids, and back."""
 
-import asyncio
 from typing import Any
 
 from litestar import post
@@ -12,11 +11,9 @@ from msgspec import Struct
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
-from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
-from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.tokenizer import INLINE_CHARACTERS
+from pyllm.frontend.server_state import ServerState, check_model
 
 
 class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -72,7 +69,9 @@ def tokenize_route(state: ServerState) -> HTTPRouteHandler:
     async def tokenize(data: JSONBody[TokenizeRequest]) -> Tokenization:
         check_model(state, data.model)
         tokens = await _tokens(state, data)
-        names = state.tokenizer.token_names(tokens) if data.return_token_strs else None
+        names = None
+        if data.return_token_strs:
+            names = await state.prompts.run(len(tokens), state.tokenizer.token_names, tokens)
         return Tokenization(len(tokens), state.client.model.max_model_len, tokens, names)
 
     return tokenize
@@ -94,9 +93,8 @@ def detokenize_route(state: ServerState) -> HTTPRouteHandler:
         if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
             wrong = next(token for token in tokens if not 0 <= token < vocab_size)
             raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab_size} tokens", "tokens")
-        if len(tokens) < INLINE_CHARACTERS:
-            return Detokenization(state.tokenizer.decode(tokens, skip_special_tokens=False))
-        return Detokenization(await asyncio.to_thread(state.tokenizer.decode, tokens, skip_special_tokens=False))
+        decode = state.tokenizer.decode
+        return Detokenization(await state.prompts.run(len(tokens), decode, tokens, skip_special_tokens=False))
 
     return detokenize
 

@@ -43,7 +43,8 @@ LogprobsOf = Callable[[list[LogprobEntries]], list[ChatLogprob]]
 class ResponseForm:
     """A `Form` of one response, which grows with the text. `on_end` is called with it when nothing follows.
 
-    `logprobs` makes those of tokens; None tells of none. `call_name` names calls.
+    `logprobs` makes those of tokens; None tells of none. `call_name` names calls. Without `has_events` only the
+    response is made: its events are empty.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ResponseForm:
         call_name: CallName,
         logprobs: LogprobsOf | None,
         on_end: OnEnd,
+        has_events: bool = True,
     ) -> None:
         self.response = response
         self._suffix = response.id.removeprefix("resp_")
@@ -61,6 +63,7 @@ class ResponseForm:
         self._call_name = call_name
         self._logprobs_of = logprobs
         self._on_end = on_end
+        self._has_events = has_events
         self._num_events = 0
         self._item: OutputItem | None = None  # the one that is open, which is the last of the output
         self._parts: list[str] = []  # the text or the arguments that it has so far
@@ -216,6 +219,8 @@ class ResponseForm:
         return self._of_item(kind, item, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
+        if not self._has_events:
+            return b""
         event = {"type": f"response.{kind}", "sequence_number": self._num_events, **fields}
         self._num_events += 1
         return b"event: response.%b\ndata: %b\n\n" % (kind.encode(), _encode(event))

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.parameters import refuse_unsupported
 from pyllm.frontend.responses.protocol import Item, OutputItem, Part
+from pyllm.frontend.unsupported import refuse_unsupported
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 

@@ -1,6 +1,6 @@
 """The Responses API's requests and answers as structs. Knows names and types, not behaviour.
 
-As in `openai/protocol.py`, a field marked `Unsupported` passes at its neutral value only.
+A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`).
 """
 
 from typing import Any, Literal
@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from pyllm.frontend.openai.protocol import ChatLogprob, EngineRequest, Unsupported
+from pyllm.frontend.openai.protocol import ChatLogprob, EngineRequest
+from pyllm.frontend.unsupported import Unsupported
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

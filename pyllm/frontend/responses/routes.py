@@ -13,8 +13,7 @@ from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoic
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
-from pyllm.frontend.openai.models import check_model
-from pyllm.frontend.openai.parameters import refuse_unsupported, sample_params, scheduling_params
+from pyllm.frontend.openai.parameters import sample_params, scheduling_params
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.background import BackgroundRun
@@ -23,7 +22,8 @@ from pyllm.frontend.responses.items import items_of, kept_items, messages_of
 from pyllm.frontend.responses.kept import KeptResponses
 from pyllm.frontend.responses.page import page_of
 from pyllm.frontend.responses.protocol import DeletedResponse, Item, ItemList, ResponseRecord, ResponsesRequest
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.server_state import ServerState, check_model
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 
 AnyRequest = Request[Any, Any, Any]
@@ -65,6 +65,7 @@ def responses_routes(state: ServerState) -> Router:
             call_name=lambda index: state.conversations.call_id(context.request_id, 0, index),
             logprobs=_logprobs(state, params),
             on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
+            has_events=data.stream is True,
         )
         generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         if not data.background:

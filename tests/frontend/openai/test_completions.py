@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.completions import split_prompts
+from pyllm.frontend.openai.parameters import split_prompts
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode, Rejected, Sampling, Submit
 from tests.frontend.fake_core import MODEL, Row, ScriptedCore
@@ -72,7 +72,7 @@ async def test_prompts_are_text_or_token_ids_one_or_many(tokenizer: Tokenizer) -
 )
 def test_what_is_no_list_of_prompts_is_refused(prompt: Any, text: str) -> None:
     with pytest.raises(RequestError, match=text):
-        split_prompts(prompt)
+        split_prompts(prompt, "prompt", 1024)
 
 
 async def test_choices_are_numbered_prompt_by_prompt(tokenizer: Tokenizer) -> None:
@@ -334,6 +334,7 @@ async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Token
         ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
         ({"prompt": "x", "cache_salt": "a@b"}, 400, "cache_salt"),
         ({"prompt": "x", "cache_salt": ""}, 400, "cache_salt"),
+        ({"prompt": "x", "truncation_side": "left"}, 400, "truncation_side"),
         ({"prompt": "x", "request_id": "a b"}, 400, "request_id"),
         ({"prompt": "x", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens"),
         ({"prompt": "x", "truncate_prompt_tokens": 257}, 400, "truncate_prompt_tokens"),

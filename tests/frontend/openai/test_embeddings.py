@@ -108,7 +108,8 @@ async def test_its_place_among_others_goes_to_the_core(tokenizer: Tokenizer) -> 
     async with in_process(core(), tokenizer) as frontend:
         await embed(frontend, input="Hello", priority=4, timeout=9.0)
         (submit,) = frontend.core.sent(Submit)
-    assert (submit.priority, submit.timeout) == (4, 9.0)
+    assert submit.priority == 4
+    assert 0 < submit.timeout < 9.0  # Reading the request and its prompts has taken some of it.
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,27 @@ async def test_where_one_fails_all_do_and_the_rest_is_aborted(tokenizer: Tokeniz
         assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
         assert frontend.state.metrics.finished["deadline"] == 3
         assert len(frontend.core.sent(Abort)) == 2
+
+
+async def test_an_engine_that_fails_is_worth_another_try_later(tokenizer: Tokenizer) -> None:
+    class Failing(ScriptedCore):
+        def _step(self) -> None:
+            (submit,) = self.sent(Submit)
+            self.say_rows(Row(submit.request, [], finish=FinishCode.ERROR))
+
+    async with in_process(Failing(lambda prompt, sample: [7]), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/embeddings", json={"input": "x"})
+    assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+
+
+async def test_what_is_out_of_time_before_it_is_submitted_is_not(tokenizer: Tokenizer) -> None:
+    async with in_process(core(), tokenizer) as frontend:
+        response = await frontend.http.post(
+            "/v1/embeddings", json={"input": "x"}, headers={"x-request-timeout": "0.000000001"}
+        )
+        assert (response.status_code, response.json()["error"]["code"]) == (408, "request_timeout")
+        assert "before its first embedding" in response.json()["error"]["message"]
+        assert frontend.core.sent(Submit) == []
 
 
 async def test_a_disconnect_aborts_what_runs(tokenizer: Tokenizer) -> None:

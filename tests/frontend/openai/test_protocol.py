@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.parameters import refuse_unsupported
-from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest, Unsupported
+from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from pyllm.frontend.unsupported import Unsupported, refuse_unsupported
 
 COMPLETION = {"prompt": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

@@ -1,5 +1,6 @@
 """`/tokenize` and `/detokenize` are vLLM's."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -58,6 +59,20 @@ async def test_what_is_longer_than_the_context_is_counted_too(tokenizer: Tokeniz
 async def test_what_is_no_prompt_is_refused_by_name(tokenizer: Tokenizer, body: dict[str, Any], parameter: str) -> None:
     status, answer = await post(tokenizer, "/tokenize", body)
     assert (status, answer["error"]["param"]) == (400, parameter)
+
+
+@pytest.mark.parametrize("number", [1, 1000])
+async def test_many_tokens_are_looked_up_off_the_event_loop(tokenizer: Tokenizer, number: int) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        thread = await frontend.state.prompts.run(number, threading.current_thread)
+    assert (thread is threading.current_thread()) == (number == 1)
+
+
+async def test_long_prompts_are_spelt_and_become_text_again(tokenizer: Tokenizer) -> None:
+    text = "Hello world" * 500
+    _, answer = await post(tokenizer, "/tokenize", {"prompt": text, "return_token_strs": True})
+    assert answer["token_strs"] == tokenizer.token_names(answer["tokens"])
+    assert await post(tokenizer, "/detokenize", {"tokens": answer["tokens"]}) == (200, {"prompt": text})
 
 
 async def test_tokens_become_the_text_that_they_came_from(tokenizer: Tokenizer) -> None:

@@ -22,10 +22,17 @@ TEXTS = [THOUGHT, CALLS, THOUGHT + "\nand", "plain 🙂", "", *(case.text for ca
 COUNTS = TokenCounts(7, 5, 3)
 
 
-def form(parses: bool, ended: list[Response]) -> ResponseForm:
+def form(parses: bool, ended: list[Response], has_events: bool = True) -> ResponseForm:
     parser = SampleParser(tool_call_parser("hermes"), lambda: ByteDecoder([], []), False) if parses else None
     response = Response(id="resp_1", created_at=0, model="tiny", status="in_progress")
-    return ResponseForm(response, parser, call_name=lambda index: f"call_{index}", logprobs=None, on_end=ended.append)
+    return ResponseForm(
+        response,
+        parser,
+        call_name=lambda index: f"call_{index}",
+        logprobs=None,
+        on_end=ended.append,
+        has_events=has_events,
+    )
 
 
 @given(text=st.sampled_from(TEXTS), cuts=st.lists(st.integers(0, 400)), parses=st.booleans(), stops=st.booleans())
@@ -44,6 +51,14 @@ def test_events_add_up_to_the_response(text: str, cuts: list[int], parses: bool,
     assert _untimed(events[-1]["response"]) == _untimed(plain)
     assert len(ended) == 2
     assert len({item["id"] for item in plain["output"]}) == len(plain["output"])
+
+
+def test_without_events_the_response_is_the_same() -> None:
+    told, silent = form(True, []), form(True, [], has_events=False)
+    for each in (told, silent):
+        events = each.text(0, TextDelta(THOUGHT, [], "stop")) + each.end(COUNTS)
+        assert bool(events) == (each is told)
+    assert _untimed(msgspec.to_builtins(silent.response)) == _untimed(msgspec.to_builtins(told.response))
 
 
 def test_a_failure_ends_what_is_open() -> None:
