@@ -12,16 +12,14 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.frontend.shared.local import LocalState
-from pyllm.frontend.shared.messages import Ask, Beat, Joined, MemberMessage, StateMessage, Tell, Told
+from pyllm.frontend.shared.messages import MAX_SILENT_BEATS, Ask, Beat, Joined, MemberMessage, StateMessage, Tell, Told
 from pyllm.frontend.shared.state import SharedState
 from pyllm.ipc import PeerGoneError, Sender
 
-# Beats, at 2 Hz, without a word of a member until it is taken for dead.
-MAX_SILENT_BEATS = 20
 # Answers that a member leaves unread before it is taken for dead.
 MAX_HELD = 10_000
-BEAT_INTERVAL = 0.5
 # What a member does itself.
 NOT_CALLED = frozenset({"beat", "close", "death"})
 
@@ -81,12 +79,12 @@ class StateServer:
         return len(self._members)
 
     def beat(self) -> None:
-        """Tell members that all is well; give back what those held that are gone. To be called at 2 Hz."""
+        """Tell members that all is well; give back what those held that are gone. To be called at every heartbeat."""
         self._state.records.sweep()
         for member in list(self._members.values()):
             member.num_silent_beats += 1
             if member.num_silent_beats > MAX_SILENT_BEATS:
-                logger.warning("an API process was silent for %g s", MAX_SILENT_BEATS * BEAT_INTERVAL)
+                logger.warning("an API process was silent for %g s", MAX_SILENT_BEATS * HEARTBEAT_INTERVAL)
                 self._drop(member)
             else:
                 self._post(member, Beat())

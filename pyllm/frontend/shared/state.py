@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pyllm.config import SharedConfig
 from pyllm.frontend.shared.limits import Limits
-from pyllm.frontend.shared.messages import Admission, Granted, Refused
+from pyllm.frontend.shared.messages import LOST, Admission, Granted, Refused
 from pyllm.frontend.shared.queue import AdmissionQueue
 from pyllm.frontend.shared.records import Records
 from pyllm.frontend.shared.responses import ResponseStore
@@ -60,7 +60,7 @@ class SharedState:
         """Count a prompt, unless the account or the queue has no room for it: then the ticket is closed."""
         held = self._tickets.get(owner, {}).get(ticket)
         if held is None:
-            return Refused("requests", "The server has lost this request. Please send it again.", 1.0)
+            return Refused(LOST, "The server has lost this request. Please send it again.", 1.0)
         refused = self._queue.charge(num_prompt_tokens)
         if refused is None:
             held.num_tokens += num_prompt_tokens
