@@ -9,7 +9,7 @@ import msgspec
 
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.event_ids import HEADER, MAX_CHOICES
+from pyllm.frontend.event_ids import LAST_EVENT_ID, MAX_CHOICES
 from pyllm.frontend.failure import describe
 from pyllm.frontend.form import Form, send_error, send_json, start_events
 from pyllm.frontend.generation import Generation
@@ -37,8 +37,8 @@ def _answer(generation: Generation, form: Form, streamed: bool, context: Request
         return ResumableAnswer(generation, form, position)
     if position is not None:
         if position.places:
-            text = f"the header {HEADER} resumes streams of at most {MAX_CHOICES} choices; leave it out"
-            raise RequestError(text, HEADER)
+            text = f"the header {LAST_EVENT_ID} resumes streams of at most {MAX_CHOICES} choices; leave it out"
+            raise RequestError(text, LAST_EVENT_ID)
         generation.fix_seed(position.seed)
     return StreamedAnswer(generation, form) if streamed else WholeAnswer(generation, form)
 

@@ -7,7 +7,7 @@ import asyncio
 
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.event_ids import HEADER, EventIds, Place, Position
+from pyllm.frontend.event_ids import LAST_EVENT_ID, EventIds, Place, Position
 from pyllm.frontend.failure import describe
 from pyllm.frontend.form import Form, send_error, start_events
 from pyllm.frontend.generation import Generation
@@ -29,9 +29,9 @@ class ResumableAnswer:
         places = position.places or (Place(),) * generation.num_choices
         if len(places) != generation.num_choices:
             raise RequestError(
-                f"the header {HEADER} is of a request with {len(places)} choices, this one has "
+                f"the header {LAST_EVENT_ID} is of a request with {len(places)} choices, this one has "
                 f"{generation.num_choices}; repeat the same request",
-                HEADER,
+                LAST_EVENT_ID,
             )
         seed = generation.fix_seed(position.seed, is_repeated=bool(position.places))
         generation.cut([_cuts(place) for place in places])

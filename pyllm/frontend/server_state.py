@@ -14,7 +14,7 @@ from pyllm.frontend.conversations import Conversations
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
-from pyllm.frontend.shared.client import RemoteState
+from pyllm.frontend.shared.client import Shared
 from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.state import SharedState
 from pyllm.frontend.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class ServerState:
         conversations: ConversationSettings = DEFAULT_SETTINGS,
         server: ServerConfig = DEFAULT_SERVER,
         keys: KeyRing = NO_KEYS,
-        shared: LocalState | RemoteState | None = None,
+        shared: Shared | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.client = client

@@ -13,6 +13,7 @@ import zmq
 from pyllm import ipc
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError
+from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.messages import (
     MAX_SILENT_BEATS,
     Admission,
@@ -168,18 +169,18 @@ class RemoteState:
         """As `LocalState`."""
         await self._ask(None, "abandoned", run, waits=True)
 
-    async def put_response(self, response_id: str, owner: str, record: bytes) -> None:
+    async def put_response(self, response_id: str, tenant: str, response: bytes) -> None:
         """As `LocalState`."""
-        await self._ask(None, "put_response", response_id, owner, record)
+        await self._ask(None, "put_response", response_id, tenant, response)
 
-    async def get_response(self, response_id: str, owner: str) -> bytes | None:
+    async def get_response(self, response_id: str, tenant: str) -> bytes | None:
         """As `LocalState`."""
-        answer: bytes | None = await self._ask(bytes | None, "get_response", response_id, owner)
+        answer: bytes | None = await self._ask(bytes | None, "get_response", response_id, tenant)
         return answer
 
-    async def delete_response(self, response_id: str, owner: str) -> bool:
+    async def delete_response(self, response_id: str, tenant: str) -> bool:
         """As `LocalState`."""
-        answer: bool = await self._ask(bool, "delete_response", response_id, owner)
+        answer: bool = await self._ask(bool, "delete_response", response_id, tenant)
         return answer
 
     async def totals(self, row: bytes) -> bytes:
@@ -256,3 +257,7 @@ class RemoteState:
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(_LOST))
+
+
+# The shared state, in this process or in another.
+Shared = LocalState | RemoteState

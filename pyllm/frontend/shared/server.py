@@ -50,10 +50,10 @@ class Methods:
 
 
 class _Member:
-    def __init__(self, identity: bytes, state: LocalState, owner: int) -> None:
+    def __init__(self, identity: bytes, state: LocalState, number: int) -> None:
         self.identity = identity
         self.state = state
-        self.owner = owner
+        self.number = number
         self.num_silent_beats = 0
         self.held: deque[StateMessage] = deque()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -70,7 +70,7 @@ class StateServer:
         self._state = state
         self._methods = Methods()
         self._members: dict[bytes, _Member] = {}
-        self._num_owners = 0
+        self._num_joined = 0
         self._endpoint = connect(self._receive, self._malformed)
 
     @property
@@ -99,8 +99,8 @@ class StateServer:
         member = self._members.get(identity)
         if member is None:
             # A stranger, or a member that was taken for dead: it begins anew, which it hears from `Joined`.
-            self._num_owners += 1
-            member = _Member(identity, LocalState(self._state, self._num_owners), self._num_owners)
+            self._num_joined += 1
+            member = _Member(identity, LocalState(self._state, self._num_joined), self._num_joined)
             self._members[identity] = member
             self._post(member, Joined())
         member.num_silent_beats = 0
@@ -142,7 +142,7 @@ class StateServer:
             for task in member.tasks:
                 task.cancel()
             member.held.clear()
-            self._state.drop(member.owner)
+            self._state.drop(member.number)
 
     def _malformed(self, identity: bytes, text: str) -> None:
         del identity
