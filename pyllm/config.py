@@ -156,6 +156,11 @@ class EngineConfig(_Config, frozen=True):
     device: DeviceConfig = DeviceConfig()
 
 
+# Defaults of the server's flags that the shared state is told of.
+IDEMPOTENCY_RETENTION = 600.0
+MAX_STORED_RESPONSES = 1000
+
+
 class ServerConfig(_Config, frozen=True):
     """The HTTP server and its supervision."""
 
@@ -171,10 +176,10 @@ class ServerConfig(_Config, frozen=True):
     ] = 15.0
     idempotency_retention: Annotated[
         float, Meta(description="seconds that the answer to a request with an Idempotency-Key is kept", ge=0)
-    ] = 600.0
+    ] = IDEMPOTENCY_RETENTION
     max_stored_responses: Annotated[
         int, Meta(description="answers of /v1/responses that are kept in memory; 0: none", ge=0)
-    ] = 1000
+    ] = MAX_STORED_RESPONSES
     tool_call_parser: Annotated[
         ToolCallParser, Meta(description="how the model writes tool calls; auto: as its chat template shows")
     ] = "auto"
@@ -270,8 +275,8 @@ class SharedConfig(_Config, frozen=True):
     max_num_seqs: int = 1
     max_num_queued_reqs: int = 0
     max_num_queued_tokens: int = 0
-    idempotency_retention: float = 600.0
-    max_stored_responses: int = 1000
+    idempotency_retention: float = IDEMPOTENCY_RETENTION
+    max_stored_responses: int = MAX_STORED_RESPONSES
 
 
 class StateConfig(_Config, frozen=True):

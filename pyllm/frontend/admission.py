@@ -1,9 +1,10 @@
 """Who gets in: takes a ticket of the shared state for a request, or says why there is none. Knows no route."""
 
+from pyllm.errors import EngineDeadError
 from pyllm.frontend.failure import QueueFullError, RateLimitError
 from pyllm.frontend.request_context import RequestContext
 from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.shared.messages import LIMIT_REASONS, Admission, Granted, Refused
+from pyllm.frontend.shared.messages import LIMIT_REASONS, LOST, Admission, Granted, Refused
 from pyllm.frontend.ticket import Ticket
 
 
@@ -13,6 +14,7 @@ async def admit(state: ServerState, context: RequestContext, num_sequences: int 
     Raises:
         RateLimitError: its account has had its share.
         QueueFullError: too much waits already.
+        EngineDeadError: the shared state is not there, or has lost the request.
     """
     number = next(state.ticket_numbers)
     try:
@@ -37,6 +39,8 @@ def _judged(state: ServerState, context: RequestContext, answer: Granted | Refus
     context.budgets = answer
     if isinstance(answer, Granted):
         return answer
+    if answer.reason == LOST:
+        raise EngineDeadError(answer.text)
     state.metrics.rejected[answer.reason] += 1
     if answer.reason in LIMIT_REASONS:
         kind = "tokens" if answer.reason == "tokens" else "requests"

@@ -9,7 +9,7 @@ import msgspec
 
 from pyllm.errors import RequestError
 
-HEADER = "Last-Event-ID"
+LAST_EVENT_ID = "Last-Event-ID"
 MAX_ID_CHARACTERS = 4096
 # An id names every choice, so streams of more choices have none.
 MAX_CHOICES = 128
@@ -142,4 +142,6 @@ def _text(place: Place) -> str:
 
 
 def _malformed() -> RequestError:
-    return RequestError(f"the header {HEADER} is not the id of an event of this server; leave it out", HEADER)
+    return RequestError(
+        f"the header {LAST_EVENT_ID} is not the id of an event of this server; leave it out", LAST_EVENT_ID
+    )

@@ -8,7 +8,7 @@ import msgspec
 
 from pyllm.errors import PyllmError, RequestError
 from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.event_ids import HEADER
+from pyllm.frontend.event_ids import LAST_EVENT_ID
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.metrics import RequestMetrics
@@ -105,7 +105,9 @@ class Generation:
             return self._seed
         own %= 2**64
         if is_repeated and own != seed:
-            raise RequestError(f"the header {HEADER} has seed {seed}, this request {own}; repeat the same one", HEADER)
+            raise RequestError(
+                f"the header {LAST_EVENT_ID} has seed {seed}, this request {own}; repeat the same one", LAST_EVENT_ID
+            )
         return own
 
     def cut(self, cuts: Sequence[Sequence[int]]) -> None:

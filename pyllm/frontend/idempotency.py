@@ -14,17 +14,16 @@ from typing import Any, NamedTuple, cast
 import msgspec
 from litestar.types import ASGIApp, Receive, Scope, Send
 
-from pyllm.errors import EngineDeadError, PyllmError, RequestError
-from pyllm.frontend.error_answer import error_answer
+from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.event_ids import Position
-from pyllm.frontend.failure import IdempotencyConflictError, QueueFullError, describe
+from pyllm.frontend.failure import IdempotencyConflictError, QueueFullError
 from pyllm.frontend.recorder import Recorder
 from pyllm.frontend.request_context import CONTEXT, context_in
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.shared.messages import Attached, Conflict, Full, Headers, Page, Run
 from pyllm.frontend.stream import READER_PATIENCE, TRANSPORT
 
-HEADER = "Idempotency-Key"
+IDEMPOTENCY_KEY = "Idempotency-Key"
 # Routes whose answers can be repeated.
 PREFIX = "/v1/"
 
@@ -51,23 +50,23 @@ class Idempotency:
         self._runs: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        headers = dict(cast("list[tuple[bytes, bytes]]", scope.get("headers", ())))
-        key = headers.get(b"idempotency-key")
+        """Serve one request.
+
+        Raises:
+            RequestError: the key is malformed, or is another request's.
+            QueueFullError, EngineDeadError: there is no room for its answer, or that was lost before it began.
+        """
+        key = context_in(scope).idempotency_key
         # There are no other scopes than of HTTP here, but the types do not say so.
         if key is None or cast("dict[str, Any]", scope)["method"] != "POST" or not scope["path"].startswith(PREFIX):
             await self._app(scope, receive, send)
             return
-        try:
-            if _KEY.fullmatch(key) is None:
-                raise RequestError(f"the header {HEADER} must be 1 to 255 printable ASCII characters", HEADER)
-            await self._serve(scope, receive, send, key.decode(), headers.get(b"last-event-id", b""))
-        except PyllmError as error:
-            failure = describe(error)
-            more, text = error_answer(scope["path"], failure, context_in(scope).request_id)
-            await _answer(send, failure.status, more, text)
+        if _KEY.fullmatch(key) is None:
+            text = f"the header {IDEMPOTENCY_KEY} must be 1 to 255 printable ASCII characters"
+            raise RequestError(text, IDEMPOTENCY_KEY)
+        await self._serve(scope, receive, send, key.decode())
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, key: str, last_event: bytes) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, key: str) -> None:
         body = await _body(receive)
         if body is None:
             return
@@ -76,12 +75,14 @@ class Idempotency:
         origin = Position(context.request_id, context.created, secrets.randbits(63)).format()
         claim = await self._shared.claim(context.tenant, key, digest, origin)
         if isinstance(claim, Conflict):
-            raise IdempotencyConflictError(f"this {HEADER} was used with another request; take a fresh one")
+            raise IdempotencyConflictError(f"this {IDEMPOTENCY_KEY} was used with another request; take a fresh one")
         if isinstance(claim, Full):
-            raise QueueFullError(f"too many requests with an {HEADER} are running; try again, or leave it out", 1.0)
+            raise QueueFullError(
+                f"too many requests with an {IDEMPOTENCY_KEY} are running; try again, or leave it out", 1.0
+            )
         exchange = _Exchange(scope, body, receive, send)
         try:
-            offset = await self._shared.find(claim.record, last_event) if last_event else 0
+            offset = await self._shared.find(claim.record, context.last_event_id) if context.last_event_id else 0
             if offset >= 0:
                 self._run(exchange, claim)
                 await self._follow(exchange, claim.record, offset)
@@ -103,13 +104,15 @@ class Idempotency:
     async def _record(self, scope: Scope, body: bytes, claim: Run) -> None:
         recorder = Recorder(self._shared, claim.run)
         # The exchange gives its own ticket back when it ends, which this may outlive.
-        context = msgspec.structs.replace(context_in(scope), arrival=time.monotonic(), ticket=None, budgets=None)
-        headers = [header for header in scope["headers"] if header[0] not in (b"last-event-id", b"idempotency-key")]
-        inner = {
-            **scope,
-            "headers": [*headers, (b"last-event-id", claim.position.encode())],
-            CONTEXT: context,
-        }
+        context = msgspec.structs.replace(
+            context_in(scope),
+            arrival=time.monotonic(),
+            ticket=None,
+            budgets=None,
+            idempotency_key=None,
+            last_event_id=claim.position.encode(),
+        )
+        inner = {**scope, CONTEXT: context}
         inner.pop(TRANSPORT, None)
         abandoned = asyncio.create_task(self._shared.abandoned(claim.run))
 
@@ -120,7 +123,7 @@ class Idempotency:
         try:
             await self._app(cast("Scope", inner), _replayed(body, cast("Receive", gone)), recorder.send)
         except Exception:
-            logger.exception("a request with an %s failed", HEADER)
+            logger.exception("a request with an %s failed", IDEMPOTENCY_KEY)
         finally:
             recorder.close()
             abandoned.cancel()
@@ -196,12 +199,6 @@ def _replayed(body: bytes, then: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return receive
-
-
-async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    about = ((b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)))
-    await _start(send, status, (*about, *headers))
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def _start(send: Send, status: int, headers: Headers) -> None:

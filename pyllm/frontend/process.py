@@ -20,8 +20,7 @@ from pyllm.config import ApiConfig
 
 if TYPE_CHECKING:
     from pyllm.frontend.metrics import Metrics
-    from pyllm.frontend.shared.client import RemoteState
-    from pyllm.frontend.shared.local import LocalState
+    from pyllm.frontend.shared.client import Shared
 
 # A stream makes few cycles; collecting seldom, and never what was made at start, halves the longest pause.
 GC_THRESHOLDS = (50_000, 20, 20)
@@ -107,7 +106,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     return 0
 
 
-async def _shared_state(config: ApiConfig) -> "LocalState | RemoteState":
+async def _shared_state(config: ApiConfig) -> "Shared":
     """The state that API processes share: elsewhere, or here if this is the only one."""
     from pyllm.frontend.shared.client import RemoteState
     from pyllm.frontend.shared.local import LocalState
@@ -118,7 +117,7 @@ async def _shared_state(config: ApiConfig) -> "LocalState | RemoteState":
     return LocalState(SharedState(config.shared))
 
 
-async def _tend(shared: "LocalState | RemoteState", metrics: "Metrics") -> None:
+async def _tend(shared: "Shared", metrics: "Metrics") -> None:
     """Let the shared state know that this process lives, and what it has counted; or let time pass in it."""
     while True:
         await asyncio.sleep(HEARTBEAT_INTERVAL)

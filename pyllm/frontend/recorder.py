@@ -4,8 +4,7 @@ import asyncio
 
 from litestar.types import Message
 
-from pyllm.frontend.shared.client import RemoteState
-from pyllm.frontend.shared.local import LocalState
+from pyllm.frontend.shared.client import Shared
 
 
 class Recorder:
@@ -15,7 +14,7 @@ class Recorder:
     have, may be asked for again.
     """
 
-    def __init__(self, shared: LocalState | RemoteState, run: int) -> None:
+    def __init__(self, shared: Shared, run: int) -> None:
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shared = shared
         self._run = run

@@ -3,7 +3,6 @@
 import re
 import time
 import uuid
-from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
@@ -20,7 +19,7 @@ from pyllm.frontend.trace_context import TraceContext
 # Where an ASGI scope has its `RequestContext`.
 CONTEXT = "pyllm.context"
 MAX_TENANT_CHARACTERS = 256
-MAX_REQUEST_ID = 128
+MAX_REQUEST_ID_CHARACTERS = 128
 
 _PRINTABLE = re.compile(r"[!-~]+")
 
@@ -29,6 +28,9 @@ class RequestContext(msgspec.Struct):
     """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
 
     `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
+
+    `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
+    events have ids with `wants_event_ids`.
 
     `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
     events then; None: they are not wanted.
@@ -44,6 +46,9 @@ class RequestContext(msgspec.Struct):
     budgets: Granted | Refused | None = None
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     position: Position | None = None
+    idempotency_key: bytes | None = None
+    last_event_id: bytes = b""
+    wants_event_ids: bool = False
 
     def name_tenant(self, user: str | None, field: str = "user") -> None:
         """Take the tenant from the body, where neither a key nor a header has named it.
@@ -62,10 +67,15 @@ class RequestContext(msgspec.Struct):
         """
         if request_id is None:
             return
-        if not 0 < len(request_id) <= MAX_REQUEST_ID or not _PRINTABLE.fullmatch(request_id):
-            text = f"request_id must be 1 to {MAX_REQUEST_ID} printable ASCII characters, got {request_id[:80]!r}"
-            raise RequestError(text, "request_id")
+        if not is_request_id(request_id):
+            form = f"1 to {MAX_REQUEST_ID_CHARACTERS} printable ASCII characters"
+            raise RequestError(f"request_id must be {form}, got {request_id[:80]!r}", "request_id")
         self.request_id = request_id
+
+
+def is_request_id(text: str) -> bool:
+    """Whether it can be repeated as it is: short, and without spaces or control characters."""
+    return len(text) <= MAX_REQUEST_ID_CHARACTERS and _PRINTABLE.fullmatch(text) is not None
 
 
 def checked_tenant(name: str, source: str) -> str:
@@ -97,18 +107,10 @@ def context_of(request: Request[Any, Any, Any]) -> RequestContext:
         RequestError: the id of the last event is not one of ours.
     """
     context = context_in(request.scope)
-    if context.position is None and (position := _position(request.scope["headers"], context)) is not None:
-        context.request_id, context.created, context.position = position.request_id, position.created, position
+    if context.position is None and context.wants_event_ids:
+        if context.last_event_id:
+            context.position = Position.parse(context.last_event_id.decode("latin-1"))
+            context.request_id, context.created = context.position.request_id, context.position.created
+        else:
+            context.position = Position(context.request_id, context.created)
     return context
-
-
-def _position(headers: Iterable[tuple[bytes, bytes]], context: RequestContext) -> Position | None:
-    wants_ids = False
-    for name, value in headers:
-        if name == b"last-event-id":
-            if value:
-                return Position.parse(value.decode("latin-1"))
-            wants_ids = True
-        elif name == b"idempotency-key" or (name == b"accept" and b"text/event-stream" in value):
-            wants_ids = True
-    return Position(context.request_id, context.created) if wants_ids else None

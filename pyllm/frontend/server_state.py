@@ -15,7 +15,7 @@ from pyllm.frontend.failure import UnknownModelError
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
 from pyllm.frontend.prompts import PromptEncoder
-from pyllm.frontend.shared.client import RemoteState
+from pyllm.frontend.shared.client import Shared
 from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.state import SharedState
 from pyllm.frontend.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ class ServerState:
         conversations: ConversationSettings = DEFAULT_SETTINGS,
         server: ServerConfig = DEFAULT_SERVER,
         keys: KeyRing = NO_KEYS,
-        shared: LocalState | RemoteState | None = None,
+        shared: Shared | None = None,
         tracer: Tracer | None = None,
     ) -> None:
         self.client = client

@@ -2,25 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from pyllm.frontend.shared.messages import Admission, Granted, Refused
-
-
-class Shared(Protocol):
-    """The state that all API processes share, in this one or in another. What is told, not asked, is not awaited."""
-
-    async def admit(self, admission: Admission) -> Granted | Refused:
-        """Open a ticket, unless it is refused."""
-
-    async def charge(self, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
-        """Count a prompt, unless it is refused: then the ticket is closed."""
-
-    def started(self, ticket: int) -> None:
-        """Its first token has come."""
-
-    def ended(self, ticket: int, num_output_tokens: int) -> None:
-        """Close a ticket; one that is closed already stays so."""
+from pyllm.frontend.shared.client import Shared
+from pyllm.frontend.shared.messages import Granted, Refused
 
 
 class Ticket:

@@ -175,6 +175,23 @@ async def test_queued_tokens(tokenizer: Tokenizer) -> None:
         assert (await complete(frontend, prompt=[5] * 6)).status_code == 200
 
 
+async def test_a_request_that_the_shared_state_has_lost_is_worth_another_try(tokenizer: Tokenizer) -> None:
+    class Forgetful(LocalState):
+        """Is taken for dead between a request's admission and its prompt."""
+
+        async def charge(self, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
+            state.drop(0)
+            return await super().charge(ticket, num_prompt_tokens)
+
+    state = SharedState(SharedConfig(max_num_queued_tokens=99), lambda: 0.0)
+    async with in_process(answering(tokenizer, "ok"), tokenizer, shared=Forgetful(state)) as frontend:
+        answer = await complete(frontend)
+        metrics = (await frontend.http.get("/metrics")).text
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
+    assert answer.headers["retry-after"] == "5"
+    assert 'rate_limit_rejections_total{engine="0",model_name="tiny",reason="requests"} 0.0' in metrics
+
+
 class ExpiringCore(ScriptedCore):
     """Ends everything by its deadline before its first token."""
 

@@ -1,8 +1,7 @@
 """What is left of an account's budgets, in the headers that OpenAI has for it."""
 
+from pyllm.frontend.error_answer import Headers
 from pyllm.frontend.shared.messages import Granted, Refused, Remaining
-
-Headers = list[tuple[bytes, bytes]]
 
 
 def budget_headers(answer: Granted | Refused | None) -> Headers:

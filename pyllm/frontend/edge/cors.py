@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-Headers = list[tuple[bytes, bytes]]
+from pyllm.frontend.error_answer import Headers
 
 ANY = "*"
 PREFLIGHT_SECONDS = 600

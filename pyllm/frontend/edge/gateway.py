@@ -64,16 +64,14 @@ class Gateway:
             return
         try:
             self._admit(scope["path"], head, context)
-        except PyllmError as error:
+            if scope["method"] == "HEAD":
+                # As GET; the server leaves the body out, by a scope of its own.
+                scope = cast("Scope", {**scope, "method": "GET"})
+            await self._app(scope, body.receive, cast("Send", answer))
+        except PyllmError as error:  # Raised here or around the routes, which answer their own.
             failure = describe(error)
             headers, text = error_answer(scope["path"], failure, context.request_id)
             await _answer(answer, failure.status, [(b"content-type", b"application/json"), *headers], text)
-            return
-        if scope["method"] == "HEAD":
-            # As GET; the server leaves the body out, by a scope of its own.
-            scope = cast("Scope", {**scope, "method": "GET"})
-        try:
-            await self._app(scope, body.receive, cast("Send", answer))
         finally:
             if context.ticket is not None:
                 context.ticket.release()
@@ -92,6 +90,8 @@ class Gateway:
             context.tenant = head.tenant
         context.timeout = least_timeout(head.timeout, self._timeout)
         context.trace = head.trace
+        context.idempotency_key = head.idempotency_key
+        context.last_event_id, context.wants_event_ids = head.last_event_id, head.wants_event_ids
         check_body_size(head.content_length, self._max_body_bytes)
 
     def _headers(self, context: RequestContext, head: Head, body: BoundedBody) -> Headers:

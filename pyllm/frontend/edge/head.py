@@ -4,17 +4,19 @@ import math
 import re
 
 from pyllm.errors import RequestError
-from pyllm.frontend.request_context import checked_tenant
+from pyllm.frontend.request_context import checked_tenant, is_request_id
 from pyllm.frontend.trace_context import TraceContext, parse_trace_context
 
-MAX_REQUEST_ID_CHARACTERS = 128
 TENANT_HEADER = "x-llm-d-inference-fairness-id"
 TIMEOUT_HEADER = "x-request-timeout"
 
 _WANTED = frozenset({
+    b"accept",
     b"access-control-request-method",
     b"authorization",
     b"content-length",
+    b"idempotency-key",
+    b"last-event-id",
     b"origin",
     b"traceparent",
     b"tracestate",
@@ -23,7 +25,6 @@ _WANTED = frozenset({
     TENANT_HEADER.encode(),
     TIMEOUT_HEADER.encode(),
 })  # fmt: skip
-_REQUEST_ID = re.compile(r"[!-~]+")
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
 
 
@@ -42,7 +43,7 @@ class Head:
     def request_id(self) -> str | None:
         """The caller's own id, if it can be repeated as it is: short, and without spaces or control characters."""
         name = self._text(b"x-request-id")
-        return name if len(name) <= MAX_REQUEST_ID_CHARACTERS and _REQUEST_ID.fullmatch(name) else None
+        return name if is_request_id(name) else None
 
     @property
     def key(self) -> bytes | None:
@@ -88,6 +89,23 @@ class Head:
     def origin(self) -> bytes | None:
         """The page that a browser sends the request for."""
         return self._headers.get(b"origin")
+
+    @property
+    def idempotency_key(self) -> bytes | None:
+        """What names the request when it is repeated, as it came."""
+        return self._headers.get(b"idempotency-key")
+
+    @property
+    def last_event_id(self) -> bytes:
+        """The last event that the caller saw of the answer, as it came; empty where it saw none."""
+        return self._headers.get(b"last-event-id", b"")
+
+    @property
+    def wants_event_ids(self) -> bool:
+        """Whether the caller could go on after an event: it says so, or asks for events, or may repeat the request."""
+        headers = self._headers
+        names_one = b"last-event-id" in headers or b"idempotency-key" in headers
+        return names_one or b"text/event-stream" in headers.get(b"accept", b"")
 
     @property
     def is_preflight(self) -> bool:

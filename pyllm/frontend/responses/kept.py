@@ -9,8 +9,7 @@ import msgspec
 from pyllm.errors import RequestError
 from pyllm.frontend.failure import UnknownResponseError
 from pyllm.frontend.responses.protocol import Response, ResponseRecord
-from pyllm.frontend.shared.client import RemoteState
-from pyllm.frontend.shared.local import LocalState
+from pyllm.frontend.shared.client import Shared
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ResponseRecord).decode
@@ -33,7 +32,7 @@ class Run(Protocol):
 class KeptResponses:
     """`store` is None on a server that keeps none. `running` has the background runs by the ids of their responses."""
 
-    def __init__(self, store: LocalState | RemoteState | None) -> None:
+    def __init__(self, store: Shared | None) -> None:
         self._store = store
         self._tasks: set[asyncio.Task[None]] = set()
         self.running: dict[str, Run] = {}

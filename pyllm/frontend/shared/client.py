@@ -11,8 +11,11 @@ import msgspec
 import zmq
 
 from pyllm import ipc
+from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError
+from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.messages import (
+    MAX_SILENT_BEATS,
     Admission,
     Ask,
     Attached,
@@ -35,6 +38,7 @@ from pyllm.frontend.shared.messages import (
 CLOSE_LINGER = 0.5  # seconds that the last words get to leave
 # Messages that wait for a slow state process before what is asked of it is refused.
 MAX_UNSENT = 100_000
+ANSWER_TIME = 10.0  # seconds that a call may take which waits for nothing but the state
 _LOST = "the state that the API processes share is not there"
 
 Connect = Callable[
@@ -48,10 +52,13 @@ logger = logging.getLogger(__name__)
 class RemoteState:
     """`LocalState` over a wire, whose calls raise EngineDeadError while the state is not there.
 
+    A call has `answer_time` seconds. `read` and `abandoned` wait for others, so for them the state's beats must come.
     `await RemoteState.connect(address)` makes one over ZeroMQ; with the constructor any transport will do.
     """
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, answer_time: float = ANSWER_TIME) -> None:
+        self._answer_time = answer_time
+        self._num_silent_beats = 0
         self._numbers = itertools.count(1)
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._unsent: deque[MemberMessage] = deque()
@@ -96,8 +103,12 @@ class RemoteState:
         self._fail_all()
 
     def beat(self, row: bytes) -> None:
-        """Give a sign of life, twice a second; `row` is what this process has counted."""
+        """Give a sign of life, twice a second, and look for one; `row` is what this process has counted."""
         self.count(row)
+        self._num_silent_beats += 1
+        if self._num_silent_beats > MAX_SILENT_BEATS and not self._lost.done():
+            logger.error("the shared state was silent for %g s", MAX_SILENT_BEATS * HEARTBEAT_INTERVAL)
+            self._disconnected()
 
     async def admit(self, admission: Admission) -> Granted | Refused:
         """As `LocalState`."""
@@ -130,7 +141,7 @@ class RemoteState:
 
     async def read(self, record: int, offset: int) -> Page:
         """As `LocalState`."""
-        answer: Page = await self._ask(Page, "read", record, offset)
+        answer: Page = await self._ask(Page, "read", record, offset, waits=True)
         return answer
 
     async def find(self, record: int, event_id: bytes) -> int:
@@ -156,20 +167,20 @@ class RemoteState:
 
     async def abandoned(self, run: int) -> None:
         """As `LocalState`."""
-        await self._ask(None, "abandoned", run)
+        await self._ask(None, "abandoned", run, waits=True)
 
-    async def put_response(self, response_id: str, owner: str, record: bytes) -> None:
+    async def put_response(self, response_id: str, tenant: str, response: bytes) -> None:
         """As `LocalState`."""
-        await self._ask(None, "put_response", response_id, owner, record)
+        await self._ask(None, "put_response", response_id, tenant, response)
 
-    async def get_response(self, response_id: str, owner: str) -> bytes | None:
+    async def get_response(self, response_id: str, tenant: str) -> bytes | None:
         """As `LocalState`."""
-        answer: bytes | None = await self._ask(bytes | None, "get_response", response_id, owner)
+        answer: bytes | None = await self._ask(bytes | None, "get_response", response_id, tenant)
         return answer
 
-    async def delete_response(self, response_id: str, owner: str) -> bool:
+    async def delete_response(self, response_id: str, tenant: str) -> bool:
         """As `LocalState`."""
-        answer: bool = await self._ask(bool, "delete_response", response_id, owner)
+        answer: bool = await self._ask(bool, "delete_response", response_id, tenant)
         return answer
 
     async def totals(self, row: bytes) -> bytes:
@@ -181,14 +192,18 @@ class RemoteState:
         """As `LocalState`."""
         self._tell("count", row)
 
-    async def _ask(self, kind: Any, method: str, *args: Any) -> Any:
+    async def _ask(self, kind: Any, method: str, *args: Any, waits: bool = False) -> Any:
         if self._lost.done() or len(self._unsent) > MAX_UNSENT:
             raise EngineDeadError(_LOST)
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         self._post(Ask(number, method, args))
         try:
-            value = await answer
+            async with asyncio.timeout(None if waits else self._answer_time):
+                value = await answer
+        except TimeoutError:
+            text = f"the shared state did not answer {method!r} within {self._answer_time:g} s"
+            raise EngineDeadError(text) from None
         finally:
             self._asked.pop(number, None)
         try:
@@ -211,6 +226,7 @@ class RemoteState:
 
     def _receive(self, identity: bytes, message: StateMessage) -> None:
         del identity
+        self._num_silent_beats = 0
         match message:
             case Told(number, ok, value):
                 answer = self._asked.get(number)
@@ -241,3 +257,7 @@ class RemoteState:
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(EngineDeadError(_LOST))
+
+
+# The shared state, in this process or in another.
+Shared = LocalState | RemoteState

@@ -11,36 +11,36 @@ from pyllm.frontend.shared.state import SharedState
 class LocalState:
     """Asks a `SharedState` in this process. What is asked is awaited, what is told is not.
 
-    `owner` is the API process on whose behalf; `records.py` and `state.py` say what the calls mean.
+    `member` is the API process on whose behalf; `records.py` and `state.py` say what the calls mean.
     """
 
-    def __init__(self, state: SharedState, owner: int = 0) -> None:
+    def __init__(self, state: SharedState, member: int = 0) -> None:
         self._state = state
-        self._owner = owner
+        self._member = member
 
     async def admit(self, admission: Admission) -> Granted | Refused:
         """Open a ticket, unless it is refused."""
-        return self._state.admit(self._owner, admission)
+        return self._state.admit(self._member, admission)
 
     async def charge(self, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
         """Count a prompt, unless it is refused: then the ticket is closed."""
-        return self._state.charge(self._owner, ticket, num_prompt_tokens)
+        return self._state.charge(self._member, ticket, num_prompt_tokens)
 
     def started(self, ticket: int) -> None:
         """Its first token has come."""
-        self._state.started(self._owner, ticket)
+        self._state.started(self._member, ticket)
 
     def ended(self, ticket: int, num_output_tokens: int) -> None:
         """Close a ticket; one that is closed already stays so."""
-        self._state.ended(self._owner, ticket, num_output_tokens)
+        self._state.ended(self._member, ticket, num_output_tokens)
 
     async def claim(self, tenant: str, key: str, digest: bytes, origin: str) -> Run | Attached | Conflict | Full:
         """Begin to read the answer to a request with a key."""
-        return self._state.records.claim(self._owner, tenant, key, digest, origin)
+        return self._state.records.claim(self._member, tenant, key, digest, origin)
 
     async def take_over(self, record: int) -> Run | Attached | Full:
         """Run what nobody runs any more."""
-        return self._state.records.take_over(self._owner, record)
+        return self._state.records.take_over(self._member, record)
 
     async def read(self, record: int, offset: int) -> Page:
         """What follows in a record, once there is something."""
@@ -57,7 +57,7 @@ class LocalState:
 
     def leave(self, record: int) -> None:
         """Read no more."""
-        self._state.records.leave(self._owner, record)
+        self._state.records.leave(self._member, record)
 
     def start(self, run: int, status: int, headers: Headers) -> None:
         """The head of a run's answer."""
@@ -77,17 +77,17 @@ class LocalState:
         self._state.records.wait_abandoned(run, partial(_wake, gone))
         await gone
 
-    async def put_response(self, response_id: str, owner: str, record: bytes) -> None:
+    async def put_response(self, response_id: str, tenant: str, response: bytes) -> None:
         """Keep a response, within bounds."""
-        self._state.responses.put(response_id, owner, record)
+        self._state.responses.put(response_id, tenant, response)
 
-    async def get_response(self, response_id: str, owner: str) -> bytes | None:
+    async def get_response(self, response_id: str, tenant: str) -> bytes | None:
         """A response, if it is still kept."""
-        return self._state.responses.get(response_id, owner)
+        return self._state.responses.get(response_id, tenant)
 
-    async def delete_response(self, response_id: str, owner: str) -> bool:
+    async def delete_response(self, response_id: str, tenant: str) -> bool:
         """Drop a response; whether it was there."""
-        return self._state.responses.delete(response_id, owner)
+        return self._state.responses.delete(response_id, tenant)
 
     async def totals(self, row: bytes) -> bytes:
         """What all API processes have counted, with this row of the one that asks: packed float64."""
@@ -96,7 +96,7 @@ class LocalState:
 
     def count(self, row: bytes) -> None:
         """What the API process has counted so far."""
-        self._state.totals.count(self._owner, row)
+        self._state.totals.count(self._member, row)
 
     def beat(self, row: bytes) -> None:
         """Let time pass, twice a second; `row` is what the API process has counted."""

@@ -2,16 +2,14 @@
 
 from typing import Any
 
-import msgspec
-
 from pyllm.api_keys import Allowance
+from pyllm.messages import Message
+
+# Beats without a word of the other end until it is taken for dead. Counted, not timed: who was stopped blames nobody.
+MAX_SILENT_BEATS = 20
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True, omit_defaults=True, gc=False):
-    pass
-
-
-class Admission(_Message, frozen=True):
+class Admission(Message, frozen=True):
     """A request that wants in. `ticket` is a number that its API process has not used before.
 
     `account` is whose budget it is on, `num_sequences` how many sequences the core is to compute for it.
@@ -23,7 +21,7 @@ class Admission(_Message, frozen=True):
     num_sequences: int = 1
 
 
-class Remaining(_Message, frozen=True):
+class Remaining(Message, frozen=True):
     """What is left of one budget of so much a minute; full again in `reset` seconds."""
 
     limit: int
@@ -31,7 +29,7 @@ class Remaining(_Message, frozen=True):
     reset: float
 
 
-class Granted(_Message, frozen=True):
+class Granted(Message, frozen=True):
     """It may go on. Budgets are None where there is no limit; with `counts_tokens` its prompt is to be charged."""
 
     requests: Remaining | None = None
@@ -39,8 +37,8 @@ class Granted(_Message, frozen=True):
     counts_tokens: bool = False
 
 
-class Refused(_Message, frozen=True):
-    """It may not, and nothing is held for it. `reason` is a word of `REASONS`, `retry_after` in seconds.
+class Refused(Message, frozen=True):
+    """It may not, and nothing is held for it. `reason` is a word of `REASONS` or `LOST`, `retry_after` in seconds.
 
     Without a `retry_after` it never can.
     """
@@ -56,12 +54,14 @@ class Refused(_Message, frozen=True):
 LIMIT_REASONS = ("requests", "tokens", "concurrent")
 QUEUE_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 REASONS = LIMIT_REASONS + QUEUE_REASONS
+# Nobody has refused it, but its ticket is not open any more.
+LOST = "lost"
 
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
-class Run(_Message, frozen=True):
+class Run(Message, frozen=True):
     """The caller is to run a request under this number, from the event of this id on, and reads its record."""
 
     record: int
@@ -69,21 +69,21 @@ class Run(_Message, frozen=True):
     position: str
 
 
-class Attached(_Message, frozen=True):
+class Attached(Message, frozen=True):
     """Another one runs it, or has run it: the caller reads its record."""
 
     record: int
 
 
-class Conflict(_Message, frozen=True):
+class Conflict(Message, frozen=True):
     """The key is that of another request."""
 
 
-class Full(_Message, frozen=True):
+class Full(Message, frozen=True):
     """There is no room for a record."""
 
 
-class Page(_Message, frozen=True):
+class Page(Message, frozen=True):
     """Some of a record. With `is_orphaned` whoever ran it is gone; with `is_lost` its bytes are."""
 
     status: int = 0
@@ -97,11 +97,11 @@ class Page(_Message, frozen=True):
 # Between API processes and the process that has the state.
 
 
-class Join(_Message, frozen=True):
+class Join(Message, frozen=True):
     """The first message of an API process; answered by `Joined`."""
 
 
-class Ask(_Message, frozen=True):
+class Ask(Message, frozen=True):
     """A call that is answered by a `Told` with the same number."""
 
     number: int
@@ -109,22 +109,22 @@ class Ask(_Message, frozen=True):
     args: tuple[Any, ...] = ()
 
 
-class Tell(_Message, frozen=True):
+class Tell(Message, frozen=True):
     """A call that is not answered."""
 
     method: str
     args: tuple[Any, ...] = ()
 
 
-class Beat(_Message, frozen=True):
-    """A sign of life, at 2 Hz: a member that cannot be sent it any more is gone."""
+class Beat(Message, frozen=True):
+    """A sign of life of the state, at every heartbeat: a member that cannot be sent it any more is gone."""
 
 
-class Joined(_Message, frozen=True):
+class Joined(Message, frozen=True):
     """What the sender held under the same connection before, if anything, is given back."""
 
 
-class Told(_Message, frozen=True):
+class Told(Message, frozen=True):
     """The answer to an `Ask`: a value, or the error's text."""
 
     number: int

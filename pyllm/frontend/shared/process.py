@@ -8,10 +8,10 @@ import uvloop
 import zmq
 
 from pyllm import ipc, log
-from pyllm.child import Child, attach
+from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
 from pyllm.config import StateConfig
 from pyllm.frontend.shared.messages import MemberMessage
-from pyllm.frontend.shared.server import BEAT_INTERVAL, StateServer
+from pyllm.frontend.shared.server import StateServer
 from pyllm.frontend.shared.state import SharedState
 
 TITLE = "pyllm::state"
@@ -37,7 +37,7 @@ async def _serve(config: StateConfig, child: Child) -> int:
     child.started(config.bind)
     while not stopped.is_set():
         try:
-            async with asyncio.timeout(BEAT_INTERVAL):
+            async with asyncio.timeout(HEARTBEAT_INTERVAL):
                 await stopped.wait()
         except TimeoutError:
             server.beat()

@@ -24,7 +24,7 @@ class _Record:
         self.key = key
         self.digest = digest
         self.origin = origin
-        self.owner = -1  # the API process that runs it; -1: none
+        self.member = -1  # the API process that runs it; -1: none
         self.run = 0
         self.status = 0
         self.headers: Headers = ()
@@ -37,11 +37,11 @@ class _Record:
 
     @property
     def is_running(self) -> bool:
-        return self.owner >= 0
+        return self.member >= 0
 
 
 class Records:
-    """All that is kept, for `retention` seconds after its end. `owner` is the API process that calls.
+    """All that is kept, for `retention` seconds after its end. `member` is the API process that calls.
 
     What runs is kept whatever comes; of what is over, what was used least lately goes first where there is no room.
     """
@@ -70,7 +70,7 @@ class Records:
     def __len__(self) -> int:
         return len(self._by_number)
 
-    def claim(self, owner: int, tenant: str, key: str, digest: bytes, origin: str) -> Run | Attached | Conflict | Full:
+    def claim(self, member: int, tenant: str, key: str, digest: bytes, origin: str) -> Run | Attached | Conflict | Full:
         """Begin to read the answer to a request; the caller has to run it where the answer says so.
 
         `digest` is that of the request; `origin` the event id from which it is run if it never was.
@@ -90,28 +90,28 @@ class Records:
             record = _Record(self._next_number(), (tenant, key), digest, origin)
             self._by_key[record.key] = self._by_number[record.number] = record
         self._by_key.move_to_end(record.key)
-        record.readers[owner] = record.readers.get(owner, 0) + 1
-        return self.take_over(owner, record.number)
+        record.readers[member] = record.readers.get(member, 0) + 1
+        return self.take_over(member, record.number)
 
-    def take_over(self, owner: int, number: int) -> Run | Attached | Full:
+    def take_over(self, member: int, number: int) -> Run | Attached | Full:
         """Run what nobody runs any more, from where it broke off; else just go on reading."""
         record = self._by_number.get(number)
         if record is None:
             return Full()
         if record.is_running or record.is_over:
             return Attached(number)
-        record.owner, record.run = owner, self._next_number()
+        record.member, record.run = member, self._next_number()
         self._by_run[record.run] = record
         return Run(number, record.run, last_event_id(record.body) or record.origin)
 
-    def leave(self, owner: int, number: int) -> None:
+    def leave(self, member: int, number: int) -> None:
         """A reader is gone."""
         record = self._by_number.get(number)
-        if record is None or owner not in record.readers:
+        if record is None or member not in record.readers:
             return
-        record.readers[owner] -= 1
-        if not record.readers[owner]:
-            del record.readers[owner]
+        record.readers[member] -= 1
+        if not record.readers[member]:
+            del record.readers[member]
         if not record.readers:
             record.idle_since = self._clock()
             self._forget_if_unkept(record)
@@ -182,12 +182,12 @@ class Records:
             self._forget_if_unkept(record)
         self._tell(record)
 
-    def drop(self, owner: int) -> None:
+    def drop(self, member: int) -> None:
         """An API process is gone: its readers, too, and what it ran waits for somebody to take it over."""
         for record in list(self._by_number.values()):
-            if record.readers.pop(owner, 0) and not record.readers:
+            if record.readers.pop(member, 0) and not record.readers:
                 record.idle_since = self._clock()
-            if record.owner == owner:
+            if record.member == member:
                 self._end_run(record)
                 if record.status and last_event_id(record.body) is None:
                     self._lose(record)  # Nobody can say where it broke off.
@@ -213,7 +213,7 @@ class Records:
 
     def _end_run(self, record: _Record) -> None:
         if record.is_running:
-            record.owner = -1
+            record.member = -1
             del self._by_run[record.run]
             if (abandoned := self._abandoned.pop(record.run, None)) is not None:
                 abandoned()

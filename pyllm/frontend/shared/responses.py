@@ -1,40 +1,40 @@
-"""Stored responses, in memory and bounded: who was used least recently leaves first. Does not look into records."""
+"""Stored responses, in memory and bounded: who was used least recently leaves first. Does not look into them."""
 
 from collections import OrderedDict
 
-# Of all records together, as they are encoded.
+# Of all together, as they are encoded.
 MAX_BYTES = 256 << 20
 
 
 class ResponseStore:
-    """Records by owner and id; another owner's are not found. At most `max_responses` of them, in `max_bytes`."""
+    """Responses by tenant and id; another tenant's are not found. At most `max_responses` of them, in `max_bytes`."""
 
     def __init__(self, max_responses: int, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._records: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._responses: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._num_bytes = 0
 
-    def put(self, response_id: str, owner: str, record: bytes) -> None:
-        """Keep a record, in place of an older one of the same id; one beyond the bounds by itself is not kept."""
-        self.delete(response_id, owner)
-        self._records[owner, response_id] = record
-        self._num_bytes += len(record)
-        while len(self._records) > self._max_responses or self._num_bytes > self._max_bytes:
-            _, oldest = self._records.popitem(last=False)
+    def put(self, response_id: str, tenant: str, response: bytes) -> None:
+        """Keep a response, in place of an older one of the same id; one beyond the bounds by itself is not kept."""
+        self.delete(response_id, tenant)
+        self._responses[tenant, response_id] = response
+        self._num_bytes += len(response)
+        while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
+            _, oldest = self._responses.popitem(last=False)
             self._num_bytes -= len(oldest)
 
-    def get(self, response_id: str, owner: str) -> bytes | None:
-        """The record, if it is still kept; it counts as used."""
-        record = self._records.get((owner, response_id))
-        if record is not None:
-            self._records.move_to_end((owner, response_id))
-        return record
+    def get(self, response_id: str, tenant: str) -> bytes | None:
+        """The response, if it is still kept; it counts as used."""
+        response = self._responses.get((tenant, response_id))
+        if response is not None:
+            self._responses.move_to_end((tenant, response_id))
+        return response
 
-    def delete(self, response_id: str, owner: str) -> bool:
-        """Drop a record; whether it was there."""
-        record = self._records.pop((owner, response_id), None)
-        if record is None:
+    def delete(self, response_id: str, tenant: str) -> bool:
+        """Drop a response; whether it was there."""
+        response = self._responses.pop((tenant, response_id), None)
+        if response is None:
             return False
-        self._num_bytes -= len(record)
+        self._num_bytes -= len(response)
         return True

@@ -12,16 +12,14 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.frontend.shared.local import LocalState
-from pyllm.frontend.shared.messages import Ask, Beat, Joined, MemberMessage, StateMessage, Tell, Told
+from pyllm.frontend.shared.messages import MAX_SILENT_BEATS, Ask, Beat, Joined, MemberMessage, StateMessage, Tell, Told
 from pyllm.frontend.shared.state import SharedState
 from pyllm.ipc import PeerGoneError, Sender
 
-# Beats, at 2 Hz, without a word of a member until it is taken for dead.
-MAX_SILENT_BEATS = 20
 # Answers that a member leaves unread before it is taken for dead.
 MAX_HELD = 10_000
-BEAT_INTERVAL = 0.5
 # What a member does itself.
 NOT_CALLED = frozenset({"beat", "close", "death"})
 
@@ -52,10 +50,10 @@ class Methods:
 
 
 class _Member:
-    def __init__(self, identity: bytes, state: LocalState, owner: int) -> None:
+    def __init__(self, identity: bytes, state: LocalState, number: int) -> None:
         self.identity = identity
         self.state = state
-        self.owner = owner
+        self.number = number
         self.num_silent_beats = 0
         self.held: deque[StateMessage] = deque()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +70,7 @@ class StateServer:
         self._state = state
         self._methods = Methods()
         self._members: dict[bytes, _Member] = {}
-        self._num_owners = 0
+        self._num_joined = 0
         self._endpoint = connect(self._receive, self._malformed)
 
     @property
@@ -81,12 +79,12 @@ class StateServer:
         return len(self._members)
 
     def beat(self) -> None:
-        """Tell members that all is well; give back what those held that are gone. To be called at 2 Hz."""
+        """Tell members that all is well; give back what those held that are gone. To be called at every heartbeat."""
         self._state.records.sweep()
         for member in list(self._members.values()):
             member.num_silent_beats += 1
             if member.num_silent_beats > MAX_SILENT_BEATS:
-                logger.warning("an API process was silent for %g s", MAX_SILENT_BEATS * BEAT_INTERVAL)
+                logger.warning("an API process was silent for %g s", MAX_SILENT_BEATS * HEARTBEAT_INTERVAL)
                 self._drop(member)
             else:
                 self._post(member, Beat())
@@ -101,8 +99,8 @@ class StateServer:
         member = self._members.get(identity)
         if member is None:
             # A stranger, or a member that was taken for dead: it begins anew, which it hears from `Joined`.
-            self._num_owners += 1
-            member = _Member(identity, LocalState(self._state, self._num_owners), self._num_owners)
+            self._num_joined += 1
+            member = _Member(identity, LocalState(self._state, self._num_joined), self._num_joined)
             self._members[identity] = member
             self._post(member, Joined())
         member.num_silent_beats = 0
@@ -144,7 +142,7 @@ class StateServer:
             for task in member.tasks:
                 task.cancel()
             member.held.clear()
-            self._state.drop(member.owner)
+            self._state.drop(member.number)
 
     def _malformed(self, identity: bytes, text: str) -> None:
         del identity

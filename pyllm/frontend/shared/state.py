@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from pyllm.config import SharedConfig
 from pyllm.frontend.shared.limits import Limits
-from pyllm.frontend.shared.messages import Admission, Granted, Refused
+from pyllm.frontend.shared.messages import LOST, Admission, Granted, Refused
 from pyllm.frontend.shared.queue import AdmissionQueue
 from pyllm.frontend.shared.records import Records
 from pyllm.frontend.shared.responses import ResponseStore
@@ -23,7 +23,7 @@ class _Ticket:
 
 
 class SharedState:
-    """One for a server. `owner` is the API process that calls; what it holds is given back by `drop`, too.
+    """One for a server. `member` is the API process that calls; what it holds is given back by `drop`, too.
 
     A ticket is open from an `admit` that was granted until its `ended`, or until a `charge` that was refused. What is
     said of a ticket that is not open changes nothing.
@@ -43,7 +43,7 @@ class SharedState:
         """Those that are open."""
         return sum(map(len, self._tickets.values()))
 
-    def admit(self, owner: int, admission: Admission) -> Granted | Refused:
+    def admit(self, member: int, admission: Admission) -> Granted | Refused:
         """Open a ticket, unless the account or the queue has no room."""
         # The queue first: a server that is full takes nothing from anybody's budget.
         refused = self._queue.enter(admission.num_sequences)
@@ -53,33 +53,33 @@ class SharedState:
                 self._queue.leave_waiting(admission.num_sequences, 0)
         if refused is not None:
             return refused
-        self._tickets.setdefault(owner, {})[admission.ticket] = _Ticket(admission)
+        self._tickets.setdefault(member, {})[admission.ticket] = _Ticket(admission)
         return self._granted(admission.account, admission.allowance.max_tokens_per_minute > 0)
 
-    def charge(self, owner: int, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
+    def charge(self, member: int, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
         """Count a prompt, unless the account or the queue has no room for it: then the ticket is closed."""
-        held = self._tickets.get(owner, {}).get(ticket)
+        held = self._tickets.get(member, {}).get(ticket)
         if held is None:
-            return Refused("requests", "The server has lost this request. Please send it again.", 1.0)
+            return Refused(LOST, "The server has lost this request. Please send it again.", 1.0)
         refused = self._queue.charge(num_prompt_tokens)
         if refused is None:
             held.num_tokens += num_prompt_tokens
             refused = self._limits.charge(held.account, num_prompt_tokens)
         if refused is not None:
-            self.ended(owner, ticket, 0)
+            self.ended(member, ticket, 0)
             return refused
         return self._granted(held.account, counts_tokens=True)
 
-    def started(self, owner: int, ticket: int) -> None:
+    def started(self, member: int, ticket: int) -> None:
         """Its first token has come: it waits no longer."""
-        held = self._tickets.get(owner, {}).get(ticket)
+        held = self._tickets.get(member, {}).get(ticket)
         if held is not None and not held.is_started:
             held.is_started = True
             self._queue.started(held.num_sequences, held.num_tokens)
 
-    def ended(self, owner: int, ticket: int, num_output_tokens: int) -> None:
+    def ended(self, member: int, ticket: int, num_output_tokens: int) -> None:
         """Close a ticket, and count what its request was given."""
-        held = self._tickets.get(owner, {}).pop(ticket, None)
+        held = self._tickets.get(member, {}).pop(ticket, None)
         if held is None:
             return
         if held.is_started:
@@ -88,13 +88,13 @@ class SharedState:
             self._queue.leave_waiting(held.num_sequences, held.num_tokens)
         self._limits.leave(held.account, num_output_tokens)
 
-    def drop(self, owner: int) -> None:
+    def drop(self, member: int) -> None:
         """An API process is gone: close every ticket of it, and let others take over what it ran."""
-        self.records.drop(owner)
-        self.totals.drop(owner)
-        for ticket in list(self._tickets.get(owner, ())):
-            self.ended(owner, ticket, 0)
-        self._tickets.pop(owner, None)
+        self.records.drop(member)
+        self.totals.drop(member)
+        for ticket in list(self._tickets.get(member, ())):
+            self.ended(member, ticket, 0)
+        self._tickets.pop(member, None)
 
     def _granted(self, account: str, counts_tokens: bool) -> Granted:
         return Granted(*self._limits.remaining(account), counts_tokens or self._counts_queued_tokens)

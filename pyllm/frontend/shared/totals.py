@@ -10,9 +10,9 @@ class Totals:
         self._rows: dict[int, array[float]] = {}
         self._gone = array("d")
 
-    def count(self, owner: int, row: bytes) -> None:
+    def count(self, member: int, row: bytes) -> None:
         """Replace what a process has counted so far: packed float64."""
-        self._rows[owner] = array("d", row)
+        self._rows[member] = array("d", row)
 
     def sum(self) -> bytes:
         """The sums, packed likewise."""
@@ -21,9 +21,9 @@ class Totals:
             total = _added(total, row)
         return total.tobytes()
 
-    def drop(self, owner: int) -> None:
+    def drop(self, member: int) -> None:
         """A process is gone; its numbers stay."""
-        if (row := self._rows.pop(owner, None)) is not None:
+        if (row := self._rows.pop(member, None)) is not None:
             self._gone = _added(self._gone, row)
 
 

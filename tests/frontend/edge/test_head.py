@@ -30,6 +30,15 @@ def test_another_is_not(name: str) -> None:
     assert head(x_request_id=name).request_id is None
 
 
+def test_what_repeats_a_request_is_taken_as_it_came() -> None:
+    read = head(idempotency_key=b"\xff", last_event_id="a.1.1.2")
+    assert (read.idempotency_key, read.last_event_id) == (b"\xff", b"a.1.1.2")
+    assert (head().idempotency_key, head().last_event_id) == (None, b"")
+    for asking in ({"idempotency_key": ""}, {"last_event_id": ""}, {"accept": "text/html, text/event-stream"}):
+        assert head(**asking).wants_event_ids
+    assert not head(accept="application/json").wants_event_ids
+
+
 def test_keys_come_in_two_headers() -> None:
     assert head(authorization="Bearer abc").key == b"abc"
     assert head(authorization="bearer  abc ").key == b"abc"

@@ -14,6 +14,7 @@ from pyllm.config import SharedConfig
 from pyllm.errors import EngineDeadError, ProtocolError
 from pyllm.frontend.shared.client import RemoteState
 from pyllm.frontend.shared.messages import (
+    MAX_SILENT_BEATS,
     Admission,
     Attached,
     Granted,
@@ -24,7 +25,7 @@ from pyllm.frontend.shared.messages import (
     StateMessage,
     Tell,
 )
-from pyllm.frontend.shared.server import MAX_SILENT_BEATS, StateServer
+from pyllm.frontend.shared.server import StateServer
 from pyllm.frontend.shared.state import SharedState
 from tests.frontend.serving import until
 
@@ -136,6 +137,47 @@ async def test_a_silent_member_is_given_up_and_begins_anew() -> None:
         with pytest.raises(EngineDeadError, match="share is not there"):
             await pending
         assert isinstance(await one.admit(Admission(3)), Granted)
+
+
+async def test_a_state_that_is_silent_is_given_up_with_what_was_asked_of_it() -> None:
+    async with wired() as wire:
+        one = wire.join(b"1")
+        pending = asyncio.ensure_future(one.read((await one.claim("", "k", b"", "o")).record, 0))
+        for _ in range(2 * MAX_SILENT_BEATS):
+            one.beat(b"")
+            wire.server.beat()
+            await asyncio.sleep(0)
+        dying = asyncio.ensure_future(one.death())
+        await asyncio.sleep(0)
+        assert not dying.done()
+        assert not pending.done()
+        for _ in range(MAX_SILENT_BEATS + 1):
+            one.beat(b"")
+        with pytest.raises(EngineDeadError, match="share is not there"):
+            await pending
+        assert "is not there" in str(await dying)
+        with pytest.raises(EngineDeadError, match="share is not there"):
+            await one.admit(Admission(1))
+
+
+async def test_what_is_asked_has_to_be_answered_in_time() -> None:
+    class Mute:
+        """Takes everything and says nothing."""
+
+        def send(self, message: MemberMessage, *frames: object, identity: bytes = b"") -> bool:
+            return True
+
+        def close(self, linger: float = 0.0) -> None:
+            """Nothing is open."""
+
+    one = RemoteState(lambda *handlers: Mute(), answer_time=0.01)
+    reading = asyncio.ensure_future(one.read(1, 0))
+    with pytest.raises(EngineDeadError, match="did not answer 'admit' within"):
+        await one.admit(Admission(1))
+    assert not reading.done()  # it waits for others, not for the state
+    one.close()
+    with pytest.raises(EngineDeadError):
+        await reading
 
 
 @pytest.mark.parametrize(

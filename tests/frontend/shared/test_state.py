@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pyllm.api_keys import Allowance
 from pyllm.config import SharedConfig
-from pyllm.frontend.shared.messages import Admission, Granted, Refused
+from pyllm.frontend.shared.messages import LOST, REASONS, Admission, Granted, Refused
 from pyllm.frontend.shared.state import SharedState
 
 CONFIG = SharedConfig(max_num_seqs=2, max_num_queued_reqs=3, max_num_queued_tokens=40)
@@ -87,3 +87,11 @@ def test_the_messages_travel() -> None:
     ):
         data = msgspec.msgpack.encode(message)
         assert msgspec.msgpack.decode(data, type=Admission | Granted | Refused) == message
+
+
+def test_a_ticket_that_is_not_open_was_lost_and_refused_by_nobody() -> None:
+    state = SharedState(SharedConfig(), lambda: 0.0)
+    refused = state.charge(0, 1, 5)
+    assert isinstance(refused, Refused)
+    assert refused.reason == LOST
+    assert refused.reason not in REASONS
