@@ -8,7 +8,7 @@ from llguidance import LLTokenizer
 
 from pyllm.errors import RequestError
 from pyllm.frontend.tool_grammar import after_reasoning, call_list_grammar, hermes_grammar
-from pyllm.workers.grammar_compiler import compile_grammar
+from pyllm.workers.grammar_matcher import compile_grammar
 from tests.frontend import tiny_tokenizers
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
