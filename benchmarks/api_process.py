@@ -8,7 +8,8 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks import paced_core
-from pyllm.config import ApiConfig, CoreConfig, ServerConfig
+from pyllm.config import ServerConfig
+from pyllm.process_config import ApiConfig, CoreConfig
 from pyllm.sockets import bind_listener
 from pyllm.supervisor import Process, spawn
 

@@ -11,7 +11,6 @@ import numpy as np
 import zmq
 
 from pyllm.child import attach
-from pyllm.config import WorkerConfig
 from pyllm.messages import (
     PLAN_SECTIONS,
     Control,
@@ -21,6 +20,7 @@ from pyllm.messages import (
     WorkerInput,
     plan_offsets,
 )
+from pyllm.process_config import WorkerConfig
 
 TOKEN = 7  # what every position samples
 

@@ -26,9 +26,10 @@ from torch import Tensor
 from pyllm import launch
 from pyllm._rust import Scheduler
 from pyllm.checkpoint import Checkpoint
-from pyllm.config import EngineConfig, WorkerConfig, engine_config, option_names
+from pyllm.config import EngineConfig, engine_config, option_names
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Sampling, Step
+from pyllm.process_config import WorkerConfig
 from pyllm.workers.batch import Batch
 from pyllm.workers.process import load
 from pyllm.workers.runner import ModelRunner

@@ -20,11 +20,12 @@ from pyllm import SamplingParams
 from pyllm._rust import Plan
 from pyllm.checkpoint import Architecture, Checkpoint, TokenizerFiles
 from pyllm.child import attach
-from pyllm.config import CoreConfig, engine_config
+from pyllm.config import engine_config
 from pyllm.core import process
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.frontend.client import EngineClient
 from pyllm.messages import FinishCode, Sampled
+from pyllm.process_config import CoreConfig
 from pyllm.supervisor import Process
 
 ROWS = 256

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from pyllm import launch
-from pyllm.config import CoreConfig, ServerConfig, engine_config
+from pyllm.config import ServerConfig, engine_config
 from pyllm.errors import EngineDeadError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
@@ -23,6 +23,7 @@ from pyllm.frontend.reports import Decision, SampleReport
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.submission import refuse_input
 from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.process_config import CoreConfig
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.siblings import STOP_GRACE

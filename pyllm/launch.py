@@ -19,22 +19,11 @@ from setproctitle import setproctitle
 from pyllm import log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import attach
-from pyllm.config import (
-    ApiConfig,
-    CacheConfig,
-    CoreConfig,
-    Dtype,
-    EngineConfig,
-    HeadlessConfig,
-    KVCacheDtype,
-    Quantization,
-    ServerConfig,
-    StateConfig,
-    WorkerConfig,
-)
+from pyllm.config import CacheConfig, Dtype, EngineConfig, HeadlessConfig, KVCacheDtype, Quantization, ServerConfig
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
+from pyllm.process_config import ApiConfig, CoreConfig, StateConfig, WorkerConfig
 from pyllm.server_settings import resolve_server, shared_config
 from pyllm.siblings import Sibling, supervise
 from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyllm import launch
-from pyllm.config import CoreConfig, ParallelConfig, engine_config
+from pyllm.config import ParallelConfig, engine_config
 from pyllm.core import process
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.engine import Prompt, check_prompt
@@ -20,6 +20,7 @@ from pyllm.frontend.sampling_texts import resolve_texts
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.ipc import MemoryEndpoint, MessageHandler
 from pyllm.messages import ClientMessage, CoreMessage
+from pyllm.process_config import CoreConfig
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 
 from pyllm.api_keys import ApiKey, read_api_keys
-from pyllm.config import ServerConfig, SharedConfig
+from pyllm.config import ServerConfig
 from pyllm.errors import ConfigError
+from pyllm.process_config import SharedConfig
 from pyllm.tls import tls_context
 
 # Sequences that may wait by default: some tens of seconds of a busy server's work, and always enough for a burst.

@@ -22,7 +22,6 @@ import zmq
 from pyllm import curve, ipc
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.child import HEARTBEAT_INTERVAL, Child
-from pyllm.config import CoreConfig
 from pyllm.core.calls import live_settings
 from pyllm.core.executors.base import Executor
 from pyllm.core.loop import EngineCore
@@ -32,6 +31,7 @@ from pyllm.entry_points import LOGITS_PROCESSORS, offered_names
 from pyllm.errors import ConfigError
 from pyllm.ipc import Sender
 from pyllm.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
+from pyllm.process_config import CoreConfig
 
 # What a client that reads gets after the last word of a core.
 CLOSE_LINGER = 2.0

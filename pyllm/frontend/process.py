@@ -16,7 +16,7 @@ import uvloop
 from pyllm import log
 from pyllm.api_keys import KeyRing
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
-from pyllm.config import ApiConfig
+from pyllm.process_config import ApiConfig
 
 if TYPE_CHECKING:
     from pyllm.frontend.metrics import Metrics

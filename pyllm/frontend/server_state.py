@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Callable
 
 from pyllm.api_keys import KeyRing
-from pyllm.config import ServerConfig, SharedConfig
+from pyllm.config import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
@@ -20,6 +20,7 @@ from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.state import SharedState
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.frontend.tracing import Tracer
+from pyllm.process_config import SharedConfig
 
 Fail = Callable[[PyllmError], None]
 

@@ -17,8 +17,8 @@ import zmq
 
 from pyllm import ipc, log
 from pyllm.child import Child, attach
-from pyllm.config import WorkerConfig
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput
+from pyllm.process_config import WorkerConfig
 
 if TYPE_CHECKING:
     from pyllm.workers.runner import ModelRunner

@@ -27,9 +27,10 @@ from pyllm_kernels import (
 )
 from torch import Tensor
 
-from pyllm.config import EngineConfig, WorkerConfig
+from pyllm.config import EngineConfig
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampled, Step
+from pyllm.process_config import WorkerConfig
 from pyllm.workers.attention_backends import load_attention_backend
 from pyllm.workers.batch import Batch, PlanBuffer
 from pyllm.workers.context import AttentionHook

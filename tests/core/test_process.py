@@ -8,10 +8,11 @@ import pytest
 
 from benchmarks.step import core_config
 from pyllm._rust import SchedulerError
-from pyllm.config import CoreConfig, config_part
+from pyllm.config import config_part
 from pyllm.core.process import CoreParts, make_core, start
 from pyllm.core.replay import replay_file
 from pyllm.errors import ConfigError
+from pyllm.process_config import CoreConfig
 from tests.core.counting_executor import CountingExecutor
 
 

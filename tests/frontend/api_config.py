@@ -6,7 +6,8 @@ from typing import Any
 import msgspec
 
 from pyllm.checkpoint import Architecture, Checkpoint
-from pyllm.config import ApiConfig, ServerConfig
+from pyllm.config import ServerConfig
+from pyllm.process_config import ApiConfig
 from tests.frontend import tiny_tokenizers
 from tests.frontend.serving import TEMPLATE
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pyllm.api_keys import Allowance
-from pyllm.config import ServerConfig, SharedConfig
+from pyllm.config import ServerConfig
 from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit
 from pyllm.frontend.openai.protocol import CompletionRequest
@@ -16,6 +16,7 @@ from pyllm.frontend.shared.messages import Admission, Granted, Refused
 from pyllm.frontend.shared.state import SharedState
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode, Submit
+from pyllm.process_config import SharedConfig
 from tests.frontend.fake_core import Row, ScriptedCore, connected
 from tests.frontend.serving import Frontend, answering, behind_uvicorn, events, in_process, state_of, until
 

@@ -11,8 +11,8 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm import launch, supervisor
-from pyllm.config import SharedConfig, StateConfig
 from pyllm.messages import ClientMessage, Heartbeat, Submit
+from pyllm.process_config import SharedConfig, StateConfig
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import ScriptedCore

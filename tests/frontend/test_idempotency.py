@@ -9,12 +9,12 @@ import httpx
 import msgspec
 import pytest
 
-from pyllm.config import SharedConfig
 from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.records import READER_ABSENCE
 from pyllm.frontend.shared.state import SharedState
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, Rejected, Submit
+from pyllm.process_config import SharedConfig
 from tests.frontend.fake_core import MODEL, ScriptedCore
 from tests.frontend.serving import Frontend, behind_uvicorn, events, until
 

@@ -3,8 +3,9 @@
 import numpy as np
 
 from pyllm.checkpoint import read_checkpoint
-from pyllm.config import EngineConfig, WorkerConfig, engine_config
+from pyllm.config import EngineConfig, engine_config
 from pyllm.messages import Step
+from pyllm.process_config import WorkerConfig
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.runner import ModelRunner
 from tests.plans import Planner, Row

@@ -5,8 +5,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from pyllm.config import WorkerConfig
 from pyllm.messages import Step
+from pyllm.process_config import WorkerConfig
 from pyllm.workers.process import load
 from tests.workers.engine import run
 

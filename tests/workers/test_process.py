@@ -16,9 +16,9 @@ import zmq
 
 from pyllm import ipc
 from pyllm.child import ORPHANED_EXIT_CODE
-from pyllm.config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.messages import ChildMessage, Control, Failed, Heartbeat, Reply, Sampled, Started, Step, WorkerOutput
+from pyllm.process_config import WorkerConfig
 from pyllm.workers import process
 from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model

@@ -16,9 +16,9 @@ import zmq
 
 from pyllm import ipc
 from pyllm._rust import Plan
-from pyllm.config import CoreConfig, WorkerConfig
 from pyllm.errors import EngineDeadError
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
+from pyllm.process_config import CoreConfig, WorkerConfig
 from pyllm.supervisor import Process
 
 WorkerEntry = Callable[[WorkerConfig, Connection], None]

@@ -9,10 +9,10 @@ import zmq
 
 from pyllm import ipc, log
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
-from pyllm.config import StateConfig
 from pyllm.frontend.shared.messages import MemberMessage
 from pyllm.frontend.shared.server import StateServer
 from pyllm.frontend.shared.state import SharedState
+from pyllm.process_config import StateConfig
 
 TITLE = "pyllm::state"
 

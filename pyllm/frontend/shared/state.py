@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-from pyllm.config import SharedConfig
 from pyllm.frontend.shared.limits import Limits
 from pyllm.frontend.shared.messages import LOST, Admission, Granted, Refused
 from pyllm.frontend.shared.queue import AdmissionQueue
 from pyllm.frontend.shared.records import Records
 from pyllm.frontend.shared.responses import ResponseStore
 from pyllm.frontend.shared.totals import Totals
+from pyllm.process_config import SharedConfig
 
 
 class _Ticket:

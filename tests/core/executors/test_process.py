@@ -12,9 +12,9 @@ import zmq
 
 from benchmarks import empty_worker
 from benchmarks.step import core_config
-from pyllm.config import WorkerConfig
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import EngineDeadError, StartError
+from pyllm.process_config import WorkerConfig
 from tests.core.executors.planned import plans
 
 

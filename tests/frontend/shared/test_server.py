@@ -10,7 +10,6 @@ import pytest
 import zmq
 
 from pyllm import ipc
-from pyllm.config import SharedConfig
 from pyllm.errors import EngineDeadError, ProtocolError
 from pyllm.frontend.shared.client import RemoteState
 from pyllm.frontend.shared.messages import (
@@ -27,6 +26,7 @@ from pyllm.frontend.shared.messages import (
 )
 from pyllm.frontend.shared.server import StateServer
 from pyllm.frontend.shared.state import SharedState
+from pyllm.process_config import SharedConfig
 from tests.frontend.serving import until
 
 

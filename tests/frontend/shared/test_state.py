@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.api_keys import Allowance
-from pyllm.config import SharedConfig
 from pyllm.frontend.shared.messages import LOST, REASONS, Admission, Granted, Refused
 from pyllm.frontend.shared.state import SharedState
+from pyllm.process_config import SharedConfig
 
 CONFIG = SharedConfig(max_num_seqs=2, max_num_queued_reqs=3, max_num_queued_tokens=40)
 ALLOWANCE = Allowance(max_tokens_per_minute=100, max_concurrent_requests=3)

@@ -1,0 +1,66 @@
+"""What each process of a server is told by the one that starts it. Resolved: nothing in it is `auto` or None."""
+
+import msgspec
+
+from pyllm.api_keys import ApiKey
+from pyllm.checkpoint import Checkpoint
+from pyllm.config import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, EngineConfig, ServerConfig
+
+
+class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class CoreConfig(_ProcessConfig, frozen=True):
+    """What one EngineCore process is told. `engine` is resolved: nothing in it is `auto` or None."""
+
+    engine: EngineConfig
+    checkpoint: Checkpoint
+    bind: str  # ZeroMQ address of the ROUTER
+    socket_folder: str  # private, for the workers' sockets
+    ready_timeout: float
+    shutdown_timeout: float
+    curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
+    index: int = 0
+    parent_death_signal: bool = True
+
+
+class WorkerConfig(_ProcessConfig, frozen=True):
+    """What one rank is told."""
+
+    engine: EngineConfig
+    checkpoint: Checkpoint
+    rank: int
+    address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
+    rendezvous: str  # init_method of torch.distributed
+    core_index: int = 0
+
+
+class SharedConfig(_ProcessConfig, frozen=True):
+    """What the state that API processes share is told. 0: no bound."""
+
+    max_num_seqs: int = 1
+    max_num_queued_reqs: int = 0
+    max_num_queued_tokens: int = 0
+    idempotency_retention: float = IDEMPOTENCY_RETENTION
+    max_stored_responses: int = MAX_STORED_RESPONSES
+
+
+class StateConfig(_ProcessConfig, frozen=True):
+    """What the process of the shared state is told, where there is one."""
+
+    shared: SharedConfig
+    bind: str  # ZeroMQ address of the ROUTER
+
+
+class ApiConfig(_ProcessConfig, frozen=True):
+    """What one API process is told. Without a `state_address` it is the only one, and has the shared state itself."""
+
+    server: ServerConfig
+    core_address: str
+    checkpoint: Checkpoint
+    served_model_name: str
+    index: int = 0
+    shared: SharedConfig = SharedConfig()
+    state_address: str = ""
+    api_keys: tuple[ApiKey, ...] = ()
