@@ -17,7 +17,7 @@ from pyllm.frontend.conversation import (
     Prepared,
     check_tools,
 )
-from pyllm.frontend.parsers.forced import FirstCall, ForcedCall
+from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.parsers.pieces import Parser
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.parsers.selection import (
@@ -206,7 +206,7 @@ class Conversations:
         if isinstance(choice, NamedTool):
             return ForcedCall(choice.name)
         if choice == "required":
-            return call_list_parser()
+            return OnlyCalls(call_list_parser())
         parser = tool_call_parser(self._parsers.tool_call)
         return parser if parser is None or conversation.parallel_tool_calls else FirstCall(parser)
 

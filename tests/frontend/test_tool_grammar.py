@@ -8,7 +8,7 @@ from llguidance import LLTokenizer
 
 from pyllm.errors import RequestError
 from pyllm.frontend.tool_grammar import after_reasoning, call_list_grammar, hermes_grammar
-from pyllm.workers.grammar_compiler import compile_grammar
+from pyllm.workers.grammar_matcher import compile_grammar
 from tests.frontend import tiny_tokenizers
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -105,8 +105,14 @@ def test_reasoning_goes_before_any_form(vocabulary: Vocabulary, grammar: str) ->
     assert not accepts(f"well</think> oh {form}", opened=True)
     assert accepts(form, opened=False)
     assert accepts(f"<think>well</think>\n{form}", opened=False)
-    assert accepts(f"\n<think>\nwell\n</think>{form}", opened=False)
+    assert accepts(f"<think>\nwell\n</think>{form}", opened=False)
     assert not accepts(f"well</think>{form}", opened=False)
+    # A model that may write whitespace may write nothing else.
+    for space in ("\n", "\u205f", " "):
+        assert not accepts(f"{space}{form}", opened=False)
+    for space in ("\n\n\n", "\u205f"):
+        assert not accepts(f"<think>well</think>{space}{form}", opened=False)
+        assert not accepts(f"well</think>{space}{form}", opened=True)
 
 
 def test_what_is_no_schema_or_grammar_is_refused() -> None:

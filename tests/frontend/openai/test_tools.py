@@ -171,6 +171,18 @@ async def test_a_required_call_is_kept_to_a_list_of_the_tools(tokenizer: Tokeniz
     assert "clock" in grammar
 
 
+@pytest.mark.parametrize("num_tokens", range(1, 60, 4))
+async def test_a_required_call_that_is_cut_off_is_no_content(tokenizer: Tokenizer, num_tokens: int) -> None:
+    text = '[{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "clock", "parameters": {}}]'
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+        body = {"tools": [WEATHER, CLOCK], "tool_choice": "required", "max_tokens": num_tokens}
+        choice = (await chat(frontend, **body))["choices"][0]
+    assert not choice["message"]["content"]
+    assert choice["finish_reason"] == "length"
+    calls = [call["function"]["name"] for call in choice["message"].get("tool_calls", [])]
+    assert calls == ["weather", "clock"][: len(calls)]
+
+
 async def test_a_named_call_is_its_arguments(tokenizer: Tokenizer) -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     async with in_process(saying(tokenizer, '{"city": "Rome"}'), tokenizer, HERMES) as frontend:
