@@ -14,6 +14,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 _WANTED = frozenset({
     b"access-control-request-method",
     b"authorization",
+    b"content-encoding",
     b"content-length",
     b"origin",
     b"traceparent",
@@ -93,6 +94,12 @@ class Head:
     def is_preflight(self) -> bool:
         """Whether a browser asks what it may send, if the method is OPTIONS."""
         return b"origin" in self._headers and b"access-control-request-method" in self._headers
+
+    @property
+    def content_encoding(self) -> str:
+        """What the body is encoded with; empty where it is sent as it is."""
+        name = self._text(b"content-encoding").lower()
+        return "" if name == "identity" else name
 
     @property
     def content_length(self) -> int:

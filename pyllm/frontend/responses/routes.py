@@ -48,6 +48,8 @@ def responses_routes(state: ServerState) -> Router:
         context.name_tenant(data.user)
         _check(state, data)
         stores = kept.store_or_refuse(data.store, data.background is True)
+        if stores and data.request_id is not None:
+            await _refuse_taken(kept, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
         items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id)]
@@ -130,6 +132,17 @@ def _check(state: ServerState, request: ResponsesRequest) -> None:
         raise RequestError("background and stream exclude one another; fetch the response by its id", "background")
 
 
+async def _refuse_taken(kept: KeptResponses, context: RequestContext, owner: str) -> None:
+    """Refuse the caller's own id if it would replace another response; the same one may be taken up again."""
+    record = await kept.find(_response_id(context), owner)
+    if record is None:
+        return
+    position = context.position
+    if position is None or position.seed is None or record.response.created_at != context.created:
+        text = f"request_id: there is a stored response {record.response.id!r} already; send another id, or none"
+        raise RequestError(text, "request_id")
+
+
 async def _history(kept: KeptResponses, request: ResponsesRequest, owner: str) -> list[Item]:
     """The conversation that the request goes on with."""
     if request.previous_response_id is None:
@@ -192,12 +205,16 @@ def _logprobs(state: ServerState, params: SamplingParams) -> LogprobsOf | None:
     return lambda logprobs: chat_logprobs(logprobs, count, state.tokenizer.token_bytes).content
 
 
+def _response_id(context: RequestContext) -> str:
+    return f"resp_{context.request_id}"
+
+
 def _response(
     state: ServerState, request: ResponsesRequest, context: RequestContext, stores: bool
 ) -> protocol.Response:
     """The response before it has any text."""
     response = protocol.Response(
-        id=f"resp_{context.request_id}",
+        id=_response_id(context),
         created_at=context.created,
         model=state.model_name,
         status="in_progress",

@@ -297,6 +297,13 @@ async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> No
         assert (await refused(frontend, reasoning_effort="low"))[0] == "reasoning_effort"
 
 
+async def test_no_reasoning_is_what_a_model_without_any_does(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, reasoning_effort="none")
+    async with in_process(saying(tokenizer, "ok"), tokenizer, THINKING) as frontend:
+        assert (await refused(frontend, reasoning_effort="none"))[0] == "reasoning_effort"
+
+
 async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: Tokenizer) -> None:
     body = {"chat_template": "{{ messages[0].content }} {{ eos_token }}"}
     async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
@@ -333,6 +340,19 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "min_tokens": 2}, "min_tokens"),
+        (
+            {"messages": [{**USER, "content": [{"type": "text", "text": "x", "nobody": 1}]}]},
+            "messages[0].content[0].nobody",
+        ),
+        (
+            {
+                "messages": [
+                    {**USER, "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}
+                ]
+            },
+            "messages[0].content[0].cache_control",
+        ),
+        ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"documents": [{"text": "x"}]}, "documents"),
