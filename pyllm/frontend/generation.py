@@ -135,8 +135,9 @@ class Generation:
         try:
             for index, prompt in enumerate(self._prompts):
                 self._submit(prompt, index, scheduling)
-        except PyllmError:
+        except PyllmError as error:
             self._end("error")
+            self._context.say_field(error)
             raise
 
     def abort(self) -> None:
@@ -147,6 +148,7 @@ class Generation:
         """End what still runs, and tell the receiver why."""
         if not self.finished:
             self._end("error")
+            self._context.say_field(error)
             self._receiver.error(error)
 
     def token_came(self) -> None:

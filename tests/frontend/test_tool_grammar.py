@@ -115,6 +115,12 @@ def test_reasoning_goes_before_any_form(vocabulary: Vocabulary, grammar: str) ->
         assert not accepts(f"well</think>{space}{form}", opened=True)
 
 
+def test_an_error_in_a_schema_does_not_show_the_grammar(vocabulary: Vocabulary) -> None:
+    wrong = {"type": "object", "properties": {"city": {"type": "strin"}}}
+    with pytest.raises(RequestError, match=r"Invalid type: strin$"):
+        vocabulary.accepts(call_list_grammar([("weather", wrong)], True), "")
+
+
 def test_what_is_no_schema_or_grammar_is_refused() -> None:
     with pytest.raises(RequestError, match="'f' are no JSON schema"):
         call_list_grammar([("f", {"const": "\ud800"})], True)

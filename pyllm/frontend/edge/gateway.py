@@ -1,6 +1,7 @@
-"""The ASGI application before the application: keys, ids, sizes, times, origins. Knows no routes.
+"""The ASGI application before the application: keys, ids, sizes, times, origins.
 
-But for those that need no key, and the one that keeps its answers. It costs some ten microseconds per request. A stream's chunks do not pass through it.
+Of routes it knows only which need no key, and which keeps its answers. It costs some ten microseconds per request. A
+stream's chunks do not pass through it.
 """
 
 import uuid

@@ -18,6 +18,7 @@ from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedProm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.models import check_model
 from pyllm.frontend.openai.parameters import (
+    form_names,
     refuse_unsupported,
     sampling_params,
     scheduling_params,
@@ -52,6 +53,8 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         context = context_of(request)
         context.name_request(data.request_id)
         context.name_tenant(data.user)
+        has_form = data.response_format is not None
+        context.field_names = {"beam_width": "use_beam_search"} | form_names("response_format", has_form, False)
         check_model(state, data.model)
         refuse_unsupported(data)
         params = _sampling_params(data)

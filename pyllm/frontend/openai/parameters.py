@@ -44,6 +44,11 @@ def refuse_unsupported(request: Struct, where: str = "") -> None:
             raise RequestError(f"{where}{name} is not supported{'' if instead else ' yet'}; {remedy}", f"{where}{name}")
 
 
+def form_names(field: str, has_form: bool, has_tools: bool) -> dict[str, str]:
+    """What `structured_outputs` is to a caller who asked by `field`, or whose tools need a form."""
+    return {"structured_outputs": field} if has_form else {"structured_outputs": "tools"} if has_tools else {}
+
+
 def wants_usage(request: GenerationRequest) -> bool:
     """Whether the stream is to end with a chunk of the usage.
 

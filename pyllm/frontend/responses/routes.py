@@ -14,7 +14,7 @@ from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.openai.models import check_model
-from pyllm.frontend.openai.parameters import refuse_unsupported, sample_params, scheduling_params
+from pyllm.frontend.openai.parameters import form_names, refuse_unsupported, sample_params, scheduling_params
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.background import BackgroundRun
@@ -28,6 +28,12 @@ from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 
 AnyRequest = Request[Any, Any, Any]
 
+_FIELD_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "reasoning_effort": "reasoning.effort",
+}
 _LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
 
 
@@ -46,6 +52,7 @@ def responses_routes(state: ServerState) -> Router:
         owner = context.tenant  # Whoever asks for it later has no body to be named in.
         context.name_request(data.request_id)
         context.name_tenant(data.user)
+        context.field_names = _field_names(data)
         _check(state, data)
         stores = kept.store_or_refuse(data.store, data.background is True)
         if stores and data.request_id is not None:
@@ -118,6 +125,12 @@ def responses_routes(state: ServerState) -> Router:
 
     handlers = [create_response, show_response, delete_response, cancel_response, list_input_items]
     return Router("/v1/responses", route_handlers=handlers)
+
+
+def _field_names(request: ResponsesRequest) -> dict[str, str]:
+    has_form = request.text is not None and request.text.format is not None
+    has_tools = bool(request.tools) and request.structured_outputs is None
+    return _FIELD_NAMES | form_names("text.format", has_form, has_tools)
 
 
 def _check(state: ServerState, request: ResponsesRequest) -> None:

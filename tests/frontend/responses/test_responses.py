@@ -373,7 +373,7 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": "["}]}, "input"),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -386,7 +386,8 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "background"),
         ({"stream_options": {}}, "stream_options"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_name(
