@@ -116,8 +116,10 @@ def create_app(state: ServerState) -> ASGIApp:
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:
+    context = context_in(request.scope)
+    context.say_field(error)
     failure = describe(error)
-    headers, body = error_answer(request.scope["path"], failure, context_in(request.scope).request_id)
+    headers, body = error_answer(request.scope["path"], failure, context.request_id)
     texts = {name.decode(): value.decode() for name, value in headers}
     return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
 

@@ -17,7 +17,7 @@ from pyllm.frontend.conversation import (
     Prepared,
     check_tools,
 )
-from pyllm.frontend.parsers.forced import FirstCall, ForcedCall
+from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.parsers.pieces import Parser
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.parsers.selection import (
@@ -122,7 +122,7 @@ class Conversations:
     async def _encode(
         self, conversation: Conversation, template: ChatTemplate | None, too_long: TooLong
     ) -> Sequence[int]:
-        variables = _variables(conversation, template)
+        variables = _variables(conversation, template, self.has_reasoning)
         messages = conversation.messages
         # A model that is to call nothing is told of nothing.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
@@ -206,7 +206,7 @@ class Conversations:
         if isinstance(choice, NamedTool):
             return ForcedCall(choice.name)
         if choice == "required":
-            return call_list_parser()
+            return OnlyCalls(call_list_parser())
         parser = tool_call_parser(self._parsers.tool_call)
         return parser if parser is None or conversation.parallel_tool_calls else FirstCall(parser)
 
@@ -230,14 +230,17 @@ def _with_form(params: SamplingParams, form: StructuredOutputsParams) -> Samplin
         raise RequestError(f"{error} (calls that must keep to a schema are structured outputs)", field) from None
 
 
-def _variables(conversation: Conversation, template: ChatTemplate | None) -> dict[str, Any]:
+def _variables(conversation: Conversation, template: ChatTemplate | None, has_reasoning: bool) -> dict[str, Any]:
     """What the template is given beside the messages; refuses what it does not look at."""
     known = frozenset[str]() if template is None else template.variables
     fields = {"reasoning_effort": conversation.reasoning_effort, "documents": conversation.documents or None}
     variables: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
-    if variables.get("reasoning_effort") == "none" and "reasoning_effort" not in known and "enable_thinking" in known:
-        del variables["reasoning_effort"]
-        variables["enable_thinking"] = False
+    if variables.get("reasoning_effort") == "none" and "reasoning_effort" not in known:
+        if "enable_thinking" in known:
+            del variables["reasoning_effort"]
+            variables["enable_thinking"] = False
+        elif not has_reasoning:
+            del variables["reasoning_effort"]  # There is none to be left out.
     for name in variables:
         if name not in known:
             raise RequestError(f"{name} has no effect: the model's chat template does not look at it", name)

@@ -3,6 +3,7 @@
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -33,7 +34,7 @@ class RequestContext(msgspec.Struct):
     events have ids with `wants_event_ids`.
 
     `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
-    events then; None: they are not wanted.
+    events then; None: they are not wanted. `field_names` has the caller's names of fields that errors call otherwise.
     """
 
     request_id: str
@@ -44,11 +45,24 @@ class RequestContext(msgspec.Struct):
     trace: TraceContext | None = None
     ticket: Ticket | None = None
     budgets: Granted | Refused | None = None
+    field_names: Mapping[str, str] = {}
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     position: Position | None = None
     idempotency_key: bytes | None = None
     last_event_id: bytes = b""
     wants_event_ids: bool = False
+
+    def say_field(self, error: Exception) -> None:
+        """Have an error speak of the fields that the caller knows; doing so again changes nothing."""
+        if not isinstance(error, RequestError) or not self.field_names:
+            return
+        text = str(error)
+        for name, theirs in self.field_names.items():
+            # One word may be anything but a field, unless the text begins with it.
+            start = "" if "_" in name else "^"
+            text = re.sub(rf"{start}(?<!\w){re.escape(name)}(?!\w)", theirs, text)
+        error.args = (text,)
+        error.parameter = self.field_names.get(error.parameter or "", error.parameter)
 
     def name_tenant(self, user: str | None, field: str = "user") -> None:
         """Take the tenant from the body, where neither a key nor a header has named it.

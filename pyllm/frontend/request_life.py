@@ -80,6 +80,7 @@ class RequestLife:
                 submit(index, metrics, scheduling)
         except PyllmError as error:
             self._end(_reason(error))
+            self._context.say_field(error)
             raise
 
     def came(self) -> None:
@@ -110,6 +111,7 @@ class RequestLife:
         """End what still runs, and tell why."""
         if self.num_open:
             self._end(_reason(error))
+            self._context.say_field(error)
             self._tell(error)
 
     def _with_time_left(self) -> SchedulingParams:

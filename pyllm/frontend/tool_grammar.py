@@ -16,6 +16,7 @@ from pyllm.frontend.structured_outputs import JSON_STYLE
 TokenId = Callable[[str], int | None]
 
 _TEXT = r"/(.|\n)*/"
+_SPACE = r"/[ \n]{0,2}/"
 
 
 def call_list_grammar(tools: Iterable[tuple[str, dict[str, Any]]], parallel: bool) -> str:
@@ -53,16 +54,18 @@ def hermes_grammar(tools: Iterable[tuple[str, dict[str, Any]]], parallel: bool, 
 def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
     """The same grammar after reasoning, which is free; where the prompt has not `opened` it, there may be none.
 
+    Between the two there may be no more than two line breaks or spaces, and nothing stands before either: whitespace
+    without end is what small models write when they may.
+
     Raises:
         RequestError: the grammar is nested too deeply.
     """
     if opened:
         start = "start: reasoning SPACE @output"
-        reasoning = _until("reasoning", CLOSING, token_id)
     else:
-        start = f"start: SPACE (opening reasoning SPACE)? @output\nopening: {_marker(OPENING, token_id)}"
-        reasoning = _until("reasoning", CLOSING, token_id)
-    first = {"lark_grammar": f"{start}\n{reasoning}\nSPACE: /\\s*/\nTEXT: {_TEXT}"}
+        start = f"start: (opening reasoning SPACE)? @output\nopening: {_marker(OPENING, token_id)}"
+    reasoning = _until("reasoning", CLOSING, token_id)
+    first = {"lark_grammar": f"{start}\n{reasoning}\nSPACE: {_SPACE}\nTEXT: {_TEXT}"}
     try:
         parts = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
         parts = [{**parts[0], "name": "output"}, *parts[1:]]

@@ -1,5 +1,7 @@
 """One grammar as llguidance compiles it, within limits of work. Knows no time, no memory and no other grammar."""
 
+import re
+
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from pyllm.errors import RequestError
@@ -11,6 +13,9 @@ from pyllm.workers.grammar_sizes import check_schemas
 # schemas may be ambiguous, where a step's work grows with the square of a row's items. On a core of 2024 a mask then
 # takes 41 ms at most, but for one that ends in an error: 160 ms, where a repetition forces 100 KB at once.
 _SCHEMA_ITEMS, _OTHER_ITEMS = 5_000, 500
+
+# The lines of a grammar that follow what is wrong with it.
+_SOURCE_LINES = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 
 
 def compile_grammar(tokenizer: LLTokenizer, text: str) -> LLMatcher:
@@ -43,5 +48,9 @@ def make_matcher(tokenizer: LLTokenizer, text: str, is_schema: bool) -> LLMatche
 
 
 def error_text(matcher: LLMatcher) -> str:
-    """What llguidance says of a matcher that failed, without what is not meant for users, and not the grammar whole."""
-    return f"{matcher.get_error().replace('<non-verbose/>', '').strip():.500}"
+    """What llguidance says of a matcher that failed, without what is not meant for users, and without the grammar.
+
+    That need not be the user's own text.
+    """
+    text = _SOURCE_LINES.sub("", matcher.get_error().replace("<non-verbose/>", ""))
+    return f"{text.strip():.500}"

@@ -105,8 +105,20 @@ def test_reasoning_goes_before_any_form(vocabulary: Vocabulary, grammar: str) ->
     assert not accepts(f"well</think> oh {form}", opened=True)
     assert accepts(form, opened=False)
     assert accepts(f"<think>well</think>\n{form}", opened=False)
-    assert accepts(f"\n<think>\nwell\n</think>{form}", opened=False)
+    assert accepts(f"<think>\nwell\n</think>{form}", opened=False)
     assert not accepts(f"well</think>{form}", opened=False)
+    # A model that may write whitespace may write nothing else.
+    for space in ("\n", "\u205f", " "):
+        assert not accepts(f"{space}{form}", opened=False)
+    for space in ("\n\n\n", "\u205f"):
+        assert not accepts(f"<think>well</think>{space}{form}", opened=False)
+        assert not accepts(f"well</think>{space}{form}", opened=True)
+
+
+def test_an_error_in_a_schema_does_not_show_the_grammar(vocabulary: Vocabulary) -> None:
+    wrong = {"type": "object", "properties": {"city": {"type": "strin"}}}
+    with pytest.raises(RequestError, match=r"Invalid type: strin$"):
+        vocabulary.accepts(call_list_grammar([("weather", wrong)], True), "")
 
 
 def test_what_is_no_schema_or_grammar_is_refused() -> None:

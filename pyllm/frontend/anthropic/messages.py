@@ -14,12 +14,22 @@ from pyllm.frontend.anthropic.errors import ERROR_RESPONSES
 from pyllm.frontend.anthropic.form import MessageForm
 from pyllm.frontend.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
 from pyllm.frontend.generation import Generation
+from pyllm.frontend.openai.parameters import form_names
 from pyllm.frontend.request_context import context_of
 from pyllm.frontend.request_place import place_of
 from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import PushedResponse
 from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+# Ours of what the engine and OpenAI's API call otherwise.
+FIELD_NAMES = {
+    "chat_template_kwargs.enable_thinking": "thinking",
+    "prompt": "messages",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+    "tool_choice required": "tool_choice any",
+}
 
 
 def messages_route(state: ServerState) -> HTTPRouteHandler:
@@ -35,6 +45,8 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         context = context_of(request)
         context.name_request(data.request_id)
         context.name_tenant(None if data.metadata is None else data.metadata.user_id, "metadata.user_id")
+        has_form = data.output_config is not None and data.output_config.format is not None
+        context.field_names = FIELD_NAMES | form_names("output_config.format", has_form, bool(data.tools))
         _check(state, data)
         check_thinking(data.thinking, data.max_tokens, state.conversations)
         scheduling = place_of(context, data.priority, cache_salt=data.cache_salt)
@@ -64,7 +76,8 @@ def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
         summary="Count the tokens of a conversation in Anthropic's shape",
         responses={200: ResponseSpec(TokenCount), **ERROR_RESPONSES},
     )
-    async def count_message_tokens(data: JSONBody[CountTokensRequest]) -> TokenCount:
+    async def count_message_tokens(request: Request[Any, Any, Any], data: JSONBody[CountTokensRequest]) -> TokenCount:
+        context_of(request).field_names = FIELD_NAMES
         _check(state, data)
         return TokenCount(len(await state.conversations.encode(conversation_of(data))))
 

@@ -1,6 +1,7 @@
-"""The ASGI application before the application: keys, ids, sizes, times, origins. Knows no route but the probes'.
+"""The ASGI application before the application: keys, ids, sizes, times, origins.
 
-It costs some ten microseconds per request. A stream's chunks do not pass through it.
+Of routes it knows only which need no key, and which keeps its answers. It costs some ten microseconds per request. A
+stream's chunks do not pass through it.
 """
 
 import uuid
@@ -17,13 +18,15 @@ from pyllm.frontend.edge.budgets import budget_headers
 from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.head import Head
 from pyllm.frontend.error_answer import Headers, error_answer
-from pyllm.frontend.failure import AuthenticationError, describe
+from pyllm.frontend.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.request_context import CONTEXT, RequestContext
 from pyllm.frontend.request_place import least_timeout
 from pyllm.frontend.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
 PROBES = frozenset({"/health", "/health/live", "/health/ready"})
+# The route whose answers are kept, by their ids.
+KEPT = "/v1/responses"
 
 
 class Gateway:
@@ -48,10 +51,13 @@ class Gateway:
             return
         head = Head(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
-        context = RequestContext(head.request_id or uuid.uuid4().hex, allowance=self._allowance)
+        name = head.request_id or uuid.uuid4().hex
+        # What is kept has an id that is ours, as a caller may send its own again, which would replace it.
+        own = uuid.uuid4().hex if scope["path"].rstrip("/") == KEPT else name
+        context = RequestContext(own, allowance=self._allowance)
         cast("dict[str, Any]", scope)[CONTEXT] = context
         # An answer that is taken up again has another one, and the exchange keeps its own.
-        request_id = (b"x-request-id", context.request_id.encode())
+        request_id = (b"x-request-id", name.encode())
 
         # Not a coroutine of its own: who pushes answers drives the server's one by hand.
         def answer(message: Message) -> Awaitable[None]:
@@ -92,6 +98,9 @@ class Gateway:
         context.trace = head.trace
         context.idempotency_key = head.idempotency_key
         context.last_event_id, context.wants_event_ids = head.last_event_id, head.wants_event_ids
+        if head.content_encoding:
+            text = f"Content-Encoding {head.content_encoding!r:.80} is not supported; send the body as it is."
+            raise MediaTypeError(text)
         check_body_size(head.content_length, self._max_body_bytes)
 
     def _headers(self, context: RequestContext, head: Head, body: BoundedBody) -> Headers:

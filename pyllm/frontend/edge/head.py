@@ -14,6 +14,7 @@ _WANTED = frozenset({
     b"accept",
     b"access-control-request-method",
     b"authorization",
+    b"content-encoding",
     b"content-length",
     b"idempotency-key",
     b"last-event-id",
@@ -111,6 +112,12 @@ class Head:
     def is_preflight(self) -> bool:
         """Whether a browser asks what it may send, if the method is OPTIONS."""
         return b"origin" in self._headers and b"access-control-request-method" in self._headers
+
+    @property
+    def content_encoding(self) -> str:
+        """What the body is encoded with; empty where it is sent as it is."""
+        name = self._text(b"content-encoding").lower()
+        return "" if name == "identity" else name
 
     @property
     def content_length(self) -> int:

@@ -22,6 +22,7 @@ from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs, token_names
 from pyllm.frontend.openai.parameters import (
+    form_names,
     num_chat_logprobs,
     sampling_params,
     scheduling_params,
@@ -49,6 +50,8 @@ from pyllm.sampling_params import SamplingParams
 
 ROLE = "assistant"
 
+_FIELD_NAMES = {"prompt": "messages", "beam_width": "use_beam_search"}
+
 
 def chat_route(state: ServerState) -> HTTPRouteHandler:
     """The route, for one server."""
@@ -63,6 +66,8 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         context = context_of(request)
         context.name_request(data.request_id)
         context.name_tenant(data.user)
+        has_tools = bool(data.tools) and data.structured_outputs is None
+        context.field_names = _FIELD_NAMES | form_names("response_format", data.response_format is not None, has_tools)
         check_model(state, data.model)
         refuse_unsupported(data)
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens

@@ -78,9 +78,10 @@ def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
     content = message.content or ""
     if not isinstance(content, str):
         for index, part in enumerate(content):
+            field = f"{where}.content[{index}]"
             if part.type != "text" or part.text is None:
-                field = f"{where}.content[{index}]"
                 raise RequestError(f"{field}: a part of type {part.type!r} is not supported; send text", field)
+            refuse_unsupported(part, f"{field}.")
         content = "\n".join(part.text or "" for part in content)
     plain: dict[str, Any] = {"role": message.role, "content": content}
     if message.name is not None:

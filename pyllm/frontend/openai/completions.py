@@ -17,6 +17,7 @@ from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.completion_chunks import CompletionChunks, EchoedPrompt
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.parameters import (
+    form_names,
     sampling_params,
     scheduling_params,
     split_prompts,
@@ -52,6 +53,8 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         context = context_of(request)
         context.name_request(data.request_id)
         context.name_tenant(data.user)
+        has_form = data.response_format is not None
+        context.field_names = {"beam_width": "use_beam_search"} | form_names("response_format", has_form, False)
         check_model(state, data.model)
         refuse_unsupported(data)
         params = _sampling_params(data)

@@ -49,6 +49,11 @@ def split_prompts(given: str | list[str | int | list[int]], name: str, most: int
     return [item for item in given if not isinstance(item, int)]
 
 
+def form_names(field: str, has_form: bool, has_tools: bool) -> dict[str, str]:
+    """What `structured_outputs` is to a caller who asked by `field`, or whose tools need a form."""
+    return {"structured_outputs": field} if has_form else {"structured_outputs": "tools"} if has_tools else {}
+
+
 def wants_usage(request: GenerationRequest) -> bool:
     """Whether the stream is to end with a chunk of the usage.
 

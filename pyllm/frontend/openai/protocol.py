@@ -111,7 +111,7 @@ class GenerationRequest(EngineRequest, kw_only=True):
     return_tokens_as_token_ids: bool | None = False
 
     echo: Unsupported[bool] = False
-    logprob_token_ids: Unsupported[list[int]] = None
+    logprob_token_ids: Unsupported[list[int]] = []
     spaces_between_special_tokens: Unsupported[bool] = True
     guided_json: UseStructuredOutputs[Any] = None
     guided_regex: UseStructuredOutputs[str] = None
@@ -127,8 +127,8 @@ class GenerationRequest(EngineRequest, kw_only=True):
     routed_experts_prompt_start: Unsupported[int] = None
     watermarking: Unsupported[dict[str, Any]] = None
     mm_payload: Unsupported[Any] = None
-    kv_transfer_params: Unsupported[dict[str, Any]] = None
-    ec_transfer_params: Unsupported[dict[str, Any]] = None
+    kv_transfer_params: Unsupported[dict[str, Any]] = {}
+    ec_transfer_params: Unsupported[dict[str, Any]] = {}
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -140,15 +140,23 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = False
 
     best_of: Unsupported[int] = 1
-    suffix: Unsupported[str] = None
+    suffix: Unsupported[str] = ""
     prompt_embeds: Unsupported[Any] = None
 
 
-class ContentPart(Struct):
-    """One part of a message. What other types carry is not looked at: only text is supported."""
+class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
+    """One part of a message. Only text is supported; what other types carry is known for the sake of the refusal."""
 
     type: str
     text: str | None = None
+
+    cache_control: Unsupported[Any] = None
+    refusal: Unsupported[str] = None
+    image_url: Unsupported[Any] = None
+    input_audio: Unsupported[Any] = None
+    audio_url: Unsupported[Any] = None
+    video_url: Unsupported[Any] = None
+    file: Unsupported[Any] = None
 
 
 class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -188,11 +196,11 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
 
     functions: UseTools[list[Any]] = []
-    function_call: UseToolChoice[Any] = None
+    function_call: UseToolChoice[Any] = "none"
     modalities: Unsupported[list[str]] = msgspec.field(default_factory=lambda: ["text"])
     audio: Unsupported[Any] = None
     prediction: Unsupported[Any] = None
-    verbosity: Unsupported[str] = None
+    verbosity: Unsupported[str] = "medium"
     web_search_options: Unsupported[Any] = None
     moderation: Unsupported[Any] = None
     media_io_kwargs: Unsupported[dict[str, Any]] = {}

@@ -1,6 +1,6 @@
 """Calls that a request asks for, whose text a grammar keeps to their form; and the limit of one call."""
 
-from pyllm.frontend.parsers.pieces import Parser, Piece, ToolArguments, ToolCallBegin
+from pyllm.frontend.parsers.pieces import Content, Parser, Piece, ToolArguments, ToolCallBegin
 
 
 class ForcedCall:
@@ -25,6 +25,21 @@ class ForcedCall:
         return []
 
 
+class OnlyCalls:
+    """Another parser's pieces, without content: where the text is all calls, that is the beginning of one cut off."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Piece]:
+        """What is left of the other's."""
+        return _without_content(self._parser.feed(text))
+
+    def finish(self) -> list[Piece]:
+        """What is left of the other's."""
+        return _without_content(self._parser.finish())
+
+
 class FirstCall:
     """Another parser's pieces, without all calls but the first."""
 
@@ -38,6 +53,10 @@ class FirstCall:
     def finish(self) -> list[Piece]:
         """What is left of the other's."""
         return _without_others(self._parser.finish())
+
+
+def _without_content(pieces: list[Piece]) -> list[Piece]:
+    return [piece for piece in pieces if not isinstance(piece, Content)]
 
 
 def _without_others(pieces: list[Piece]) -> list[Piece]:

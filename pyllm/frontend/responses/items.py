@@ -99,9 +99,10 @@ def _kept(item: Item, where: str, request_id: str) -> Item:
 
 def _check_parts(parts: str | list[Part] | None, where: str) -> None:
     for index, part in enumerate(parts if isinstance(parts, list) else ()):
+        field = f"{where}[{index}]"
         if part.type not in _TEXT_PARTS or part.text is None:
-            field = f"{where}[{index}]"
             raise RequestError(f"{field}: a part of type {part.type!r} is not supported; send text", field)
+        refuse_unsupported(part, f"{field}.")
 
 
 def _text(content: str | list[Part] | None) -> str:

@@ -14,11 +14,25 @@ from pyllm.frontend.unsupported import Unsupported
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class Part(Struct, kw_only=True, omit_defaults=True):
-    """A part of an item. What other types carry is not looked at: only text is supported."""
+class Part(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of an item. Only text is supported; what other types carry is known for the sake of the refusal.
+
+    `logprobs` are accepted without effect: callers send back what a response gave them.
+    """
 
     type: str
     text: str | None = None
+    logprobs: list[Any] | None = None
+
+    annotations: Unsupported[list[Any]] = []
+    refusal: Unsupported[str] = None
+    detail: Unsupported[str] = None
+    image_url: Unsupported[Any] = None
+    input_audio: Unsupported[Any] = None
+    file_id: Unsupported[str] = None
+    file_data: Unsupported[str] = None
+    file_url: Unsupported[str] = None
+    filename: Unsupported[str] = None
 
 
 class Item(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

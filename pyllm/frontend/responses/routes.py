@@ -13,7 +13,7 @@ from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoic
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
-from pyllm.frontend.openai.parameters import sample_params, scheduling_params
+from pyllm.frontend.openai.parameters import form_names, sample_params, scheduling_params
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.background import BackgroundRun
@@ -28,6 +28,12 @@ from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 
 AnyRequest = Request[Any, Any, Any]
 
+_FIELD_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "prompt": "input",
+    "reasoning_effort": "reasoning.effort",
+}
 _LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
 
 
@@ -46,8 +52,11 @@ def responses_routes(state: ServerState) -> Router:
         owner = context.tenant  # Whoever asks for it later has no body to be named in.
         context.name_request(data.request_id)
         context.name_tenant(data.user)
+        context.field_names = _field_names(data)
         _check(state, data)
         stores = kept.store_or_refuse(data.store, data.background is True)
+        if stores and data.request_id is not None:
+            await _refuse_taken(kept, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
         items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id)]
@@ -119,6 +128,12 @@ def responses_routes(state: ServerState) -> Router:
     return Router("/v1/responses", route_handlers=handlers)
 
 
+def _field_names(request: ResponsesRequest) -> dict[str, str]:
+    has_form = request.text is not None and request.text.format is not None
+    has_tools = bool(request.tools) and request.structured_outputs is None
+    return _FIELD_NAMES | form_names("text.format", has_form, has_tools)
+
+
 def _check(state: ServerState, request: ResponsesRequest) -> None:
     check_model(state, request.model)
     refuse_unsupported(request)
@@ -129,6 +144,17 @@ def _check(state: ServerState, request: ResponsesRequest) -> None:
         raise RequestError("stream_options go with stream: true only", "stream_options")
     if request.background and request.stream:
         raise RequestError("background and stream exclude one another; fetch the response by its id", "background")
+
+
+async def _refuse_taken(kept: KeptResponses, context: RequestContext, owner: str) -> None:
+    """Refuse the caller's own id if it would replace another response; the same one may be taken up again."""
+    record = await kept.find(_response_id(context), owner)
+    if record is None:
+        return
+    position = context.position
+    if position is None or position.seed is None or record.response.created_at != context.created:
+        text = f"request_id: there is a stored response {record.response.id!r} already; send another id, or none"
+        raise RequestError(text, "request_id")
 
 
 async def _history(kept: KeptResponses, request: ResponsesRequest, owner: str) -> list[Item]:
@@ -193,12 +219,16 @@ def _logprobs(state: ServerState, params: SamplingParams) -> LogprobsOf | None:
     return lambda logprobs: chat_logprobs(logprobs, count, state.tokenizer.token_bytes).content
 
 
+def _response_id(context: RequestContext) -> str:
+    return f"resp_{context.request_id}"
+
+
 def _response(
     state: ServerState, request: ResponsesRequest, context: RequestContext, stores: bool
 ) -> protocol.Response:
     """The response before it has any text."""
     response = protocol.Response(
-        id=f"resp_{context.request_id}",
+        id=_response_id(context),
         created_at=context.created,
         model=state.model_name,
         status="in_progress",

@@ -207,6 +207,20 @@ async def test_a_budget_that_would_have_to_be_kept_is_refused(tokenizer: Tokeniz
         assert "budget_tokens" in await refused(frontend, thinking={"type": "enabled", "budget_tokens": 5})
 
 
+@pytest.mark.parametrize(
+    ("body", "begin"),
+    [
+        ({"stop_sequences": [""]}, "stop_sequences must not"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice any needs"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort has no effect"),
+        ({"thinking": {"type": "adaptive"}}, "thinking has no effect"),
+    ],
+)
+async def test_errors_name_fields_of_the_request(tokenizer: Tokenizer, body: dict[str, Any], begin: str) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        assert (await refused(frontend, **body)).startswith(begin)
+
+
 async def test_thinking_without_a_switch_cannot_be_disabled(tokenizer: Tokenizer) -> None:
     template = TEMPLATE + "<think>"
     async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:

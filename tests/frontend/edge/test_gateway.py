@@ -90,6 +90,14 @@ async def test_what_cannot_be_read_is_refused_by_name(
     assert response.json()["error"]["param"] == parameter
 
 
+async def test_an_encoded_body_is_refused(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        encoded = await frontend.http.post("/v1/completions", json=BODY, headers={"content-encoding": "gzip"})
+        plain = await frontend.http.post("/v1/completions", json=BODY, headers={"content-encoding": "Identity"})
+    assert (encoded.status_code, plain.status_code) == (415, 200)
+    assert "'gzip'" in encoded.json()["error"]["message"]
+
+
 async def test_a_request_id_is_part_of_every_answer(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer, keys=ring()) as frontend:
         http, mine = frontend.http, {**BEARER, "x-request-id": "my-id_1"}

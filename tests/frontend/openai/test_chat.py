@@ -8,6 +8,7 @@ import pytest
 
 from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.messages import Submit
+from pyllm.sampling_params import MAX_GRAMMAR_BYTES
 from tests.frontend.fake_core import MODEL, ScriptedCore
 from tests.frontend.serving import Frontend, answering, events, in_process
 
@@ -25,6 +26,29 @@ async def stream(frontend: Frontend, **body: Any) -> list[dict[str, Any]]:
     response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], "stream": True, **body})
     assert response.status_code == 200, response.text
     return events(response.text)
+
+
+@pytest.mark.parametrize(
+    ("body", "parameter", "text"),
+    [
+        ({"messages": [{**USER, "content": "a " * 20_000}]}, "messages", "maximum context length"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"a": "x" * MAX_GRAMMAR_BYTES}}}},
+            "response_format",
+            "response_format: json must have",
+        ),
+        ({"use_beam_search": True, "stop": "x"}, "stop", "stop and use_beam_search exclude"),
+        ({"length_penalty": 2.0}, "length_penalty", "set use_beam_search"),
+    ],
+)
+async def test_errors_name_fields_of_the_request(
+    tokenizer: Tokenizer, body: dict[str, Any], parameter: str, text: str
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/chat/completions", json={"messages": [USER], **body})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert (error["param"], text in error["message"]) == (parameter, True), error
 
 
 async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:

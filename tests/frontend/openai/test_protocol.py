@@ -15,14 +15,15 @@ SHARED = {
     "spaces_between_special_tokens": (True, False),
     "guided_json": (None, {}),
     "guided_regex": (None, "x"),
-    "logprob_token_ids": (None, [1]),
-    "kv_transfer_params": (None, {}),
+    "logprob_token_ids": ([], [1]),
+    "kv_transfer_params": ({}, {"a": 1}),
 }
-COMPLETION_ONLY = {"best_of": (1, 2), "suffix": (None, "x"), "prompt_embeds": (None, "x")}
+COMPLETION_ONLY = {"best_of": (1, 2), "suffix": ("", "x"), "prompt_embeds": (None, "x")}
 CHAT_ONLY = {
     "echo": (False, True),
     "functions": ([], [{}]),
-    "function_call": (None, "auto"),
+    "function_call": ("none", "auto"),
+    "verbosity": ("medium", "low"),
     "modalities": (["text"], ["text", "audio"]),
 }
 CASES = [

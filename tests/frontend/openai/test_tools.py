@@ -171,6 +171,18 @@ async def test_a_required_call_is_kept_to_a_list_of_the_tools(tokenizer: Tokeniz
     assert "clock" in grammar
 
 
+@pytest.mark.parametrize("num_tokens", range(1, 60, 4))
+async def test_a_required_call_that_is_cut_off_is_no_content(tokenizer: Tokenizer, num_tokens: int) -> None:
+    text = '[{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "clock", "parameters": {}}]'
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+        body = {"tools": [WEATHER, CLOCK], "tool_choice": "required", "max_tokens": num_tokens}
+        choice = (await chat(frontend, **body))["choices"][0]
+    assert not choice["message"]["content"]
+    assert choice["finish_reason"] == "length"
+    calls = [call["function"]["name"] for call in choice["message"].get("tool_calls", [])]
+    assert calls == ["weather", "clock"][: len(calls)]
+
+
 async def test_a_named_call_is_its_arguments(tokenizer: Tokenizer) -> None:
     choice = {"type": "function", "function": {"name": "weather"}}
     async with in_process(saying(tokenizer, '{"city": "Rome"}'), tokenizer, HERMES) as frontend:
@@ -285,6 +297,13 @@ async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> No
         assert (await refused(frontend, reasoning_effort="low"))[0] == "reasoning_effort"
 
 
+async def test_no_reasoning_is_what_a_model_without_any_does(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        await chat(frontend, reasoning_effort="none")
+    async with in_process(saying(tokenizer, "ok"), tokenizer, THINKING) as frontend:
+        assert (await refused(frontend, reasoning_effort="none"))[0] == "reasoning_effort"
+
+
 async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: Tokenizer) -> None:
     body = {"chat_template": "{{ messages[0].content }} {{ eos_token }}"}
     async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
@@ -321,6 +340,19 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "min_tokens": 2}, "min_tokens"),
+        (
+            {"messages": [{**USER, "content": [{"type": "text", "text": "x", "nobody": 1}]}]},
+            "messages[0].content[0].nobody",
+        ),
+        (
+            {
+                "messages": [
+                    {**USER, "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}
+                ]
+            },
+            "messages[0].content[0].cache_control",
+        ),
+        ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
         ({"reasoning_effort": "low"}, "reasoning_effort"),
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"documents": [{"text": "x"}]}, "documents"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.frontend.parsers.forced import FirstCall, ForcedCall
+from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.parsers.pieces import (
     Content,
     ParsedText,
@@ -58,6 +58,10 @@ def first_hermes() -> Parser:
     return FirstCall(hermes())
 
 
+def only_calls() -> Parser:
+    return OnlyCalls(call_list_parser())
+
+
 def forced() -> Parser:
     return ForcedCall("f")
 
@@ -72,12 +76,14 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
     *((PlainParser, texts.case(text, text)) for text in texts.PLAIN),
     (forced, texts.case('{"a": 1}', "", ("f", '{"a": 1}'))),
     (forced, texts.case("")),
+    (only_calls, texts.case('[{"name": "f', "")),
+    (only_calls, texts.case('[{"name": "f", "parameters": {}}, {"na', "", ("f", "{}"))),
     (
         first_hermes,
         texts.case('a<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>b', "ab", ("f", "{}")),
     ),
 ]
-MACHINES = [hermes, llama, mistral, call_list_parser, think, think_opened, forced, first_hermes]
+MACHINES = [hermes, llama, mistral, call_list_parser, think, think_opened, forced, only_calls, first_hermes]
 
 # What machines look at, in pieces that make lookalikes likely.
 MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool"]

@@ -1,7 +1,9 @@
 """`/v1/responses` over a core that says what a model would."""
 
 import asyncio
+import re
 from array import array
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +30,7 @@ async def create(frontend: Frontend, **body: Any) -> dict[str, Any]:
     body = {"input": "Hi", "request_id": "one", **body}
     streamed = await frontend.http.post("/v1/responses", json={**body, "stream": True})
     assert streamed.headers["content-type"] == "text/event-stream; charset=utf-8", streamed.text
+    await frontend.http.delete(f"/v1/responses/resp_{body['request_id']}")  # The other is to have the same id.
     response = await frontend.http.post("/v1/responses", json=body)
     assert response.status_code == 200, response.text
     whole: dict[str, Any] = response.json()
@@ -159,7 +162,7 @@ async def test_tools_forms_and_extras_reach_the_core(tokenizer: Tokenizer) -> No
         named = await create(frontend, tools=[WEATHER], tool_choice={"type": "function", "name": "weather"})
         assert "city" in frontend.core.sent(Submit)[-1].sampling.grammar
         form = {"type": "json_schema", "name": "city", "schema": SCHEMA}
-        await create(frontend, text={"format": form}, top_k=7, cache_salt="s", seed=3)
+        await create(frontend, request_id="two", text={"format": form}, top_k=7, cache_salt="s", seed=3)
         submit = frontend.core.sent(Submit)[-1]
     assert named["output"][0]["arguments"] == '{"city": "Rome"}'
     assert "city" in submit.sampling.grammar
@@ -228,6 +231,39 @@ async def test_a_stored_response_is_fetched_and_deleted(tokenizer: Tokenizer) ->
     assert deleted.json() == {"id": "resp_one", "object": "response", "deleted": True}
     for missing in (again, gone, next_one):
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "response_not_found")
+
+
+async def test_a_callers_id_replaces_no_stored_response(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, TEXT), tokenizer) as frontend:
+        post = partial(frontend.http.post, "/v1/responses")
+        headers = {"x-request-id": "mine"}
+        first, second = [await post(json={"input": text}, headers=headers) for text in ("one", "two")]
+        assert first.headers["x-request-id"] == second.headers["x-request-id"] == "mine"
+        keyed = [
+            await post(json={"input": text}, headers={**headers, "idempotency-key": text}) for text in ("three", "four")
+        ]
+        assert len({response.json()["id"] for response in (first, second, *keyed)}) == 4
+        items = await frontend.http.get(f"/v1/responses/{first.json()['id']}/input_items")
+        assert items.json()["data"][0]["content"][0]["text"] == "one"
+        assert (await post(json={"input": "one", "request_id": "own"})).json()["id"] == "resp_own"
+        parameter, text = await refused(frontend, input="two", request_id="own")
+        assert (parameter, "resp_own" in text) == ("request_id", True)
+        assert (await post(json={"input": "two", "request_id": "own", "store": False})).status_code == 200
+
+
+async def test_a_stream_is_taken_up_with_the_id_of_its_response(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, TEXT), tokenizer) as frontend:
+        for body in ({"input": "Hi"}, {"input": "Hi", "request_id": "own"}):
+            headers = {"x-request-id": "mine", "accept": "text/event-stream"}
+            whole = await frontend.http.post("/v1/responses", json={**body, "stream": True}, headers=headers)
+            *_, last = [line.removeprefix("id: ") for line in whole.text.splitlines() if line.startswith("id: ")][:3]
+            rest = await frontend.http.post(
+                "/v1/responses", json={**body, "stream": True}, headers={"last-event-id": last}
+            )
+            assert rest.status_code == 200, rest.text
+            assert whole.text.split(f"id: {last}\n")[1].partition("\n\n")[2].count("\n\n") == rest.text.count("\n\n")
+            ids = {re.findall(r'"id":"(resp_\w+)"', text)[-1] for text in (whole.text, rest.text)}
+            assert len(ids) == 1
 
 
 async def test_what_is_not_to_be_stored_is_not(tokenizer: Tokenizer) -> None:
@@ -326,10 +362,18 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"nope": 1}, "nope"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "nobody": 1}]}]},
+            "input[0].content[0].nobody",
+        ),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", "annotations": [1]}]}]},
+            "input[0].content[0].annotations",
+        ),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call", "call_id": "x", "name": "f", "arguments": "["}]}, "input"),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
         ({"top_logprobs": 2}, "top_logprobs"),
@@ -342,7 +386,8 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"background": True, "store": False}, "background"),
         ({"background": True, "stream": True}, "background"),
         ({"stream_options": {}}, "stream_options"),
-        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_name(
