@@ -61,9 +61,13 @@ async def test_a_live_recording_replays(tmp_path: Path, policy: str) -> None:
     assert replayed["stats"]["num_preemptions"] >= stats["num_preemptions"]
 
 
-async def read_and_kill_the_worker(engine: AsyncEngine) -> None:
+def workers() -> set[psutil.Process]:
+    """Those of all engines that this process has begun."""
+    return {process for process in psutil.Process().children(recursive=True) if "worker" in process.name()}
+
+
+async def read_and_kill(worker: psutil.Process, engine: AsyncEngine) -> None:
     """One stream, whose worker is killed after some tokens."""
-    (worker,) = (process for process in psutil.Process().children(recursive=True) if "worker" in process.name())
     async for output in engine.generate([1, 2, 3], SamplingParams(seed=1, max_tokens=400, ignore_eos=True)):
         if len(output.outputs[0].token_ids) >= 20:
             with contextlib.suppress(psutil.NoSuchProcess):  # what was on its way still comes
@@ -73,9 +77,11 @@ async def read_and_kill_the_worker(engine: AsyncEngine) -> None:
 async def test_what_was_recorded_until_the_device_was_lost_replays(tmp_path: Path) -> None:
     path = tmp_path / "recording"
     model = write_tiny_model(tmp_path / "model")
+    others = workers()
     async with AsyncEngine(model, dtype="float32", async_scheduling=True, scheduler_recording=str(path)) as engine:
+        (worker,) = workers() - others
         with pytest.raises(EngineDeadError):
-            await read_and_kill_the_worker(engine)
+            await read_and_kill(worker, engine)
     command = [sys.executable, "-m", "pyllm", "replay", str(path)]
     elsewhere = subprocess.run(command, capture_output=True, text=True, check=True)
     assert json.loads(elsewhere.stdout) == replay_file(path)

@@ -1,5 +1,6 @@
 """Grammars that are tried in another process: what may happen to that process, and to whom it does not matter."""
 
+import contextlib
 import json
 import os
 import select
@@ -183,8 +184,10 @@ trials.compile(tokenizer, {BOMB if is_busy else "start: nothing"!r})
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
-        ended = [os.pidfd_open(int(pid)) for pid in parent.stdout.readline().split()]
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
         if is_busy:
             parent.kill()
-        for pidfd in ended:
-            wait_for_end(pidfd)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # It has ended already.
+                wait_for_end(os.pidfd_open(pid))
