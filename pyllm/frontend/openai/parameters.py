@@ -101,7 +101,7 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
         **_ends(request),
         max_tokens=max_tokens,
         logprobs=logprobs,
-        structured_outputs=_structured_outputs(request),
+        structured_outputs=_response_format(request),
         extra_args=request.vllm_xargs,
         beam_width=request.n or 1 if request.use_beam_search else 0,
     )
@@ -119,6 +119,28 @@ def sample_params(
         structured_outputs=form,
         extra_args=request.vllm_xargs,
     )
+
+
+def structured_outputs(
+    own: StructuredOutputsParams | None, kind: str, schema: dict[str, Any] | None, names: tuple[str, str]
+) -> StructuredOutputsParams | None:
+    """What a form of OpenAI's, of this type, asks for; where it asks for text, the engine's `own` field may.
+
+    `names` are the form's field, and within that the schema's.
+
+    Raises:
+        RequestError: both ask for something, or the schema is missing.
+    """
+    field, part = names
+    if kind == "text":
+        return own
+    if own is not None:
+        raise RequestError(f"{field} and structured_outputs exclude one another; leave one of them out", field)
+    if kind == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if schema is None:
+        raise RequestError(f"{field} of type json_schema needs {part}", f"{field}.{part}")
+    return StructuredOutputsParams(json=schema)
 
 
 def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
@@ -159,15 +181,9 @@ def _ends(request: EngineRequest) -> dict[str, Any]:
     return {"stop": tuple(stop), "stop_token_ids": tuple(request.stop_token_ids or ())}
 
 
-def _structured_outputs(request: GenerationRequest) -> StructuredOutputsParams | None:
+def _response_format(request: GenerationRequest) -> StructuredOutputsParams | None:
     form = request.response_format
-    if form is None or form.type == "text":
+    if form is None:
         return request.structured_outputs
-    if request.structured_outputs is not None:
-        text = "response_format and structured_outputs exclude one another; leave one of them out"
-        raise RequestError(text, "response_format")
-    if form.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
-    if form.json_schema is None:
-        raise RequestError("response_format of type json_schema needs json_schema", "response_format.json_schema")
-    return StructuredOutputsParams(json=form.json_schema.schema)
+    schema = None if form.json_schema is None else form.json_schema.schema
+    return structured_outputs(request.structured_outputs, form.type, schema, ("response_format", "json_schema"))

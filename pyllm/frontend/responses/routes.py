@@ -13,7 +13,7 @@ from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoic
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
-from pyllm.frontend.openai.parameters import form_names, sample_params, scheduling_params
+from pyllm.frontend.openai.parameters import form_names, sample_params, scheduling_params, structured_outputs
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.background import BackgroundRun
@@ -200,16 +200,9 @@ def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingP
 
 def _form(request: ResponsesRequest) -> StructuredOutputsParams | None:
     form = None if request.text is None else request.text.format
-    if form is None or form.type == "text":
+    if form is None:
         return request.structured_outputs
-    if request.structured_outputs is not None:
-        text = "text.format and structured_outputs exclude one another; leave one of them out"
-        raise RequestError(text, "text.format")
-    if form.type == "json_object":
-        return StructuredOutputsParams(json_object=True)
-    if form.schema is None:
-        raise RequestError("text.format of type json_schema needs schema", "text.format.schema")
-    return StructuredOutputsParams(json=form.schema)
+    return structured_outputs(request.structured_outputs, form.type, form.schema, ("text.format", "schema"))
 
 
 def _logprobs(state: ServerState, params: SamplingParams) -> LogprobsOf | None:
