@@ -11,7 +11,6 @@ from msgspec import Struct
 from pyllm.errors import RequestError
 from pyllm.frontend.chat_template import Message
 from pyllm.frontend.parsers.sample import SampleParser
-from pyllm.frontend.parsers.selection import ReasoningParser, ToolCallParser
 from pyllm.frontend.truncation import Truncation
 from pyllm.sampling_params import SamplingParams
 
@@ -75,17 +74,6 @@ class Prepared(Struct, frozen=True):
     prompt: Sequence[int]
     params: SamplingParams
     make_parser: Callable[[], SampleParser] | None
-
-
-class ConversationSettings(Struct, frozen=True, kw_only=True):
-    """What the operator says of conversations: see the flags of these names."""
-
-    tool_call_parser: ToolCallParser | Literal["auto"] = "auto"
-    reasoning_parser: ReasoningParser | Literal["auto"] = "auto"
-    trust_request_chat_template: bool = False
-
-
-DEFAULT_SETTINGS = ConversationSettings()
 
 
 def check_tools(conversation: Conversation) -> None:

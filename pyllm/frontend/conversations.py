@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from pyllm.config import ServerConfig
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.conversation import (
     ANY_PARAMETERS,
     Conversation,
-    ConversationSettings,
     NamedTool,
     Prepared,
     check_tools,
@@ -47,21 +47,21 @@ _TAIL_TOKENS = 16
 
 
 class Conversations:
-    """Prepares conversations for one model. `template` is None for a model that has none."""
+    """Prepares conversations for one model, as the server's flags say. `template` is None for a model that has none."""
 
     def __init__(
         self,
         prompts: PromptEncoder,
         tokenizer: Tokenizer,
         template: ChatTemplate | None,
-        settings: ConversationSettings,
+        server: ServerConfig,
     ) -> None:
         self._prompts = prompts
         self._tokenizer = tokenizer
         self._template = template
-        self._trusts_templates = settings.trust_request_chat_template
+        self._trusts_templates = server.trust_request_chat_template
         source = "" if template is None else template.source
-        kinds = settings.tool_call_parser, settings.reasoning_parser
+        kinds = server.tool_call_parser, server.reasoning_parser
         self._parsers = parsers_of(source, _reads_tools(template), *kinds)
 
     @property

@@ -47,7 +47,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     child.enter("importing the frontend")
     from pyllm.frontend.chat_template import ChatTemplate
     from pyllm.frontend.client import EngineClient
-    from pyllm.frontend.conversation import ConversationSettings
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.server_state import ServerState
     from pyllm.frontend.tokenizer import Tokenizer
@@ -59,11 +58,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     chat_template = ChatTemplate.of(files)
     child.enter("waiting for the core")
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
-    settings = ConversationSettings(
-        tool_call_parser=config.server.tool_call_parser,
-        reasoning_parser=config.server.reasoning_parser,
-        trust_request_chat_template=config.server.trust_request_chat_template,
-    )
     child.enter("waiting for the shared state")
     shared = await _shared_state(config)
     endpoint = config.server.otlp_traces_endpoint
@@ -73,7 +67,6 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
         tokenizer,
         chat_template,
         config.served_model_name,
-        conversations=settings,
         server=config.server,
         keys=KeyRing(config.api_keys),
         shared=shared,

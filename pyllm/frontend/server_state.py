@@ -9,7 +9,6 @@ from pyllm.config import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
-from pyllm.frontend.conversation import DEFAULT_SETTINGS, ConversationSettings
 from pyllm.frontend.conversations import Conversations
 from pyllm.frontend.failure import UnknownModelError
 from pyllm.frontend.keep_alive import KeepAlive
@@ -41,7 +40,6 @@ class ServerState:
         chat_template: ChatTemplate | None,
         model_name: str,
         *,
-        conversations: ConversationSettings = DEFAULT_SETTINGS,
         server: ServerConfig = DEFAULT_SERVER,
         keys: KeyRing = NO_KEYS,
         shared: Shared | None = None,
@@ -57,7 +55,7 @@ class ServerState:
         self.model_name = model_name
         self.metrics = Metrics(model_name, client.model)
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
-        self.conversations = Conversations(self.prompts, tokenizer, chat_template, conversations)
+        self.conversations = Conversations(self.prompts, tokenizer, chat_template, server)
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.draining = False
         self._running: set[Fail] = set()

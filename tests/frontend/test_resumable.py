@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.frontend.conversation import ConversationSettings
+from pyllm.config import ServerConfig
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.fake_core import ScriptedCore
@@ -150,8 +150,8 @@ def test_tool_calls_and_reasoning_go_on_in_the_middle(
         return [[fold(choice), choice[-1]["finish_reason"]] for choice in choices]
 
     async def check() -> None:
-        settings = ConversationSettings(reasoning_parser="think")
-        async with in_process(core, tokenizer, HERMES, conversations=settings) as frontend:
+        server = ServerConfig(reasoning_parser="think")
+        async with in_process(core, tokenizer, HERMES, server=server) as frontend:
             whole = await ask(frontend, "/v1/chat/completions", body, first, ACCEPT)
             place = 1 + cut % (len(whole) - 1)
             headers = {"last-event-id": id_of(whole[place - 1])}

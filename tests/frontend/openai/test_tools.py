@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.frontend.conversation import ConversationSettings
+from pyllm.config import ServerConfig
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.fake_core import MODEL, ScriptedCore
@@ -214,8 +214,8 @@ async def test_strict_tools_constrain_the_calls_that_are_made(tokenizer: Tokeniz
         assert len(answer["choices"][0]["message"]["tool_calls"]) == 2
         form = {"type": "json_object"}
         assert (await refused(frontend, tools=[strict], response_format=form))[0] == "tools[0].function.strict"
-    settings = ConversationSettings(tool_call_parser="mistral")
-    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, conversations=settings) as frontend:
+    server = ServerConfig(tool_call_parser="mistral")
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, server=server) as frontend:
         name, text = await refused(frontend, tools=[CLOCK, strict])
         assert name == "tools[1].function.strict"
         assert "--tool-call-parser" in text
@@ -310,8 +310,8 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         name, text = await refused(frontend, **body)
         assert name == "chat_template"
         assert "--trust-request-chat-template" in text
-    settings = ConversationSettings(trust_request_chat_template=True)
-    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, conversations=settings) as frontend:
+    server = ServerConfig(trust_request_chat_template=True)
+    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, server=server) as frontend:
         await chat(frontend, **body)
         assert prompt_of(frontend, tokenizer) == "Hi <|end|>"
         for source in ("{% if %}", "x" * 200_000):
@@ -410,6 +410,6 @@ async def test_without_a_parser_only_forced_calls_go(tokenizer: Tokenizer) -> No
         assert "--tool-call-parser" in text
         answer = await chat(frontend, tools=[CLOCK], tool_choice="required")
         assert answer["choices"][0]["finish_reason"] == "tool_calls"
-    settings = ConversationSettings(tool_call_parser="mistral")
-    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, conversations=settings) as frontend:
+    server = ServerConfig(tool_call_parser="mistral")
+    async with in_process(saying(tokenizer, "ok"), tokenizer, TEMPLATE, server=server) as frontend:
         assert "leaves tools out" in (await refused(frontend, tools=[CLOCK]))[1]
