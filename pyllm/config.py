@@ -144,6 +144,23 @@ class DeviceConfig(_Config, frozen=True):
     ] = False
 
 
+class RecoveryConfig(_Config, frozen=True):
+    """What happens when a process dies."""
+
+    max_restarts: Annotated[
+        int, Meta(description="times a minute that a process is started anew; one that dies more often ends all", ge=0)
+    ] = 10
+    warm_spares: Annotated[
+        bool, Meta(description="keep processes that have imported everything, to take the place of one that dies")
+    ] = True
+    flight_recorder_dir: Annotated[
+        str, Meta(description="folder for what is known of each crash; default: pyllm in the user's state folder")
+    ] = ""
+    flight_recorder_prompts: Annotated[
+        bool, Meta(description="keep there also the tokens of the requests that were in the fatal step")
+    ] = False
+
+
 class EngineConfig(_Config, frozen=True):
     """All that an engine needs, whichever way in it is started."""
 
@@ -152,6 +169,7 @@ class EngineConfig(_Config, frozen=True):
     scheduler: SchedulerConfig = SchedulerConfig()
     parallel: ParallelConfig = ParallelConfig()
     device: DeviceConfig = DeviceConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
 
 
 # Defaults of the server's flags that the shared state is told of.

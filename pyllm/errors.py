@@ -7,8 +7,16 @@ PyllmError
 ├── DeadlineError          its timeout passed before there was anything to give
 ├── ProtocolError          a peer's frame that does not decode, or a wrong version
 └── EngineDeadError        a process that the request needs is gone
-    └── StartError         it never became ready
+    ├── StartError         it never became ready
+    ├── WorkerDeadError    a rank is gone, which its core replaces
+    └── GivenUpError       it died more often than it may be started anew
 """
+
+from typing import Literal
+
+# How a worker came to its end: by a signal from elsewhere (SIGKILL, SIGTERM), by its own fault (an exception, SIGSEGV,
+# any other exit), because its device had no memory left, because it gave no sign of life, or did not end its step.
+Cause = Literal["killed", "crashed", "out_of_memory", "silent", "stalled"]
 
 
 class PyllmError(Exception):
@@ -45,3 +53,16 @@ class EngineDeadError(PyllmError):
 
 class StartError(EngineDeadError):
     """A child process died or missed its deadline before it was ready; the text names the stage it was in."""
+
+
+class WorkerDeadError(EngineDeadError):
+    """A worker died, or was ended because it gave no sign of life; `log` is the end of what it wrote to stderr."""
+
+    def __init__(self, message: str, cause: Cause = "crashed", log: bytes = b"") -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.log = log
+
+
+class GivenUpError(EngineDeadError):
+    """A process has died more often than `max_restarts` allows; the text has the last death."""

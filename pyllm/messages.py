@@ -5,7 +5,7 @@ bytes (int32 unless a field says otherwise), so no message holds a Python list a
 """
 
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -297,10 +297,14 @@ class Failed(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent at 2 Hz. `stage` is what the sender is doing, `step` the last step that it completed."""
+    """Sent at 2 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
+
+    A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready".
+    """
 
     stage: str = ""
     step: int = -1
+    reason: str = ""
 
 
 class Started(Message, frozen=True):
@@ -308,6 +312,10 @@ class Started(Message, frozen=True):
 
     address: str = ""
 
+
+# "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for
+# longer than any should take.
+CoreStage = Literal["ready", "recovering", "stalled", "draining"]
 
 ClientMessage = Hello | Submit | Abort | Call | Heartbeat
 CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat

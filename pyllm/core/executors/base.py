@@ -14,13 +14,20 @@ class Executor(Protocol):
         """Start the ranks and load the model. Raises StartError with the stage that failed."""
 
     def submit(self, plan: Plan) -> Awaitable[Sampled]:
-        """Begin a step without waiting for it. The result raises EngineDeadError when a rank is gone."""
+        """Begin a step without waiting for it. The result raises WorkerDeadError when a rank is gone."""
+
+    async def restart(self) -> None:
+        """End what is left of the ranks and start new ones, which know nothing; what was in flight fails.
+
+        Raises StartError with the stage that failed. May be called again then, and after any death.
+        """
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
         """Call a method on every rank, in order with the steps; the results in rank order.
 
         Raises:
-            EngineDeadError: a rank is gone, or refused the call.
+            WorkerDeadError: a rank is gone.
+            EngineDeadError: a rank refused the call.
         """
 
     async def close(self) -> None:
