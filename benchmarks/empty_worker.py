@@ -20,13 +20,15 @@ from pyllm.messages import (
     WorkerInput,
     plan_offsets,
 )
-from pyllm.process_config import WorkerConfig
+from pyllm.workers.process import receive_config
 
 TOKEN = 7  # what every position samples
 
 
-def main(config: WorkerConfig, connection: Connection) -> None:
+def main(connection: Connection, stderr: Connection) -> None:
     """Entry point of the process, in place of the real worker's."""
+    stderr.close()
+    config = receive_config(connection)
     child = attach(connection, f"pyllm::worker-{config.core_index}-{config.rank}")
     socket = zmq.Context().socket(zmq.DEALER)
     socket.bind(config.address)

@@ -20,6 +20,7 @@ from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 HEARTBEAT_INTERVAL = 0.5  # seconds
 ORPHANED_EXIT_CODE = 70
+OUT_OF_MEMORY_EXIT_CODE = 4  # a worker's device, or the host, had no memory left
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,11 @@ class Child:
         os._exit(ORPHANED_EXIT_CODE)  # The parent never writes: what became readable is its end.
 
 
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the thread that started this process ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def attach(connection: Connection, title: str, parent_death_signal: bool = True) -> Child:
     """Make this process a supervised child; call it first thing in the main thread.
 
@@ -82,5 +88,5 @@ def attach(connection: Connection, title: str, parent_death_signal: bool = True)
     """
     setproctitle(title)
     if parent_death_signal:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
     return Child(connection, "starting")
