@@ -17,8 +17,8 @@ import zmq
 from setproctitle import setproctitle
 
 from pyllm import ipc, log
-from pyllm.child import ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE, Child, attach, die_with_parent
-from pyllm.messages import Control, Heartbeat, Reply, Sampled, Step, WorkerInput
+from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SPARE_TITLE, Child, attach, await_configuration, die_with_parent
+from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput
 from pyllm.out_of_memory import is_out_of_memory
 from pyllm.process_config import WorkerConfig
 
@@ -41,25 +41,16 @@ def main(connection: Connection, stderr: Connection) -> None:
     os.dup2(stderr.fileno(), 2)
     stderr.close()
     die_with_parent()
-    setproctitle("pyllm::worker-spare")
+    setproctitle(SPARE_TITLE)
     # Ctrl-C reaches the whole process group of a terminal; when workers end is their core's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    connection.send_bytes(msgspec.msgpack.encode(Heartbeat("importing torch")))
     _import_everything()
-    config = receive_config(connection)
+    config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     child = attach(connection, title)
     log.configure(title)
     raise SystemExit(child.run(lambda: _work(config, child)))
-
-
-def receive_config(connection: Connection) -> WorkerConfig:
-    """Wait for what this worker is to do; the process ends where its parent does before."""
-    try:
-        return msgspec.msgpack.decode(connection.recv_bytes(), type=WorkerConfig)
-    except (EOFError, OSError):
-        raise SystemExit(ORPHANED_EXIT_CODE) from None
 
 
 def _work(config: WorkerConfig, child: Child) -> int:
