@@ -30,6 +30,7 @@ SPARE_TITLE = "pyllm::spare"
 # It failed for a reason that another process in its place would meet, too.
 FINAL_EXIT_CODE = 3
 ORPHANED_EXIT_CODE = 70
+OUT_OF_MEMORY_EXIT_CODE = 4  # a worker's device, or the host, had no memory left
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
