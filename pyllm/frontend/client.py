@@ -320,6 +320,10 @@ class EngineClient:
             self._post(Abort(self.epoch, stream.wire_id))
         self._disconnect(EngineDeadError("the engine client was closed"), CLOSE_LINGER)
 
+    def give_up(self, error: PyllmError) -> None:
+        """End everything with an error: the core will not come back."""
+        self._disconnect(error)
+
     def beat(self) -> None:
         """Send a heartbeat; look for a silent core and for readers that do not read. Runs at 2 Hz by itself."""
         self._flush()

@@ -16,9 +16,11 @@ import uvloop
 from pyllm import log
 from pyllm.api_keys import KeyRing
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
+from pyllm.errors import GivenUpError
 from pyllm.process_config import ApiConfig
 
 if TYPE_CHECKING:
+    from pyllm.frontend.client import EngineClient
     from pyllm.frontend.metrics import Metrics
     from pyllm.frontend.shared.client import Shared
 
@@ -79,7 +81,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    tending = asyncio.ensure_future(_tend(shared, state.metrics))
+    tending = asyncio.ensure_future(_tend(shared, state.metrics, child, client))
     deaths = [asyncio.ensure_future(client.death()), asyncio.ensure_future(shared.death())]
     try:
         await asyncio.wait({serving, *deaths}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,8 +112,11 @@ async def _shared_state(config: ApiConfig) -> "Shared":
     return LocalState(SharedState(config.shared))
 
 
-async def _tend(shared: "Shared", metrics: "Metrics") -> None:
-    """Let the shared state know that this process lives, and what it has counted; or let time pass in it."""
+async def _tend(shared: "Shared", metrics: "Metrics", child: Child, client: "EngineClient") -> None:
+    """Let others know that this process lives, and the shared state what it has counted; or let time pass in it."""
     while True:
         await asyncio.sleep(HEARTBEAT_INTERVAL)
+        child.pulse()
+        if child.given_up:
+            client.give_up(GivenUpError(child.given_up))
         shared.beat(metrics.counted())
