@@ -35,6 +35,14 @@ class Child:
         self._lock = threading.Lock()
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
+    @property
+    def parent_silence(self) -> float:
+        """Seconds since the parent's last sign of life."""
+        return 0.0
+
+    def pulse(self) -> None:
+        """Note that the process's event loop runs; one that has pulsed once has to go on with it."""
+
     def enter(self, stage: str) -> None:
         """Name what the process does from now on, and tell the parent at once."""
         self.stage = stage
