@@ -81,19 +81,18 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    tending = asyncio.ensure_future(_tend(shared, state.metrics, child, client))
-    deaths = [asyncio.ensure_future(client.death()), asyncio.ensure_future(shared.death())]
+    tending = asyncio.ensure_future(_tend(child, client, shared, state.metrics))
+    death = asyncio.ensure_future(client.death())
     try:
-        await asyncio.wait({serving, *deaths}, return_when=asyncio.FIRST_COMPLETED)
-        died = next((death.result() for death in deaths if death.done()), None)
-        if died is not None and not serving.done():
-            server.stop()  # The streams have ended with this error; the parent must hear of it, too.
+        await asyncio.wait({serving, death}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            server.stop()  # No core will come; the streams have ended with this error, and the parent must hear of it.
             await serving
-            raise died
+            raise death.result()
         serving.result()
     finally:
-        for task in (tending, *deaths):
-            task.cancel()
+        tending.cancel()
+        death.cancel()
         shared.close()
         client.close()
         if tracer is not None:
@@ -112,11 +111,11 @@ async def _shared_state(config: ApiConfig) -> "Shared":
     return LocalState(SharedState(config.shared))
 
 
-async def _tend(shared: "Shared", metrics: "Metrics", child: Child, client: "EngineClient") -> None:
-    """Let others know that this process lives, and the shared state what it has counted; or let time pass in it."""
+async def _tend(child: Child, client: "EngineClient", shared: "Shared", metrics: "Metrics") -> None:
+    """Let parent and shared state know that this process lives, and what it has counted; or let time pass in it."""
     while True:
-        await asyncio.sleep(HEARTBEAT_INTERVAL)
         child.pulse()
+        await asyncio.sleep(HEARTBEAT_INTERVAL)
         if child.given_up:
             client.give_up(GivenUpError(child.given_up))
         shared.beat(metrics.counted())
