@@ -19,6 +19,7 @@ from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
 from pyllm.process_config import ApiConfig
 
 if TYPE_CHECKING:
+    from pyllm.frontend.memory_pressure import MemoryPressure
     from pyllm.frontend.metrics import Metrics
     from pyllm.frontend.shared.client import Shared
 
@@ -48,6 +49,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     from pyllm.frontend.chat_template import ChatTemplate
     from pyllm.frontend.client import EngineClient
     from pyllm.frontend.http_server import HttpServer
+    from pyllm.frontend.memory_pressure import MemoryPressure
     from pyllm.frontend.server_state import ServerState
     from pyllm.frontend.tokenizer import Tokenizer
     from pyllm.frontend.tracing import Tracer
@@ -78,8 +80,9 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    tending = asyncio.ensure_future(_tend(shared, state.metrics))
+    tending = asyncio.ensure_future(_tend(shared, state.metrics, pressure))
     deaths = [asyncio.ensure_future(client.death()), asyncio.ensure_future(shared.death())]
     try:
         await asyncio.wait({serving, *deaths}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,8 +113,9 @@ async def _shared_state(config: ApiConfig) -> "Shared":
     return LocalState(SharedState(config.shared))
 
 
-async def _tend(shared: "Shared", metrics: "Metrics") -> None:
+async def _tend(shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure") -> None:
     """Let the shared state know that this process lives, and what it has counted; or let time pass in it."""
     while True:
         await asyncio.sleep(HEARTBEAT_INTERVAL)
+        metrics.degradations["host_memory"] += pressure.look()
         shared.beat(metrics.counted())
