@@ -318,10 +318,6 @@ class EngineClient:
         self._requests.abort_all()
         self._end(EngineDeadError("the engine client was closed"), CLOSE_LINGER)
 
-    def give_up(self, error: PyllmError) -> None:
-        """End everything with an error: the core will not come back."""
-        self._disconnect(error)
-
     def beat(self) -> None:
         """Let half a second pass: for the core, for readers that do not read, and for what waits without a core.
 

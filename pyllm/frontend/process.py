@@ -117,10 +117,7 @@ async def _shared_state(config: ApiConfig) -> "Shared":
 async def _tend(
     child: Child, client: "EngineClient", shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure"
 ) -> None:
-    """Let parent and shared state know that this process lives, and what it has counted; or let time pass in it.
-
-    And look at the host's memory.
-    """
+    """Twice a second: tell parent and shared state that this process lives, and look at the host's memory."""
     while True:
         child.pulse()
         await asyncio.sleep(HEARTBEAT_INTERVAL)
