@@ -56,16 +56,19 @@ COUNTERS = (
     (OURS, "num_scheduled_tokens", "Tokens planned.", "num_computed_tokens"),
     (OURS, "recoveries", "Times that workers were lost and started anew.", "num_recoveries"),
     (OURS, "quarantine_failures", "Requests that failed because they ended workers.", "num_quarantine_failures"),
-    (OURS, "degradations", "Times that the engine asked for less because memory was short.", "num_degradations"),
 )
 
 # What each API process counts for itself, and what is shown as the sum of all.
 COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
-    *("rejected", "encoding", "first_token", "inter_token", "request_seconds"),
+    *("rejected", "degradations", "encoding", "first_token", "inter_token", "request_seconds"),
     *("request_prompt_tokens", "request_generation_tokens", "request_num_samples"),
     "connection",
 )
+
+# What an API process gives up so as not to die. The core's own, in `num_degradations`, is a lower budget of tokens.
+DEGRADATIONS = ("host_memory",)
+CORE_DEGRADATION = "device_memory"
 
 Stats = Mapping[str, int]
 
@@ -112,6 +115,7 @@ class Metrics(Collector):
         self.connection = connection or ConnectionCounts()
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejected = dict.fromkeys(REASONS, 0)
+        self.degradations = dict.fromkeys(DEGRADATIONS, 0)
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
         self.request_seconds = Histogram(REQUEST_BOUNDS)
@@ -169,6 +173,10 @@ class Metrics(Collector):
         yield self._counters(VLLM, "admission_rejections", "Requests that found the queue full.", "reason", queue)
         limits = {reason: self.rejected[reason] for reason in LIMIT_REASONS}
         yield self._counters(OURS, "rate_limit_rejections", "Requests beyond their account's limits.", "reason", limits)
+        degradations = dict(self.degradations)
+        if "num_degradations" in self._stats:
+            degradations[CORE_DEGRADATION] = self._stats["num_degradations"]
+        yield self._counters(OURS, "degradations", "Times that something was given up.", "reason", degradations)
         looked_up, found = self.encoding.num_queried, self.encoding.num_found
         yield self._counter(OURS, "encoding_cache_queries", "Tokens of texts to encode.", looked_up)
         yield self._counter(OURS, "encoding_cache_hits", "Of these, known from earlier texts.", found)

@@ -35,7 +35,6 @@ STATS = dict.fromkeys(NAMES, 0) | {
     "num_recoveries": 3,
     "num_suspects": 4,
     "num_quarantine_failures": 1,
-    "num_degradations": 6,
 }
 
 
@@ -85,8 +84,11 @@ def test_the_cores_numbers_have_vllms_names() -> None:
 def test_what_vllm_does_not_count_is_named_as_ours() -> None:
     metrics = Metrics("tiny", MODEL, connection=ConnectionCounts(2, 8))
     metrics.encoding.num_queried, metrics.encoding.num_found = 70, 40
-    samples = exposed(metrics, STATS)
+    metrics.degradations["host_memory"] += 3
+    samples = exposed(metrics, STATS | {"num_degradations": 2})
     expected = {
+        "pyllm:degradations_total{'reason': 'host_memory'}": 3,
+        "pyllm:degradations_total{'reason': 'device_memory'}": 2,
         "pyllm:encoding_cache_queries_total": 70,
         "pyllm:encoding_cache_hits_total": 40,
         "pyllm:num_requests_held": 1,
@@ -110,7 +112,6 @@ def test_what_vllm_does_not_count_is_named_as_ours() -> None:
         "pyllm:recoveries_total": 3,
         "pyllm:num_suspects": 4,
         "pyllm:quarantine_failures_total": 1,
-        "pyllm:degradations_total": 6,
     }
     assert expected.items() == {name: samples[name] for name in samples if name.startswith("pyllm:")}.items()
 

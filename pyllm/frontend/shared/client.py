@@ -132,6 +132,9 @@ class RemoteState:
         self.count(row)
         self._look()
 
+    def resize(self, share: float) -> None:
+        """Nothing is kept here: the process that has the state looks after its memory itself."""
+
     async def admit(self, admission: Admission) -> Granted | Refused:
         """As `LocalState`."""
         answer: Granted | Refused = await self._ask(Granted | Refused, "admit", admission)

@@ -106,6 +106,10 @@ class LocalState:
         self.count(row)
         self._state.records.sweep()
 
+    def resize(self, share: float) -> None:
+        """Keep at most this share of the bytes that are kept otherwise."""
+        self._state.resize(share)
+
     def close(self) -> None:
         """There is nothing to give back."""
 
