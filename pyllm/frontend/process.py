@@ -75,6 +75,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
         keys=KeyRing(config.api_keys),
         shared=shared,
         tracer=tracer,
+        parent_silence=lambda: child.parent_silence,
     )
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
