@@ -16,6 +16,8 @@ import uvloop
 from pyllm import log
 from pyllm.api_keys import KeyRing
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
+from pyllm.episode import Episode
+from pyllm.frontend.shared.messages import QUEUE_REASONS
 from pyllm.process_config import ApiConfig
 
 if TYPE_CHECKING:
@@ -115,7 +117,9 @@ async def _shared_state(config: ApiConfig) -> "Shared":
 
 async def _tend(shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure") -> None:
     """Let the shared state know that this process lives, and what it has counted; or let time pass in it."""
+    shedding = Episode("the queue is full: requests are refused with a 503")
     while True:
         await asyncio.sleep(HEARTBEAT_INTERVAL)
+        shedding.look(sum(metrics.rejected[reason] for reason in QUEUE_REASONS))
         metrics.degradations["host_memory"] += pressure.look()
         shared.beat(metrics.counted())
