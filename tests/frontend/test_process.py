@@ -9,13 +9,20 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from pyllm import launch, supervisor
+from pyllm.frontend import process as api
+from pyllm.frontend.memory_pressure import Memory, MemoryPressure
+from pyllm.frontend.metrics import Metrics
+from pyllm.frontend.shared.local import LocalState
+from pyllm.frontend.shared.state import SharedState
 from pyllm.messages import Submit
+from pyllm.process_config import SharedConfig
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
-from tests.frontend.fake_core import ScriptedCore
-from tests.frontend.serving import events
+from tests.frontend.fake_core import MODEL, ScriptedCore
+from tests.frontend.serving import events, until
 from tests.frontend.zmq_core import ZmqCore
 
 
@@ -82,3 +89,19 @@ async def test_it_ends_with_its_parents_connection(tmp_path: Path) -> None:
             connection.shutdown(socket.SHUT_RDWR)
             connection.detach()
         assert await process.exited != 0
+
+
+async def test_its_ticks_look_for_what_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics("tiny", MODEL)
+    state = SharedState(SharedConfig())
+    shares: list[float] = []
+    pressure = MemoryPressure([shares.append], lambda: [Memory(0, 1 << 30, "the host")])
+    metrics.rejected["max_num_queued_reqs"] += 3
+    ticking = asyncio.create_task(api._tend(LocalState(state), metrics, pressure))
+    await until(lambda: metrics.degradations["host_memory"])
+    ticking.cancel()
+    assert shares == [0.5]
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "the queue is full",
+        "0 MB of the host's 1073 MB of memory are available",
+    ]
