@@ -235,4 +235,5 @@ async def _beat(core: EngineCore, child: Child) -> None:
         core.beat()
         preemptions.look(core.stats()["num_preemptions"])
         child.step = core.last_step
+        child.pulse()
         await asyncio.sleep(HEARTBEAT_INTERVAL)

@@ -12,17 +12,15 @@ import psutil
 import pytest
 
 from pyllm import launch, supervisor
+from pyllm.episode import Episode
 from pyllm.frontend import process as api
 from pyllm.frontend.memory_pressure import Memory, MemoryPressure
 from pyllm.frontend.metrics import Metrics
-from pyllm.frontend.shared.local import LocalState
-from pyllm.frontend.shared.state import SharedState
 from pyllm.messages import Submit
-from pyllm.process_config import SharedConfig
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import MODEL, ScriptedCore
-from tests.frontend.serving import events, until
+from tests.frontend.serving import events
 from tests.frontend.zmq_core import ZmqCore
 
 
@@ -33,7 +31,8 @@ async def api_process(core: ScriptedCore, folder: Path) -> AsyncGenerator[tuple[
     config = api_config(folder, address)
     with launch.bind_listener("127.0.0.1", 0) as listener:
         async with ZmqCore(core, address):
-            process = supervisor.spawn("API process 0", "api", config, listener.fileno())
+            process = supervisor.spawn("API process 0", "api", listener.fileno())
+            process.configure(config)
             process.watch()
             host, port = listener.getsockname()
             try:
@@ -91,17 +90,14 @@ async def test_it_ends_with_its_parents_connection(tmp_path: Path) -> None:
         assert await process.exited != 0
 
 
-async def test_its_ticks_look_for_what_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_given_up_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics("tiny", MODEL)
-    state = SharedState(SharedConfig())
     shares: list[float] = []
     pressure = MemoryPressure([shares.append], lambda: [Memory(0, 1 << 30, "the host")])
-    metrics.rejected["max_num_queued_reqs"] += 3
-    ticking = asyncio.create_task(api._tend(LocalState(state), metrics, pressure))
-    await until(lambda: metrics.degradations["host_memory"])
-    ticking.cancel()
-    assert shares == [0.5]
-    assert [message.partition(":")[0] for message in caplog.messages] == [
+    metrics.rejected |= {"max_num_queued_reqs": 2, "max_num_queued_tokens": 1, "requests": 9}
+    api._look_for_degradations(metrics, Episode("the queue is full", lambda: 0.0), pressure)
+    assert (metrics.degradations, shares) == ({"host_memory": 1}, [0.5])
+    assert caplog.messages == [
         "the queue is full",
-        "0 MB of the host's 1073 MB of memory are available",
+        "0 MB of the host's 1073 MB of memory are available: caches are down to 0.5 of their size",
     ]

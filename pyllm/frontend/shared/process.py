@@ -39,6 +39,7 @@ async def _serve(config: StateConfig, child: Child) -> int:
     )
     child.started(config.bind)
     while not stopped.is_set():
+        child.pulse()
         try:
             async with asyncio.timeout(HEARTBEAT_INTERVAL):
                 await stopped.wait()
