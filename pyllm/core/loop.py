@@ -190,7 +190,7 @@ class EngineCore:
                 return True
             self._clients.deliver(self._scheduler.pending_clients())  # Deadlines may have passed.
             self._gather()
-            return False
+            return self._quarantine.is_next_due  # Where a suspect has just ended, there may be more to do.
         step, submitted, answer = self._in_flight[0]
         try:
             sampled = await answer
@@ -232,6 +232,7 @@ class EngineCore:
         for _, _, answer in self._in_flight:
             _forget(answer)
         self._in_flight.clear()
+        self._stalls.rest()
         verdict = self._recovery.begin(crash)
         self._tell_stage()
         if verdict is not None:

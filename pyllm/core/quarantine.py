@@ -56,6 +56,11 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._held) + (self._alone is not None)
 
+    @property
+    def is_next_due(self) -> bool:
+        """Whether there are some, and none of them runs alone."""
+        return len(self) > 0 and self._scheduler.isolated() is None
+
     def accuse(self, death: WorkerDeadError, step: int, requests: list[tuple[int, int]]) -> Verdict | None:
         """The workers died in `step`, when these had rows in flight: hold them, unless it is clear which one it was.
 

@@ -100,9 +100,7 @@ async def test_the_mailbox_is_open_while_it_recovers() -> None:
 async def test_workers_that_die_too_often_are_given_up_and_no_stream_is_ended() -> None:
     engine = Engine(UnstartableExecutor(*3 * [StartError("it fell")]), max_restarts=2)
     engine.submit(1, [1, 2])
-    with pytest.raises(
-        GivenUpError, match="more than 2 times within 60 s.* max_restarts.*: it fell"
-    ):
+    with pytest.raises(GivenUpError, match=r"more than 2 times within 60 s.* max_restarts.*: it fell"):
         await engine.core.run()
     assert engine.messages(Rejected) == []
     assert engine.outputs() == {1: ([3], FinishCode.NONE)}

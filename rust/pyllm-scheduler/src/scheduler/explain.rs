@@ -146,6 +146,11 @@ impl Decisions {
         self.num_made += 1;
     }
 
+    /// Whose the last step was.
+    pub(super) fn turn(&self) -> Turn {
+        self.turn
+    }
+
     /// Decisions since the start, also those that planned nothing.
     pub(super) fn num_made(&self) -> u64 {
         self.num_made

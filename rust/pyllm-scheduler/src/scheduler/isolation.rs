@@ -59,7 +59,9 @@ impl Scheduler {
             let sequence = &self.sequences[key];
             lengths[sequence.sample as usize] = sequence.output.len();
         }
-        self.isolated = Some(Isolated { request: key, lengths, has_next_turn: true, lacks_room: false });
+        // Where one is isolated right after another, those beside them have their turn first.
+        let has_next_turn = !matches!(self.decisions.turn(), Turn::Only(_));
+        self.isolated = Some(Isolated { request: key, lengths, has_next_turn, lacks_room: false });
         self.record(|| Input::Isolate { client, request });
         Ok(())
     }

@@ -38,6 +38,23 @@ fn a_long_prompt_by_itself_takes_turns_with_those_that_run() {
 }
 
 #[test]
+fn the_others_have_a_turn_between_two_that_are_isolated() {
+    let mut engine = Engine::new(config(PolicyName::Fcfs, 64, 4));
+    for id in 0..3 {
+        engine.add(request(id, 4, 8));
+    }
+    let turns = [0, 1].map(|id| {
+        engine.scheduler.isolate(CLIENT, RequestId(id)).expect("no other is isolated");
+        let mut turns = Vec::new();
+        while engine.scheduler.isolated().is_some() {
+            turns.push(engine.step().len());
+        }
+        turns
+    });
+    assert_eq!(turns, [vec![1], vec![2, 1]]);
+}
+
+#[test]
 fn what_waits_beside_it_is_told_so() {
     let mut engine = Engine::new(config(PolicyName::Fcfs, 64, 4));
     for id in 0..2 {
