@@ -32,7 +32,9 @@ impl StepTimes {
     pub(crate) fn step_seconds(&self, num_prefill_tokens: u32) -> Option<f64> {
         match num_prefill_tokens {
             0 => self.decode_step,
-            _ => self.prefill_token.map(|token| self.decode_step.unwrap_or(0.0) + token * f64::from(num_prefill_tokens)),
+            _ => {
+                self.prefill_token.map(|token| self.decode_step.unwrap_or(0.0) + token * f64::from(num_prefill_tokens))
+            }
         }
     }
 

@@ -129,13 +129,7 @@ pub(super) struct Decisions {
 impl Decisions {
     /// `stopped` was the first not to be admitted; `cut` is why something that runs got no row, if anything did, and
     /// `turn` whose step it was.
-    pub(super) fn push(
-        &mut self,
-        decision: Decision,
-        stopped: Option<Key<Sequence>>,
-        cut: Option<Reason>,
-        turn: Turn,
-    ) {
+    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, cut: Option<Reason>, turn: Turn) {
         if self.ring.len() == MAX_DECISIONS {
             self.ring.pop_front();
         }
