@@ -240,17 +240,19 @@ class Process:
         return self._loop
 
 
-def spawn(name: str, role: str, *files: int) -> Process:
+def spawn(name: str, role: str, *files: int, arguments: tuple[int, ...] = ()) -> Process:
     """Start `python -m pyllm` in a child role; it waits for `configure`, and is a spare until then.
 
-    The user's script is not imported again. `files` are descriptors that the child inherits. Call it from the main
-    thread or from the event loop's: the kernel's parent-death signal fires when the starting thread ends.
+    The user's script is not imported again. `files` are descriptors that the child inherits; it is told their numbers,
+    after `arguments`, which are what it must know before its configuration comes. Call it from the main thread or from
+    the event loop's: the kernel's parent-death signal fires when the starting thread ends.
     """
     ours, theirs = Pipe()
     log, stderr = os.pipe()
     with theirs, os.fdopen(stderr, "wb"):
+        numbers = (theirs.fileno(), int(_thread_stays()), *arguments, *files)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "pyllm", "_child", role, *map(str, (theirs.fileno(), int(_thread_stays()), *files))],
+            [sys.executable, "-m", "pyllm", "_child", role, *map(str, numbers)],
             pass_fds=(theirs.fileno(), *files),
             stdin=subprocess.DEVNULL,
             stderr=stderr,

@@ -26,9 +26,13 @@ class Spares:
     def fill(self) -> None:
         """Start as many as there are too few."""
         while len(self._waiting) < self._count:
-            process = self._spawn()
-            self._waiting.append(process)
-            process.exited.add_done_callback(self._replacing(process))
+            self._stand_by(self._spawn())
+
+    def adopt(self, processes: list[Process]) -> None:
+        """Watch workers that were started before there was an event loop, and have them stand by."""
+        for process in processes:
+            process.watch()
+            self._stand_by(process)
 
     def take(self) -> Process:
         """A worker that is not configured yet: the spare that has waited longest, or a new one."""
@@ -39,6 +43,10 @@ class Spares:
         self._count = 0
         ended, self._waiting = self._waiting, []
         await end(ended)
+
+    def _stand_by(self, process: Process) -> None:
+        self._waiting.append(process)
+        process.exited.add_done_callback(self._replacing(process))
 
     def _replacing(self, process: Process) -> Callable[[object], None]:
         def replace(_: object) -> None:
