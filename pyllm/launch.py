@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import child_log, log, supervisor
+from pyllm import line_writer, log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import SPARE_TITLE, attach, await_configuration, die_with_parent
 from pyllm.config import CacheConfig, Dtype, EngineConfig, HeadlessConfig, KVCacheDtype, Quantization, ServerConfig
@@ -261,14 +261,14 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
 
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
-    log.configure("pyllm::serve", child_log.stderr())
+    log.configure("pyllm::serve")
 
 
 def _supervise(groups: list[list[Place]], announcement: Callable[[str], str], shutdown_timeout: float) -> None:
     try:
         asyncio.run(supervise(groups, announcement, shutdown_timeout))
     finally:
-        child_log.stderr().finish()  # The reason of an end is the last line.
+        line_writer.stderr().finish()  # The reason of an end is the last line.
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm import child_log
+from pyllm import line_writer
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.child_log import ChildLog
 from pyllm.errors import EngineDeadError, StartError
@@ -54,7 +54,7 @@ class Process:
         # The same socket, for what must not wait: a child that is stopped reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = bytearray()
-        self._log = None if stderr is None else ChildLog(stderr, child_log.stderr().forward)
+        self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
         self._reap = reap
         self._pidfd = os.pidfd_open(pid)
         self._leads_group = os.getpgid(pid) == pid
