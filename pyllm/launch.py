@@ -24,6 +24,7 @@ from pyllm.config import CacheConfig, Dtype, EngineConfig, HeadlessConfig, KVCac
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
+from pyllm.flight_recorder import resolve_folder
 from pyllm.place import Configure, Place, PlaceLimits
 from pyllm.process_config import ApiConfig, CoreConfig, StateConfig, WorkerConfig
 from pyllm.server_settings import resolve_server, shared_config
@@ -63,6 +64,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
     if recording:
         check_new(Path(recording))
+    crashes = resolve_folder(config.recovery.flight_recorder_dir)
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
@@ -80,6 +82,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
             cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
             scheduler=msgspec.structs.replace(config.scheduler, scheduler_recording=recording),
             device=msgspec.structs.replace(config.device, device=device),
+            recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
         ),
         checkpoint,
     )
@@ -329,7 +332,7 @@ def _core_main(connection: Connection, num_workers: int) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     if config.engine.parallel.distributed_executor_backend == "mp":
-        executor = ProcessExecutor(config, worker_main, context, workers)
+        executor = ProcessExecutor(config, worker_main, context, started=workers)
     else:
         executor = InlineExecutor(lambda: load_rank(config))
     return process.run(config, executor, context, child)

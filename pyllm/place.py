@@ -19,15 +19,19 @@ from pyllm.supervisor import Process
 # Told the address that the child before served; empty for the first.
 Configure = Callable[[str], msgspec.Struct]
 
+# Seconds before a spare is started: imports take a processor, which those who have waited for the child want now.
+SPARE_DELAY = 1.0
+
 logger = logging.getLogger(__name__)
 
 
 class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child is kept. `ready_timeout` is in seconds; with `warm_spare` a successor stands by."""
+    """How a child is kept; times are in seconds. With `warm_spare` a successor stands by."""
 
     ready_timeout: float
     max_restarts: int
     warm_spare: bool = False
+    spare_delay: float = SPARE_DELAY
 
 
 class Place:
@@ -160,7 +164,7 @@ class Place:
     async def _keep_spare(self) -> None:
         """One stands by; one that dies meanwhile is followed by another, unless that is too often."""
         while (delay := self._spare_budget.take(self._clock())) is not None:
-            await asyncio.sleep(delay)
+            await asyncio.sleep(delay + self._limits.spare_delay)
             self.spare = self._spawn_watched()
             await asyncio.wait({self.spare.exited})
             logger.warning("a spare for %s", self.spare.obituary())

@@ -63,7 +63,9 @@ class Nursery:
         self.dead: list[str] = []
         self.lost: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.now = 0.0
-        limits = PlaceLimits(ready_timeout=ready_timeout, max_restarts=max_restarts, warm_spare=warm_spare)
+        limits = PlaceLimits(
+            ready_timeout=ready_timeout, max_restarts=max_restarts, warm_spare=warm_spare, spare_delay=0.0
+        )
         self.place = Place(self.spawn, Config, limits, lambda dead: self.dead.append(dead.name), lambda: self.now)
 
     def spawn(self) -> Process:

@@ -23,6 +23,9 @@ from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOut
 from pyllm.process_config import CoreConfig, WorkerConfig
 from pyllm.supervisor import Process
 
+# Seconds after a start in which its first steps, maybe those of many requests at once, have the processors alone.
+SPARE_DELAY = 1.0
+
 
 class ProcessExecutor:
     """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
@@ -37,6 +40,7 @@ class ProcessExecutor:
         config: CoreConfig,
         entry: WorkerEntry,
         context: zmq.Context[zmq.Socket[bytes]],
+        spare_delay: float = SPARE_DELAY,
         started: Sequence[Process] = (),
     ) -> None:
         self._config = config
@@ -48,6 +52,7 @@ class ProcessExecutor:
         self._spares = Spares(
             lambda: rank_process.spawn(entry, f"spare worker of core {config.index}"),
             self._size if config.engine.recovery.warm_spares else 0,
+            spare_delay,
         )
         self._started = list(started)
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
