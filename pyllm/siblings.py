@@ -36,6 +36,8 @@ async def supervise(groups: list[list[Place]], announcement: Callable[[str], str
     starting = asyncio.create_task(_start(places, announcement, events))
     first = await events.get()
     starting.cancel()
+    for place in places:
+        place.expect_end()
     failure = first if isinstance(first, BaseException) else None
     if failure is not None:
         _give_up(places, failure)
