@@ -218,7 +218,9 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             [core_place(core)],
         ]
         announcement = _announcement(listener, api)
-        _supervise(groups, lambda _: announcement, server.shutdown_timeout)
+        # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
+        # connect all the same, and wait until this process has ended.
+        _supervise(groups, lambda _: announcement, server.shutdown_timeout, listener.close)
     return 0
 
 
@@ -267,9 +269,14 @@ def _become_supervisor() -> None:
     log.configure("pyllm::serve")
 
 
-def _supervise(groups: list[list[Place]], announcement: Callable[[str], str], shutdown_timeout: float) -> None:
+def _supervise(
+    groups: list[list[Place]],
+    announcement: Callable[[str], str],
+    shutdown_timeout: float,
+    on_ending: Callable[[], None] = lambda: None,
+) -> None:
     try:
-        asyncio.run(supervise(groups, announcement, shutdown_timeout))
+        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending))
     finally:
         line_writer.stderr().finish()  # The reason of an end is the last line.
 
