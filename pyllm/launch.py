@@ -20,16 +20,26 @@ from setproctitle import setproctitle
 from pyllm import line_writer, log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import SPARE_TITLE, attach, await_configuration, die_with_parent
-from pyllm.config import CacheConfig, Dtype, EngineConfig, HeadlessConfig, KVCacheDtype, Quantization, ServerConfig
+from pyllm.config import (
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    HeadlessConfig,
+    KVCacheDtype,
+    Quantization,
+    RecoveryConfig,
+    ServerConfig,
+)
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
-from pyllm.flight_recorder import resolve_folder
+from pyllm.flight_recorder import FlightRecorder, config_json, resolve_folder
 from pyllm.place import Configure, Place, PlaceLimits
 from pyllm.process_config import ApiConfig, CoreConfig, StateConfig, WorkerConfig
 from pyllm.server_settings import resolve_server, shared_config
 from pyllm.siblings import supervise
 from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
+from pyllm.supervisor import Process
 from pyllm.workers.attention_backends import find_attention_backend
 
 if TYPE_CHECKING:
@@ -158,7 +168,25 @@ def core_place(config: CoreConfig) -> Place:
     parallel = config.engine.parallel
     num_workers = parallel.tensor_parallel_size if parallel.distributed_executor_backend == "mp" else 0
     name = f"core {config.index}"
-    return Place(lambda: supervisor.spawn(name, "core", arguments=(num_workers,)), _core_configs(config), limits)
+    return Place(
+        lambda: supervisor.spawn(name, "core", arguments=(num_workers,)),
+        _core_configs(config),
+        limits,
+        on_death=_recording(recovery, config),
+    )
+
+
+def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[Process], None]:
+    """What leaves a record of each child that has died, of which `config` is what it was told."""
+    recorder = FlightRecorder(Path(recovery.flight_recorder_dir))
+
+    def record(process: Process) -> None:
+        report = {"death": process.obituary(), "stage": process.stage, "pid": process.pid}
+        name = process.name.replace(" ", "-")
+        parts = {"report.json": msgspec.json.encode(report), "config.json": config_json(config)}
+        recorder.record(name, parts | {f"{name}.log": process.log})
+
+    return record
 
 
 def _core_configs(config: CoreConfig) -> Configure:
@@ -209,12 +237,14 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             state_address=state.bind if count > 1 else "",
         )
         limits = PlaceLimits(ready_timeout=server.ready_timeout, max_restarts=engine.recovery.max_restarts)
+        record = _recording(engine.recovery, api)
         # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
         groups = [
-            [_api_process(msgspec.structs.replace(api, index=index), listener, limits) for index in range(count)],
-            [Place(lambda: supervisor.spawn("the shared state", "state"), lambda _: state, limits)]
-            if count > 1
-            else [],
+            [
+                _api_process(msgspec.structs.replace(api, index=index), listener, limits, record)
+                for index in range(count)
+            ],
+            [_state_process(state, limits, record)] if count > 1 else [],
             [core_place(core)],
         ]
         announcement = _announcement(listener, api)
@@ -224,12 +254,18 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     return 0
 
 
-def _api_process(config: ApiConfig, listener: socket.socket, limits: PlaceLimits) -> Place:
+def _state_process(config: StateConfig, limits: PlaceLimits, record: Callable[[Process], None]) -> Place:
+    return Place(lambda: supervisor.spawn("the shared state", "state"), lambda _: config, limits, record)
+
+
+def _api_process(
+    config: ApiConfig, listener: socket.socket, limits: PlaceLimits, record: Callable[[Process], None]
+) -> Place:
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
     name = f"API process {config.index}"
-    return Place(lambda: supervisor.spawn(name, "api", listener.fileno()), lambda _: config, limits)
+    return Place(lambda: supervisor.spawn(name, "api", listener.fileno()), lambda _: config, limits, record)
 
 
 def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
