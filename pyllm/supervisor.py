@@ -197,6 +197,8 @@ class Process:
 
     def _send_unsent(self) -> None:
         """What the child can take now; the rest as soon as it takes more."""
+        if self._loop is not None and self.exited.done():
+            return
         with contextlib.suppress(BlockingIOError):
             try:
                 del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT)]

@@ -13,6 +13,7 @@ import pytest
 
 from pyllm.child import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.errors import StartError
+from pyllm.messages import Heartbeat
 from pyllm.supervisor import Process
 
 CHILD = """
@@ -104,7 +105,11 @@ async def test_killed_child_has_an_obituary() -> None:
     process.signal(signal.SIGKILL)
     assert await process.exited == -signal.SIGKILL
     assert process.obituary() == "the child was killed by SIGKILL while ready"
-    process.signal(signal.SIGTERM)  # a signal to a dead child is not an error
+    # What is sent to a dead child is no error.
+    process.signal(signal.SIGTERM)
+    process.kill()
+    process.give_up("too late")
+    process.configure(Heartbeat())
 
 
 async def test_silent_children_are_ended_and_a_slow_start_is_not_silence() -> None:
