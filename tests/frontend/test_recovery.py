@@ -56,6 +56,8 @@ ACTIONS = st.one_of(
     st.tuples(st.just("submit"), DRAWN | BEAMS | EMBEDDED),
     st.tuples(st.just("step"), st.integers(0, 7)),
     st.tuples(st.just("deliver"), st.integers(1, 4)),
+    st.tuples(st.just("work"), st.integers(1, 3)),
+    st.tuples(st.just("work"), st.integers(1, 3)),
     st.tuples(st.just("deafen"), st.none()),
     st.tuples(st.just("die"), st.booleans()),
     st.tuples(st.just("abort"), st.tuples(st.integers(0, 5), st.integers(-1, 2))),
@@ -107,6 +109,10 @@ class World:
                 self.core.step(lambda place: bool(value >> place % 3 & 1))
             case "deliver", int():
                 for _ in range(value):
+                    self.core.deliver()
+            case "work", int():
+                for _ in range(value):
+                    self.core.step(lambda place: True)
                     self.core.deliver()
             case "deafen", _:
                 self.core.is_deaf = True
