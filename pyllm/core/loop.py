@@ -68,7 +68,7 @@ class EngineCore:
         policy: Policy | None = None,
         recording: Recording | None = None,
         logits_processors: Collection[str] = (),
-        on_crash: Callable[[str, Mapping[str, bytes]], None] = lambda name, parts: None,
+        on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.last_step = -1

@@ -15,6 +15,7 @@ from pyllm.config import EngineConfig
 from pyllm.core.executors.base import Executor
 from pyllm.core.quarantine import Quarantine, Verdict
 from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
+from pyllm.flight_recorder import config_json
 from pyllm.restart_budget import WINDOW, RestartBudget
 
 NUM_DECISIONS = 64  # that a report has
@@ -122,7 +123,7 @@ def crash_report(crash: Crash, scheduler: Scheduler, stats: dict[str, int], conf
     }
     parts = {
         "report.json": msgspec.json.format(msgspec.json.encode(report)),
-        "config.json": msgspec.json.format(msgspec.json.encode(config)),
+        "config.json": config_json(config),
         "worker.log": crash.death.log,
     }
     if config.recovery.flight_recorder_prompts:
