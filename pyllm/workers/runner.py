@@ -3,8 +3,10 @@
 Knows no process and no socket (`process.py`), and of scheduling only what a plan says.
 """
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +37,6 @@ from pyllm.workers.context import AttentionHook
 from pyllm.workers.decode_graphs import Capture, CudaCapture
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.grammar import Grammars
-from pyllm.workers.grammar_loader import GrammarLoader
 from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders import TensorTable, weight_reader
@@ -91,9 +92,9 @@ class ModelRunner:
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
         vocab_size = self._architecture.vocab_size
         samples = group.rank == 0
-        self._grammars = GrammarLoader(self._load_grammars)
+        self._grammars: Future[Grammars] = Future()
         self._sampling_slots = SamplingSlots(
-            engine.scheduler.max_num_seqs, vocab_size, self._grammars.get if samples else None
+            engine.scheduler.max_num_seqs, vocab_size, self._grammars.result if samples else None
         )
         self._token_sampler = TokenSampler(self._sampling_slots, device)
         self._plans = PlanBuffer(device)
@@ -118,7 +119,8 @@ class ModelRunner:
             ConfigError: the files do not hold what the architecture needs, or the host has too little memory.
         """
         if self._placement.group.rank == 0:
-            self._grammars.load_later()
+            # Beside the weights: llguidance reads a tokenizer in 0.3 s, and lets no other thread of Python run.
+            threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
         table = TensorTable(self._checkpoint)
         self.model = build_model(self._architecture, self._placement)
         self.model.load(weight_reader(self._checkpoint, table))
@@ -312,9 +314,14 @@ class ModelRunner:
                 told.append(PromptLogprobs(row, tokens, tuple(parts)))
         return told
 
-    def _load_grammars(self) -> Grammars:
+    def _load_grammars(self) -> None:
         tokenizer = self._checkpoint.tokenizer
-        return Grammars.load(tokenizer.path, self._architecture.vocab_size, tokenizer.eos_token_ids)
+        try:
+            grammars = Grammars.load(tokenizer.path, self._architecture.vocab_size, tokenizer.eos_token_ids)
+        except Exception as error:  # noqa: BLE001 - told to the first request that wants a grammar
+            self._grammars.set_exception(error)
+        else:
+            self._grammars.set_result(grammars)
 
     def _is_rust_only(self) -> bool:
         """Whether a step on this CPU does nothing that a graph cannot hold: no exchange between ranks, no float16."""
