@@ -103,4 +103,4 @@ class Quarantine:
 
 def _reason(death: WorkerDeadError, step: int, deaths_alone: int) -> str:
     times = _TIMES[deaths_alone + 1]
-    return f"this request ended the worker that computed it {times} alone: {death} while running step {step}"
+    return f"this request ended the worker that computed it {times} alone: {death}, in step {step}"

@@ -156,12 +156,12 @@ def serve(socket: Socket, runner: Rank, rank: int, report: Callable[[str, int], 
             logger.error("dropped a malformed frame: %s", error)
             continue
         match message:
-            case Step(step):
-                report(f"running step {step}", completed)
+            case Step():
+                report("running", completed)
                 begun = runner.begin(message, frames[0] if frames else b"")
                 if pending is not None:
                     answer_pending()
-                    report(f"running step {step}", completed)
+                    report("running", completed)
                 pending = begun
             case Control(method=method):
                 answer_pending()

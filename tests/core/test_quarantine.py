@@ -71,7 +71,7 @@ async def test_a_request_that_kills_is_failed_alone(
     (rejected,) = engine.messages(Rejected)
     assert (rejected.request, rejected.code) == (3, "error")
     assert rejected.message.startswith(f"this request ended the worker that computed it {times} alone: the worker ")
-    assert rejected.message.endswith(f" while running step {len(executor.contexts) - 1 - num_after(executor)}")
+    assert rejected.message.endswith(f", in step {len(executor.contexts) - 1 - num_after(executor)}")
     assert outputs.pop(3) == ([], FinishCode.ABORT)
     assert outputs == {request: output for request, output in twin.items() if request != 3}
     assert executor.num_restarts == num_restarts
