@@ -21,7 +21,7 @@ from pyllm.frontend.recorder import Recorder
 from pyllm.frontend.request_context import CONTEXT, context_in
 from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.shared.messages import Attached, Conflict, Full, Headers, Page, Run
-from pyllm.frontend.stream import READER_PATIENCE, TRANSPORT
+from pyllm.frontend.stream import READER_PATIENCE, WIRE
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 # Routes whose answers can be repeated.
@@ -113,7 +113,7 @@ class Idempotency:
             last_event_id=claim.position.encode(),
         )
         inner = {**scope, CONTEXT: context}
-        inner.pop(TRANSPORT, None)
+        inner.pop(WIRE, None)
         abandoned = asyncio.create_task(self._shared.abandoned(claim.run))
 
         async def gone() -> Any:
