@@ -18,9 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code; a usage error exits with 2, any other error of ours prints and gives 1."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["_child"]:
-        from pyllm import launch
+        from pyllm import roles
 
-        return launch.child_main(arguments[1], *map(int, arguments[2:]))
+        return roles.child_main(arguments[1], *map(int, arguments[2:]))
     if arguments[:1] and arguments[0].startswith("--") and arguments[0] not in ("--help", "--version"):
         arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
     options = _parser().parse_args(arguments)

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from pyllm import launch
+from pyllm import launch, roles
 from pyllm.config import ParallelConfig, engine_config
 from pyllm.core import process
 from pyllm.core.executors.inline import InlineExecutor
@@ -46,7 +46,7 @@ class LLMEngine:
             engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0
         )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
-        self._executor = InlineExecutor(lambda: launch.load_rank(core_config))
+        self._executor = InlineExecutor(lambda: roles.load_rank(core_config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
         self._changed: set[str] = set()
         self._loop = asyncio.new_event_loop()

@@ -11,6 +11,8 @@ from pyllm.frontend.ticket import Ticket
 async def admit(state: ServerState, context: RequestContext, num_sequences: int = 1) -> Ticket:
     """A ticket for the request, before its prompt is looked at; it is given back with its exchange at the latest.
 
+    Without sequences it counts for its account only, not in the queue.
+
     Raises:
         RateLimitError: its account has had its share.
         QueueFullError: too much waits already.

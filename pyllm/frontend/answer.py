@@ -56,7 +56,7 @@ class StreamedAnswer(EventStream):
         around = self._around
         if around is not None and delta.finish_reason is None and delta.logprobs is None and not channel.blocked:
             if delta.text:
-                channel.write(around[0] + _encode(delta.text) + around[1])
+                channel.write(_encode(delta.text), around[0], around[1])
             return
         if not self._gathers and not channel.blocked:
             self._write(self._form.text(choice, delta))

@@ -40,7 +40,7 @@ def decode_columns(deltas: Deltas) -> Columns:
             memoryview(deltas.offsets).cast("i").tolist(),
             memoryview(deltas.token_starts).cast("i").tolist(),
             memoryview(deltas.tokens).cast("i").tolist(),
-            [_FINISH_CODES[code] for code in deltas.finishes],
+            _finishes(deltas.finishes),
             memoryview(deltas.cached_tokens).cast("i").tolist(),
             decode_logprobs(deltas, len(deltas.tokens) // 4),
             _embeddings(deltas, len(deltas.requests) // 8) if deltas.embedding_starts else None,
@@ -54,6 +54,12 @@ def decode_columns(deltas: Deltas) -> Columns:
     if lengths != [rows, rows, rows, rows + 1, columns.starts[-1] if columns.starts else 0, rows, rows]:
         raise ValueError(f"the columns of deltas for {rows} rows have lengths {lengths}")
     return columns
+
+
+def _finishes(codes: bytes) -> list[FinishCode]:
+    if codes.count(0) == len(codes):  # as in nearly every step
+        return [FinishCode.NONE] * len(codes)
+    return [_FINISH_CODES[code] for code in codes]
 
 
 def _embeddings(deltas: Deltas, num_rows: int) -> dict[int, bytes]:

@@ -46,7 +46,7 @@ class Detokenizer:
     """
 
     __slots__ = (
-        "_decode",
+        "_decoder",
         "_held",
         "_include_stop",
         "_longest_stop",
@@ -56,7 +56,7 @@ class Detokenizer:
     )
 
     def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
-        self._decode = decoder.decode
+        self._decoder = decoder
         self._stop_strings = params.stop_strings
         self._longest_stop = max(map(len, self._stop_strings), default=0)
         self._stop_token_ids = params.stop_token_ids
@@ -67,7 +67,7 @@ class Detokenizer:
     def feed(self, tokens: list[int], finish: FinishCode) -> TextDelta:
         """The text that these tokens add; with a `finish`, or after a stop string, the sample's last."""
         if not finish and not self._stop_strings:
-            return TextDelta(self._decode(tokens), tokens)
+            return TextDelta(self._decoder.decode(tokens), tokens)
         stopped = finish is FinishCode.STOP and bool(tokens)
         visible = tokens[:-1] if stopped and not self._include_stop else tokens
         if self._stop_strings:
@@ -77,7 +77,7 @@ class Detokenizer:
             if finish:
                 delta.text += self._held
         else:
-            delta = TextDelta(self._decode(visible), tokens)
+            delta = TextDelta(self._decoder.decode(visible), tokens)
         if finish:
             delta.finish_reason = _REASONS[finish]
             if stopped and tokens[-1] in self._stop_token_ids:
@@ -87,7 +87,7 @@ class Detokenizer:
     def _feed_until_stop(self, tokens: list[int], visible: list[int]) -> TextDelta:
         pieces = []
         for count, token in enumerate(visible, 1):
-            piece = self._decode((token,))
+            piece = self._decoder.decode((token,))
             window = self._held + piece
             if self._num_unstoppable:
                 self._num_unstoppable -= 1

@@ -1,6 +1,7 @@
 """uvicorn with an orderly end: after a signal it answers probes until the running requests have finished."""
 
 import asyncio
+import functools
 import logging
 import signal
 import socket
@@ -14,8 +15,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from pyllm.frontend.app import create_app
 from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.failure import Failure
+from pyllm.frontend.outbox import Outbox
 from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.stream import TRANSPORT
+from pyllm.frontend.stream import WIRE, Wire
 from pyllm.tls import tls_context
 
 # Seconds that the first line and the headers of a request get to come.
@@ -44,6 +46,10 @@ class OpenProtocol(HttpToolsProtocol):
     _num_head_bytes = 0
     _num_unfinished_bytes = 0  # of what came while the head was not complete
 
+    def __init__(self, outbox: Outbox, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._outbox = outbox
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
         """Called for a new connection."""
         super().connection_made(transport)
@@ -67,7 +73,7 @@ class OpenProtocol(HttpToolsProtocol):
         """Called by the parser before a request's first line."""
         super().on_message_begin()
         self._num_head_bytes = self._num_unfinished_bytes = 0
-        cast("dict[str, Any]", self.scope)[TRANSPORT] = self.transport
+        cast("dict[str, Any]", self.scope)[WIRE] = Wire(self.transport, self._outbox)
         if self._head_timer is None:
             self._await_head()
 
@@ -133,7 +139,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 create_app(state),
-                http=OpenProtocol,
+                http=cast("type[asyncio.Protocol]", functools.partial(OpenProtocol, Outbox())),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -24,7 +24,7 @@ from pyllm.frontend.server_state import ServerState
 from pyllm.frontend.shared.client import StateLostError
 from pyllm.frontend.shared.messages import Attached, Conflict, Full, Headers, Page, Run
 from pyllm.frontend.shared.records import last_event_id
-from pyllm.frontend.stream import READER_PATIENCE, TRANSPORT
+from pyllm.frontend.stream import READER_PATIENCE, WIRE
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 # Routes whose answers can be repeated.
@@ -151,7 +151,7 @@ class Idempotency:
             last_event_id=claim.position.encode(),
         )
         inner = {**scope, CONTEXT: context}
-        inner.pop(TRANSPORT, None)
+        inner.pop(WIRE, None)
         abandoned = asyncio.create_task(self._abandoned(claim.run))
 
         async def gone() -> Any:
@@ -214,7 +214,7 @@ class Idempotency:
             context_in(exchange.scope), ticket=None, budgets=None, idempotency_key=None, last_event_id=place
         )
         scope = {**exchange.scope, CONTEXT: context}
-        scope.pop(TRANSPORT, None)
+        scope.pop(WIRE, None)
 
         async def send(message: Any) -> None:
             if message["type"] != "http.response.start":

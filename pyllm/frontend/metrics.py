@@ -283,10 +283,15 @@ class RequestMetrics:
     def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> None:
         """A sample got tokens."""
         metrics = self._metrics
-        now = metrics.clock()
+        clock = metrics.clock  # Calling it as a method would cost twice as much.
+        now = clock()
         last = self._last[sample]
         if last is not None:
-            metrics.inter_token.observe(now - last)
+            # `Histogram.observe`, without a call for each token.
+            pause = now - last
+            histogram = metrics.inter_token
+            histogram.counts[bisect_left(histogram.bounds, pause)] += 1
+            histogram.sum += pause
         else:
             self._begin(now, num_cached_tokens)
         self._last[sample] = now

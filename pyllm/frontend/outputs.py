@@ -135,7 +135,7 @@ class RequestProcessor:
         detokenizer = self._detokenizers[sample]
         if detokenizer is None:
             return  # It ended here, by a stop string, and these were on their way.
-        if finish == FinishCode.ERROR:
+        if finish and finish == FinishCode.ERROR:
             self._client.abort(self._request)
             self.error(EngineDeadError("the engine could not go on with this request"))
             return

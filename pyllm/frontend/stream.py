@@ -9,25 +9,37 @@ import logging
 import types
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from litestar.response import Response
 from litestar.response.base import ASGIResponse
 from litestar.types import HTTPSendMessage, Receive, Scope, Send
 
-# Where a scope may have its `asyncio.WriteTransport`; without it every part of a body goes through ASGI's `send`.
-TRANSPORT = "pyllm.transport"
+from pyllm.frontend.outbox import Outbox
+
+# Where a scope may have its `Wire`; without it every part of a body goes through ASGI's `send`.
+WIRE = "pyllm.wire"
 # How long a reader may take nothing at all before its answer is given up.
 READER_PATIENCE = 60.0
+# The first line of an HTTP chunk, by its size, for those that a token makes; larger ones make their own.
+_CHUNK_HEADS = [b"%x\r\n" % size for size in range(2048)]
 
 logger = logging.getLogger(__name__)
+
+
+class Wire(NamedTuple):
+    """A connection as its server has it, and the outbox that all of the server's connections share."""
+
+    transport: asyncio.WriteTransport
+    outbox: Outbox
 
 
 class Channel:
     """The sending half of one HTTP exchange.
 
-    A message goes to the socket before `send` returns, unless the reader is slow: then a task waits for the socket and
-    the channel is `blocked` until `on_drained` is called. Who sends is expected to merge what it has until then.
+    A message goes to the socket in the same turn of the event loop, unless the reader is slow: then a task waits for
+    the socket and the channel is `blocked` until `on_drained` is called. Who sends is expected to merge what it has
+    until then.
     """
 
     __slots__ = (
@@ -35,6 +47,7 @@ class Channel:
         "_num_silent_ticks",
         "_on_drained",
         "_on_stalled",
+        "_outbox",
         "_patience",
         "_send",
         "_transport",
@@ -47,7 +60,7 @@ class Channel:
     def __init__(
         self,
         send: Send,
-        transport: asyncio.WriteTransport | None,
+        wire: Wire | None,
         on_drained: Callable[[], None],
         on_stalled: Callable[[], object],
         patience: float,
@@ -55,7 +68,8 @@ class Channel:
         self.started = False
         self.stalled = False
         self.blocked = False  # the reader still has to take what was sent before
-        self._transport = transport
+        self._transport = None if wire is None else wire.transport
+        self._outbox = None if wire is None else wire.outbox
         # The declared type is an awaitable; it is a coroutine function in every server.
         self._send = cast("Callable[[HTTPSendMessage], Coroutine[Any, Any, None]]", send)
         self._on_drained = on_drained
@@ -72,14 +86,16 @@ class Channel:
             {"type": "http.response.start", "status": status, "headers": [(b"content-type", content_type), *headers]}
         )
 
-    def write(self, body: bytes) -> None:
-        """Send a part of a body that was started without its length."""
+    def write(self, body: bytes, before: bytes = b"", after: bytes = b"") -> None:
+        """Send a part of a body that was started without its length: what is new of it, between what is not."""
         self._num_silent_ticks = 0
-        transport = self._transport
-        if transport is None or self.blocked or transport.get_write_buffer_size():
-            self._push({"type": "http.response.body", "body": body, "more_body": True})
-        elif not transport.is_closing():
-            transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        transport, outbox = self._transport, self._outbox
+        if transport is None or outbox is None or self.blocked or transport.get_write_buffer_size():
+            self._push({"type": "http.response.body", "body": before + body + after, "more_body": True})
+        else:
+            size = len(before) + len(body) + len(after)
+            head = _CHUNK_HEADS[size] if size < len(_CHUNK_HEADS) else b"%x\r\n" % size
+            outbox.add(transport, b"".join((head, before, body, after, b"\r\n")))
 
     def finish(self, body: bytes) -> None:
         """Send the last part of the body."""
@@ -102,6 +118,8 @@ class Channel:
         if self.blocked:
             self._waiting.append(message)
             return
+        if self._outbox is not None:
+            self._outbox.flush()  # Parts of this body may be in it.
         sending = self._send(message)
         try:
             # A server's `send` is a coroutine that ends at once when the socket takes the bytes.
@@ -173,8 +191,8 @@ class _Exchange(ASGIResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = asyncio.current_task()
         assert handler is not None
-        transport = cast("dict[str, Any]", scope).get(TRANSPORT)
-        channel = Channel(send, transport, self._answer.drained, handler.cancel, self._patience)
+        wire = cast("dict[str, Any]", scope).get(WIRE)
+        channel = Channel(send, wire, self._answer.drained, handler.cancel, self._patience)
         try:
             self._answer.begin(channel)
             # It tells of a disconnect, and equally that the answer was sent completely.

@@ -40,7 +40,7 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
         shutdown_timeout=0.0,
     )
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    executor = ProcessExecutor(config, launch.worker_main, context)
+    executor = ProcessExecutor(config, roles.worker_main, context)
     yield executor
     await executor.close()
     context.destroy(0)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.stream import TRANSPORT, Channel, PushedResponse
+from pyllm.frontend.outbox import Outbox
+from pyllm.frontend.stream import WIRE, Channel, PushedResponse, Wire
 from tests.frontend.serving import until
 
 
@@ -72,6 +73,10 @@ class Transport:
         return self.closing
 
 
+def wired(transport: Transport) -> dict[str, Any]:
+    return {WIRE: Wire(cast("asyncio.WriteTransport", transport), Outbox())}
+
+
 async def serve(answer: Any, socket: Socket, patience: float = 60.0, **scope: Any) -> "asyncio.Task[None]":
     exchange = PushedResponse(answer, patience).to_asgi_response()
     task = asyncio.create_task(exchange({"type": "http", **scope}, socket.receive, socket.send))
@@ -116,10 +121,12 @@ async def test_a_slow_socket_blocks_the_channel_until_it_has_taken_everything() 
 
 async def test_parts_of_a_body_go_to_the_transport_as_chunks() -> None:
     answer, socket, transport = Answer(), Socket(), Transport()
-    task = await serve(answer, socket, **{TRANSPORT: transport})
+    task = await serve(answer, socket, **wired(transport))
     answer.channel.start(200, b"text/plain")
-    answer.channel.write(b"a" * 17)
-    assert transport.taken == [b"11\r\n" + b"a" * 17 + b"\r\n"]
+    answer.channel.write(b"a" * 15, b"before", b"after")
+    answer.channel.write(b"a" * 5000)
+    await asyncio.sleep(0)
+    assert transport.taken == [b"1a\r\nbefore" + b"a" * 15 + b"after\r\n", b"1388\r\n" + b"a" * 5000 + b"\r\n"]
     answer.channel.finish(b"b")
     await task
     assert (socket.body, [message["type"][14:] for message in socket.taken]) == (b"b", ["start", "body"])
@@ -127,7 +134,7 @@ async def test_parts_of_a_body_go_to_the_transport_as_chunks() -> None:
 
 async def test_what_waits_in_the_transport_sends_the_next_part_the_servers_way() -> None:
     answer, socket, transport = Answer(), Socket(), Transport()
-    task = await serve(answer, socket, **{TRANSPORT: transport})
+    task = await serve(answer, socket, **wired(transport))
     answer.channel.start(200, b"text/plain")
     transport.buffered = 1
     socket.open.clear()
@@ -143,9 +150,21 @@ async def test_what_waits_in_the_transport_sends_the_next_part_the_servers_way()
     assert (socket.body, transport.taken) == (b"ab", [b"1\r\nc\r\n"])
 
 
+async def test_the_end_of_a_body_comes_after_its_parts() -> None:
+    answer, socket, transport = Answer(), Socket(), Transport()
+    taken: list[Any] = []
+    socket.taken = transport.taken = taken
+    task = await serve(answer, socket, **wired(transport))
+    answer.channel.write(b"a")
+    answer.channel.write(b"b")
+    answer.channel.finish(b"c")
+    assert taken == [b"1\r\na\r\n", b"1\r\nb\r\n", {"type": "http.response.body", "body": b"c", "more_body": False}]
+    await task
+
+
 async def test_a_transport_that_closes_is_written_nothing() -> None:
     answer, socket, transport = Answer(), Socket(), Transport()
-    task = await serve(answer, socket, **{TRANSPORT: transport})
+    task = await serve(answer, socket, **wired(transport))
     answer.channel.start(200, b"text/plain")
     transport.closing = True
     answer.channel.write(b"a")

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import ssl
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from pyllm.config import ServerConfig
 from pyllm.errors import ConfigError
 from pyllm.frontend.http_server import HttpServer, OpenProtocol
+from pyllm.frontend.outbox import Outbox
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.sockets import bind_unix_listener
 from pyllm.tls import tls_context
@@ -142,7 +144,7 @@ class ImpatientProtocol(OpenProtocol):
 async def test_headers_that_do_not_come_end_the_connection(tokenizer: Tokenizer) -> None:
     async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
         assert frontend.server is not None
-        frontend.server.config.http_protocol_class = ImpatientProtocol
+        frontend.server.config.http_protocol_class = functools.partial(ImpatientProtocol, Outbox())
         for start in (b"", b"GET / HT", b"GET /health HTTP/1.1\r\nHost: "):
             reader, writer = await asyncio.open_connection(*frontend.address)
             writer.write(start)

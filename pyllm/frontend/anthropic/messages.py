@@ -77,8 +77,10 @@ def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
         responses={200: ResponseSpec(TokenCount), **ERROR_RESPONSES},
     )
     async def count_message_tokens(request: Request[Any, Any, Any], data: JSONBody[CountTokensRequest]) -> TokenCount:
-        context_of(request).field_names = FIELD_NAMES
+        context = context_of(request)
+        context.field_names = FIELD_NAMES
         _check(state, data)
+        await admit(state, context, num_sequences=0)
         return TokenCount(len(await state.conversations.encode(conversation_of(data))))
 
     return count_message_tokens

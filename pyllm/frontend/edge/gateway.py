@@ -25,6 +25,8 @@ from pyllm.frontend.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
 PROBES = frozenset({"/health", "/health/live", "/health/ready"})
+# What a body may be said to be in: what JSON is in, and a part of it.
+CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
 # The route whose answers are kept, by their ids.
 KEPT = "/v1/responses"
 
@@ -102,6 +104,8 @@ class Gateway:
         if head.content_encoding:
             text = f"Content-Encoding {head.content_encoding!r:.80} is not supported; send the body as it is."
             raise MediaTypeError(text)
+        if head.charset not in CHARSETS:
+            raise MediaTypeError(f"The charset {head.charset!r:.80} is not supported; send the body in UTF-8.")
         check_body_size(head.content_length, self._max_body_bytes)
 
     def _headers(self, context: RequestContext, head: Head, body: BoundedBody) -> Headers:

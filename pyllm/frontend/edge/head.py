@@ -16,6 +16,7 @@ _WANTED = frozenset({
     b"authorization",
     b"content-encoding",
     b"content-length",
+    b"content-type",
     b"idempotency-key",
     b"last-event-id",
     b"origin",
@@ -26,6 +27,7 @@ _WANTED = frozenset({
     TENANT_HEADER.encode(),
     TIMEOUT_HEADER.encode(),
 })  # fmt: skip
+_CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
 _SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
 
 
@@ -118,6 +120,12 @@ class Head:
         """What the body is encoded with; empty where it is sent as it is."""
         name = self._text(b"content-encoding").lower()
         return "" if name == "identity" else name
+
+    @property
+    def charset(self) -> str:
+        """What the body's characters are said to be encoded in, in small letters; empty where that is not said."""
+        match = _CHARSET.search(self._text(b"content-type"))
+        return "" if match is None else match[1].lower()
 
     @property
     def content_length(self) -> int:

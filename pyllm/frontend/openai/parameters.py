@@ -94,6 +94,8 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
     for name, is_wanted in whole.items():
         if request.stream and is_wanted:
             raise RequestError(f"{name} is not for streams; set stream to false", name)
+    if request.use_beam_search and request.seed is not None:
+        raise RequestError("seed has no effect on a beam search, which draws nothing; leave it out", "seed")
     names = ("n", "prompt_logprobs", "length_penalty")
     return SamplingParams(
         **_given(request, _SAMPLING_FIELDS),

@@ -2,17 +2,19 @@
 
 from typing import Any
 
-from litestar import post
+from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 from msgspec import Struct
 
 from pyllm.errors import RequestError
+from pyllm.frontend.admission import admit
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
+from pyllm.frontend.request_context import context_of
 from pyllm.frontend.server_state import ServerState, check_model
 
 
@@ -66,8 +68,9 @@ def tokenize_route(state: ServerState) -> HTTPRouteHandler:
         summary="Turn a prompt or a conversation into token ids",
         responses={200: ResponseSpec(Tokenization), **ERROR_RESPONSES},
     )
-    async def tokenize(data: JSONBody[TokenizeRequest]) -> Tokenization:
+    async def tokenize(request: Request[Any, Any, Any], data: JSONBody[TokenizeRequest]) -> Tokenization:
         check_model(state, data.model)
+        await admit(state, context_of(request), num_sequences=0)
         tokens = await _tokens(state, data)
         names = None
         if data.return_token_strs:
@@ -87,8 +90,9 @@ def detokenize_route(state: ServerState) -> HTTPRouteHandler:
         summary="Turn token ids into text",
         responses={200: ResponseSpec(Detokenization), **ERROR_RESPONSES},
     )
-    async def detokenize(data: JSONBody[DetokenizeRequest]) -> Detokenization:
+    async def detokenize(request: Request[Any, Any, Any], data: JSONBody[DetokenizeRequest]) -> Detokenization:
         check_model(state, data.model)
+        await admit(state, context_of(request), num_sequences=0)
         tokens = data.tokens
         if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
             wrong = next(token for token in tokens if not 0 <= token < vocab_size)

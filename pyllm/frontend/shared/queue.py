@@ -31,9 +31,9 @@ class AdmissionQueue:
         return self._num_tokens
 
     def enter(self, num_sequences: int) -> Refused | None:
-        """Let sequences wait, unless the queue is full."""
+        """Let sequences wait, unless the queue is full; what has none, as it needs no core, does not wait in it."""
         most = self._config.max_num_queued_reqs
-        if most and self.num_queued >= most:
+        if most and num_sequences and self.num_queued >= most:
             text = (
                 f"The queue is full: {self.num_queued} requests wait, and at most {most} may. Please try again later."
             )

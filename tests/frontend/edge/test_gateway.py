@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import logging
 from typing import Any
 
@@ -96,6 +97,23 @@ async def test_an_encoded_body_is_refused(tokenizer: Tokenizer) -> None:
         plain = await frontend.http.post("/v1/completions", json=BODY, headers={"content-encoding": "Identity"})
     assert (encoded.status_code, plain.status_code) == (415, 200)
     assert "'gzip'" in encoded.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json; charset=utf-8", 200),
+        ('application/json;Charset="UTF-8"', 200),
+        ("application/json; charset=latin-1", 415),
+        ('application/json; x=y; charset = "utf-16"', 415),
+    ],
+)
+async def test_a_body_in_another_charset_is_refused(tokenizer: Tokenizer, content_type: str, status: int) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        headers = {"content-type": content_type}
+        response = await frontend.http.post("/v1/completions", content=json.dumps(BODY), headers=headers)
+    assert response.status_code == status
+    assert status == 200 or "UTF-8" in response.json()["error"]["message"]
 
 
 async def test_a_request_id_is_part_of_every_answer(tokenizer: Tokenizer) -> None:
@@ -195,6 +213,22 @@ async def test_a_keys_own_limits_come_before_the_servers(tokenizer: Tokenizer) -
         second = await frontend.http.post("/v1/completions", json=BODY, headers=BEARER)
     assert (first.status_code, first.headers["x-ratelimit-limit-requests"]) == (200, "1")
     assert (second.status_code, second.headers["retry-after"]) == (429, "60")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "x"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x"}]}),
+    ],
+)
+async def test_what_only_tokenises_counts_as_a_request(tokenizer: Tokenizer, path: str, body: dict[str, Any]) -> None:
+    keys = ring(max_requests_per_minute=2, max_concurrent_requests=1)
+    async with in_process(answering(tokenizer, "ok"), tokenizer, keys=keys) as frontend:
+        answers = [await frontend.http.post(path, json=body, headers=BEARER) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert answers[1].headers["x-ratelimit-remaining-requests"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ async def stream(frontend: Frontend, **body: Any) -> list[dict[str, Any]]:
             "response_format: json must have",
         ),
         ({"use_beam_search": True, "stop": "x"}, "stop", "stop and use_beam_search exclude"),
+        ({"use_beam_search": True, "seed": 0}, "seed", "draws nothing"),
         ({"length_penalty": 2.0}, "length_penalty", "set use_beam_search"),
     ],
 )

@@ -11,6 +11,7 @@ def test_what_can_run_at_once_is_not_queued() -> None:
     refused = queue.enter(1)
     assert refused is not None
     assert (refused.reason, refused.retry_after) == ("max_num_queued_reqs", QUEUE_RETRY)
+    assert queue.enter(0) is None  # It needs no core.
     queue.started(1, 0)
     assert queue.num_queued == 1  # One runs, one place is left for two.
     queue.leave_running(1)
