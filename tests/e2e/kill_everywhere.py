@@ -48,7 +48,7 @@ def _parts() -> Iterator[tuple[str, Tally]]:
 
 
 async def at_steps(ranks: int = 1, rank: int = 0, first: int = 1, stride: int = 1, most_runs: int = 10_000) -> Tally:
-    """Kill a rank at each `stride`th step of an uncrashed run, from `first` to the last, and a second time in each run."""
+    """Kill a rank at each `stride`th step of an uncrashed run from `first` to the last, and again in each run."""
     tally, plan, last = Tally(), first, first
     while plan <= last and tally.runs < most_runs:
         trigger = Trigger()

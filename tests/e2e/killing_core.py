@@ -1,4 +1,4 @@
-"""A core whose ranks are killed at the step that the test names, in a process of its own, with an API process before it.
+"""A core whose ranks are killed at the step that a test names, and an API process, each a process of its own.
 
 Everything but the hand that kills is the server's own code.
 """
@@ -50,6 +50,11 @@ class Trigger:
     def disarm(self) -> None:
         """Kill nobody any more."""
         self._plans_left.value = -1
+
+    @property
+    def is_disarmed(self) -> bool:
+        """Whether the last kill that was asked for was done."""
+        return bool(self._plans_left.value < 0)
 
     @property
     def num_plans(self) -> int:

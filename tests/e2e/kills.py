@@ -83,8 +83,8 @@ def kill_at_plan(
     choose = random.Random(plan)
     trigger.arm(plan, rank)
     streams = Streams(address, requests)
-    for number in range(1, num_kills):
-        if not streams.wait_for(lambda: len(trigger.kills) == before + number and recovered(streams, trigger.kills[-1])):  # noqa: B023
+    for _ in range(1, num_kills):
+        if not streams.wait_for(lambda: trigger.is_disarmed and recovered(streams, trigger.kills[-1])):
             break
         trigger.arm(choose.randint(1, 5), rank)
     transcripts = streams.join()
@@ -92,9 +92,7 @@ def kill_at_plan(
     return Run(transcripts, trigger.kills[before:])
 
 
-def kill_at_events(
-    address: str, requests: Sequence[Request], events: Sequence[int], kill: Callable[[], None]
-) -> Run:
+def kill_at_events(address: str, requests: Sequence[Request], events: Sequence[int], kill: Callable[[], None]) -> Run:
     """Run with a kill once so many events have come; the first counts from the start, others from the recovery."""
     streams = Streams(address, requests)
     kills: list[float] = []
@@ -147,5 +145,3 @@ def titled(supervisor: int, title: str) -> list[psutil.Process]:
         except psutil.NoSuchProcess:
             continue  # It has just ended.
     return found
-
-

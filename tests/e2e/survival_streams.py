@@ -64,9 +64,9 @@ def mixed_requests(num_tokens: int, stop: str = "") -> list[Request]:
 
 
 def stop_string(text: str) -> str:
-    """A piece from the last third of a text that spans several words, so that it is completed by one token of many."""
-    begin = text.index(" ", len(text) * 2 // 3)
-    return text[begin : text.index(" ", begin + 12)]
+    """A piece from the second half of a text that spans several words: many tokens, of which the last completes it."""
+    begin = text.index(" ", len(text) // 2)
+    return text[begin : text.index(" ", begin + 8)]
 
 
 def _completion(name: str, **fields: Any) -> Request:
@@ -115,27 +115,36 @@ class Transcript:
             self._event(line[6:])
             self.last_id = self._id
 
+    def feed_whole(self, body: bytes) -> None:
+        """The body of an answer that was not streamed."""
+        self._answer(json.loads(body))
+        self.ended = True
+
     def _event(self, data: str) -> None:
         if data == "[DONE]":
             self.ended = True
+        else:
+            self._answer(json.loads(data))
+
+    def _answer(self, answer: Mapping[str, Any]) -> None:
+        if "error" in answer:
+            self.error = answer["error"]["message"]
             return
-        event = json.loads(data)
-        if "error" in event:
-            self.error = event["error"]["message"]
-            return
-        self.usage = counts(event.get("usage")) or self.usage
-        for told in event["choices"]:
+        self.usage = counts(answer.get("usage")) or self.usage
+        for told in answer["choices"]:
             self._choice(told)
 
     def _choice(self, told: Mapping[str, Any]) -> None:
         choice = self.choices.setdefault(told["index"], Choice())
-        choice.text += told["text"] if "text" in told else told["delta"].get("content") or ""
+        said = told.get("delta") or told.get("message") or {"content": told.get("text")}
+        choice.text += said.get("content") or ""
         choice.finish = told["finish_reason"] or choice.finish
         if tokens := told.get("token_ids"):
             choice.tokens += tokens
             self.times.append((time.monotonic(), told["index"]))
         if logprobs := told.get("logprobs"):
-            choice.logprobs += zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
+            columns = (logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+            choice.logprobs += zip(*columns, strict=True)
 
     def has_had_since(self, instant: float, num_events: int) -> bool:
         """Whether each choice that goes on has had so many events since then."""
@@ -166,7 +175,7 @@ class Difference(NamedTuple):
 
 
 def compare(twin: Transcript, seen: Transcript, *, is_cut: bool = False) -> Difference:
-    """Hold a transcript against its twin; one that is cut, its client having left, only has to begin as its twin does."""
+    """Hold a transcript against its twin; one that is cut, its client having left, has to begin as its twin does."""
     lost = repeated = 0
     others: list[str] = []
     for index in twin.choices.keys() | seen.choices.keys():

@@ -27,7 +27,7 @@ async def test_any_rank_of_three_killed() -> None:
 @pytest.mark.parametrize("title", ["pyllm::worker-0-0", "pyllm::core-0"])
 def test_process_of_a_server_killed(title: str) -> None:
     assert_survived(at_events(title, [60, 200]), 2)
-    
+
 
 def test_processes_killed_at_random() -> None:
     assert_survived(at_instants("pyllm::core-0", 1), 1)
