@@ -46,16 +46,17 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "flag"
         environment = faulty_processor.install(Path(folder) / "packages")
-        begun = time.monotonic()
         with Server(*FLAGS, environment=environment) as server:
             pool = known_requests(server, flag)
             before = at_rest(server)
+            begun = time.monotonic()
             faults = Faults(server.process.pid, flag, seed)
             with watched(server) as seen, Clients(server.address, pool, NUM_CLIENTS, seed) as clients:
                 choose = random.Random(seed)
                 while time.monotonic() < begun + seconds:
                     time.sleep(choose.expovariate(1 / MEAN_PAUSE))
                     faults.one()
+            ended = time.monotonic()
             flag.unlink(missing_ok=True)
             after = at_rest(server)
             blocks = server.metric("vllm:kv_cache_usage_perc")
@@ -68,7 +69,7 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
         return {
             "name": "chaos",
             "seed": seed,
-            "seconds": round(time.monotonic() - begun),
+            "seconds": round(ended - begun),
             "requests": dict(account.requests),
             "tokens": account.tokens,
             "resumed": account.resumed,
