@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import zmq
 
-from pyllm.child import attach
+from pyllm.child import attach, await_configuration
 from pyllm.messages import (
     PLAN_SECTIONS,
     Control,
@@ -25,8 +25,10 @@ from pyllm.process_config import WorkerConfig
 TOKEN = 7  # what every position samples
 
 
-def main(config: WorkerConfig, connection: Connection) -> None:
+def main(connection: Connection, stderr: Connection) -> None:
     """Entry point of the process, in place of the real worker's."""
+    stderr.close()
+    config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     child = attach(connection, f"pyllm::worker-{config.core_index}-{config.rank}")
     socket = zmq.Context().socket(zmq.DEALER)
     socket.bind(config.address)

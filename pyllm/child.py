@@ -20,6 +20,8 @@ from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 HEARTBEAT_INTERVAL = 0.5  # seconds
 ORPHANED_EXIT_CODE = 70
+SPARE_TITLE = "pyllm::spare"
+OUT_OF_MEMORY_EXIT_CODE = 4  # a worker's device, or the host, had no memory left
 _PR_SET_PDEATHSIG = 1
 
 logger = logging.getLogger(__name__)
@@ -82,5 +84,18 @@ def attach(connection: Connection, title: str, parent_death_signal: bool = True)
     """
     setproctitle(title)
     if parent_death_signal:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent()
     return Child(connection, "starting")
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the *thread* that started this process ends, which must be one that stays."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def await_configuration(connection: Connection) -> bytes:
+    """Wait for what the parent sends first; this process is a spare meanwhile, and ends with its parent."""
+    try:
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(ORPHANED_EXIT_CODE)

@@ -307,8 +307,8 @@ def load_rank(config: CoreConfig) -> "ModelRunner":
     return load(worker, lambda stage: logger.info("%s", stage))
 
 
-def worker_main(config: WorkerConfig, connection: Connection) -> None:
-    """Entry point of a worker process, which `multiprocessing` starts."""
+def worker_main(connection: Connection, stderr: Connection) -> None:
+    """Entry point of a worker process, which `multiprocessing` starts and its core then configures."""
     from pyllm.workers import process
 
-    process.main(config, connection)
+    process.main(connection, stderr)

@@ -30,11 +30,21 @@ class Process:
     `watch` the child runs unwatched, so that it can be started by a thread that has no event loop yet.
     """
 
-    def __init__(self, name: str, pid: int, connection: Connection, reap: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        connection: Connection,
+        reap: Callable[[], int | None],
+        stderr: int | None = None,
+    ) -> None:
         self.name = name
         self.pid = pid
         self.stage = "starting"
         self.failure: str | None = None
+        self.silent = False
+        self.log = b""
+        self._stderr = stderr
         self._connection = connection
         self._watched = False
         self._reap = reap
@@ -49,6 +59,14 @@ class Process:
         self.exited: asyncio.Future[int] = loop.create_future()
         loop.add_reader(self._connection.fileno(), self._read)
         loop.add_reader(self._pidfd, self._exit)
+        if self._stderr is not None:
+            os.set_blocking(self._stderr, False)
+            loop.add_reader(self._stderr, self._read_stderr)
+
+    def configure(self, config: msgspec.Struct) -> None:
+        """Tell the child what it is for."""
+        with contextlib.suppress(BrokenPipeError):  # It ended already; `watch` will tell.
+            self._connection.send_bytes(msgspec.msgpack.encode(config))
 
     async def ready(self, deadline: float) -> str:
         """Wait at most `deadline` seconds until the child reports that it is ready; gives the address it serves.
@@ -108,6 +126,15 @@ class Process:
             case Failed(stage, text):
                 self.stage, self.failure = stage, text
 
+    def _read_stderr(self) -> None:
+        assert self._stderr is not None
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._stderr, 1 << 16):
+                sys.stderr.buffer.write(data)
+                sys.stderr.flush()
+                self.log = (self.log + data)[-(64 << 10) :]
+            asyncio.get_running_loop().remove_reader(self._stderr)
+
     def _exit(self) -> None:
         code = self._reap()
         if code is None:
@@ -118,6 +145,10 @@ class Process:
         loop.remove_reader(self._connection.fileno())
         os.close(self._pidfd)
         self._connection.close()
+        if self._stderr is not None:
+            self._read_stderr()
+            loop.remove_reader(self._stderr)
+            os.close(self._stderr)
         self.exited.set_result(code)
 
 

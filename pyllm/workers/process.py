@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import zmq
+from setproctitle import setproctitle
 
 from pyllm import ipc, log
-from pyllm.child import Child, attach
+from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SPARE_TITLE, Child, attach, await_configuration, die_with_parent
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput
+from pyllm.out_of_memory import is_out_of_memory
 from pyllm.process_config import WorkerConfig
 
 if TYPE_CHECKING:
@@ -31,25 +33,51 @@ _PAUSE = 20e-6
 logger = logging.getLogger(__name__)
 
 
-def main(config: WorkerConfig, connection: Connection) -> None:
-    """Run one rank until SIGTERM or the parent's end; the exit code is 1 where it fails by itself."""
-    title = f"pyllm::worker-{config.core_index}-{config.rank}"
-    child = attach(connection, title)
-    log.configure(title)
+def main(connection: Connection, stderr: Connection) -> None:
+    """Run one rank until SIGTERM or the parent's end; the exit code tells how it failed where it did by itself.
+
+    Everything is imported before the configuration is waited for, so that this may be a spare worker.
+    """
+    os.dup2(stderr.fileno(), 2)
+    stderr.close()
+    die_with_parent()
+    setproctitle(SPARE_TITLE)
     # Ctrl-C reaches the whole process group of a terminal; when workers end is their core's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _import_everything()
+    config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
+    title = f"pyllm::worker-{config.core_index}-{config.rank}"
+    child = attach(connection, title)
+    log.configure(title)
     raise SystemExit(child.run(lambda: _work(config, child)))
 
 
 def _work(config: WorkerConfig, child: Child) -> int:
-    runner = load(config, child.enter)
-    context: zmq.Context[Socket] = zmq.Context()
-    socket = ipc.bind(context, zmq.DEALER, config.address)
-    gc.freeze()
-    child.started()
-    serve(socket, runner, config.rank, lambda stage, step: _report(child, stage, step))
+    try:
+        runner = load(config, child.enter)
+        context: zmq.Context[Socket] = zmq.Context()
+        socket = ipc.bind(context, zmq.DEALER, config.address)
+        gc.freeze()
+        child.started()
+        serve(socket, runner, config.rank, lambda stage, step: _report(child, stage, step))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.exception("out of memory while %s", child.stage)
+        child.failed(f"out of memory: {error}")
+        return OUT_OF_MEMORY_EXIT_CODE
     return 0
+
+
+def _import_everything() -> None:
+    """Whatever takes its time and is the same for each configuration."""
+    # Waiting OpenMP threads spin for some tens of microseconds and then sleep. One that spins longer takes, on shared
+    # cores, the processor from the one it waits for, and a step ten times as long. OpenMP reads this with torch.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    import pyllm.workers.runner  # noqa: F401 - for `load`
 
 
 def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
@@ -58,12 +86,8 @@ def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
     Raises:
         ConfigError: the configuration and the model or device do not go together.
     """
-    # Waiting OpenMP threads spin for some tens of microseconds and then sleep. One that spins longer takes, on shared
-    # cores, the processor from the one it waits for, and a step ten times as long. OpenMP reads this with torch.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
     enter("importing torch")
+    _import_everything()
     from pyllm.workers.parallel import RankGroup, set_threads
     from pyllm.workers.runner import ModelRunner, worker_device
 

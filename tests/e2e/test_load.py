@@ -25,7 +25,8 @@ async def chat(client: httpx.AsyncClient, model: str, number: int) -> tuple[str,
     }
     text, reason = "", ""
     async with client.stream("POST", "/v1/chat/completions", json=body) as response:
-        lines = [line async for line in response.aiter_lines() if line]
+        # A comment keeps a stream alive that waits for long, as beside other work.
+        lines = [line async for line in response.aiter_lines() if line and not line.startswith(":")]
     assert lines[-1] == "data: [DONE]"
     for line in lines[:-1]:
         (choice,) = json.loads(line.removeprefix("data: "))["choices"]

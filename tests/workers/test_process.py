@@ -223,9 +223,11 @@ class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=process.main, args=(config, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
+        self.stderr, their_stderr = context.Pipe(duplex=False)
+        with theirs, their_stderr:
+            self.process = context.Process(target=process.main, args=(theirs, their_stderr), daemon=True)
+            self.process.start()
+        self.connection.send_bytes(msgspec.msgpack.encode(config))
 
     def wait_for(self, kind: type[ChildMessage]) -> tuple[ChildMessage, list[str]]:
         """The first message of a kind, and the stages that were reported before it."""

@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from pyllm._rust import Plan
-from pyllm.errors import EngineDeadError, StartError
+from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.messages import Sampled, Step
+from pyllm.out_of_memory import is_out_of_memory
 
 
 class Rank(Protocol):
@@ -24,12 +25,22 @@ class Rank(Protocol):
 
 
 class InlineExecutor:
-    """Runs the model on a thread, so that the event loop still answers while a long chunk is computed."""
+    """Runs the model on a thread, so that the event loop still answers while a long chunk is computed.
+
+    A step that raises is the rank's death, as what it holds may be half written. A thread cannot be killed: one whose
+    step does not end keeps its model's memory, beside that of the next.
+    """
 
     def __init__(self, load: Callable[[], Rank]) -> None:
         self._load = load
         self._rank: Rank | None = None
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")
+        self._thread = _model_thread()
+        self._running: list[asyncio.Future[Sampled]] = []
+        self._death: WorkerDeadError | None = None
+
+    @property
+    def death(self) -> WorkerDeadError | None:
+        return self._death
 
     async def start(self) -> None:
         try:
@@ -38,9 +49,31 @@ class InlineExecutor:
             raise StartError(f"the model could not be loaded: {error}") from error
 
     def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
-        return asyncio.get_running_loop().run_in_executor(self._thread, self._run, plan)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Sampled] = loop.create_future()
+        if self._death is not None:
+            answer.set_exception(self._death)
+            return answer
+        assert self._rank is not None, "submit before start"
+        self._running.append(answer)
+        step = loop.run_in_executor(self._thread, self._rank.run, Step(plan.step, tuple(plan.counts)), memoryview(plan))
+        step.add_done_callback(lambda step: self._end(plan.step, step, answer))
+        return answer
+
+    def kill(self, cause: Cause) -> None:
+        self._die(WorkerDeadError(f"the model's thread was given up as {cause}", cause))
+
+    async def restart(self) -> None:
+        self._die(WorkerDeadError("the model's thread was ended", "killed"))
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._rank = None  # The old model's memory is free before the new one is loaded.
+        self._thread = _model_thread()
+        await self.start()
+        self._death = None
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
+        if self._death is not None:
+            raise self._death
         assert self._rank is not None, "collective before start"
         try:
             result = await asyncio.get_running_loop().run_in_executor(self._thread, self._rank.call, method, args)
@@ -52,9 +85,27 @@ class InlineExecutor:
         await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
         self._rank = None
 
-    def _run(self, plan: Plan) -> Sampled:
-        assert self._rank is not None, "submit before start"
-        try:
-            return self._rank.run(Step(plan.step, tuple(plan.counts)), memoryview(plan))
-        except Exception as error:
-            raise EngineDeadError(f"step {plan.step} failed: {error}") from error
+    def _end(self, number: int, step: "asyncio.Future[Sampled]", answer: asyncio.Future[Sampled]) -> None:
+        """Hand a step's answer on, unless the rank was given up meanwhile."""
+        if step.cancelled() or answer.done():
+            return
+        error = step.exception()
+        if error is None:
+            self._running.remove(answer)
+            answer.set_result(step.result())
+        else:
+            cause: Cause = "out_of_memory" if is_out_of_memory(error) else "crashed"
+            self._die(WorkerDeadError(f"step {number} failed: {error}", cause))
+
+    def _die(self, death: WorkerDeadError) -> None:
+        if self._death is not None:
+            return
+        self._death = death
+        for answer in self._running:
+            if not answer.done():
+                answer.set_exception(death)
+        self._running.clear()
+
+
+def _model_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")

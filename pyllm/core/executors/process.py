@@ -5,10 +5,8 @@ Forwards plans and answers; looks at no token. Does not import the worker: it is
 
 import asyncio
 import itertools
-import multiprocessing
+import signal
 from collections import deque
-from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,50 +14,71 @@ import zmq
 
 from pyllm import ipc
 from pyllm._rust import Plan
-from pyllm.errors import EngineDeadError
+from pyllm.core.executors import rank_process
+from pyllm.core.executors.rank_process import WorkerEntry
+from pyllm.core.executors.spares import Spares, end
+from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
 from pyllm.process_config import CoreConfig, WorkerConfig
 from pyllm.supervisor import Process
 
-WorkerEntry = Callable[[WorkerConfig, Connection], None]
-
-# A worker that is told to end has nothing to finish: its core does not ask before its own streams are done.
-STOP_GRACE = 3.0
-
 
 class ProcessExecutor:
-    """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`."""
+    """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
+
+    The end of one rank is the end of all: they are killed at once, so that none waits for another one's data. Each
+    start has sockets and a rendezvous of its own, so that nothing of the one before can reach it.
+    """
 
     def __init__(self, config: CoreConfig, entry: WorkerEntry, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._config = config
-        self._entry = entry
         self._context = context
+        self._size = config.engine.parallel.tensor_parallel_size
+        self._starts = itertools.count()
+        self._files: list[Path] = []  # sockets and rendezvous of this start
         self._ranks: list[Process] = []
+        self._spares = Spares(
+            lambda: rank_process.spawn(entry, f"spare worker of core {config.index}"),
+            self._size if config.engine.recovery.warm_spares else 0,
+        )
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
         self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}
         self._call_ids = itertools.count()
-        self._death: EngineDeadError | None = None
+        self._death: WorkerDeadError | None = None
+
+    @property
+    def death(self) -> WorkerDeadError | None:
+        return self._death
 
     async def start(self) -> None:
+        number = next(self._starts)
         folder = Path(self._config.socket_folder)
-        rendezvous = folder / f"ranks-{self._config.index}"
-        rendezvous.unlink(missing_ok=True)
-        for rank in range(self._config.engine.parallel.tensor_parallel_size):
-            address = f"ipc://{folder}/worker-{self._config.index}-{rank}"
-            worker = WorkerConfig(
-                engine=self._config.engine,
-                checkpoint=self._config.checkpoint,
-                rank=rank,
-                address=address,
-                rendezvous=f"file://{rendezvous}",
-                core_index=self._config.index,
-            )
-            # The core connects and the worker binds: a connecting socket queues messages before its peer is there.
-            socket = ipc.connect(self._context, address)
-            self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, self._receiver(rank), self._malformed))
-            self._spawn(worker)
-        await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
+        rendezvous = folder / f"ranks-{self._config.index}-{number}"
+        sockets = [folder / f"worker-{self._config.index}-{rank}-{number}" for rank in range(self._size)]
+        self._files = [rendezvous, *sockets]
+        try:
+            for rank, path in enumerate(sockets):
+                worker = WorkerConfig(
+                    engine=self._config.engine,
+                    checkpoint=self._config.checkpoint,
+                    rank=rank,
+                    address=f"ipc://{path}",
+                    rendezvous=f"file://{rendezvous}",
+                    core_index=self._config.index,
+                )
+                # The core connects and the worker binds: a connecting socket queues messages before its peer is there.
+                socket = ipc.connect(self._context, worker.address)
+                receive = self._receiver(rank)
+                self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, receive, self._malformed))
+                self._start_rank(worker)
+            await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
+        except BaseException as error:
+            await self._end_ranks()
+            if isinstance(error, StartError) and self._death is not None:
+                raise StartError(str(self._death)) from None  # The rank that was first, whichever was told first.
+            raise
+        self._spares.fill()
 
     def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
         future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
@@ -71,6 +90,16 @@ class ProcessExecutor:
         self._send(header, plan)
         return future
 
+    def kill(self, cause: Cause) -> None:
+        stages = ", ".join(f"{process.name} was {process.stage}" for process in self._ranks)
+        log = b"".join(process.log for process in self._ranks)
+        self._die(WorkerDeadError(f"the workers were ended as {cause}: {stages}", cause, log))
+
+    async def restart(self) -> None:
+        await self._end_ranks()
+        self._death = None
+        await self.start()
+
     async def collective(self, method: str, *args: Any) -> list[Any]:
         if self._death is not None:
             raise self._death
@@ -81,32 +110,33 @@ class ProcessExecutor:
         return await asyncio.gather(*futures)
 
     async def close(self) -> None:
-        self._death = self._death or EngineDeadError("the executor is closed")
-        await asyncio.gather(*(process.stop(STOP_GRACE) for process in self._ranks))
+        await asyncio.gather(self._end_ranks(), self._spares.close())
+
+    def _start_rank(self, worker: WorkerConfig) -> None:
+        process = self._spares.take()
+        process.name = f"worker {worker.rank} of core {worker.core_index}"
+        self._ranks.append(process)
+        process.exited.add_done_callback(lambda _: self._exited(process))
+        process.configure(worker)
+
+    async def _end_ranks(self) -> None:
+        """End what is left of a start, and what it left behind. Raises StartError where a rank cannot be ended."""
+        self._die(WorkerDeadError("the workers were ended", "killed"))
         for endpoint in self._endpoints:
             endpoint.close()
         self._endpoints.clear()
-        self._ranks.clear()
-
-    def _spawn(self, worker: WorkerConfig) -> None:
-        # `spawn` passes on the named descriptors only, so no rank keeps another's connection open after our end.
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=self._entry, args=(worker, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        assert process.pid is not None
-        name = f"worker {worker.rank} of core {worker.core_index}"
-        child = Process(name, process.pid, ours, lambda: process.exitcode)
-        child.watch()
-        child.exited.add_done_callback(lambda _: self._die(child.error()))
-        self._ranks.append(child)
+        ranks, self._ranks = self._ranks, []
+        alive = await end(ranks)
+        for path in self._files:
+            path.unlink(missing_ok=True)
+        if alive:
+            raise StartError(f"{', '.join(process.name for process in alive)} could not be killed")
 
     def _send(self, message: WorkerInput, *frames: Any) -> None:
         """To every rank, in the same order."""
         for rank, endpoint in enumerate(self._endpoints):
             if not endpoint.send(message, *frames):
-                self._die(EngineDeadError(f"worker {rank} reads no messages: its queue is full"))
+                self._die(WorkerDeadError(f"worker {rank} reads no messages: its queue is full"))
 
     def _receiver(self, rank: int) -> ipc.MessageHandler[WorkerOutput]:
         def receive(identity: bytes, message: WorkerOutput) -> None:
@@ -126,7 +156,8 @@ class ProcessExecutor:
 
     def _complete(self, step: int, sampled: Sampled) -> None:
         if not self._steps or self._steps[0][0] != step:
-            self._die(EngineDeadError(f"a worker answered step {step}, which is not the oldest in flight"))
+            if self._death is None:
+                self._die(WorkerDeadError(f"a worker answered step {step}, which is not the oldest in flight"))
             return
         _, future = self._steps.popleft()
         if not future.done():
@@ -134,12 +165,19 @@ class ProcessExecutor:
 
     def _malformed(self, identity: bytes, text: str) -> None:
         del identity
-        self._die(EngineDeadError(f"a worker sent a frame that does not decode: {text}"))
+        self._die(WorkerDeadError(f"a worker sent a frame that does not decode: {text}"))
 
-    def _die(self, death: EngineDeadError) -> None:
+    def _exited(self, process: Process) -> None:
+        if process in self._ranks:
+            ended = [process for process in self._ranks if process.exited.done()]
+            self._die(rank_process.death(rank_process.first_to_blame(ended)))
+
+    def _die(self, death: WorkerDeadError) -> None:
         if self._death is not None:
             return
         self._death = death
+        for process in self._ranks:
+            process.signal(signal.SIGKILL)
         for future in [future for _, future in self._steps] + list(self._calls.values()):
             if not future.done():
                 future.set_exception(death)

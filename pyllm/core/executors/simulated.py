@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllm._rust import Plan
-from pyllm.errors import ConfigError, EngineDeadError
+from pyllm.errors import Cause, ConfigError, EngineDeadError, WorkerDeadError
 from pyllm.messages import PLAN_SECTIONS, Embeddings, Sampled, Sampling, plan_offsets
 
 _SECTION_INDICES = {name: index for index, (name, _) in enumerate(PLAN_SECTIONS)}
@@ -94,6 +94,11 @@ class SimulatedExecutor:
             "instruction_set": "none",
         }
 
+    @property
+    def death(self) -> WorkerDeadError | None:
+        """Nothing dies here."""
+        return None
+
     async def start(self) -> None:
         """Nothing has to be loaded."""
 
@@ -103,6 +108,14 @@ class SimulatedExecutor:
         starts = section(plan, "sampled_starts")
         sampled = Sampled(plan.step, starts.tobytes(), tokens.tobytes(), embeddings=self._embeddings(plan, starts))
         return _Answer(self.clock, self._busy_until, sampled)
+
+    def kill(self, cause: Cause) -> None:
+        """Nobody has to be ended."""
+
+    async def restart(self) -> None:
+        """As after `start`: no slot is known, and nothing is computed."""
+        self._pooling.clear()
+        self._busy_until = self.clock()
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
         del args

@@ -4,14 +4,17 @@ import asyncio
 import signal
 from array import array
 from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import zmq
 
 from benchmarks import empty_worker
 from benchmarks.step import core_config
+from pyllm.child import await_configuration
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import EngineDeadError, StartError
 from pyllm.process_config import WorkerConfig
@@ -65,8 +68,8 @@ async def test_killed_rank_fails_what_is_in_flight_and_what_comes(executor: Proc
         await executor.collective("num_blocks")
 
 
-def die_on_start(config: WorkerConfig, connection: object) -> None:
-    raise SystemExit(9 if config.rank == 1 else 0)
+def die_on_start(connection: Connection, stderr: Connection) -> None:
+    raise SystemExit(9 if msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig).rank == 1 else 0)
 
 
 async def test_rank_that_never_becomes_ready_is_named_and_the_others_are_ended(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Worker processes that stand by: everything is imported there, and nothing is configured.
+
+Knows how many there should be. Does not know ranks: whoever takes a worker makes it one.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from pyllm.restart_budget import RestartBudget
+from pyllm.supervisor import KILL_TIMEOUT, Process
+
+# Spares that die by themselves are replaced so many times a minute; then there are none before the next `fill`.
+MAX_REPLACEMENTS = 3
+
+
+class Spares:
+    """`count` workers that `spawn` starts, 0 for none; they are started by `fill`."""
+
+    def __init__(self, spawn: Callable[[], Process], count: int) -> None:
+        self._spawn = spawn
+        self._count = count
+        self._waiting: list[Process] = []
+        self._budget = RestartBudget(MAX_REPLACEMENTS)
+
+    def fill(self) -> None:
+        """Start as many as there are too few."""
+        while len(self._waiting) < self._count:
+            process = self._spawn()
+            self._waiting.append(process)
+            process.exited.add_done_callback(self._replacing(process))
+
+    def take(self) -> Process:
+        """A worker that is not configured yet: the spare that has waited longest, or a new one."""
+        return self._waiting.pop(0) if self._waiting else self._spawn()
+
+    async def close(self) -> None:
+        """End them all, and start no more."""
+        self._count = 0
+        ended, self._waiting = self._waiting, []
+        await end(ended)
+
+    def _replacing(self, process: Process) -> Callable[[object], None]:
+        def replace(_: object) -> None:
+            if process in self._waiting:
+                self._waiting.remove(process)
+                loop = asyncio.get_running_loop()
+                delay = self._budget.take(loop.time())
+                if delay is not None:
+                    loop.call_later(delay, self.fill)
+
+        return replace
+
+
+async def end(processes: list[Process]) -> list[Process]:
+    """SIGKILL: they hold nothing that would have to be finished. Gives those that do not even end then."""
+    for process in processes:
+        process.signal(signal.SIGKILL)
+    if processes:
+        await asyncio.wait([process.exited for process in processes], timeout=KILL_TIMEOUT)
+    return [process for process in processes if not process.exited.done()]

@@ -1,0 +1,13 @@
+"""Which exceptions say that a device, or the host, had no memory left. Does not import torch to tell."""
+
+# What torch's allocators of the CPU say in a plain RuntimeError; that of CUDA has a class of its own.
+_TEXTS = ("DefaultCPUAllocator", "can't allocate memory", "CUDA out of memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, of Python's or of torch's, is about memory that was not there."""
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    return type(error).__name__ == "OutOfMemoryError" or any(text in str(error) for text in _TEXTS)
