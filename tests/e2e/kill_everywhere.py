@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.kill_everywhere`: a worker dies at every step of eight mixed streams, the core at every event.
+"""`python -m tests.e2e.kill_everywhere`: a worker dies at every step of nine mixed streams, the core at every event.
 
 And both at random instants, and each rank of three. Prints a JSON object for each; fails where a stream is not its
 uncrashed twin, or where too few kills counted: those with a token emitted and one owed.
@@ -19,7 +19,7 @@ from tests.e2e.server import Server
 from tests.e2e.survival_streams import Streams
 
 NUM_TOKENS = 40
-NUM_EVENTS = 9 * NUM_TOKENS  # of all streams, one of which has two samples
+NUM_EVENTS = 9 * NUM_TOKENS  # about as many as all streams have together
 # Steps are small, so that the long prompt takes several of them, and every run computes it anew.
 OPTIONS = {"max_num_batched_tokens": 64, "enable_prefix_caching": False, "max_restarts": 1000}
 FLAGS = ["--max-num-batched-tokens", "64", "--no-enable-prefix-caching", "--max-restarts", "1000"]

@@ -1,4 +1,4 @@
-"""Streams as a client sees them, of eight kinds, and what sets one apart from its uncrashed twin. Knows HTTP only."""
+"""Streams as a client sees them, of several kinds, and what sets one apart from its uncrashed twin. Knows HTTP only."""
 
 import difflib
 import json
@@ -41,12 +41,17 @@ def mixed_requests(num_tokens: int, stop: str = "") -> list[Request]:
     """
     free = {"max_tokens": num_tokens, "ignore_eos": True}
     schema = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}}
-    asked = {"messages": [{"role": "user", "content": "Describe a person as JSON."}]}
+    tools = {
+        "tools": [{"type": "function", "function": {"name": "find_person", "parameters": SCHEMA}}],
+        "tool_choice": "required",
+        "parallel_tool_calls": False,
+    }
     return [
         _completion("greedy", prompt=STORY, temperature=0, **free),
         _completion("seeded", prompt=STORY, temperature=1, seed=11, top_p=0.95, **free),
         _completion("two samples", prompt="The sea is", temperature=1, seed=12, n=2, **free),
-        Request("schema", "/v1/chat/completions", {**asked, **schema, **STREAMED, "temperature": 1, "seed": 13}),
+        _chat("schema", "Describe a person as JSON.", seed=13, **schema),
+        _chat("tool call", "Who lives by the sea?", seed=16, **tools),
         _completion("stop string", prompt="The sky is", temperature=0, **free, **({"stop": [stop]} if stop else {})),
         _completion(
             "penalties",
@@ -64,13 +69,20 @@ def mixed_requests(num_tokens: int, stop: str = "") -> list[Request]:
 
 
 def stop_string(text: str) -> str:
-    """A piece from the second half of a text that spans several words: many tokens, of which the last completes it."""
-    begin = text.index(" ", len(text) // 2)
-    return text[begin : text.index(" ", begin + 8)]
+    """A piece that a text has in its second half only, of several words: many tokens, of which the last completes it."""
+    half = len(text) // 2
+    begins = (place for place in range(half, len(text)) if text[place] == " ")
+    pieces = (text[begin : text.index(" ", begin + 8)] for begin in begins)
+    return next(piece for piece in pieces if text.index(piece) >= half)
 
 
 def _completion(name: str, **fields: Any) -> Request:
     return Request(name, "/v1/completions", {**fields, **STREAMED})
+
+
+def _chat(name: str, question: str, **fields: Any) -> Request:
+    messages = [{"role": "user", "content": question}]
+    return Request(name, "/v1/chat/completions", {"messages": messages, "temperature": 1, **fields, **STREAMED})
 
 
 class Choice:
@@ -138,6 +150,8 @@ class Transcript:
         choice = self.choices.setdefault(told["index"], Choice())
         said = told.get("delta") or told.get("message") or {"content": told.get("text")}
         choice.text += said.get("content") or ""
+        for call in said.get("tool_calls") or ():  # Its id is drawn for each answer.
+            choice.text += (call["function"].get("name") or "") + (call["function"].get("arguments") or "")
         choice.finish = told["finish_reason"] or choice.finish
         if tokens := told.get("token_ids"):
             choice.tokens += tokens
