@@ -52,7 +52,9 @@ def mixed_requests(num_tokens: int, stop: str = "") -> list[Request]:
         _completion("two samples", prompt="The sea is", temperature=1, seed=12, n=2, **free),
         _chat("schema", "Describe a person as JSON.", seed=13, **schema),
         _chat("tool call", "Who lives by the sea?", seed=16, **tools),
-        _completion("stop string", prompt="The sky is", temperature=0, **free, **({"stop": [stop]} if stop else {})),
+        _completion(
+            "stop string", prompt="The sky is", temperature=1, seed=17, **free, **({"stop": [stop]} if stop else {})
+        ),
         _completion(
             "penalties",
             prompt=STORY,
