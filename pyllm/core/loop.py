@@ -19,7 +19,8 @@ from pyllm.core.clients import Clients
 from pyllm.core.executors.base import Executor
 from pyllm.core.policies import Policy, PolicyRequest, policy_key
 from pyllm.core.recording import Recording
-from pyllm.errors import EngineDeadError, RequestError
+from pyllm.core.recovery import Recovery
+from pyllm.errors import RequestError, WorkerDeadError
 from pyllm.ipc import Sender
 from pyllm.messages import (
     PROTOCOL_VERSION,
@@ -27,6 +28,7 @@ from pyllm.messages import (
     Call,
     ClientMessage,
     CoreMessage,
+    CoreStage,
     Deltas,
     Heartbeat,
     Hello,
@@ -36,6 +38,7 @@ from pyllm.messages import (
     Sampled,
     Submit,
 )
+from pyllm.restart_budget import RestartBudget
 
 CLIENT_SILENCE = 10.0  # seconds without a sign of life before a client loses its requests
 
@@ -63,6 +66,7 @@ class EngineCore:
         policy: Policy | None = None,
         recording: Recording | None = None,
         logits_processors: Collection[str] = (),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.last_step = -1
         self.malformed_frames = 0
@@ -76,10 +80,12 @@ class EngineCore:
         self._recording = recording
         self._logits_processors = logits_processors
         self._in_flight: deque[tuple[int, float, Awaitable[Sampled]]] = deque()  # step, when it was submitted, answer
+        budget = RestartBudget(config.recovery.max_restarts)
+        self._recovery = Recovery(scheduler, executor, budget, clock, sleep)
+        self._told: tuple[CoreStage, str] = ("ready", "")  # what clients know of the stage
         self._last_commit = 0.0  # when, by the clock
         self._wake = asyncio.Event()
         self._draining = False
-        self._death: EngineDeadError | None = None
         self._encoder = msgspec.msgpack.Encoder()
 
     def receive(self, identity: bytes, message: ClientMessage) -> None:
@@ -116,12 +122,12 @@ class EngineCore:
         """Send heartbeats and what slow clients did not take before, and drop silent ones; call it at 2 Hz."""
         self._clients.expire(self._clock(), CLIENT_SILENCE)
         self._clients.deliver(self._scheduler.pending_clients())
-        self._clients.post_all(Heartbeat("ready", self.last_step))
+        self._tell_stage(again=True)
         if self._recording is not None:
             self._recording.gather()
             self._recording.flush()
-        # Deadlines pass without a message, and end what is held or waits as well.
-        if self._draining or self._scheduler.stats()["num_requests"]:
+        # Deadlines pass without a message, and end what is held or waits as well. Idle workers die without one, too.
+        if self._draining or self._executor.death is not None or self._scheduler.stats()["num_requests"]:
             self._wake.set()
 
     def stats(self) -> dict[str, int]:
@@ -130,44 +136,47 @@ class EngineCore:
             **self._scheduler.stats(),
             "num_clients": len(self._clients),
             "malformed_frames": self.malformed_frames,
+            "num_recoveries": self._recovery.num_recoveries,
         }
 
     async def run(self) -> None:
         """Step until `drain` was called and nothing is left or owed, sleeping while there is nothing to do.
 
-        Whatever it raises, EngineDeadError where a worker is gone, every client has been told.
+        What it raises ends the core, and no client is told: they resubmit to the one that takes its place.
+
+        Raises:
+            GivenUpError: the workers died too often.
         """
-        try:
-            while True:
-                if not await self.step():
-                    if self._draining and not self._scheduler.pending_clients() and not self.stats()["num_requests"]:
-                        return
-                    self._wake.clear()
-                    await self._wake.wait()
-        except Exception as error:
-            self.abandon(str(error) if isinstance(error, EngineDeadError) else f"the engine core failed: {error}")
-            raise
+        while True:
+            if not await self.step():
+                if self._draining and not self._scheduler.pending_clients() and not self.stats()["num_requests"]:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
 
     async def step(self) -> bool:
         """Plan as many steps as may be in flight, then commit the oldest; False when there was nothing to do.
 
+        Where a worker has died it returns when others are there.
+
         Raises:
-            EngineDeadError: a worker is gone, now or before.
+            GivenUpError: the workers died too often.
         """
-        if self._death is not None:
-            raise self._death
+        if not self._in_flight and (death := self._executor.death) is not None:
+            await self._recover(death)
         while len(self._in_flight) < self._depth and (plan := self._plan()) is not None:
             self._in_flight.append((plan.step, self._clock(), self._executor.submit(plan)))
         if not self._in_flight:
             self._clients.deliver(self._scheduler.pending_clients())  # Deadlines may have passed.
             self._gather()
             return False
-        step, submitted, answer = self._in_flight.popleft()
+        step, submitted, answer = self._in_flight[0]
         try:
             sampled = await answer
-        except EngineDeadError as death:
-            self._death = death
-            raise
+        except WorkerDeadError as death:
+            await self._recover(death)
+            return True
+        self._in_flight.popleft()
         answered = self._clock()
         seconds = answered - max(submitted, self._last_commit)
         self._last_commit = answered
@@ -194,6 +203,33 @@ class EngineCore:
         if self._recording is not None:
             self._recording.close()
 
+    async def _recover(self, death: WorkerDeadError) -> None:
+        """The workers are gone, with all that was in flight: have others, and go on with the same requests."""
+        for _, _, answer in self._in_flight:
+            _forget(answer)
+        self._in_flight.clear()
+        self._recovery.begin(death)
+        self._tell_stage()
+        await self._recovery.end(death)
+        self._tell_stage()
+
+    def _tell_stage(self, again: bool = False) -> None:
+        """Let the clients know when the stage has changed, or in any case `again`."""
+        stage = self._stage()
+        if again or stage != self._told:
+            self._told = stage
+            self._clients.post_all(self._heartbeat())
+
+    def _heartbeat(self) -> Heartbeat:
+        stage, reason = self._told
+        return Heartbeat(stage, self.last_step, reason)
+
+    def _stage(self) -> tuple[CoreStage, str]:
+        """What this core does, and why it is not ready."""
+        if self._recovery.reason:
+            return "recovering", self._recovery.reason
+        return ("draining", "the engine is shutting down") if self._draining else ("ready", "")
+
     def _plan(self) -> Plan | None:
         return self._scheduler.schedule(self._clock())
 
@@ -204,6 +240,8 @@ class EngineCore:
             self._clients.post(client, Rejected(None, "version", text))
         else:
             self._clients.post(client, self._ready)
+            if self._told[0] != "ready":
+                self._clients.post(client, self._heartbeat())
 
     def _submit(self, client: int, submit: Submit, now: float) -> None:
         if submit.epoch != self._ready.epoch:
@@ -288,3 +326,10 @@ def facts(submit: Submit, now: float) -> PolicyRequest:
         ttft_target=submit.ttft_target,
         tpot_target=submit.tpot_target,
     )
+
+
+def _forget(answer: Awaitable[Sampled]) -> None:
+    """Nobody will await it; what it holds is no error of anyone's."""
+    future = asyncio.ensure_future(answer)
+    if not future.cancel() and not future.cancelled():
+        future.exception()

@@ -93,6 +93,7 @@ class Engine:
             depth=depth,
             policy=policy,
             recording=log,
+            sleep=self.sleep,
         )
         self.receive(Hello(PROTOCOL_VERSION))
 
@@ -104,6 +105,10 @@ class Engine:
 
     def close(self, linger: float = 0.0) -> None:
         """Nothing is open."""
+
+    async def sleep(self, seconds: float) -> None:
+        """Take no time but the clock's."""
+        self.now += seconds
 
     def receive(self, message: ClientMessage, identity: bytes = b"client") -> None:
         self.core.receive(identity, message)

@@ -8,7 +8,6 @@ import pytest
 
 from pyllm._rust import Plan, Scheduler, SchedulerError
 from pyllm.core.policies import PolicyRequest
-from pyllm.errors import EngineDeadError
 from pyllm.messages import (
     Abort,
     Call,
@@ -283,24 +282,13 @@ async def test_silent_client_loses_its_requests() -> None:
     assert engine.core.stats()["num_clients"] == 0
 
 
-async def test_dead_worker_ends_every_stream_with_the_reason() -> None:
-    engine = Engine(CountingExecutor(dies_at=2))
-    engine.submit(1, [1, 2], max_tokens=50)
-    with pytest.raises(EngineDeadError):
-        await engine.core.run()
-    assert engine.messages(Rejected) == [Rejected(None, "engine_dead", "worker 0 of core 0 was killed by SIGKILL")]
-    with pytest.raises(EngineDeadError, match="SIGKILL"):
-        await engine.core.step()
-
-
-async def test_unforeseen_error_ends_every_stream_with_a_word() -> None:
+async def test_an_unforeseen_error_ends_the_core_and_no_stream() -> None:
     engine = Engine(CountingExecutor(lies_at=2))
     engine.submit(1, [1, 2], max_tokens=50)
-    with pytest.raises(SchedulerError):
+    with pytest.raises(SchedulerError, match="does not fit"):
         await engine.core.run()
-    (rejected,) = engine.messages(Rejected)
-    assert rejected.code == "engine_dead"
-    assert "does not fit" in rejected.message
+    assert engine.messages(Rejected) == []
+    assert engine.outputs() == {1: ([3, 4], FinishCode.NONE)}
 
 
 async def test_slow_client_gets_its_last_tokens_from_an_idle_core() -> None:

@@ -1,0 +1,76 @@
+"""How a core goes on when its workers die: others are started, which compute all requests anew from their tokens.
+
+Knows the executor and what a scheduler loses with a device; not who is to blame (`quarantine.py`), and no clients.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+
+from pyllm._rust import Scheduler
+from pyllm.core.executors.base import Executor
+from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
+from pyllm.restart_budget import WINDOW, RestartBudget
+
+logger = logging.getLogger(__name__)
+
+
+class Recovery:
+    """`reason` says why there are no workers, and is empty while there are."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        budget: RestartBudget,
+        clock: Callable[[], float],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self.reason = ""
+        self.num_recoveries = 0
+        self._scheduler = scheduler
+        self._executor = executor
+        self._budget = budget
+        self._clock = clock
+        self._sleep = sleep
+
+    def begin(self, death: WorkerDeadError) -> None:
+        """Forget all that the ranks held."""
+        self.reason = str(death)
+        self._scheduler.lose_device()
+
+    async def end(self, death: WorkerDeadError) -> None:
+        """Have new ranks, as often as the budget allows. What goes wrong meanwhile is one more failure of them.
+
+        Raises:
+            GivenUpError: the budget is used up; the text has the last failure.
+        """
+        failure: EngineDeadError = death
+        began = self._clock()
+        while True:
+            logger.warning("%s; all requests wait for new workers", failure)
+            delay = self._budget.take(self._clock())
+            if delay is None:
+                most = self._budget.max_restarts
+                text = f"the workers died more than {most} times within {WINDOW:.0f} s, which is max_restarts"
+                raise GivenUpError(f"{text}; the last time: {failure}")
+            await self._sleep(delay)
+            try:
+                await self._executor.restart()
+                await self._allocate()
+            except EngineDeadError as error:
+                failure = error
+                self.reason = str(error)
+            else:
+                break
+        self.num_recoveries += 1
+        self.reason = ""
+        logger.info("new workers took over after %.2f s", self._clock() - began)
+
+    async def _allocate(self) -> None:
+        """As many blocks as the scheduler has, which does not change while it lives."""
+        stats = self._scheduler.stats()
+        num_blocks, num_host_blocks = stats["num_blocks"], stats["num_host_blocks"]
+        room = min(await self._executor.collective("num_blocks"))
+        if room < num_blocks:
+            logger.warning("a new worker has room for %d KV blocks and is to allocate %d", room, num_blocks)
+        await self._executor.collective("allocate", num_blocks, num_host_blocks)
