@@ -21,7 +21,7 @@ from tests.e2e import chaos_census, faulty_processor
 from tests.e2e.chaos_census import Census
 from tests.e2e.chaos_clients import Clients, Known
 from tests.e2e.chaos_faults import Faults
-from tests.e2e.kills import requests_and_twins
+from tests.e2e.kills import twins_of, with_stop_string
 from tests.e2e.server import Server, until
 from tests.e2e.survival_streams import Request, Streams, compare
 
@@ -97,7 +97,8 @@ def known_requests(server: Server, flag: Path) -> list[Known]:
     """The mixed requests in several lengths, and one of each length that can be made to end its worker."""
     pool = []
     for length in LENGTHS:
-        requests, twins = requests_and_twins(server.address, length)
+        requests = with_stop_string(server.address, length)
+        twins = twins_of(server.address, requests)
         pool += [Known(request, twin) for request, twin in zip(requests, twins, strict=True)]
         # What it is given changes nothing, so its twin is that of the greedy one.
         greedy = requests[0]

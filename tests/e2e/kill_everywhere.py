@@ -5,18 +5,26 @@ uncrashed twin, or where too few kills counted: those with a token emitted and o
 """
 
 import asyncio
-import functools
 import json
 import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 from tests.e2e.killing_core import Trigger, killing_server
-from tests.e2e.kills import Run, Tally, kill_at_events, kill_at_instants, kill_at_plan, kill_titled, requests_and_twins
+from tests.e2e.kills import (
+    Run,
+    Tally,
+    kill_at_events,
+    kill_at_instants,
+    kill_at_plan,
+    kill_titled,
+    twins_of,
+    with_stop_string,
+)
 from tests.e2e.server import Server
-from tests.e2e.survival_streams import Streams
+from tests.e2e.survival_streams import Request, mixed_requests
 
 NUM_TOKENS = 40
 NUM_EVENTS = 9 * NUM_TOKENS  # about as many as all streams have together
@@ -27,6 +35,12 @@ FLAGS = ["--max-num-batched-tokens", "64", "--no-enable-prefix-caching", "--max-
 DEATHS = 5
 # Kills before the first token and after the last one are made, too, and do not count.
 LEAST_COUNTED = 0.5
+
+WORKER, CORE = "pyllm::worker-0-0", "pyllm::core-0"
+KINDS = frozenset(request.name for request in mixed_requests(NUM_TOKENS))
+
+# One run against a server, with whatever kills there are in it.
+Kill = Callable[[Server, Sequence[Request]], Run]
 
 
 def main() -> None:
@@ -42,24 +56,30 @@ def _parts() -> Iterator[tuple[str, Tally]]:
     yield "worker at every step", asyncio.run(at_steps())
     for rank in range(3):
         yield f"rank {rank} of 3", asyncio.run(at_steps(ranks=3, rank=rank, stride=9))
-    for title in ("pyllm::worker-0-0", "pyllm::core-0"):
-        yield f"{title} at events", at_events(title, range(1, NUM_EVENTS, 7))
-        yield f"{title} at random", at_instants(title, num_runs=8)
+    for title in (WORKER, CORE):
+        yield f"{title} at events", live(at_event(title, number) for number in range(1, NUM_EVENTS, 7))
+        yield f"{title} at random", live(at_instants(title, seed) for seed in range(8))
 
 
-async def at_steps(ranks: int = 1, rank: int = 0, first: int = 1, stride: int = 1, most_runs: int = 10_000) -> Tally:
+async def at_steps(
+    ranks: int = 1,
+    rank: int = 0,
+    first: int = 1,
+    stride: int = 1,
+    most_runs: int = 10_000,
+    num_tokens: int = NUM_TOKENS,
+    kinds: Container[str] = KINDS,
+) -> Tally:
     """Kill a rank at each `stride`th step of an uncrashed run from `first` to the last, and again in each run."""
     tally, plan, last = Tally(), first, first
     while plan <= last and tally.runs < most_runs:
         trigger = Trigger()
         async with killing_server(trigger, tensor_parallel_size=ranks, **OPTIONS) as address:
-            requests, twins = await asyncio.to_thread(requests_and_twins, address, NUM_TOKENS)
+            mixed = await asyncio.to_thread(with_stop_string, address, num_tokens)
+            requests = [request for request in mixed if request.name in kinds]
             before = trigger.num_plans
-            again = await asyncio.to_thread(Streams(address, requests).join)
+            twins = await asyncio.to_thread(twins_of, address, requests)
             last = trigger.num_plans - before
-            uncrashed = Tally()
-            uncrashed.add(requests, twins, Run(again, []))
-            assert uncrashed.is_flawless, uncrashed.record("the streams differ though nobody died")
             while plan <= last and tally.runs < most_runs and len(trigger.kills) < DEATHS:
                 run = await asyncio.to_thread(kill_at_plan, address, trigger, requests, plan, 2, rank)
                 tally.add(requests, twins, run)
@@ -67,32 +87,40 @@ async def at_steps(ranks: int = 1, rank: int = 0, first: int = 1, stride: int = 
     return tally
 
 
-def at_events(title: str, events: Sequence[int]) -> Tally:
-    """Kill a process of a real server when the clients have had so many events; a run for each number."""
-    return _live(title, [functools.partial(kill_at_events, events=[number]) for number in events])
-
-
-def at_instants(title: str, num_runs: int) -> Tally:
-    """Kill a process of a real server at a random instant of each run, and at another one once all has recovered."""
-    choose = random.Random(num_runs)
-    instants = [[choose.random(), choose.random() / 2] for _ in range(num_runs)]
-    return _live(title, [functools.partial(kill_at_instants, seconds=seconds) for seconds in instants])
-
-
-def _live(title: str, runs: Sequence[Callable[..., Run]]) -> Tally:
+def live(runs: Iterable[Kill], num_tokens: int = NUM_TOKENS) -> Tally:
+    """Kill processes of a real server, in one run after another."""
     tally, left = Tally(), deque(runs)
     while left:
         with Server(*FLAGS) as server:
-            requests, twins = requests_and_twins(server.address, NUM_TOKENS)
+            requests = with_stop_string(server.address, num_tokens)
+            twins = twins_of(server.address, requests)
             before = tally.kills
             while left and tally.kills < before + DEATHS:
-                run = left.popleft()
-                kill = functools.partial(kill_titled, server.process.pid, title)
-                tally.add(requests, twins, run(server.address, requests, kill=kill))
+                tally.add(requests, twins, left.popleft()(server, requests))
             server.tree = server.processes()
         assert server.process.returncode == 0, server.log
         assert server.orphans() == []
     return tally
+
+
+def at_event(title: str, number: int) -> Kill:
+    """Kill a process when the clients have had so many events."""
+
+    def run(server: Server, requests: Sequence[Request]) -> Run:
+        return kill_at_events(server.address, requests, [number], lambda: kill_titled(server.process.pid, title))
+
+    return run
+
+
+def at_instants(title: str, seed: int) -> Kill:
+    """Kill a process at a random instant, and again at another one once all streams have gone on."""
+    choose = random.Random(seed)
+    seconds = choose.random(), choose.random() / 2
+
+    def run(server: Server, requests: Sequence[Request]) -> Run:
+        return kill_at_instants(server.address, requests, seconds, lambda: kill_titled(server.process.pid, title))
+
+    return run
 
 
 if __name__ == "__main__":

@@ -63,16 +63,23 @@ class Tally:
         return {"name": name, **vars(self)}
 
 
-def requests_and_twins(address: str, num_tokens: int) -> tuple[list[Request], list[Transcript]]:
-    """The mixed requests, the one with a stop string given one of its own, and what they get when nobody dies."""
-    requests = mixed_requests(num_tokens)
-    (place,) = [place for place, request in enumerate(requests) if request.name == "stop string"]
-    (free,) = Streams(address, requests[place : place + 1]).join()
-    requests = mixed_requests(num_tokens, stop_string(free.choices[0].text))
+def with_stop_string(address: str, num_tokens: int) -> list[Request]:
+    """The mixed requests, the one with a stop string being given one that ends it in its second half."""
+    free = [request for request in mixed_requests(num_tokens) if request.name == "stop string"]
+    (transcript,) = Streams(address, free).join()
+    return mixed_requests(num_tokens, stop_string(transcript.choices[0].text))
+
+
+def twins_of(address: str, requests: Sequence[Request]) -> list[Transcript]:
+    """What the requests get when nobody dies."""
     twins = Streams(address, requests).join()
     assert [twin.error for twin in twins] == [""] * len(twins)
-    assert twins[place].choices[0].finish == "stop"
-    return requests, twins
+    assert all(
+        twin.choices[0].finish == "stop"
+        for twin, request in zip(twins, requests, strict=True)
+        if "stop" in request.body
+    )
+    return twins
 
 
 def kill_at_plan(
