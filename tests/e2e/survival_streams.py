@@ -71,7 +71,7 @@ def mixed_requests(num_tokens: int, stop: str = "") -> list[Request]:
 
 
 def stop_string(text: str) -> str:
-    """A piece that a text has in its second half only, of several words: many tokens, of which the last completes it."""
+    """Several words that a text has in its second half only: many tokens, of which the last completes them."""
     half = len(text) // 2
     begins = (place for place in range(half, len(text)) if text[place] == " ")
     pieces = (text[begin : text.index(" ", begin + 8)] for begin in begins)
