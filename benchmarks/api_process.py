@@ -58,7 +58,8 @@ async def api_process(core: CoreConfig) -> AsyncIterator[ApiProcess]:
             checkpoint=core.checkpoint,
             served_model_name=core.engine.model.served_model_name,
         )
-        process = spawn("API process", "api", config, listener.fileno())
+        process = spawn("API process", "api", listener.fileno())
+        process.configure(config)
         process.watch()
         await process.ready(60.0)
         try:

@@ -1,26 +1,35 @@
-"""The child's side of supervision: title, heartbeats to the parent, and an end when the parent ends.
+"""The child's side of supervision: title, heartbeats to the parent and from it, and an end when the parent ends.
 
-Knows no role; `supervisor.py` is the parent's side. The connection is a socket pair that carries `ChildMessage`s up;
-its end of file is the parent's death.
+Knows no role; `supervisor.py` is the parent's side. The connection is a socket pair. Down it come the configuration,
+as one frame, and from this process's first word on heartbeats; up it go `ChildMessage`s. Its end is the parent's death.
 """
 
 import ctypes
+import faulthandler
 import logging
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm.errors import PyllmError
+from pyllm.errors import ConfigError, GivenUpError, PyllmError
 from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 HEARTBEAT_INTERVAL = 0.5  # seconds
-ORPHANED_EXIT_CODE = 70
+# Seconds without a pulse after which an event loop is taken to hang.
+PULSE_PATIENCE = 10.0
+# Characters of a reason that are told: what fits into the socket at once never stops who tells it.
+MAX_REASON = 4000
 SPARE_TITLE = "pyllm::spare"
+# It failed for a reason that another process in its place would meet, too.
+FINAL_EXIT_CODE = 3
+ORPHANED_EXIT_CODE = 70
 OUT_OF_MEMORY_EXIT_CODE = 4  # a worker's device, or the host, had no memory left
 _PR_SET_PDEATHSIG = 1
 
@@ -28,14 +37,32 @@ logger = logging.getLogger(__name__)
 
 
 class Child:
-    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz by a thread."""
+    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz by a thread.
+
+    `given_up` is empty until the parent says why what this process needs will not come back.
+    """
 
     def __init__(self, connection: Connection, stage: str) -> None:
         self.stage = stage
         self.step = -1
+        self.given_up = ""
         self._connection = connection
         self._lock = threading.Lock()
+        self._writable = select.poll()
+        self._writable.register(connection.fileno(), select.POLLOUT)
+        # Counted in our own ticks, not by the clock: a process that was stopped for a minute has nobody to blame.
+        self._ticks_unheard = 0
+        self._ticks_unpulsed: int | None = None
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    @property
+    def parent_silence(self) -> float:
+        """Seconds since the parent's last heartbeat."""
+        return self._ticks_unheard * HEARTBEAT_INTERVAL
+
+    def pulse(self) -> None:
+        """Say that the event loop runs. Who has said so once and then does not for 10 s is ended by the parent."""
+        self._ticks_unpulsed = 0
 
     def enter(self, stage: str) -> None:
         """Name what the process does from now on, and tell the parent at once."""
@@ -45,44 +72,70 @@ class Child:
     def started(self, address: str = "") -> None:
         """Report that the process does its work from now on."""
         self.stage = "ready"
-        self._send(Started(address))
+        self._send(Started(address), patience=1.0)
 
     def failed(self, message: str) -> None:
         """Report why the process is about to end."""
-        self._send(Failed(self.stage, message))
+        self._send(Failed(self.stage, message[:MAX_REASON]), patience=1.0)
 
     def run(self, work: Callable[[], int]) -> int:
-        """Do the process's work and give its exit code: 1 for an error, which the parent and the log are told."""
+        """Do the process's work and give its exit code: for an error, which the parent and the log are told, 1 or 3."""
         try:
             return work()
         except PyllmError as error:
             logger.error("ends while %s: %s", self.stage, error)
             self.failed(str(error))
+            return FINAL_EXIT_CODE if isinstance(error, ConfigError | GivenUpError) else 1
         except Exception as error:
             logger.exception("ends while %s", self.stage)
             self.failed(f"{type(error).__name__}: {error}")
-        return 1
+            return 1
 
-    def _send(self, message: ChildMessage) -> None:
+    def _send(self, message: ChildMessage, patience: float = 0.0) -> None:
+        """Send it, or drop it where the parent reads nothing: one that is stopped must not stop this process."""
         with self._lock:
-            try:
-                self._connection.send_bytes(msgspec.msgpack.encode(message))
-            except OSError:
-                os._exit(ORPHANED_EXIT_CODE)
+            if self._writable.poll(patience * 1000):
+                try:
+                    self._connection.send_bytes(msgspec.msgpack.encode(message))
+                except OSError:
+                    os._exit(ORPHANED_EXIT_CODE)
 
     def _beat(self) -> None:
-        while not self._connection.poll(HEARTBEAT_INTERVAL):
-            self._send(Heartbeat(self.stage, self.step))
-        os._exit(ORPHANED_EXIT_CODE)  # The parent never writes: what became readable is its end.
+        next_beat = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + HEARTBEAT_INTERVAL
+                self._ticks_unheard += 1
+                if self._has_pulse():
+                    self._send(Heartbeat(self.stage, self.step))
+            if self._connection.poll(max(0.0, next_beat - time.monotonic())):
+                self._listen()
+
+    def _has_pulse(self) -> bool:
+        if self._ticks_unpulsed is None:
+            return True
+        self._ticks_unpulsed += 1
+        return self._ticks_unpulsed * HEARTBEAT_INTERVAL <= PULSE_PATIENCE
+
+    def _listen(self) -> None:
+        try:
+            heartbeat = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Heartbeat)
+        except (EOFError, OSError):
+            os._exit(ORPHANED_EXIT_CODE)
+        self._ticks_unheard = 0
+        self.given_up = heartbeat.reason
 
 
 def attach(connection: Connection, title: str, parent_death_signal: bool = True) -> Child:
-    """Make this process a supervised child; call it first thing in the main thread.
+    """Make this process a supervised child that has its configuration; call it in the main thread.
 
-    `parent_death_signal` asks the kernel for SIGKILL when the *thread* that started this process ends, so it must be
-    off where that was not the parent's main thread; the connection's end of file then does alone.
+    `parent_death_signal`: as `die_with_parent`, whose condition must hold; the connection's end does alone otherwise.
     """
     setproctitle(title)
+    # What the stacks were when it crashed, or when its parent asks because it hangs.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     if parent_death_signal:
         die_with_parent()
     return Child(connection, "starting")

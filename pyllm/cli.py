@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["_child"]:
         from pyllm import launch
 
-        return launch.child_main(arguments[1], [int(file) for file in arguments[2:]])
+        return launch.child_main(arguments[1], *map(int, arguments[2:]))
     if arguments[:1] and arguments[0].startswith("--") and arguments[0] not in ("--help", "--version"):
         arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
     options = _parser().parse_args(arguments)

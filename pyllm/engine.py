@@ -12,7 +12,7 @@ from typing import Any
 
 from pyllm import launch
 from pyllm.config import ServerConfig, engine_config
-from pyllm.errors import EngineDeadError, RequestError
+from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.embedding import EmbeddingOutput, EmbeddingRequestOutput
@@ -23,12 +23,12 @@ from pyllm.frontend.reports import Decision, SampleReport
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.submission import refuse_input
 from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.place import Place
 from pyllm.process_config import CoreConfig
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.siblings import STOP_GRACE
 from pyllm.sockets import SocketFolder
-from pyllm.supervisor import Process
 
 # An engine inside an application has the server's time limits.
 LIMITS = ServerConfig()
@@ -52,7 +52,7 @@ class AsyncEngine:
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
         self._folder: SocketFolder | None = None
-        self._core: Process | None = None
+        self._core: Place | None = None
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
         self._request_ids = itertools.count()
@@ -74,7 +74,7 @@ class AsyncEngine:
         ends, so that a killed application leaves nothing behind.
         """
         self._folder = SocketFolder()
-        self._core = launch.spawn_core(
+        self._core = launch.core_place(
             CoreConfig(
                 engine=self._config,
                 checkpoint=self._checkpoint,
@@ -84,6 +84,7 @@ class AsyncEngine:
                 shutdown_timeout=LIMITS.shutdown_timeout,
             )
         )
+        self._core.spawn()
 
     async def start(self) -> None:
         """Start the core process and wait until the model is loaded.
@@ -94,14 +95,14 @@ class AsyncEngine:
         if self._core is None:
             self.spawn()
         assert self._core is not None
-        self._core.watch()
         try:
-            address = await self._core.ready(LIMITS.ready_timeout)
+            address = await self._core.start(self._lose)
             self._client = await EngineClient.connect(address)
             self._prompts = PromptEncoder(self.tokenizer, self._chat_template, self._client.model)
         except BaseException:
             await self.close()
             raise
+        self._core.stand_by()
 
     async def generate(
         self,
@@ -251,6 +252,11 @@ class AsyncEngine:
         finally:
             processor.drop()
             del self._processors[name]
+
+    def _lose(self, reason: BaseException) -> None:
+        """The core is gone for good."""
+        if self._client is not None:
+            self._client.give_up(reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason)))
 
     def _encoder(self) -> PromptEncoder:
         self._connected()

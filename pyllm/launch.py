@@ -6,9 +6,10 @@ Imports neither torch nor the web framework: each role's code is imported in the
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import logging
 import socket
-import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,16 +17,18 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import log, supervisor
+from pyllm import child_log, log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
-from pyllm.child import attach
+from pyllm.child import SPARE_TITLE, attach, await_configuration, die_with_parent
 from pyllm.config import CacheConfig, Dtype, EngineConfig, HeadlessConfig, KVCacheDtype, Quantization, ServerConfig
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
+from pyllm.flight_recorder import resolve_folder
+from pyllm.place import Configure, Place, PlaceLimits
 from pyllm.process_config import ApiConfig, CoreConfig, StateConfig, WorkerConfig
 from pyllm.server_settings import resolve_server, shared_config
-from pyllm.siblings import Sibling, supervise
+from pyllm.siblings import supervise
 from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
 from pyllm.workers.attention_backends import find_attention_backend
 
@@ -61,6 +64,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
     if recording:
         check_new(Path(recording))
+    crashes = resolve_folder(config.recovery.flight_recorder_dir)
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
@@ -78,6 +82,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
             cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
             scheduler=msgspec.structs.replace(config.scheduler, scheduler_recording=recording),
             device=msgspec.structs.replace(config.device, device=device),
+            recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
         ),
         checkpoint,
     )
@@ -144,15 +149,38 @@ def _cuda_device_count() -> int:
     return count.value
 
 
-def spawn_core(config: CoreConfig) -> supervisor.Process:
-    """Start an EngineCore process; call it from the main thread where there is a choice."""
-    on_main_thread = threading.current_thread() is threading.main_thread()
-    config = msgspec.structs.replace(config, parent_death_signal=on_main_thread)
-    return supervisor.spawn(f"core {config.index}", "core", config)
+def core_place(config: CoreConfig) -> Place:
+    """The place of an EngineCore process."""
+    recovery = config.engine.recovery
+    limits = PlaceLimits(
+        ready_timeout=config.ready_timeout, max_restarts=recovery.max_restarts, warm_spare=recovery.warm_spares
+    )
+    return Place(lambda: supervisor.spawn(f"core {config.index}", "core"), _core_configs(config), limits)
+
+
+def _core_configs(config: CoreConfig) -> Configure:
+    """What each core of a place is told: the first as given, the others so that they can take its place."""
+    numbers = itertools.count()
+    recording = config.engine.scheduler.scheduler_recording
+
+    def configure(address: str) -> CoreConfig:
+        number = next(numbers)
+        scheduler = config.engine.scheduler
+        if recording and number:  # Each records its own life.
+            scheduler = msgspec.structs.replace(scheduler, scheduler_recording=f"{recording}.{number}")
+        engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
+        # Clients know the port that was chosen, where that was left open.
+        return msgspec.structs.replace(config, engine=engine, bind=address or config.bind)
+
+    return configure
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:
-    """Run a core, the API processes and what they share until SIGTERM or SIGINT, then drain; gives the exit code."""
+    """Run a core, the API processes and what they share until SIGTERM or SIGINT, then drain; gives the exit code.
+
+    Raises:
+        PyllmError: it cannot start, or a process was lost for good.
+    """
     _become_supervisor()
     server, api_keys = resolve_server(server)
     engine, checkpoint = resolve(engine)
@@ -177,24 +205,26 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             api_keys=api_keys,
             state_address=state.bind if count > 1 else "",
         )
+        limits = PlaceLimits(ready_timeout=server.ready_timeout, max_restarts=engine.recovery.max_restarts)
         # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
         groups = [
-            [_api_process(msgspec.structs.replace(api, index=index), listener) for index in range(count)],
-            [Sibling(lambda: supervisor.spawn("the shared state", "state", state))] if count > 1 else [],
-            [Sibling(lambda: spawn_core(core))],
+            [_api_process(msgspec.structs.replace(api, index=index), listener, limits) for index in range(count)],
+            [Place(lambda: supervisor.spawn("the shared state", "state"), lambda _: state, limits)]
+            if count > 1
+            else [],
+            [core_place(core)],
         ]
         announcement = _announcement(listener, api)
-        limits = server.ready_timeout, server.shutdown_timeout
-        return asyncio.run(supervise(groups, lambda _: announcement, *limits))
+        _supervise(groups, lambda _: announcement, server.shutdown_timeout)
+    return 0
 
 
-def _api_process(config: ApiConfig, listener: socket.socket) -> Sibling:
+def _api_process(config: ApiConfig, listener: socket.socket, limits: PlaceLimits) -> Place:
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
-    return Sibling(
-        lambda: supervisor.spawn(f"API process {config.index}", "api", config, listener.fileno()), replaceable=True
-    )
+    name = f"API process {config.index}"
+    return Place(lambda: supervisor.spawn(name, "api", listener.fileno()), lambda _: config, limits)
 
 
 def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
@@ -203,6 +233,7 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
     Raises:
         ConfigError: an address that is neither ipc:// nor tcp://, or tcp:// without keys or the word that none are
             wanted.
+        PyllmError: it cannot start, or was lost for good.
     """
     _become_supervisor()
     if not headless.bind.startswith(("ipc://", "tcp://")):
@@ -224,14 +255,20 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             ready_timeout=headless.ready_timeout,
             shutdown_timeout=headless.shutdown_timeout,
         )
-        limits = headless.ready_timeout, headless.shutdown_timeout
-        siblings = [[Sibling(lambda: spawn_core(core))]]
-        return asyncio.run(supervise(siblings, lambda address: f"pyllm core is ready on {address}", *limits))
+        _supervise([[core_place(core)]], lambda address: f"pyllm core is ready on {address}", headless.shutdown_timeout)
+    return 0
 
 
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
-    log.configure("pyllm::serve")
+    log.configure("pyllm::serve", child_log.stderr())
+
+
+def _supervise(groups: list[list[Place]], announcement: Callable[[str], str], shutdown_timeout: float) -> None:
+    try:
+        asyncio.run(supervise(groups, announcement, shutdown_timeout))
+    finally:
+        child_log.stderr().finish()  # The reason of an end is the last line.
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:
@@ -254,22 +291,30 @@ def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.
     return bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port)
 
 
-def child_main(role: str, files: list[int]) -> int:
-    """Play a role in a process that `supervisor.spawn` started; `files[0]` is the connection to the parent."""
-    connection = Connection(files[0])
-    frame = connection.recv_bytes()
+def child_main(role: str, connection_file: int, thread_stays: int, *files: int) -> int:
+    """Play a role in a process that `supervisor.spawn` started, once the configuration has come.
+
+    `thread_stays`: whether the thread that started this process ends only when its parent does.
+    """
+    if thread_stays:
+        die_with_parent()
+    setproctitle(SPARE_TITLE)
+    connection = Connection(connection_file)
+    if role == "core":
+        import pyllm.core.process  # Ready to take the place of another: this is what takes long.  # noqa: F401
+    frame = await_configuration(connection)
     if role == "core":
         return _core_main(msgspec.msgpack.decode(frame, type=CoreConfig), connection)
     if role == "state":
         return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
     if role == "api":
-        return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[1]))
+        return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[0]))
     raise ConfigError(f"unknown role {role!r}")
 
 
 def _core_main(config: CoreConfig, connection: Connection) -> int:
     title = f"pyllm::core-{config.index}"
-    child = attach(connection, title, config.parent_death_signal)
+    child = attach(connection, title, parent_death_signal=False)  # It was asked for when the process began.
     log.configure(title)
     import zmq
 

@@ -3,13 +3,14 @@
 import logging
 import os
 
+from pyllm.child_log import LineWriter
 from pyllm.errors import ConfigError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def configure(process: str) -> None:
-    """Log with the time, the level and the process's name.
+def configure(process: str, writer: LineWriter | None = None) -> None:
+    """Log with the time, the level and the process's name, through `writer` where other lines go to stderr as well.
 
     Raises:
         ConfigError: PYLLM_LOG_LEVEL is not a level.
@@ -17,4 +18,5 @@ def configure(process: str) -> None:
     level = os.environ.get("PYLLM_LOG_LEVEL", "INFO").upper()
     if level not in LEVELS:
         raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LEVELS)}, got {level!r}")
-    logging.basicConfig(level=level, format=f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s", force=True)
+    layout = f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
+    logging.basicConfig(level=level, format=layout, force=True, stream=writer)

@@ -22,7 +22,6 @@ class CoreConfig(_ProcessConfig, frozen=True):
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
     index: int = 0
-    parent_death_signal: bool = True
 
 
 class WorkerConfig(_ProcessConfig, frozen=True):

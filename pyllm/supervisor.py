@@ -1,14 +1,18 @@
 """The parent's side of supervision: one child process, watched on the event loop. `child.py` is the other side.
 
-Knows when a child is ready, what it was doing, when it ended and how to end it. Does not know what children are for.
+Knows when a child is ready, what it was doing, when it ended or gave no sign of life, and how to end it with all of its
+own. Does not know what children are for, nor who takes their place.
 """
 
 import asyncio
 import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -16,57 +20,73 @@ from typing import Any
 
 import msgspec
 
+from pyllm import child_log
+from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.child_log import ChildLog
 from pyllm.errors import EngineDeadError, StartError
 from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
 KILL_TIMEOUT = 10.0
+# Seconds, but counted in our own heartbeats and not by the clock: a parent that was stopped must not blame its child.
+SILENCE = 2.5
+ENDING_SILENCE = 10.0  # of one that has said that it fails: its last work may be long
+STACKS_TIMEOUT = 0.2  # seconds that a silent child gets to write its stacks
 
 
 class Process:
     """One child: its process id, the connection it reports on, and what it reported last.
 
-    `reap()` gives the exit code once the process has ended (negative: the signal), else None. Between construction and
-    `watch` the child runs unwatched, so that it can be started by a thread that has no event loop yet.
+    `reap()` gives the exit code once the process has ended (negative: the signal), else None. `stderr` is our end of a
+    pipe that the child writes its stderr to. Between construction and `watch` the child runs unwatched, so that it can
+    be started by a thread that has no event loop yet.
     """
 
     def __init__(
-        self,
-        name: str,
-        pid: int,
-        connection: Connection,
-        reap: Callable[[], int | None],
-        stderr: int | None = None,
+        self, name: str, pid: int, connection: Connection, reap: Callable[[], int | None], stderr: int | None = None
     ) -> None:
         self.name = name
         self.pid = pid
         self.stage = "starting"
         self.failure: str | None = None
-        self.silent = False
-        self.log = b""
-        self._stderr = stderr
+        self.silent = False  # whether it was ended because it gave no sign of life
         self._connection = connection
-        self._watched = False
+        # The same socket, for what must not wait: a child that is stopped reads nothing.
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        self._unsent = bytearray()
+        self._log = None if stderr is None else ChildLog(stderr, child_log.stderr().forward)
         self._reap = reap
         self._pidfd = os.pidfd_open(pid)
+        self._leads_group = os.getpgid(pid) == pid
         self._decoder = msgspec.msgpack.Decoder(ChildMessage)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._silent_ticks = 0
+        self._has_spoken = False
+        self._given_up = ""
+
+    @property
+    def log(self) -> bytes:
+        """The last 64 KiB that the child wrote to stderr; empty where that is no pipe of ours."""
+        return b"" if self._log is None else self._log.tail
+
+    def configure(self, config: msgspec.Struct) -> None:
+        """Send a child that `spawn` started what it is told; before that it is a spare. Does not wait."""
+        frame = msgspec.msgpack.encode(config)
+        self._unsent += struct.pack("!i", len(frame)) + frame  # as `Connection.recv_bytes` has it
+        self._send_unsent()
 
     def watch(self) -> None:
         """Follow the child on the running event loop from now on."""
-        self._watched = True
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self.started: asyncio.Future[str] = loop.create_future()
         self.exited: asyncio.Future[int] = loop.create_future()
         loop.add_reader(self._connection.fileno(), self._read)
         loop.add_reader(self._pidfd, self._exit)
-        if self._stderr is not None:
-            os.set_blocking(self._stderr, False)
-            loop.add_reader(self._stderr, self._read_stderr)
-
-    def configure(self, config: msgspec.Struct) -> None:
-        """Tell the child what it is for."""
-        with contextlib.suppress(BrokenPipeError):  # It ended already; `watch` will tell.
-            self._connection.send_bytes(msgspec.msgpack.encode(config))
+        if self._log is not None:
+            loop.add_reader(self._log.descriptor, self._read_log)
+        self._ticking = loop.call_later(HEARTBEAT_INTERVAL, self._tick)
+        self._send_unsent()
 
     async def ready(self, deadline: float) -> str:
         """Wait at most `deadline` seconds until the child reports that it is ready; gives the address it serves.
@@ -84,19 +104,30 @@ class Process:
 
     async def stop(self, grace: float) -> int:
         """SIGTERM, then SIGKILL after `grace` seconds; gives the exit code."""
-        if not self._watched:
-            self.watch()
         self.signal(signal.SIGTERM)
         await asyncio.wait({self.exited}, timeout=grace)
         if not self.exited.done():
-            self.signal(signal.SIGKILL)
+            self.kill()
             await asyncio.wait_for(asyncio.shield(self.exited), KILL_TIMEOUT)
         return self.exited.result()
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the child has ended already."""
+        if self._loop is None:
+            self.watch()
         if not self.exited.done():
             signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """SIGKILL to the child, and to all of its process group where it has one of its own."""
+        self.signal(signal.SIGKILL)
+        if not self.exited.done():
+            self._kill_group()
+
+    def give_up(self, reason: str) -> None:
+        """Tell the child that what it needs will not come back; it finds this in `Child.given_up`."""
+        self._given_up = reason
+        self._send_heartbeat()
 
     def obituary(self) -> str:
         """One sentence on how the child ended, for the log and the streams that it took along."""
@@ -113,9 +144,11 @@ class Process:
             while self._connection.poll():
                 self._handle(self._decoder.decode(self._connection.recv_bytes()))
         except (EOFError, OSError, msgspec.DecodeError):
-            asyncio.get_running_loop().remove_reader(self._connection.fileno())
+            self._watching.remove_reader(self._connection.fileno())
 
     def _handle(self, message: ChildMessage) -> None:
+        self._has_spoken = True
+        self._silent_ticks = 0
         match message:
             case Heartbeat(stage):
                 self.stage = stage
@@ -126,46 +159,112 @@ class Process:
             case Failed(stage, text):
                 self.stage, self.failure = stage, text
 
-    def _read_stderr(self) -> None:
-        assert self._stderr is not None
+    def _read_log(self) -> None:
+        assert self._log is not None
+        if not self._log.read():
+            self._watching.remove_reader(self._log.descriptor)
+
+    def _tick(self) -> None:
+        self._ticking = self._watching.call_later(HEARTBEAT_INTERVAL, self._tick)
+        self._send_heartbeat()
+        # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
+        counts = self.started.done() or self._stands_still()
+        self._silent_ticks = self._silent_ticks + 1 if counts else 0
+        if self._silent_ticks * HEARTBEAT_INTERVAL > (SILENCE if self.failure is None else ENDING_SILENCE):
+            self._end_silent()
+
+    def _stands_still(self) -> bool:
+        """Whether a signal has stopped it."""
+        try:
+            return os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return False
+
+    def _end_silent(self) -> None:
+        if not self.silent:
+            self.silent = True
+            self.failure = self.failure or f"it gave no sign of life for {SILENCE:g} s"
+            if self.started.done():  # Before that it may not have said what the signal is for.
+                self.signal(signal.SIGUSR1)
+            self._watching.call_later(STACKS_TIMEOUT, self.kill)
+
+    def _send_heartbeat(self) -> None:
+        # A child that has not spoken yet waits for its configuration, and for nothing else.
+        if self._has_spoken and not self._unsent:
+            frame = msgspec.msgpack.encode(Heartbeat("parent", reason=self._given_up))
+            self._unsent += struct.pack("!i", len(frame)) + frame
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        """What the child can take now; the rest as soon as it takes more."""
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._stderr, 1 << 16):
-                sys.stderr.buffer.write(data)
-                sys.stderr.flush()
-                self.log = (self.log + data)[-(64 << 10) :]
-            asyncio.get_running_loop().remove_reader(self._stderr)
+            try:
+                del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT)]
+            except (BrokenPipeError, ConnectionResetError):  # It has ended; its exit tells.
+                self._unsent.clear()
+        if self._loop is not None:
+            if self._unsent:
+                self._loop.add_writer(self._socket.fileno(), self._send_unsent)
+            else:
+                self._loop.remove_writer(self._socket.fileno())
 
     def _exit(self) -> None:
+        # Before its id may be another's: what it has left behind in its process group goes with it.
+        self._kill_group()
         code = self._reap()
         if code is None:
             return
-        loop = asyncio.get_running_loop()
         self._read()
-        loop.remove_reader(self._pidfd)
-        loop.remove_reader(self._connection.fileno())
+        loop = self._watching
+        for descriptor in (self._pidfd, self._connection.fileno()):
+            loop.remove_reader(descriptor)
+        loop.remove_writer(self._socket.fileno())
+        if self._log is not None:
+            loop.remove_reader(self._log.descriptor)
+            self._log.close()
+        if self._ticking is not None:
+            self._ticking.cancel()
         os.close(self._pidfd)
+        self._socket.close()
         self._connection.close()
-        if self._stderr is not None:
-            self._read_stderr()
-            loop.remove_reader(self._stderr)
-            os.close(self._stderr)
         self.exited.set_result(code)
 
+    def _kill_group(self) -> None:
+        if self._leads_group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
-def spawn(name: str, role: str, config: msgspec.Struct, *files: int) -> Process:
-    """Start `python -m pyllm` in a child role, its configuration sent over the connection.
+    @property
+    def _watching(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "watch() comes first"
+        return self._loop
+
+
+def spawn(name: str, role: str, *files: int) -> Process:
+    """Start `python -m pyllm` in a child role; it waits for `configure`, and is a spare until then.
 
     The user's script is not imported again. `files` are descriptors that the child inherits. Call it from the main
-    thread: the kernel's parent-death signal fires when the starting thread ends.
+    thread or from the event loop's: the kernel's parent-death signal fires when the starting thread ends.
     """
     ours, theirs = Pipe()
-    with theirs:
+    log, stderr = os.pipe()
+    with theirs, os.fdopen(stderr, "wb"):
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "pyllm", "_child", role, str(theirs.fileno()), *map(str, files)],
+            [sys.executable, "-m", "pyllm", "_child", role, *map(str, (theirs.fileno(), int(_thread_stays()), *files))],
             pass_fds=(theirs.fileno(), *files),
             stdin=subprocess.DEVNULL,
+            stderr=stderr,
             process_group=0,  # Ctrl-C in a terminal is for the parent, which then drains its children.
         )
-    with contextlib.suppress(BrokenPipeError):  # It ended already; `watch` will tell.
-        ours.send_bytes(msgspec.msgpack.encode(config))
-    return Process(name, process.pid, ours, process.poll)
+    return Process(name, process.pid, ours, process.poll, log)
+
+
+def _thread_stays() -> bool:
+    """Whether this thread lives as long as its children are to: an event loop's, too, since it is what watches them."""
+    if threading.current_thread() is threading.main_thread():
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

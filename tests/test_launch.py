@@ -62,3 +62,17 @@ def test_a_recording_has_an_absolute_path_and_is_not_made_yet(
     config, _ = launch.resolve(engine_config(options))
     assert config.scheduler.scheduler_recording == str(tmp_path / "recording")
     assert not (tmp_path / "recording").exists()
+
+
+def test_the_folder_for_crashes_is_absolute_and_tried_where_it_was_given(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config, _ = launch.resolve(engine_config({"model": model, "device": "cpu"}))
+    assert config.recovery.flight_recorder_dir == str(tmp_path / "state/pyllm/crashes")
+    assert not (tmp_path / "state").exists()
+    monkeypatch.chdir(tmp_path)
+    config, _ = launch.resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": "mine"}))
+    assert config.recovery.flight_recorder_dir == str(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="flight_recorder_dir"):
+        launch.resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": f"{__file__}/x"}))

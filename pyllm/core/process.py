@@ -232,4 +232,5 @@ async def _beat(core: EngineCore, child: Child) -> None:
     while True:
         core.beat()
         child.step = core.last_step
+        child.pulse()
         await asyncio.sleep(HEARTBEAT_INTERVAL)

@@ -1,11 +1,14 @@
-"""`EngineClient`: requests to one core, and their tokens back. Speaks token ids; knows neither text nor HTTP."""
+"""`EngineClient`: requests to a core, and their tokens back, whichever core it is by then.
+
+Speaks token ids; knows neither text nor HTTP.
+"""
 
 import asyncio
 import itertools
 import logging
 import time
-from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,50 +17,24 @@ import zmq
 
 from pyllm import ipc
 from pyllm.child import HEARTBEAT_INTERVAL
-from pyllm.curve import client_keys
-from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
-from pyllm.frontend.columns import decode_columns
+from pyllm.curve import CurveKeys, client_keys
+from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError
+from pyllm.frontend.core_connection import Condition, ConnectionCounts, CoreConnection, Handlers
 from pyllm.frontend.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
-from pyllm.frontend.journal import Journal
+from pyllm.frontend.link import Connect
 from pyllm.frontend.prompt_tokens import Prompt, pack_tokens
 from pyllm.frontend.reports import Decision, KVEvents, SampleReport, TenantReport
-from pyllm.frontend.streams import Sink, Stream, Streams
+from pyllm.frontend.running_requests import RunningRequests
+from pyllm.frontend.streams import Sink
 from pyllm.frontend.submission import prepare, prepare_embedding
 from pyllm.frontend.token_reader import TokenDelta, TokenReader
-from pyllm.messages import (
-    PROTOCOL_VERSION,
-    Abort,
-    Call,
-    ClientMessage,
-    CoreMessage,
-    Deltas,
-    Heartbeat,
-    Hello,
-    ModelInfo,
-    Ready,
-    Rejected,
-    Reply,
-    Submit,
-)
+from pyllm.messages import Call, ClientMessage, CoreMessage, Deltas, ModelInfo, Rejected, Reply
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
-# Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
-# blame the core.
-CORE_SILENCE = 10.0  # without a message from the core
-READER_PATIENCE = 60.0  # in which a reader took nothing of what was there for it
+READER_PATIENCE = 60.0  # seconds in which a reader took nothing of what was there for it
+RECOVERY_TIMEOUT = 600.0  # seconds that requests wait for the next core
 CLOSE_LINGER = 1.0  # seconds that the last aborts get to leave
-
-# What a refused request fails with, by the code; with any other code the request is at fault.
-_REJECTIONS: dict[str, type[PyllmError]] = {
-    "draining": EngineDeadError,
-    "error": PyllmError,
-    "too_large": RequestTooLargeError,
-}
-
-Connect = Callable[
-    [ipc.MessageHandler[CoreMessage], ipc.MalformedHandler, Callable[[], None]], ipc.Sender[ClientMessage]
-]
 
 T = TypeVar("T")
 
@@ -65,46 +42,50 @@ logger = logging.getLogger(__name__)
 
 
 class EngineClient:
-    """A connection to one core. `await EngineClient.connect(address)` makes one over ZeroMQ.
+    """Requests to a core, which outlive it: `await EngineClient.connect(address)` makes one over ZeroMQ.
 
-    Through the constructor any transport can be used: `connect(on_message, on_malformed, on_disconnect)` gives the
-    sending half; then `await client.start()`. `heartbeats=False` is for a core in the same process, which cannot be
-    silent. All methods belong to the event loop's thread.
+    What runs when a core is lost is sent to the next one, with what it was given so far, and goes on as it would have;
+    what is asked for meanwhile is sent then, too.
+
+    Through the constructor any transport can be used: `connects` has one function for each place where a core may be,
+    and each call of `connect(on_message, on_malformed, on_disconnect)` gives the sending half of a fresh connection;
+    then `await client.start()`. `heartbeats=False` is for a core in the same process, which cannot be silent. All
+    methods belong to the event loop's thread.
     """
 
     def __init__(
-        self, connect: Connect, *, heartbeats: bool = True, clock: Callable[[], float] = time.monotonic
+        self,
+        *connects: Connect[CoreMessage, ClientMessage],
+        heartbeats: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        recovery_timeout: float = RECOVERY_TIMEOUT,
     ) -> None:
-        self.model: ModelInfo
-        self.fingerprint = ""
-        self.epoch = 0
         self.malformed_frames = 0
-        self._connect = connect
         self._heartbeats = heartbeats
-        self._clock = clock
         self._ids = itertools.count(1)
-        self._streams = Streams()
         self._readers: dict[int, TokenReader] = {}
         self._calls: dict[int, asyncio.Future[Reply]] = {}
-        self._unsent: deque[ClientMessage] = deque()
-        self._silent_ticks = 0
         self._death: PyllmError | None = None
         self._died = asyncio.Event()
-        self._endpoint: ipc.Sender[ClientMessage] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._beating: asyncio.Task[None] | None = None
+        handlers = Handlers(self._become_ready, self._receive, self._malformed, self._fail_calls, self.give_up)
+        self._connection = CoreConnection(handlers, connects, recovery_timeout)
+        self._requests = RunningRequests(self._connection, self._ids, clock)
 
     @classmethod
     async def connect(
         cls,
-        address: str,
+        address: str | Sequence[str],
         *,
         timeout: float = 60.0,  # noqa: ASYNC109 - the handshake's deadline, named in its error
         keys: Path | None = None,
+        recovery_timeout: float = RECOVERY_TIMEOUT,
     ) -> "EngineClient":
-        """Connect to the core that is bound, or will be bound, to a ZeroMQ address.
+        """Connect to the core that is bound, or will be bound, to a ZeroMQ address, or to one of several.
 
-        `keys` is a folder with `server.key` and `client.key_secret`, for `tcp://`.
+        `keys` is a folder with `server.key` and `client.key_secret`, for `tcp://`. When the core is lost, requests wait
+        for `recovery_timeout` seconds for another one, at whichever address.
 
         Raises:
             EngineDeadError: no answer within `timeout` seconds.
@@ -112,20 +93,12 @@ class EngineClient:
             ConfigError: a key cannot be read.
         """
         secrets = client_keys(keys) if keys is not None else None
-
-        def connect(
-            on_message: ipc.MessageHandler[CoreMessage],
-            on_malformed: ipc.MalformedHandler,
-            on_disconnect: Callable[[], None],
-        ) -> ipc.Sender[ClientMessage]:
-            socket = ipc.connect(zmq.Context.instance(), address, secrets)
-            return ipc.Endpoint(socket, CoreMessage, on_message, on_malformed, on_disconnect)
-
-        client = cls(connect)
+        addresses = [address] if isinstance(address, str) else list(address)
+        client = cls(*(partial(_connect, each, secrets) for each in addresses), recovery_timeout=recovery_timeout)
         try:
             await client.start(timeout)
         except TimeoutError:
-            raise EngineDeadError(f"no core answered at {address} within {timeout:g} s") from None
+            raise EngineDeadError(f"no core answered at {' or '.join(addresses)} within {timeout:g} s") from None
         return client
 
     async def start(self, timeout: float = 60.0) -> None:  # noqa: ASYNC109 - as in `connect`
@@ -136,40 +109,65 @@ class EngineClient:
             ProtocolError, EngineDeadError: as for `connect`.
         """
         self._ready = asyncio.get_running_loop().create_future()
-        self._endpoint = self._connect(self._receive, self._malformed, self._disconnected)
-        self._post(Hello(PROTOCOL_VERSION))
+        self._connection.open()
+        if self._heartbeats:
+            self._beating = asyncio.create_task(self._beat_forever(), name="pyllm-client-heartbeat")
         try:
             async with asyncio.timeout(timeout):
                 await self._ready
         except BaseException:
             self.close()
             raise
-        if self._heartbeats:
-            self._beating = asyncio.create_task(self._beat_forever(), name="pyllm-client-heartbeat")
 
     @property
     def alive(self) -> bool:
-        """Whether requests can be submitted."""
+        """Whether requests can be submitted; they wait where there is no core for the moment."""
         return self._ready is not None and self._ready.done() and self._death is None
+
+    @property
+    def model(self) -> ModelInfo:
+        """What the core said of its model."""
+        return self._connection.model
+
+    @property
+    def fingerprint(self) -> str:
+        """The core's, see `Ready`; those of two cores that give the same tokens are the same."""
+        return self._connection.fingerprint
+
+    @property
+    def epoch(self) -> int:
+        """The run of a core that this is, or was last, connected to."""
+        return self._connection.epoch
+
+    @property
+    def counts(self) -> ConnectionCounts:
+        """What became of cores so far."""
+        return self._connection.counts
+
+    def condition(self) -> Condition:
+        """Whether requests are worked on, and why not."""
+        if self._death is not None:
+            return Condition(False, reason=str(self._death))
+        return self._connection.condition()
 
     @property
     def num_requests(self) -> int:
         """Requests that have not ended yet."""
-        return len(self._streams)
+        return len(self._requests)
 
     def submit(
         self, prompt: Prompt, params: SamplingParams, sink: Sink, scheduling: SchedulingParams = DEFAULT_SCHEDULING
     ) -> int:
         """Start a request; its tokens are pushed to `sink`. Gives the id for `abort` and `explain`.
 
-        `prompt` is token ids, or packed little-endian int32.
+        `prompt` is token ids, or packed little-endian int32. Without a core it waits for the next one.
 
         Raises:
             RequestError, RequestTooLargeError: the request cannot run; nothing was sent.
-            EngineDeadError: the core is gone.
+            EngineDeadError: the core is gone, and no other one is waited for.
         """
         self._check_alive()
-        return self._start(prepare(prompt, params, self.model, scheduling), sink)
+        return self._requests.start(prepare(prompt, params, self.model, scheduling), sink)
 
     def submit_embedding(
         self, prompt: Prompt, sink: EmbeddingSink, scheduling: SchedulingParams = DEFAULT_SCHEDULING
@@ -177,16 +175,11 @@ class EngineClient:
         """Ask for a prompt's embedding, which `sink` is handed; the prompt may fill the context. Else as `submit`."""
         self._check_alive()
         receiver = EmbeddingReceiver(sink)
-        return self._start(prepare_embedding(prompt, self.model, scheduling), receiver, receiver.take)
+        return self._requests.start(prepare_embedding(prompt, self.model, scheduling), receiver, receiver.take)
 
     def abort(self, request: int, sample: int = -1) -> None:
         """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored."""
-        stream = self._streams.get(request)
-        if stream is None:
-            return
-        for index in range(stream.journal.num_samples) if sample < 0 else (sample,):
-            stream.journal.close(index)
-        self._post(Abort(self.epoch, stream.wire_id, sample))
+        self._requests.abort(request, sample)
 
     async def generate(
         self, prompt: Prompt, params: SamplingParams, scheduling: SchedulingParams = DEFAULT_SCHEDULING
@@ -232,13 +225,15 @@ class EngineClient:
         Raises:
             RequestError: the core refused; the text says why.
             TimeoutError: no answer within `timeout` seconds.
-            EngineDeadError: the core is gone.
+            EngineDeadError: the core is gone; it is not asked again when there is another one.
         """
         self._check_alive()
+        if not self._connection.is_ready:
+            raise EngineDeadError(self._connection.condition().reason)
         number = next(self._ids)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
-        self._post(Call(self.epoch, number, method, args))
+        self._connection.post(Call(self.epoch, number, method, args))
         try:
             async with asyncio.timeout(timeout):
                 reply = await answer
@@ -260,10 +255,10 @@ class EngineClient:
         Raises:
             RequestError: the request has ended; else as `call`.
         """
-        stream = self._streams.get(request)
-        if stream is None:
+        wire_id = self._requests.wire_id(request)
+        if wire_id is None:
             raise RequestError(f"request {request} has ended, or is not of this client", "request")
-        return await self._ask(list[SampleReport], "explain", stream.wire_id)
+        return await self._ask(list[SampleReport], "explain", wire_id)
 
     async def decisions(self, limit: int = 100) -> list[Decision]:
         """What the last steps decided, oldest first; the core keeps the last 1,024."""
@@ -309,43 +304,30 @@ class EngineClient:
         return await self._ask(KVEvents, "kv_snapshot")
 
     async def death(self) -> PyllmError:
-        """Wait until the connection has ended, by `close` too, and give the reason."""
+        """Wait until no core is waited for longer, by `close`, `give_up` or the recovery timeout; gives the reason."""
         await self._died.wait()
         assert self._death is not None
         return self._death
 
+    def give_up(self, error: PyllmError) -> None:
+        """Disconnect, and end every request and call with this error: no core will come."""
+        self._end(error)
+
     def close(self) -> None:
         """Abort what is running and disconnect; may be called more than once."""
-        for stream in self._streams.all():
-            self._post(Abort(self.epoch, stream.wire_id))
-        self._disconnect(EngineDeadError("the engine client was closed"), CLOSE_LINGER)
+        self._requests.abort_all()
+        self._end(EngineDeadError("the engine client was closed"), CLOSE_LINGER)
 
     def beat(self) -> None:
-        """Send a heartbeat; look for a silent core and for readers that do not read. Runs at 2 Hz by itself."""
-        self._flush()
-        if not self._unsent:
-            self._post(Heartbeat("client"))
-        self._silent_ticks += 1
-        if self._silent_ticks * HEARTBEAT_INTERVAL > CORE_SILENCE:
-            self._disconnect(EngineDeadError(f"the engine core gave no sign of life for {CORE_SILENCE:g} s"))
-        for request, reader in list(self._readers.items()):
-            idle = reader.tick() * HEARTBEAT_INTERVAL
-            if idle > READER_PATIENCE and (stream := self._streams.get(request)) is not None:
-                self.abort(request)
-                self._streams.fail(stream, PyllmError(f"aborted: the output was not read for {READER_PATIENCE:g} s"))
+        """Let half a second pass: for the core, for readers that do not read, and for what waits without a core.
 
-    def _start(self, first: Submit, sink: Sink, on_embedding: Callable[[bytes], None] | None = None) -> int:
-        now = self._clock()
-        journal = Journal(first, now)
-        request = next(self._ids)
-        stream = Stream(request, journal, sink, on_embedding)
-        self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
-        try:
-            self._post(journal.submission(self.epoch, request, now))
-        except Exception:
-            self._streams.forget(stream)
-            raise
-        return request
+        Runs by itself, at 2 Hz.
+        """
+        self._connection.beat()
+        self._requests.beat()
+        for request, reader in list(self._readers.items()):
+            if reader.tick() * HEARTBEAT_INTERVAL > READER_PATIENCE:
+                self._requests.fail(request, PyllmError(f"aborted: the output was not read for {READER_PATIENCE:g} s"))
 
     async def _ask(self, kind: type[T], method: str, *args: Any) -> T:
         value = await self.call(method, *args)
@@ -360,120 +342,68 @@ class EngineClient:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
 
-    def _receive(self, identity: bytes, message: CoreMessage) -> None:
-        del identity
-        self._silent_ticks = 0
+    def _receive(self, message: Deltas | Reply | Rejected) -> None:
         match message:
-            case Deltas(epoch) if epoch == self.epoch:
-                self._route(message)
+            case Deltas():
+                try:
+                    self._requests.deliver(message)
+                except ValueError as error:
+                    self._malformed(str(error))
             case Reply(number):
                 answer = self._calls.get(number)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
-            case Ready():
-                self._become_ready(message)
+            case Rejected(None, "engine_dead", text):
+                # It has had its time to finish them, and says that they end; only what comes later goes elsewhere.
+                self._fail_all(EngineDeadError(text))
+            case Rejected(None):
+                logger.error("the core refused a message (%s): %s", message.code, message.message)
             case Rejected():
-                self._be_rejected(message)
-            case Deltas() | Heartbeat():
-                pass
+                self._requests.reject(message)
 
-    def _route(self, deltas: Deltas) -> None:
-        try:
-            columns = decode_columns(deltas)
-        except ValueError as error:
-            self._malformed(b"", str(error))
-            return
-        incomplete, failed = self._streams.deliver(columns)
-        for stream in failed:
-            self._post(Abort(self.epoch, stream.wire_id))
-        for stream in incomplete:
-            logger.warning("tokens of request %d are missing; it is sent again", stream.request)
-            self._resubmit(stream)
-
-    def _become_ready(self, ready: Ready) -> None:
+    def _become_ready(self, previous_fingerprint: str, is_known: bool) -> None:
         assert self._ready is not None
-        if ready.version != PROTOCOL_VERSION:
-            text = f"the core speaks version {ready.version} of the protocol, this client {PROTOCOL_VERSION}"
-            self._disconnect(ProtocolError(text))
-            return
-        self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch
         if not self._ready.done():
             self._ready.set_result(None)
-        else:
-            for stream in self._streams.all():  # The core had forgotten us, and our requests with us.
-                self._resubmit(stream)
+        self._requests.resubmit_all(previous_fingerprint in ("", self.fingerprint), is_known)
 
-    def _be_rejected(self, rejected: Rejected) -> None:
-        if rejected.request is not None:
-            stream = self._streams.get_by_wire_id(rejected.request)
-            if stream is not None:
-                kind = _REJECTIONS.get(rejected.code)
-                error = RequestError(rejected.message, rejected.parameter) if kind is None else kind(rejected.message)
-                self._streams.fail(stream, error)
-        elif rejected.code == "hello":
-            self._post(Hello(PROTOCOL_VERSION))
-        elif rejected.code == "version":
-            self._disconnect(ProtocolError(rejected.message))
-        elif rejected.code == "engine_dead":
-            self._disconnect(EngineDeadError(rejected.message))
-        else:
-            logger.error("the core refused a message (%s): %s", rejected.code, rejected.message)
-
-    def _malformed(self, identity: bytes, text: str) -> None:
-        del identity
+    def _malformed(self, text: str) -> None:
         self.malformed_frames += 1
         logger.warning("a message from the core does not decode: %s", text)
-
-    def _disconnected(self) -> None:
-        text = "the connection to the engine core was lost"
-        if self._ready is not None and not self._ready.done():
-            text += " before it answered; over tcp:// it may want keys"
-        self._disconnect(EngineDeadError(text))
-
-    def _resubmit(self, stream: Stream) -> None:
-        if self._streams.get(stream.request) is None:
-            return  # The connection was lost while one before it was sent.
-        old = stream.wire_id
-        self._streams.rename(stream, next(self._ids))
-        self._streams.end_closed_samples(stream)
-        self._post(Abort(self.epoch, old))
-        if self._streams.get(stream.request) is not None:
-            self._post(stream.journal.submission(self.epoch, stream.wire_id, self._clock()))
-
-    def _post(self, message: ClientMessage) -> None:
-        if self._unsent or not self._send(message):
-            self._unsent.append(message)
-
-    def _flush(self) -> None:
-        while self._unsent and self._send(self._unsent[0]):
-            self._unsent.popleft()
-
-    def _send(self, message: ClientMessage) -> bool:
-        if self._endpoint is None:
-            return True
-        try:
-            return self._endpoint.send(message)
-        except ipc.PeerGoneError:
-            self._disconnected()
-            return True
 
     def _check_alive(self) -> None:
         if not self.alive:
             raise self._death or EngineDeadError("the engine client is not connected: await start() first")
 
-    def _disconnect(self, death: PyllmError, linger: float = 0.0) -> None:
-        """End every stream and call with an error. The socket goes at once: what it still holds is for this epoch."""
-        if self._endpoint is None:
+    def _end(self, death: PyllmError, linger: float = 0.0) -> None:
+        """End every stream and call with an error, for good."""
+        if self._death is not None:
             return
-        endpoint, self._endpoint = self._endpoint, None
         self._death = death
         self._died.set()
-        self._unsent.clear()
-        endpoint.close(linger)
+        self._connection.close(linger)
         if self._beating is not None:
             self._beating.cancel()
-        for answer in (self._ready, *self._calls.values()):
-            if answer is not None and not answer.done():
-                answer.set_exception(death)
-        for stream in self._streams.all():
-            self._streams.fail(stream, death)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(death)
+        self._fail_all(death)
+
+    def _fail_all(self, error: PyllmError) -> None:
+        self._fail_calls(error)
+        self._requests.fail_all(error)
+
+    def _fail_calls(self, error: PyllmError) -> None:
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(error)
+
+
+def _connect(
+    address: str,
+    keys: CurveKeys | None,
+    on_message: ipc.MessageHandler[CoreMessage],
+    on_malformed: ipc.MalformedHandler,
+    on_disconnect: Callable[[], None],
+) -> ipc.Sender[ClientMessage]:
+    socket = ipc.connect(zmq.Context.instance(), address, keys)
+    return ipc.Endpoint(socket, CoreMessage, on_message, on_malformed, on_disconnect)

@@ -23,7 +23,7 @@ class EncodingCache:
     def __init__(self, counts: EncodingCounts, max_bytes: int = MAX_BYTES, max_entries: int = MAX_ENTRIES) -> None:
         self.num_bytes = 0
         self._counts = counts
-        self._max_bytes = max_bytes
+        self._full_size = self._max_bytes = max_bytes
         self._max_entries = max_entries
         self._packed: OrderedDict[str, bytes] = OrderedDict()
 
@@ -47,6 +47,14 @@ class EncodingCache:
             return
         self._packed[text] = packed
         self.num_bytes += size
+        self._evict()
+
+    def resize(self, share: float) -> None:
+        """Hold at most this share of the bytes that it was made for; what was used last stays."""
+        self._max_bytes = int(share * self._full_size)
+        self._evict()
+
+    def _evict(self) -> None:
         while self.num_bytes > self._max_bytes or len(self._packed) > self._max_entries:
             self.num_bytes -= _size(*self._packed.popitem(last=False))
 

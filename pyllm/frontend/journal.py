@@ -15,13 +15,14 @@ class Journal:
     `arrival` is the client's clock, in seconds.
     """
 
-    __slots__ = ("_arrival", "_closed", "_first", "_num_untold", "_outputs")
+    __slots__ = ("_arrival", "_closed", "_first", "_is_told", "_num_untold", "_outputs")
 
     def __init__(self, first: Submit, arrival: float) -> None:
         self._first = first
         self._arrival = arrival
         self._outputs = [array("i") for _ in range(first.n)]
         self._closed = [False] * first.n
+        self._is_told = False  # something of the prompt
         # Of the prompt's tokens, for their log-probabilities; the first never has one.
         self._num_untold = len(first.prompt) // 4 - 1 if first.sampling.prompt_logprobs is not None else 0
 
@@ -55,11 +56,24 @@ class Journal:
             return None
         num_fresh = max(0, num_tokens - (num_left - self._num_untold))
         self._num_untold -= num_fresh
+        self._is_told = True
         return num_fresh
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether anything was told yet that what follows must fit to."""
+        return self._is_told or any(self._outputs)
+
+    def is_expired(self, now: float) -> bool:
+        """Whether the request's time is over."""
+        return self._first.timeout is not None and now - self._arrival >= self._first.timeout
+
     def close(self, sample: int) -> None:
-        """Note that nothing more is wanted of this sample."""
-        self._closed[sample] = True
+        """Note that nothing more is wanted of this sample; -1: of none, as of one beam, which have no life alone."""
+        if sample < 0 or self._first.beam_width:
+            self._closed = [True] * len(self._closed)
+        else:
+            self._closed[sample] = True
 
     def is_closed(self, sample: int) -> bool:
         """Whether nothing more is wanted of this sample."""

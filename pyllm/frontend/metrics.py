@@ -56,9 +56,13 @@ COUNTERS = (
 # What each API process counts for itself, and what is shown as the sum of all.
 COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
-    *("rejected", "encoding", "first_token", "inter_token", "request_seconds"),
+    *("rejected", "degradations", "encoding", "first_token", "inter_token", "request_seconds"),
     *("request_prompt_tokens", "request_generation_tokens", "request_num_samples"),
 )
+
+# What an API process gives up so as not to die. The core's own, in `num_degradations`, is a lower budget of tokens.
+DEGRADATIONS = ("host_memory",)
+CORE_DEGRADATION = "device_memory"
 
 Stats = Mapping[str, int]
 
@@ -98,6 +102,7 @@ class Metrics(Collector):
         self.encoding = EncodingCounts()
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejected = dict.fromkeys(REASONS, 0)
+        self.degradations = dict.fromkeys(DEGRADATIONS, 0)
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
         self.request_seconds = Histogram(REQUEST_BOUNDS)
@@ -148,6 +153,10 @@ class Metrics(Collector):
         yield self._counters(VLLM, "admission_rejections", "Requests that found the queue full.", "reason", queue)
         limits = {reason: self.rejected[reason] for reason in LIMIT_REASONS}
         yield self._counters(OURS, "rate_limit_rejections", "Requests beyond their account's limits.", "reason", limits)
+        degradations = dict(self.degradations)
+        if "num_degradations" in self._stats:
+            degradations[CORE_DEGRADATION] = self._stats["num_degradations"]
+        yield self._counters(OURS, "degradations", "Times that something was given up.", "reason", degradations)
         looked_up, found = self.encoding.num_queried, self.encoding.num_found
         yield self._counter(OURS, "encoding_cache_queries", "Tokens of texts to encode.", looked_up)
         yield self._counter(OURS, "encoding_cache_hits", "Of these, known from earlier texts.", found)

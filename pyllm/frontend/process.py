@@ -16,9 +16,12 @@ import uvloop
 from pyllm import log
 from pyllm.api_keys import KeyRing
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
+from pyllm.errors import GivenUpError
 from pyllm.process_config import ApiConfig
 
 if TYPE_CHECKING:
+    from pyllm.frontend.client import EngineClient
+    from pyllm.frontend.memory_pressure import MemoryPressure
     from pyllm.frontend.metrics import Metrics
     from pyllm.frontend.shared.client import Shared
 
@@ -48,6 +51,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     from pyllm.frontend.chat_template import ChatTemplate
     from pyllm.frontend.client import EngineClient
     from pyllm.frontend.http_server import HttpServer
+    from pyllm.frontend.memory_pressure import MemoryPressure
     from pyllm.frontend.server_state import ServerState
     from pyllm.frontend.tokenizer import Tokenizer
     from pyllm.frontend.tracing import Tracer
@@ -78,20 +82,20 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
+    pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    tending = asyncio.ensure_future(_tend(shared, state.metrics))
-    deaths = [asyncio.ensure_future(client.death()), asyncio.ensure_future(shared.death())]
+    tending = asyncio.ensure_future(_tend(child, client, shared, state.metrics, pressure))
+    death = asyncio.ensure_future(client.death())
     try:
-        await asyncio.wait({serving, *deaths}, return_when=asyncio.FIRST_COMPLETED)
-        died = next((death.result() for death in deaths if death.done()), None)
-        if died is not None and not serving.done():
-            server.stop()  # The streams have ended with this error; the parent must hear of it, too.
+        await asyncio.wait({serving, death}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            server.stop()  # No core will come; the streams have ended with this error, and the parent must hear of it.
             await serving
-            raise died
+            raise death.result()
         serving.result()
     finally:
-        for task in (tending, *deaths):
-            task.cancel()
+        tending.cancel()
+        death.cancel()
         shared.close()
         client.close()
         if tracer is not None:
@@ -110,8 +114,14 @@ async def _shared_state(config: ApiConfig) -> "Shared":
     return LocalState(SharedState(config.shared))
 
 
-async def _tend(shared: "Shared", metrics: "Metrics") -> None:
-    """Let the shared state know that this process lives, and what it has counted; or let time pass in it."""
+async def _tend(
+    child: Child, client: "EngineClient", shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure"
+) -> None:
+    """Twice a second: tell parent and shared state that this process lives, and look at the host's memory."""
     while True:
+        child.pulse()
         await asyncio.sleep(HEARTBEAT_INTERVAL)
+        if child.given_up:
+            client.give_up(GivenUpError(child.given_up))
+        metrics.degradations["host_memory"] += pressure.look()
         shared.beat(metrics.counted())

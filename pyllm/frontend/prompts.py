@@ -112,6 +112,10 @@ class PromptEncoder:
             return work(*args, **options)
         return await self._threads.run(characters, work, *args, **options)
 
+    def resize_cache(self, share: float) -> None:
+        """Keep at most this share of the texts' ids that are kept otherwise."""
+        self._cache.resize(share)
+
     def _check_length(
         self, prompt: str | Sequence[int], too_long: Callable[[str, ModelInfo], RequestTooLargeError]
     ) -> None:

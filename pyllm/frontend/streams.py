@@ -132,14 +132,13 @@ class Streams:
 
     def end_closed_samples(self, stream: Stream) -> None:
         """Give a last delta to the samples that nobody wants more of, because the core will not."""
-        for sample in [sample for sample in stream.open_samples if stream.journal.is_closed(sample)]:
-            self._close(stream, sample)
-            try:
-                stream.sink.delta(sample, [], FinishCode.ABORT, 0, None)
-            except Exception:
-                logger.exception("the sink of request %d failed", stream.request)
-                self.fail(stream, PyllmError(_SINK_FAILED))
-                return
+        self._end_samples(
+            stream, [sample for sample in stream.open_samples if stream.journal.is_closed(sample)], FinishCode.ABORT
+        )
+
+    def expire(self, stream: Stream) -> None:
+        """Give a last delta to every sample, because time is over."""
+        self._end_samples(stream, list(stream.open_samples), FinishCode.DEADLINE)
 
     def fail(self, stream: Stream, error: PyllmError) -> None:
         """End a stream with an error."""
@@ -153,6 +152,18 @@ class Streams:
         """Deliver nothing to this stream any more."""
         self._by_request.pop(stream.request, None)
         self._by_wire_id.pop(stream.wire_id, None)
+
+    def _end_samples(self, stream: Stream, samples: list[int], finish: FinishCode) -> None:
+        for sample in samples:
+            if sample not in stream.open_samples:
+                continue  # The sink has ended it on hearing of one before it.
+            self._close(stream, sample)
+            try:
+                stream.sink.delta(sample, [], finish, 0, None)
+            except Exception:
+                logger.exception("the sink of request %d failed", stream.request)
+                self.fail(stream, PyllmError(_SINK_FAILED))
+                return
 
     def _close(self, stream: Stream, sample: int) -> None:
         stream.journal.close(sample)

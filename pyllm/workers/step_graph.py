@@ -13,9 +13,9 @@ from pyllm.workers.batch import Batch
 from pyllm.workers.context import ForwardContext
 from pyllm.workers.models.llama import LlamaForCausalLM
 
-# A start waits for the first step, so one with a huge budget computes less than that.
-_TOUCHED_TOKENS = 4096
-_TOUCHED_ROWS = 256
+# No request waits for the system to find memory; what a huge budget needs beyond this is found when it is used.
+_FOUND_TOKENS = 4096
+_FOUND_ROWS = 256
 
 
 class StepGraph:
@@ -41,15 +41,14 @@ class StepGraph:
             max_sequence_length=max_tokens,
             num_tokens=max_tokens,
         )
-        self._layers, self._head = Graph(), Graph()
+        self._layers, self._head = Graph(_FOUND_TOKENS), Graph(_FOUND_ROWS)
         with self._layers.capture():
             self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
-        self._wanted = torch.empty((max_rows, self._hidden.shape[1]), dtype=self._hidden.dtype)
+        self._wanted = torch.zeros((max_rows, self._hidden.shape[1]), dtype=self._hidden.dtype)
         with self._head.capture():
             logits = model.logits(self._wanted)
         assert logits is not None, "a model of several ranks is not captured"
         self._logits = logits
-        self._touch(block_tables.shape[1])
 
     def has_room(self, batch: Batch) -> bool:
         """Whether a batch is within what was captured: the budget of tokens may have been raised since."""
@@ -75,15 +74,3 @@ class StepGraph:
         wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])
         self._head.replay(len(wanted), len(wanted))
         return self._logits[: len(wanted)]
-
-    def _touch(self, max_blocks: int) -> None:
-        """Compute a large step on block 0, without writing there: no request waits for the system to find memory."""
-        max_tokens, max_rows = min(len(self._tokens), _TOUCHED_TOKENS), min(len(self._slots), _TOUCHED_ROWS)
-        num_rows = min(max_tokens, max_rows)
-        length = min(max_tokens // num_rows, max_blocks)  # Within the tables, whatever a block holds.
-        self._query_starts[: num_rows + 1] = torch.arange(num_rows + 1) * length
-        self._sequence_lengths[:num_rows] = length
-        self._slot_mapping.fill_(-1)
-        self._layers.replay(num_rows * length, num_rows)
-        self._wanted.zero_()
-        self._head.replay(max_rows, max_rows)

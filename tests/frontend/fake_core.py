@@ -20,6 +20,7 @@ from pyllm.messages import (
     FinishCode,
     Hello,
     ModelInfo,
+    Output,
     Ready,
     Reply,
     Submit,
@@ -108,8 +109,10 @@ class FakeCore:
     Everything that a client sends is encoded and decoded, as the wire would.
     """
 
-    def __init__(self, model: ModelInfo = MODEL) -> None:
+    def __init__(self, model: ModelInfo = MODEL, epoch: int = EPOCH) -> None:
         self.model = model
+        self.epoch = epoch
+        self.fingerprint = "fingerprint"
         self.received: list[ClientMessage] = []
         self.version = PROTOCOL_VERSION
         self.answers_hello = True
@@ -144,7 +147,7 @@ class FakeCore:
     def handle(self, message: ClientMessage) -> None:
         """Answer a message; what a test needs beyond hello is for subclasses."""
         if isinstance(message, Hello) and self.answers_hello:
-            self.say(Ready(self.version, EPOCH, self.model, "fingerprint"))
+            self.say(Ready(self.version, self.epoch, self.model, self.fingerprint))
 
     def say(self, message: CoreMessage) -> None:
         """Let the client read a message."""
@@ -152,11 +155,30 @@ class FakeCore:
 
     def say_rows(self, *rows: Row) -> None:
         """Let the client read deltas of this epoch."""
-        self.say(deltas(*rows))
+        self.say(deltas(*rows, epoch=self.epoch))
 
     def sent(self, kind: type) -> list[Any]:
         """What the client sent of one type."""
         return [message for message in self.received if isinstance(message, kind)]
+
+
+class Cores:
+    """Cores that follow one another: pass `cores.connect` to the client's constructor.
+
+    Each connection is to the next one; the last one is there for good.
+    """
+
+    def __init__(self, *cores: FakeCore) -> None:
+        self._cores = list(cores)
+
+    def connect(
+        self,
+        on_message: MessageHandler[CoreMessage],
+        on_malformed: MalformedHandler,
+        on_disconnect: Callable[[], None],
+    ) -> FakeCore:
+        core = self._cores.pop(0) if len(self._cores) > 1 else self._cores[0]
+        return core.connect(on_message, on_malformed, on_disconnect)
 
 
 class ScriptedCore(FakeCore):
@@ -166,8 +188,10 @@ class ScriptedCore(FakeCore):
     Log-probabilities are those of `told`, embeddings those of `embedded`. With `paused` it says nothing until `resume`.
     """
 
-    def __init__(self, script: Callable[[list[int], int], list[int]], model: ModelInfo = MODEL) -> None:
-        super().__init__(model)
+    def __init__(
+        self, script: Callable[[list[int], int], list[int]], model: ModelInfo = MODEL, epoch: int = EPOCH
+    ) -> None:
+        super().__init__(model, epoch)
         self.script = script
         self.paused = False
         self.running: dict[tuple[int, int], tuple[Submit, list[int], int]] = {}
@@ -180,8 +204,11 @@ class ScriptedCore(FakeCore):
         match message:
             case Submit():
                 prompt = array("i", message.prompt).tolist()
-                for sample in range(message.n):
-                    self.running[message.request, sample] = (message, self.script(prompt, sample), 0)
+                outputs = message.outputs or (Output(b"", False),) * message.n
+                for sample, (tokens, finished) in enumerate(map(msgspec.structs.astuple, outputs)):
+                    if not finished:
+                        script = self.script(prompt, sample)
+                        self.running[message.request, sample] = (message, script, len(tokens) // 4)
                 self._schedule()
             case Abort(_, request, sample):
                 ended = [key for key in self.running if key[0] == request and sample in (-1, key[1])]
@@ -243,7 +270,7 @@ class ScriptedCore(FakeCore):
         self._schedule()
 
 
-async def connected(core: FakeCore, **options: Any) -> EngineClient:
+async def connected(core: FakeCore | Cores, **options: Any) -> EngineClient:
     """A client of this core, without heartbeats of its own: tests call `beat`."""
     client = EngineClient(core.connect, heartbeats=False, **options)
     await client.start()

@@ -59,14 +59,16 @@ async def two_processes(folder: Path, num_steps: int = -1) -> AsyncGenerator[Pro
     state_address = f"ipc://{folder}/state"
     shared = SharedConfig()
     async with AsyncExitStack() as stack:
-        children = [supervisor.spawn("the state", "state", StateConfig(shared=shared, bind=state_address))]
+        children = [supervisor.spawn("the state", "state")]
+        children[0].configure(StateConfig(shared=shared, bind=state_address))
         clients = []
         for index, core in enumerate(cores):
             address = f"ipc://{folder}/core-{index}"
             await stack.enter_async_context(ZmqCore(core, address))
             listener = stack.enter_context(launch.bind_listener("127.0.0.1", 0))
             config = api_config(folder, address, index=index, shared=shared, state_address=state_address)
-            children.append(supervisor.spawn(f"API process {index}", "api", config, listener.fileno()))
+            children.append(supervisor.spawn(f"API process {index}", "api", listener.fileno()))
+            children[-1].configure(config)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             clients.append(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60)))
         for child in children:

@@ -9,19 +9,20 @@ import msgspec
 import pytest
 
 from pyllm.child import HEARTBEAT_INTERVAL
-from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
-from pyllm.frontend.client import CORE_SILENCE, READER_PATIENCE, EngineClient
+from pyllm.errors import EngineDeadError, GivenUpError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.frontend.client import READER_PATIENCE, EngineClient
+from pyllm.frontend.core_connection import CORE_LOSS
 from pyllm.frontend.logprobs import Logprob
 from pyllm.frontend.reports import Decision, KVEvent, KVEvents, SampleReport, TenantReport
 from pyllm.frontend.token_reader import TokenDelta, TokenReader
 from pyllm.messages import Abort, Call, ClientMessage, FinishCode, Heartbeat, Hello, Ready, Rejected, Reply, Submit
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
-from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore, connected, deltas, told
+from tests.frontend.fake_core import EPOCH, Cores, FakeCore, Row, ScriptedCore, connected, deltas, told
 
 GREEDY = SamplingParams(temperature=0.0)
 READER_BEATS = int(READER_PATIENCE / HEARTBEAT_INTERVAL)
-CORE_BEATS = int(CORE_SILENCE / HEARTBEAT_INTERVAL)
+CORE_BEATS = int(CORE_LOSS / HEARTBEAT_INTERVAL)
 
 
 class Recorder:
@@ -164,16 +165,14 @@ async def test_a_request_that_fails_while_it_is_sent_again_stays_ended() -> None
     assert (len(core.sent(Submit)), len(sink.errors), client.num_requests) == (1, 1, 0)
 
 
-async def test_a_core_that_goes_while_requests_are_sent_again_ends_them_all() -> None:
-    core = FakeCore()
-    client = await connected(core)
-    sinks = [Recorder(), Recorder()]
-    for sink in sinks:
-        client.submit([1], GREEDY, sink)
+async def test_a_core_that_goes_while_requests_are_sent_again_leaves_them_to_the_next() -> None:
+    core, follower = FakeCore(), FakeCore(epoch=EPOCH + 2)
+    client = await connected(Cores(core, follower))
+    for _ in range(2):
+        client.submit([1], GREEDY, Recorder())
     core.closed = True
     core.say(Ready(1, EPOCH + 1, core.model, "fingerprint"))
-    assert [len(sink.errors) for sink in sinks] == [1, 1]
-    assert (client.alive, client.num_requests) == (False, 0)
+    assert (client.epoch, client.num_requests, len(follower.sent(Submit))) == (EPOCH + 2, 2, 2)
 
 
 async def test_a_core_that_has_forgotten_the_client_gets_everything_again() -> None:
@@ -511,17 +510,17 @@ async def test_generate_passes_the_scheduling_on() -> None:
     assert (submit.priority, submit.ttft_target) == (2, 0.5)
 
 
-async def _lost(core: FakeCore, client: EngineClient) -> None:
+async def _given_up(core: FakeCore, client: EngineClient) -> None:
+    client.give_up(GivenUpError("it died 10 times"))
+
+
+async def _ended(core: FakeCore, client: EngineClient) -> None:
+    core.say(Rejected(None, "engine_dead", "it was shut down before"))
+
+
+async def _gone_for_long(core: FakeCore, client: EngineClient) -> None:
     core.on_disconnect()
-
-
-async def _killed(core: FakeCore, client: EngineClient) -> None:
-    core.say(Rejected(None, "engine_dead", "pyllm::worker-0-0 was killed by SIGKILL"))
-
-
-async def _silent(core: FakeCore, client: EngineClient) -> None:
-    for _ in range(CORE_BEATS + 1):
-        assert client.alive
+    for _ in range(2 * 60 + 1):
         client.beat()
 
 
@@ -530,28 +529,39 @@ async def _closed(core: FakeCore, client: EngineClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("die", "text"),
-    [(_lost, "connection"), (_killed, "killed by SIGKILL"), (_silent, "no sign of life for 10 s"), (_closed, "closed")],
+    ("end", "text", "stays"),
+    [
+        (_given_up, "died 10 times", False),
+        (_ended, "was shut down before", True),
+        (_gone_for_long, "connection .* was lost, and none was ready within 60 s", False),
+        (_closed, "closed", False),
+    ],
 )
-async def test_when_the_core_dies_every_stream_and_call_fails(
-    die: Callable[[FakeCore, EngineClient], Awaitable[None]], text: str
+async def test_where_no_core_goes_on_every_stream_fails(
+    end: Callable[[FakeCore, EngineClient], Awaitable[None]], text: str, stays: bool
 ) -> None:
     core = FakeCore()
-    client = await connected(core)
+    client = await connected(core, recovery_timeout=60.0)
     sink = Recorder()
     client.submit([1], GREEDY, sink)
     reading = asyncio.ensure_future(anext(client.generate([1], GREEDY)))
     calling = asyncio.ensure_future(client.call("stats", timeout=60))
+    dying = asyncio.ensure_future(client.death())
     await asyncio.sleep(0)
-    await die(core, client)
-    for failed in (reading, calling):
-        with pytest.raises(EngineDeadError, match=text):
-            await failed
-    assert [type(error) for error in sink.errors] == [EngineDeadError]
-    assert (client.alive, client.num_requests, core.closed) == (False, 0, True)
+    await end(core, client)
     with pytest.raises(EngineDeadError, match=text):
-        client.submit([1], GREEDY, sink)
+        await reading
+    with pytest.raises(EngineDeadError):
+        await calling
+    assert [isinstance(error, EngineDeadError) for error in sink.errors] == [True]
+    assert (client.alive, client.num_requests, core.closed) == (stays, 0, not stays)
+    if not stays:
+        assert await dying is sink.errors[0]
+        assert (client.condition().ready, client.condition().reason) == (False, str(sink.errors[0]))
+        with pytest.raises(EngineDeadError, match=text):
+            client.submit([1], GREEDY, sink)
     client.close()
+    await dying
 
 
 async def test_closing_aborts_what_runs() -> None:

@@ -1,14 +1,12 @@
 """`EngineClient.connect` over real sockets."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
 from pyllm.errors import ConfigError, EngineDeadError
 from pyllm.frontend.client import EngineClient
-from pyllm.frontend.token_reader import TokenDelta
 from pyllm.messages import Abort, ClientMessage, FinishCode, Heartbeat, Submit
 from pyllm.sampling_params import SamplingParams
 from tests.frontend.fake_core import EPOCH, FakeCore, Row, ScriptedCore
@@ -47,7 +45,7 @@ async def test_no_core_is_an_error_with_the_address(address: str) -> None:
         await EngineClient.connect(address, timeout=0.0)
 
 
-async def test_a_lost_connection_ends_every_stream(address: str) -> None:
+async def test_a_stream_goes_on_with_the_next_core_at_the_address(address: str) -> None:
     class OneToken(FakeCore):
         def handle(self, message: ClientMessage) -> None:
             super().handle(message)
@@ -58,17 +56,22 @@ async def test_a_lost_connection_ends_every_stream(address: str) -> None:
     async with ZmqCore(core, address) as server:
         client = await EngineClient.connect(address)
         generator = client.generate([1], GREEDY)
-        assert (await anext(generator)).tokens
+        tokens = (await anext(generator)).tokens
         server.stop()
         core.closed = True
-        with pytest.raises(EngineDeadError, match="connection to the engine core was lost"):
-            await _exhaust(generator)
-        assert not client.alive
+    async with ZmqCore(ScriptedCore(lambda prompt, sample: [5, 6, 7, 8], epoch=EPOCH + 1), address):
+        async for delta in generator:
+            tokens += delta.tokens
+        assert tokens == [5, 6, 7, 8]
+        assert (client.epoch, client.counts.num_epochs, client.counts.num_resubmitted) == (EPOCH + 1, 2, 1)
+        client.close()
 
 
-async def _exhaust(generator: AsyncGenerator[TokenDelta, None]) -> None:
-    async for _ in generator:
-        pass
+async def test_the_addresses_are_tried_in_turn(address: str) -> None:
+    async with ZmqCore(ScriptedCore(lambda prompt, sample: [0]), address):
+        client = await EngineClient.connect([f"{address}-2", address])
+        assert client.epoch == EPOCH
+        client.close()
 
 
 async def test_heartbeats_go_out_by_themselves(address: str) -> None:

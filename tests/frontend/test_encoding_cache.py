@@ -46,3 +46,16 @@ def test_it_never_holds_more_than_it_may(steps: list[tuple[str, int, bool]]) -> 
             assert cache.get(text) in (None, ids.get(text))
         assert len(cache) <= 9
         assert len(cache) * ENTRY_BYTES <= cache.num_bytes <= 3000
+
+
+def test_a_smaller_cache_keeps_what_was_used_last_and_grows_again() -> None:
+    cache = EncodingCache(EncodingCounts(), max_bytes=4000)
+    for text in "abcd":
+        cache.put(text, b"\0" * 400)
+    cache.resize(0.25)
+    assert [cache.get(text) for text in "abcd"] == [None, None, None, b"\0" * 400]
+    assert cache.num_bytes <= 1000
+    cache.resize(1.0)
+    for text in "abc":
+        cache.put(text, b"\0" * 400)
+    assert all(cache.get(text) for text in "abcd")

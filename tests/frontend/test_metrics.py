@@ -80,8 +80,11 @@ def test_the_cores_numbers_have_vllms_names() -> None:
 def test_what_vllm_does_not_count_is_named_as_ours() -> None:
     metrics = Metrics("tiny", MODEL)
     metrics.encoding.num_queried, metrics.encoding.num_found = 70, 40
-    samples = exposed(metrics, STATS)
+    metrics.degradations["host_memory"] += 3
+    samples = exposed(metrics, STATS | {"num_degradations": 2})
     expected = {
+        "pyllm:degradations_total{'reason': 'host_memory'}": 3,
+        "pyllm:degradations_total{'reason': 'device_memory'}": 2,
         "pyllm:encoding_cache_queries_total": 70,
         "pyllm:encoding_cache_hits_total": 40,
         "pyllm:num_requests_held": 1,

@@ -26,7 +26,8 @@ async def api_process(core: ScriptedCore, folder: Path) -> AsyncGenerator[tuple[
     config = api_config(folder, address)
     with launch.bind_listener("127.0.0.1", 0) as listener:
         async with ZmqCore(core, address):
-            process = supervisor.spawn("API process 0", "api", config, listener.fileno())
+            process = supervisor.spawn("API process 0", "api", listener.fileno())
+            process.configure(config)
             process.watch()
             host, port = listener.getsockname()
             try:

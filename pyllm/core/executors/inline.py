@@ -4,6 +4,8 @@ Does not import the worker: it is handed a factory, so that the core stays free 
 """
 
 import asyncio
+import gc
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -66,7 +68,11 @@ class InlineExecutor:
     async def restart(self) -> None:
         self._die(WorkerDeadError("the model's thread was ended", "killed"))
         self._thread.shutdown(wait=False, cancel_futures=True)
-        self._rank = None  # The old model's memory is free before the new one is loaded.
+        self._rank = None
+        # The old model's memory is free before the new one takes its own: it refers to itself, and a core that has
+        # started freezes what it holds.
+        gc.unfreeze()
+        gc.collect()
         self._thread = _model_thread()
         await self.start()
         self._death = None
@@ -95,7 +101,8 @@ class InlineExecutor:
             answer.set_result(step.result())
         else:
             cause: Cause = "out_of_memory" if is_out_of_memory(error) else "crashed"
-            self._die(WorkerDeadError(f"step {number} failed: {error}", cause))
+            log = "".join(traceback.format_exception(error)).encode()
+            self._die(WorkerDeadError(f"step {number} failed: {error}", cause, log))
 
     def _die(self, death: WorkerDeadError) -> None:
         if self._death is not None:

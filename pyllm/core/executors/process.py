@@ -22,6 +22,9 @@ from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOut
 from pyllm.process_config import CoreConfig, WorkerConfig
 from pyllm.supervisor import Process
 
+# Seconds after a start in which its first steps, maybe those of many requests at once, have the processors alone.
+SPARE_DELAY = 1.0
+
 
 class ProcessExecutor:
     """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
@@ -30,7 +33,13 @@ class ProcessExecutor:
     start has sockets and a rendezvous of its own, so that nothing of the one before can reach it.
     """
 
-    def __init__(self, config: CoreConfig, entry: WorkerEntry, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        entry: WorkerEntry,
+        context: zmq.Context[zmq.Socket[bytes]],
+        spare_delay: float = SPARE_DELAY,
+    ) -> None:
         self._config = config
         self._context = context
         self._size = config.engine.parallel.tensor_parallel_size
@@ -40,6 +49,7 @@ class ProcessExecutor:
         self._spares = Spares(
             lambda: rank_process.spawn(entry, f"spare worker of core {config.index}"),
             self._size if config.engine.recovery.warm_spares else 0,
+            spare_delay,
         )
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()

@@ -15,20 +15,19 @@ MAX_REPLACEMENTS = 3
 
 
 class Spares:
-    """`count` workers that `spawn` starts, 0 for none; they are started by `fill`."""
+    """`count` workers that `spawn` starts, 0 for none, `delay` seconds after `fill`."""
 
-    def __init__(self, spawn: Callable[[], Process], count: int) -> None:
+    def __init__(self, spawn: Callable[[], Process], count: int, delay: float) -> None:
         self._spawn = spawn
         self._count = count
+        self._delay = delay
         self._waiting: list[Process] = []
         self._budget = RestartBudget(MAX_REPLACEMENTS)
+        self._timer: asyncio.TimerHandle | None = None
 
     def fill(self) -> None:
-        """Start as many as there are too few."""
-        while len(self._waiting) < self._count:
-            process = self._spawn()
-            self._waiting.append(process)
-            process.exited.add_done_callback(self._replacing(process))
+        """Start as many as there are too few, a little later: imports take a processor, which is wanted now."""
+        self._fill_after(self._delay)
 
     def take(self) -> Process:
         """A worker that is not configured yet: the spare that has waited longest, or a new one."""
@@ -37,17 +36,29 @@ class Spares:
     async def close(self) -> None:
         """End them all, and start no more."""
         self._count = 0
+        if self._timer is not None:
+            self._timer.cancel()
         ended, self._waiting = self._waiting, []
         await end(ended)
+
+    def _fill_after(self, delay: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay, self._start)
+
+    def _start(self) -> None:
+        while len(self._waiting) < self._count:
+            process = self._spawn()
+            self._waiting.append(process)
+            process.exited.add_done_callback(self._replacing(process))
 
     def _replacing(self, process: Process) -> Callable[[object], None]:
         def replace(_: object) -> None:
             if process in self._waiting:
                 self._waiting.remove(process)
-                loop = asyncio.get_running_loop()
-                delay = self._budget.take(loop.time())
+                delay = self._budget.take(asyncio.get_running_loop().time())
                 if delay is not None:
-                    loop.call_later(delay, self.fill)
+                    self._fill_after(delay)
 
         return replace
 

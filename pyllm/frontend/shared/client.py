@@ -110,6 +110,9 @@ class RemoteState:
             logger.error("the shared state was silent for %g s", MAX_SILENT_BEATS * HEARTBEAT_INTERVAL)
             self._disconnected()
 
+    def resize(self, share: float) -> None:
+        """Nothing is kept here: the process that has the state looks after its memory itself."""
+
     async def admit(self, admission: Admission) -> Granted | Refused:
         """As `LocalState`."""
         answer: Granted | Refused = await self._ask(Granted | Refused, "admit", admission)

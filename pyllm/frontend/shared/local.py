@@ -103,6 +103,10 @@ class LocalState:
         self.count(row)
         self._state.records.sweep()
 
+    def resize(self, share: float) -> None:
+        """Keep at most this share of the bytes that are kept otherwise."""
+        self._state.resize(share)
+
     async def death(self) -> PyllmError:
         """Wait until the state is gone: never, as it is in this process."""
         never: asyncio.Future[PyllmError] = asyncio.get_running_loop().create_future()

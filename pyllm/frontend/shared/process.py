@@ -9,6 +9,7 @@ import zmq
 
 from pyllm import ipc, log
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
+from pyllm.frontend.memory_pressure import MemoryPressure
 from pyllm.frontend.shared.messages import MemberMessage
 from pyllm.frontend.shared.server import StateServer
 from pyllm.frontend.shared.state import SharedState
@@ -30,17 +31,21 @@ async def _serve(config: StateConfig, child: Child) -> int:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = ipc.bind(context, zmq.ROUTER, config.bind)
+    state = SharedState(config.shared)
+    pressure = MemoryPressure([state.resize])
     server = StateServer(
-        SharedState(config.shared),
+        state,
         lambda on_message, on_malformed: ipc.Endpoint(socket, MemberMessage, on_message, on_malformed),
     )
     child.started(config.bind)
     while not stopped.is_set():
+        child.pulse()
         try:
             async with asyncio.timeout(HEARTBEAT_INTERVAL):
                 await stopped.wait()
         except TimeoutError:
             server.beat()
+            pressure.look()
     server.close()
     context.term()
     return 0

@@ -58,6 +58,7 @@ class Records:
         self._retention = retention
         self._clock = clock
         self._max_bytes = max_bytes
+        self._max_kept_bytes = max_bytes  # less while memory is short
         self._max_record_bytes = max_record_bytes
         self._max_records = max_records
         self._by_key: OrderedDict[tuple[str, str], _Record] = OrderedDict()  # what was used last is last
@@ -169,6 +170,11 @@ class Records:
             self._lose(record)
         self._tell(record)
 
+    def resize(self, share: float) -> None:
+        """Let go of what is over beyond this share of all bytes; what runs or is read may still have all of them."""
+        self._max_kept_bytes = int(share * self._max_bytes)
+        self._lose_surplus()
+
     def finish(self, run: int, keep: bool) -> None:
         """A run is over. What is not to be kept, such as an error, is still there for those who read it."""
         record = self._by_run.get(run)
@@ -206,6 +212,7 @@ class Records:
             elif record.is_running and idle >= READER_ABSENCE:
                 self._end_run(record)
                 self._forget(record)
+        self._lose_surplus()
 
     def _next_number(self) -> int:
         self._last_number += 1
@@ -222,6 +229,14 @@ class Records:
         waiters, record.waiters = record.waiters, []
         for changed in waiters:
             changed()
+
+    def _lose_surplus(self) -> None:
+        """Let go of the bytes of what is over and not being read, oldest first, while memory is short."""
+        for record in self._by_key.values():
+            if self.num_bytes <= self._max_kept_bytes:
+                return
+            if record.is_over and record.body and not record.readers:
+                self._lose(record)
 
     def _lose_one(self) -> bool:
         """Let go of the bytes of what is over, oldest first; it stays known, so that it is run again the same."""

@@ -11,7 +11,7 @@ class ResponseStore:
 
     def __init__(self, max_responses: int, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
-        self._max_bytes = max_bytes
+        self._full_size = self._max_bytes = max_bytes
         self._responses: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         self._num_bytes = 0
 
@@ -20,9 +20,7 @@ class ResponseStore:
         self.delete(response_id, tenant)
         self._responses[tenant, response_id] = response
         self._num_bytes += len(response)
-        while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
-            _, oldest = self._responses.popitem(last=False)
-            self._num_bytes -= len(oldest)
+        self._evict()
 
     def get(self, response_id: str, tenant: str) -> bytes | None:
         """The response, if it is still kept; it counts as used."""
@@ -38,3 +36,13 @@ class ResponseStore:
             return False
         self._num_bytes -= len(response)
         return True
+
+    def resize(self, share: float) -> None:
+        """Keep at most this share of the bytes that it was made for."""
+        self._max_bytes = int(share * self._full_size)
+        self._evict()
+
+    def _evict(self) -> None:
+        while len(self._responses) > self._max_responses or self._num_bytes > self._max_bytes:
+            _, oldest = self._responses.popitem(last=False)
+            self._num_bytes -= len(oldest)

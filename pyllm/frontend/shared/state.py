@@ -88,6 +88,11 @@ class SharedState:
             self._queue.leave_waiting(held.num_sequences, held.num_tokens)
         self._limits.leave(held.account, num_output_tokens)
 
+    def resize(self, share: float) -> None:
+        """Keep at most this share of the bytes of records and responses; nobody's turn or running request is lost."""
+        self.records.resize(share)
+        self.responses.resize(share)
+
     def drop(self, member: int) -> None:
         """An API process is gone: close every ticket of it, and let others take over what it ran."""
         self.records.drop(member)

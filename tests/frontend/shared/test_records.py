@@ -218,3 +218,26 @@ def test_the_last_id_is_that_of_the_last_event_with_one() -> None:
     assert last_event_id(b"data: id: x\n\n") is None
     assert last_event_id(b"id: a\ndata: x\n\n") == "a"
     assert last_event_id(b"data: y\n\nid: b\ndata: x\n\ndata: z\n\n") == "b"
+
+
+def test_in_less_room_only_what_is_over_and_unread_is_let_go_of() -> None:
+    """And what grows meanwhile goes on to."""
+    records = Records(RETENTION, max_bytes=100, max_record_bytes=100)
+    over = run(records, b"12345678", finished=True, key="over")
+    read = run(records, b"12345678", finished=True, key="read")
+    running = run(records, b"1234", key="running")
+    records.leave(1, over.record)
+    records.resize(0.05)
+    records.append(running.run, b"5678")
+    pages = [records.read(each.record, 0) for each in (read, running)]
+    assert [page.body for page in pages if page is not None] == [b"12345678"] * 2
+    assert records.num_bytes == 16
+    assert isinstance(claim(records, key="over"), Run)  # It is run again, the same.
+    records.leave(1, read.record)
+    records.sweep()
+    assert records.num_bytes == 8
+    records.resize(1.0)
+    records.finish(running.run, keep=True)
+    records.leave(1, running.record)
+    records.sweep()
+    assert records.num_bytes == 8

@@ -52,3 +52,16 @@ def test_a_store_is_a_bounded_dictionary(calls: list[tuple[str, str, bytes]]) ->
             case _:
                 assert store.delete(name, "") == (model.pop(name, None) is not None)
     assert {name: store.get(name, "") for name in "abcde"} == {name: model.get(name) for name in "abcde"}
+
+
+def test_a_smaller_store_keeps_what_was_used_last_and_grows_again() -> None:
+    store = ResponseStore(10, max_bytes=8)
+    for name in "abcd":
+        store.put(name, "", b"12")
+    store.resize(0.5)
+    assert [store.get(name, "") for name in "abcd"] == [None, None, b"12", b"12"]
+    store.put("e", "", b"12")
+    assert [store.get(name, "") for name in "cde"] == [None, b"12", b"12"]
+    store.resize(1.0)
+    store.put("f", "", b"1234")
+    assert store.get("d", "") == b"12"

@@ -1,0 +1,191 @@
+"""The connection to a core, from one epoch to the next: hello, heartbeats, silence, and the search for a successor.
+
+Does not know what requests are: who has some sends them anew whenever a core is ready.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.errors import EngineDeadError, ProtocolError, PyllmError
+from pyllm.frontend.link import Connect, Link
+from pyllm.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    CoreMessage,
+    Deltas,
+    Heartbeat,
+    Hello,
+    ModelInfo,
+    Ready,
+    Rejected,
+    Reply,
+)
+
+# Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
+# blame the core.
+CORE_SILENCE = 2.5  # without a message from the core, which is not ready then
+CORE_LOSS = 10.0  # in which case it is given up for its successor
+ATTEMPT = 2.5  # that a core has to answer before the next address is tried
+
+logger = logging.getLogger(__name__)
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Whether requests are worked on. `reason` says why not; `stalled`: there are some, and no step is completed."""
+
+    ready: bool
+    stalled: bool = False
+    reason: str = ""
+
+
+class ConnectionCounts(msgspec.Struct):
+    """Epochs of cores that were ready, and requests that were sent again to one of them."""
+
+    num_epochs: int = 0
+    num_resubmitted: int = 0
+
+
+class Handlers(NamedTuple):
+    """What is called, from the event loop.
+
+    `on_ready(fingerprint, is_known)`: a core is ready, and has none of our requests; the fingerprint is that of the one
+    before it, if any, and with `is_known` it may have some of them still. `on_lost`: another core is looked for; after
+    `on_final` none is. `on_message` gets what the core says of requests and calls, in its epoch.
+    """
+
+    on_ready: Callable[[str, bool], None]
+    on_message: Callable[[Deltas | Reply | Rejected], None]
+    on_malformed: Callable[[str], None]
+    on_lost: Callable[[EngineDeadError], None]
+    on_final: Callable[[PyllmError], None]
+
+
+class CoreConnection:
+    """`connects` make a socket each, to an address where a core may be; they are tried in turn.
+
+    To be called at every heartbeat is `beat`. After `recovery_timeout` seconds without a core the end is final.
+    """
+
+    def __init__(
+        self, handlers: Handlers, connects: Sequence[Connect[CoreMessage, ClientMessage]], recovery_timeout: float
+    ) -> None:
+        self.model: ModelInfo
+        self.fingerprint = ""
+        self.epoch = 0
+        self.is_ready = False
+        self.counts = ConnectionCounts()
+        self._handlers = handlers
+        self._connects = connects
+        self._place = -1  # in `connects`
+        self._recovery_timeout = recovery_timeout
+        self._link: Link[CoreMessage, ClientMessage] = Link(self._receive, handlers.on_malformed, self._lose)
+        self._silent_beats = 0  # of the core, or of who is to become it
+        self._outage_beats = 0
+        self._num_losses = 0  # before a first core was ready
+        self._told = Heartbeat("ready")  # by the core, of itself
+        self._loss = ""
+
+    def open(self) -> None:
+        """Say hello to the core at the next address."""
+        self.is_ready = False
+        self._silent_beats = 0
+        self._place = (self._place + 1) % len(self._connects)
+        self._link.open(self._connects[self._place])
+        self._link.post(Hello(PROTOCOL_VERSION))
+
+    def post(self, message: ClientMessage) -> None:
+        """Send a message, unless the core is not ready: it would be of an epoch that is over."""
+        if self.is_ready:
+            self._link.post(message)
+
+    def beat(self) -> None:
+        """Send a heartbeat and what a slow core did not take; look for one that is silent, or for its successor."""
+        self._silent_beats += 1
+        if self.is_ready:
+            self._link.flush()
+            if not self._link.num_unsent:
+                self._link.post(Heartbeat("client"))
+            if self._silent_beats * HEARTBEAT_INTERVAL > CORE_LOSS:
+                self._lose(f"the engine core gave no sign of life for {CORE_LOSS:g} s")
+            return
+        self._outage_beats += 1
+        if self.fingerprint and self._outage_beats * HEARTBEAT_INTERVAL > self._recovery_timeout:
+            text = f"{self._loss}, and none was ready within {self._recovery_timeout:g} s"
+            self._handlers.on_final(EngineDeadError(text))
+        elif not self._link.is_open or self._silent_beats * HEARTBEAT_INTERVAL > ATTEMPT:
+            self.open()
+        else:
+            self._link.flush()
+
+    def condition(self) -> Condition:
+        """How the core is, as far as it can be known from here."""
+        if not self.is_ready:
+            seconds = self._outage_beats * HEARTBEAT_INTERVAL
+            loss = self._loss or "no engine core has answered"
+            return Condition(False, reason=f"{loss}; another one has been awaited for {seconds:g} s")
+        silence = self._silent_beats * HEARTBEAT_INTERVAL
+        if silence > CORE_SILENCE:
+            return Condition(False, reason=f"the engine core has given no sign of life for {silence:g} s")
+        stage = self._told.stage
+        if stage in ("", "ready"):
+            return Condition(True)
+        return Condition(False, stage == "stalled", self._told.reason or f"the engine core is {stage}")
+
+    def close(self, linger: float = 0.0) -> None:
+        """Disconnect; what is queued gets `linger` seconds to leave."""
+        self.is_ready = False
+        self._link.close(linger)
+
+    def _receive(self, message: CoreMessage) -> None:
+        self._silent_beats = 0
+        match message:
+            case Ready():
+                self._become_ready(message)
+            case Rejected(None, "hello"):
+                self._link.post(Hello(PROTOCOL_VERSION))
+            case Rejected(None, "version", text):
+                self._handlers.on_final(ProtocolError(text))
+            case Heartbeat():
+                self._told = message
+            case Deltas(epoch) if epoch != self.epoch:
+                pass
+            case Deltas() | Reply() | Rejected():
+                if self.is_ready:
+                    self._handlers.on_message(message)
+
+    def _become_ready(self, ready: Ready) -> None:
+        if ready.version != PROTOCOL_VERSION:
+            text = f"the core speaks version {ready.version} of the protocol, this client {PROTOCOL_VERSION}"
+            self._handlers.on_final(ProtocolError(text))
+            return
+        previous, is_known = self.fingerprint, self.is_ready
+        if ready.epoch != self.epoch:
+            self.counts.num_epochs += 1
+        if self._outage_beats and previous:
+            logger.info("a core is ready after %g s", self._outage_beats * HEARTBEAT_INTERVAL)
+        self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch
+        self.is_ready = True
+        self._outage_beats = 0
+        self._told = Heartbeat("ready")
+        self._handlers.on_ready(previous, is_known)
+
+    def _lose(self, loss: str = "the connection to the engine core was lost") -> None:
+        was_ready = self.is_ready
+        self._link.close()
+        if not self.fingerprint:
+            self._num_losses += 1
+            if self._num_losses >= len(self._connects):
+                text = f"{loss} before it answered; over tcp:// it may want keys"
+                self._handlers.on_final(EngineDeadError(text))
+            return  # The next address is tried at the next heartbeat.
+        if not was_ready:
+            return
+        self._loss = loss
+        logger.warning("%s: another core is looked for", loss)
+        self.is_ready = False
+        self._handlers.on_lost(EngineDeadError(loss))
+        self.open()

@@ -1,0 +1,174 @@
+"""`Place`: one child that is kept: started, told its configuration, watched, and followed by another when it dies.
+
+Knows when a successor helps, and when too many have died; not what the child is for, nor who else there is.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pyllm.child import FINAL_EXIT_CODE
+from pyllm.errors import EngineDeadError, GivenUpError
+from pyllm.restart_budget import WINDOW, RestartBudget
+from pyllm.supervisor import Process
+
+# Told the address that the child before served; empty for the first.
+Configure = Callable[[str], msgspec.Struct]
+
+logger = logging.getLogger(__name__)
+
+
+class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child is kept. `ready_timeout` is in seconds; with `warm_spare` a successor stands by."""
+
+    ready_timeout: float
+    max_restarts: int
+    warm_spare: bool = False
+
+
+class Place:
+    """`spawn` starts a child and `configure` makes what it is told; `on_death` is called with each one that has died.
+
+    A child that ended as if it had been told to, or for a reason that another would meet, has no successor.
+    """
+
+    def __init__(
+        self,
+        spawn: Callable[[], Process],
+        configure: Configure,
+        limits: PlaceLimits,
+        on_death: Callable[[Process], None] = lambda process: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.process: Process | None = None
+        self.spare: Process | None = None
+        self._spawn = spawn
+        self._configure = configure
+        self._limits = limits
+        self._on_death = on_death
+        self._clock = clock
+        self._budget = RestartBudget(limits.max_restarts)
+        self._spare_budget = RestartBudget(limits.max_restarts)
+        self._address = ""
+        self._stands_by = False
+        self._keeping: asyncio.Task[EngineDeadError] | None = None
+        self._sparing: asyncio.Task[None] | None = None
+
+    def spawn(self) -> None:
+        """Start the first child without waiting for it; no event loop need be running."""
+        self.process = self._spawn()
+        self.process.configure(self._configure(""))
+
+    async def start(self, on_lost: Callable[[BaseException], None]) -> str:
+        """Wait until the first child is ready, and keep it from then on; gives the address that it serves.
+
+        `on_lost` is called once, with the reason, if there is no child any more and no successor.
+
+        Raises:
+            StartError: it did not become ready; nothing is kept.
+        """
+        if self.process is None:
+            self.spawn()
+        assert self.process is not None
+        self.process.watch()
+        self._address = await self.process.ready(self._limits.ready_timeout)
+        self._keeping = asyncio.create_task(self._keep(self.process), name="place")
+        self._keeping.add_done_callback(lambda keeping: _tell(keeping, on_lost))
+        return self._address
+
+    def stand_by(self) -> None:
+        """Have a spare from now on, if that is wanted: once all is ready, so that starting is not slowed."""
+        self._stands_by = self._limits.warm_spare
+        self._begin_sparing()
+
+    def give_up(self, reason: str) -> None:
+        """Tell the child that what it needs will not come back."""
+        if self.process is not None:
+            self.process.give_up(reason)
+
+    def kill(self) -> None:
+        """SIGKILL to the child, the spare, and all that they have started; there is no successor."""
+        self._end_keeping()
+        for process in self._processes():
+            process.kill()
+
+    async def stop(self, grace: float) -> None:
+        """SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
+        self._end_keeping()
+        if self.spare is not None:
+            self.spare.kill()
+        await asyncio.gather(*(process.stop(grace) for process in self._processes()))
+
+    async def _keep(self, process: Process) -> EngineDeadError:
+        """Until a child has died for good; gives the reason."""
+        while True:
+            await asyncio.wait({process.exited})
+            self._on_death(process)
+            if process.exited.result() in (0, FINAL_EXIT_CODE):
+                return process.error()
+            delay = self._budget.take(self._clock())
+            if delay is None:
+                return GivenUpError(
+                    f"{process.obituary()}; it is not started anew, max_restarts allows {self._limits.max_restarts} "
+                    f"times within {WINDOW:g} s"
+                )
+            logger.error("%s: another one takes its place", process.obituary())
+            await asyncio.sleep(delay)
+            process = self.process = self._take_spare() or self._spawn_watched()
+            process.configure(self._configure(self._address))
+            await self._see_ready(process)
+
+    async def _see_ready(self, process: Process) -> None:
+        either: set[asyncio.Future[Any]] = {process.started, process.exited}
+        await asyncio.wait(either, timeout=self._limits.ready_timeout, return_when=asyncio.FIRST_COMPLETED)
+        if process.exited.done():
+            return
+        if process.started.done():
+            logger.info("%s is ready again", process.name)
+            self._begin_sparing()
+        else:
+            process.failure = f"it was not ready after {self._limits.ready_timeout:g} s"
+            process.kill()
+
+    def _spawn_watched(self) -> Process:
+        process = self._spawn()
+        process.watch()
+        return process
+
+    def _take_spare(self) -> Process | None:
+        spare, self.spare = self.spare, None
+        if self._sparing is not None:
+            self._sparing.cancel()
+            self._sparing = None
+        return spare if spare is not None and not spare.exited.done() else None
+
+    def _begin_sparing(self) -> None:
+        if self._stands_by and self._sparing is None:
+            self._sparing = asyncio.create_task(self._keep_spare(), name="spare")
+
+    async def _keep_spare(self) -> None:
+        """One stands by; one that dies meanwhile is followed by another, unless that is too often."""
+        while (delay := self._spare_budget.take(self._clock())) is not None:
+            await asyncio.sleep(delay)
+            self.spare = self._spawn_watched()
+            await asyncio.wait({self.spare.exited})
+            logger.warning("a spare for %s", self.spare.obituary())
+        logger.warning("%s has no spare any more", self.process.name if self.process else "this place")
+
+    def _end_keeping(self) -> None:
+        self._stands_by = False
+        for task in (self._keeping, self._sparing):
+            if task is not None:
+                task.cancel()
+
+    def _processes(self) -> list[Process]:
+        return [process for process in (self.process, self.spare) if process is not None]
+
+
+def _tell(keeping: "asyncio.Task[EngineDeadError]", on_lost: Callable[[BaseException], None]) -> None:
+    if not keeping.cancelled():
+        on_lost(keeping.exception() or keeping.result())

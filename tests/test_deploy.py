@@ -1,0 +1,126 @@
+"""The manifests agree with one another and with the server: routes, ports, times, flags and folders."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllm import cli
+from pyllm.api_keys import VARIABLE, ApiKey, KeyRing
+from pyllm.config import ServerConfig, config_part, engine_config, option_names
+from pyllm.flight_recorder import KEEP, MAX_BYTES
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.restart_budget import WINDOW
+from pyllm.siblings import STOP_GRACE
+from tests.frontend import tiny_tokenizers
+from tests.frontend.serving import answering, in_process
+from tests.plain_yaml import read_yaml
+
+FOLDER = Path(__file__).parents[1] / "deploy"
+DEPLOYMENT = read_yaml((FOLDER / "deployment.yaml").read_text())["spec"]
+POD = DEPLOYMENT["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+PROBES = {name: CONTAINER[f"{name}Probe"] for name in ("startup", "readiness", "liveness")}
+UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return tiny_tokenizers.load(tiny_tokenizers.byte_level(), tmp_path)
+
+
+def server_config() -> ServerConfig:
+    """What the container's command line amounts to; a flag that there is not would end the test."""
+    _, *arguments = [*CONTAINER["command"], *CONTAINER["args"]]
+    options = cli._parser().parse_args(arguments)
+    engine_config(cli._given(options, option_names()))
+    return config_part(ServerConfig, cli._given(options, option_names(ServerConfig)))
+
+
+def flag(name: str) -> str:
+    (value,) = [argument.partition("=")[2] for argument in CONTAINER["args"] if argument.startswith(f"--{name}=")]
+    return str(value)
+
+
+def patience(probe: dict[str, Any]) -> int:
+    """Seconds after which a probe that always fails has an effect."""
+    return int(probe["periodSeconds"] * probe["failureThreshold"])
+
+
+async def test_every_probe_asks_for_a_route_and_needs_no_key(tokenizer: Tokenizer) -> None:
+    keys = KeyRing([ApiKey(name="team", sha256="0" * 64)])
+    async with in_process(answering(tokenizer, "x"), tokenizer, keys=keys) as frontend:
+        assert (await frontend.http.get("/v1/models")).status_code == 401
+        paths = {name: probe["httpGet"]["path"] for name, probe in PROBES.items()}
+        answers = {name: (await frontend.http.get(path)).status_code for name, path in paths.items()}
+        assert answers == dict.fromkeys(PROBES, 200)
+        frontend.state.draining = True
+        answers = {name: (await frontend.http.get(path)).status_code for name, path in paths.items()}
+        assert answers == {"startup": 503, "readiness": 503, "liveness": 200}
+
+
+def test_ports_and_names_agree() -> None:
+    config = server_config()
+    (port,) = CONTAINER["ports"]
+    assert (config.host, config.port) == ("0.0.0.0", port["containerPort"])
+    service = read_yaml((FOLDER / "service.yaml").read_text())
+    (served,) = service["spec"]["ports"]
+    assert {served["targetPort"], *(probe["httpGet"]["port"] for probe in PROBES.values())} == {port["name"]}
+    budget = read_yaml((FOLDER / "disruption-budget.yaml").read_text())
+    labels = DEPLOYMENT["template"]["metadata"]["labels"]
+    selectors = DEPLOYMENT["selector"]["matchLabels"], budget["spec"]["selector"]["matchLabels"]
+    assert (labels, *selectors) == (service["spec"]["selector"],) * 3
+    kustomization = read_yaml((FOLDER / "kustomization.yaml").read_text())
+    assert {*kustomization["resources"], "kustomization.yaml"} == {file.name for file in FOLDER.glob("*.yaml")}
+
+
+def test_flags_say_what_the_server_does_anyway() -> None:
+    """Only so that who changes them sees the times that depend on them."""
+    config, default = server_config(), ServerConfig()
+    assert (config.shutdown_timeout, config.ready_timeout) == (default.shutdown_timeout, default.ready_timeout)
+
+
+def test_a_server_has_the_time_to_end_in_order() -> None:
+    config = server_config()
+    groups = 2 if config.api_server_count == 1 else 3  # API processes, what they share, the core
+    longest = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"] + groups * (config.shutdown_timeout + STOP_GRACE)
+    assert longest < POD["terminationGracePeriodSeconds"]
+
+
+def test_a_server_has_the_time_to_start() -> None:
+    """And ends by itself, with its reason, before the probe ends it without one."""
+    assert server_config().ready_timeout < patience(PROBES["startup"]) < DEPLOYMENT["progressDeadlineSeconds"]
+
+
+def test_a_server_that_recovers_is_left_alone() -> None:
+    """Within this window it is well again or has given up and ended by itself; the last death takes time, too."""
+    assert patience(PROBES["liveness"]) >= 1.5 * WINDOW
+
+
+def test_who_is_not_ready_is_seen_before_it_is_told_to_end() -> None:
+    assert patience(PROBES["readiness"]) < CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
+
+
+def test_what_is_written_to_is_writable() -> None:
+    assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
+    assert POD["securityContext"]["runAsNonRoot"]
+    volumes = {volume["name"]: volume["emptyDir"] for volume in POD["volumes"]}
+    mounts = {mount["mountPath"]: volumes.pop(mount["name"]) for mount in CONTAINER["volumeMounts"]}
+    assert not volumes
+    environment = {variable["name"]: variable.get("value") for variable in CONTAINER["env"]}
+    assert environment.keys() == {VARIABLE, "XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "HOME"}
+    crashes = flag("flight-recorder-dir")
+    written = [environment["XDG_RUNTIME_DIR"], environment["XDG_CACHE_HOME"], environment["HOME"], crashes]
+    parents = [{path, *map(str, Path(path).parents)} & mounts.keys() for path in written]
+    assert parents == [{"/run/pyllm"}, {"/tmp"}, {"/tmp"}, {"/var/lib/pyllm"}]
+    size = mounts["/var/lib/pyllm"]["sizeLimit"]
+    assert int(size[:-2]) * UNITS[size[-2:]] > KEEP * MAX_BYTES
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: b # c", "a: {}", "a: yes", "a: &b c", "a:\nb: c", "a: b\n  c: d", "a: 1\na: 2", "- a\nb: c", "a: |\n  b"],
+)
+def test_what_is_not_plain_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_yaml(text)
