@@ -1,11 +1,13 @@
-"""`python -m tests.e2e.chaos [MINUTES] [SEED]`: everything goes wrong at random under a live server with many clients.
+"""`python -m tests.e2e.chaos [MINUTES] [SEED] [LOG]`: everything goes wrong at random under a live server.
 
-Counts from outside, and prints one JSON object: what was asked and what went wrong, then what must be 0, or the exit
-code is 1. A request that was alone in two steps that ended a worker fails by design, and is told in `failed` only.
+Many clients use it meanwhile. Counts from outside, and prints one JSON object: what was asked and what went wrong, then
+what must be 0, or the exit code is 1. A request that was alone in steps that ended workers fails by design, and is told
+in `failed` only. SEED draws the faults and the requests; LOG is a file that takes what the server logs.
 """
 
 import contextlib
 import json
+import os
 import random
 import sys
 import tempfile
@@ -13,8 +15,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import httpx
 import psutil
 
 from tests.e2e import chaos_census, faulty_processor
@@ -28,7 +31,9 @@ from tests.e2e.survival_streams import Request, Streams, compare
 FLAGS = ["--api-server-count", "2", "--max-num-batched-tokens", "64", "--max-restarts", "1000"]
 NUM_CLIENTS = 12
 LENGTHS = (12, 40, 120)  # tokens of the requests
-MEAN_PAUSE = 4.0  # seconds between two faults
+MEAN_PAUSE = 3.0  # seconds between two faults
+AMID_RECOVERY = 0.2  # of the faults are followed by another one whether or not clients have had anything since
+RECOVERY_LIMIT = 30.0  # seconds that the others wait for that
 WATCH_INTERVAL = 0.25
 REST = 20  # times that a server at rest is counted
 
@@ -36,17 +41,18 @@ REST = 20  # times that a server at rest is counted
 def main() -> None:
     minutes = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else random.SystemRandom().randrange(1 << 32)
-    record = run(minutes * 60, seed)
+    with open(sys.argv[3] if len(sys.argv) > 3 else os.devnull, "w") as log_file:
+        record = run(minutes * 60, seed, log_file)
     print(json.dumps(record), flush=True)
     sys.exit(int(any(record["must_be_0"].values())))
 
 
-def run(seconds: float, seed: int) -> dict[str, Any]:
+def run(seconds: float, seed: int, log_file: IO[str]) -> dict[str, Any]:
     """One server, faults for so many seconds, and what was counted."""
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "flag"
         environment = faulty_processor.install(Path(folder) / "packages")
-        with Server(*FLAGS, environment=environment) as server:
+        with Server(*FLAGS, environment=environment, log_file=log_file) as server:
             pool = known_requests(server, flag)
             before = at_rest(server)
             begun = time.monotonic()
@@ -56,6 +62,8 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
                 while time.monotonic() < begun + seconds:
                     time.sleep(choose.expovariate(1 / MEAN_PAUSE))
                     faults.one()
+                    if choose.random() > AMID_RECOVERY:
+                        clients.wait_for_events(NUM_CLIENTS, RECOVERY_LIMIT)
             ended = time.monotonic()
             flag.unlink(missing_ok=True)
             after = at_rest(server)
@@ -109,8 +117,7 @@ def known_requests(server: Server, flag: Path) -> list[Known]:
 
 def at_rest(server: Server) -> Census:
     """Counts of a server that has nothing to do, once nothing of it starts or ends any more."""
-    names = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    until(lambda: is_ready(server) and not any(server.metric(name) for name in names), "the server to come to rest")
+    until(lambda: has_nothing_to_do(server), "the server to come to rest")
     counts = [chaos_census.take(server.process.pid)]
     while len(counts) < REST or counts[-1].titles.keys() != counts[-REST].titles.keys():
         time.sleep(WATCH_INTERVAL)
@@ -118,10 +125,14 @@ def at_rest(server: Server) -> Census:
     return chaos_census.lowest(counts[-REST:])
 
 
-def is_ready(server: Server) -> bool:
-    """Whether whoever answers takes requests."""
-    with server.http() as http:
-        return http.get("/health/ready").status_code == 200
+def has_nothing_to_do(server: Server) -> bool:
+    """Whether the server takes requests, and has none."""
+    try:
+        with server.http() as http:
+            ready = http.get("/health/ready").status_code == httpx.codes.OK
+        return ready and not server.metric("vllm:num_requests_running") + server.metric("vllm:num_requests_waiting")
+    except (httpx.TransportError, AssertionError):  # Its process ends just now, or knows of no core yet.
+        return False
 
 
 @contextlib.contextmanager

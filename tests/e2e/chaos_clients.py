@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import httpx
@@ -71,6 +71,8 @@ class Clients:
 
     def __init__(self, address: str, pool: Sequence[Known], number: int, seed: int) -> None:
         self.account = Account()
+        self._num_events = 0
+        self._progress = threading.Condition()
         self._address = address
         self._pool = pool
         self._stopping = threading.Event()
@@ -89,13 +91,24 @@ class Clients:
         for thread in self._threads:
             thread.join()
 
+    def wait_for_events(self, number: int, limit: float) -> None:
+        """Wait until clients have had so many more events with tokens, at most `limit` seconds."""
+        with self._progress:
+            due = self._num_events + number
+            self._progress.wait_for(lambda: self._num_events >= due, limit)
+
+    def _count_event(self) -> None:
+        with self._progress:
+            self._num_events += 1
+            self._progress.notify_all()
+
     def _ask_on(self, choose: random.Random, name: str) -> None:
         number = 0
         while not self._stopping.is_set():
             number += 1
             known, way = choose.choice(self._pool), choose.choice(WAYS)
             asking = _Asking(self._address, known, way, f"{name}-{number}", choose)
-            asking.ask()
+            asking.ask(self._count_event)
             self.account.enter(way, known, asking.seen, asking.num_connections, asking.num_refusals)
 
 
@@ -117,7 +130,8 @@ class _Asking:
         self._comes_back = way != "leaves"
         self._has_left = False
 
-    def ask(self) -> None:
+    def ask(self, count_event: Callable[[], None]) -> None:
+        """Ask until there is an end, an error, or the client leaves."""
         deadline = time.monotonic() + PATIENCE
         while not (self.seen.ended or self.seen.error or self._has_left):
             if time.monotonic() > deadline:
@@ -126,12 +140,12 @@ class _Asking:
             if self.num_connections + self.num_refusals:
                 time.sleep(PAUSE)
             try:
-                self._connect()
+                self._connect(count_event)
             except httpx.TransportError:
                 # Its server process has died. Without a key or ids there is no way back, as for who leaves anyway.
                 self._has_left = not self._comes_back
 
-    def _connect(self) -> None:
+    def _connect(self, count_event: Callable[[], None]) -> None:
         seen = self.seen
         seen.begin_connection()
         headers = self._headers | ({"last-event-id": seen.last_id} if seen.last_id else {})
@@ -145,11 +159,14 @@ class _Asking:
             elif self._is_whole:
                 seen.feed_whole(response.read())
             else:
-                self._read(response)
+                self._read(response, count_event)
 
-    def _read(self, response: httpx.Response) -> None:
+    def _read(self, response: httpx.Response, count_event: Callable[[], None]) -> None:
         for line in response.iter_lines():
+            num_events = len(self.seen.times)
             self.seen.feed(line)
+            if len(self.seen.times) > num_events:
+                count_event()
             if len(self.seen.times) >= self._events_left:
                 self._has_left = True
                 return
