@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import zmq
+from setproctitle import setproctitle
 
-from pyllm.child import attach, await_configuration
+from pyllm.child import SPARE_TITLE, attach, await_configuration
 from pyllm.messages import (
     PLAN_SECTIONS,
     Control,
@@ -28,7 +29,12 @@ TOKEN = 7  # what every position samples
 def main(connection: Connection, stderr: Connection) -> None:
     """Entry point of the process, in place of the real worker's."""
     stderr.close()
-    config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
+    setproctitle(SPARE_TITLE)
+    serve(msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig), connection)
+
+
+def serve(config: WorkerConfig, connection: Connection) -> None:
+    """Answer until the process is ended."""
     child = attach(connection, f"pyllm::worker-{config.core_index}-{config.rank}")
     socket = zmq.Context().socket(zmq.DEALER)
     socket.bind(config.address)

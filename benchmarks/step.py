@@ -23,6 +23,7 @@ from pyllm.child import attach
 from pyllm.config import engine_config
 from pyllm.core import process
 from pyllm.core.executors.process import ProcessExecutor
+from pyllm.errors import WorkerDeadError
 from pyllm.frontend.client import EngineClient
 from pyllm.messages import FinishCode, Sampled
 from pyllm.process_config import CoreConfig
@@ -95,7 +96,13 @@ class TimedExecutor:
         self._path = Path(folder) / TIMES
         self._times = array("d")
         self.start = executor.start
+        self.restart = executor.restart
+        self.kill = executor.kill
         self.collective = executor.collective
+
+    @property
+    def death(self) -> WorkerDeadError | None:
+        return self._executor.death
 
     def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
         if plan.num_rows == plan.num_tokens == ROWS:

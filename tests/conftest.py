@@ -1,5 +1,16 @@
-"""For every test: processes that share cores must not spin while they wait; OpenMP reads this when it is loaded."""
+"""For every test: processes that share cores do not spin while they wait, and crashes are recorded out of the way."""
 
 import os
+from collections.abc import Generator
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+import pytest
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads this when it is loaded.
+
+
+@pytest.fixture(autouse=True, scope="session")
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> Generator[None, None, None]:
+    """Processes that tests start inherit it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield

@@ -28,6 +28,7 @@ from pyllm.core.loop import EngineCore
 from pyllm.core.policies import Policy, load_policy
 from pyllm.core.recording import Recording
 from pyllm.entry_points import LOGITS_PROCESSORS, offered_names
+from pyllm.episode import Episode
 from pyllm.errors import ConfigError
 from pyllm.ipc import Sender
 from pyllm.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
@@ -229,8 +230,10 @@ async def _first(
 
 
 async def _beat(core: EngineCore, child: Child) -> None:
+    preemptions = Episode("the KV cache is too small for all that runs: sequences are swapped out or computed anew")
     while True:
         core.beat()
+        preemptions.look(core.stats()["num_preemptions"])
         child.step = core.last_step
         child.pulse()
         await asyncio.sleep(HEARTBEAT_INTERVAL)

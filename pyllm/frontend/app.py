@@ -75,7 +75,7 @@ def create_app(state: ServerState) -> ASGIApp:
         except (PyllmError, TimeoutError):
             stats = {}
         totals = await state.shared.totals(state.metrics.counted())
-        return Response(state.metrics.expose(stats, totals), media_type=metrics.CONTENT_TYPE)
+        return Response(state.metrics.expose(stats, totals, state.condition()), media_type=metrics.CONTENT_TYPE)
 
     @cache
     def document() -> bytes:

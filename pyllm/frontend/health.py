@@ -9,7 +9,7 @@ from pyllm.frontend.server_state import ServerState
 
 
 class Health(Struct):
-    """`reason` says why a server is not ready."""
+    """`reason` says why a server is not ready, or stalled."""
 
     status: str
     reason: str | None = None
@@ -21,29 +21,30 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     @get(
         "/health",
         sync_to_thread=False,
-        summary="200 while requests are taken, 503 otherwise",
+        summary="200 while requests are worked on, 503 otherwise",
         responses=dict.fromkeys((200, 503), ResponseSpec(None)),
     )
     def health() -> Response[bytes]:
-        return Response(b"", status_code=200 if state.healthy else 503, media_type=MediaType.TEXT)
+        return Response(b"", status_code=200 if state.condition().ready else 503, media_type=MediaType.TEXT)
 
-    @get("/health/live", sync_to_thread=False, summary="200 as long as the process answers")
+    @get(
+        "/health/live",
+        sync_to_thread=False,
+        summary="200 as long as the process answers; the body says whether the engine is stalled",
+    )
     def live() -> Health:
-        return Health("live")
+        condition = state.condition()
+        return Health("stalled", condition.reason) if condition.stalled else Health("live")
 
     @get(
         "/health/ready",
         sync_to_thread=False,
-        summary="200 while requests are taken; 503 says why they are not",
+        summary="200 while requests are worked on; 503 says why they are not",
         responses=dict.fromkeys((200, 503), ResponseSpec(Health, generate_examples=False)),
     )
     def ready() -> Response[Health]:
-        reason = None
-        if state.draining:
-            reason = "the server is shutting down"
-        elif not state.client.alive:
-            reason = "the engine is not there"
-        answer = Health("ready") if reason is None else Health("not ready", reason)
-        return Response(answer, status_code=200 if reason is None else 503)
+        condition = state.condition()
+        answer = Health("ready") if condition.ready else Health("not ready", condition.reason)
+        return Response(answer, status_code=200 if condition.ready else 503)
 
     return [health, live, ready]

@@ -4,7 +4,7 @@ from array import array
 
 import msgspec
 
-from pyllm.messages import Output, Submit
+from pyllm.messages import FinishCode, Output, Submit
 
 
 class Journal:
@@ -78,6 +78,15 @@ class Journal:
     def is_closed(self, sample: int) -> bool:
         """Whether nothing more is wanted of this sample."""
         return self._closed[sample]
+
+    def ending(self, sample: int) -> FinishCode:
+        """How a sample that has had no last delta ends with the tokens that it has; NONE if it goes on."""
+        first, output = self._first, self._outputs[sample]
+        if self._closed[sample]:
+            return FinishCode.ABORT
+        if output and len(output) >= first.min_tokens and output[-1] in array("i", first.stop_token_ids):
+            return FinishCode.STOP
+        return FinishCode.LENGTH if output and len(output) >= first.max_tokens else FinishCode.NONE
 
     def submission(self, epoch: int, request: int, now: float) -> Submit:
         """The message that starts the request in this epoch, or that continues it after what was already received.

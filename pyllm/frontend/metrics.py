@@ -10,11 +10,13 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pyllm.frontend.core_connection import Condition, ConnectionCounts
 from pyllm.frontend.encoding_cache import EncodingCounts
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
 from pyllm.messages import FinishCode, ModelInfo
@@ -40,6 +42,7 @@ GAUGES = (
     (OURS, "num_requests_held", "Requests that are held back.", "num_held"),
     (OURS, "num_requests_loading", "Requests that wait for keys and values from outside.", "num_loading"),
     (OURS, "num_pinned_blocks", "Blocks that pins keep from eviction.", "num_pinned_blocks"),
+    (OURS, "num_suspects", "Requests that run alone since a worker died in their step.", "num_suspects"),
 )
 COUNTERS = (
     (VLLM, "num_preemptions", "Preemptions.", "num_preemptions"),
@@ -51,6 +54,8 @@ COUNTERS = (
     (VLLM, "spec_decode_num_accepted_tokens", "Draft tokens that became output.", "num_accepted_drafts"),
     (OURS, "num_scheduled_steps", "Steps planned.", "num_steps"),
     (OURS, "num_scheduled_tokens", "Tokens planned.", "num_computed_tokens"),
+    (OURS, "recoveries", "Times that workers were lost and started anew.", "num_recoveries"),
+    (OURS, "quarantine_failures", "Requests that failed because they ended workers.", "num_quarantine_failures"),
 )
 
 # What each API process counts for itself, and what is shown as the sum of all.
@@ -58,6 +63,7 @@ COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
     *("rejected", "degradations", "encoding", "first_token", "inter_token", "request_seconds"),
     *("request_prompt_tokens", "request_generation_tokens", "request_num_samples"),
+    "connection",
 )
 
 # What an API process gives up so as not to die. The core's own, in `num_degradations`, is a lower budget of tokens.
@@ -94,12 +100,19 @@ class Histogram:
 class Metrics(Collector):
     """All metrics of one API process."""
 
-    def __init__(self, model_name: str, model: ModelInfo, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        model: ModelInfo,
+        clock: Callable[[], float] = time.perf_counter,
+        connection: ConnectionCounts | None = None,
+    ) -> None:
         self.clock = clock
         self.prompt_tokens = 0
         self.cached_prompt_tokens = 0
         self.generation_tokens = 0
         self.encoding = EncodingCounts()
+        self.connection = connection or ConnectionCounts()
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejected = dict.fromkeys(REASONS, 0)
         self.degradations = dict.fromkeys(DEGRADATIONS, 0)
@@ -112,6 +125,7 @@ class Metrics(Collector):
         self._model = model
         self._labels = {"model_name": model_name, "engine": "0"}
         self._stats: Stats = {}
+        self._condition = Condition(True)
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -127,22 +141,28 @@ class Metrics(Collector):
             row.extend(_numbers(getattr(self, name)))
         return row.tobytes()
 
-    def expose(self, stats: Stats, totals: bytes) -> bytes:
-        """Prometheus' text. `totals` are the sums of all rows of `counted`.
+    def expose(self, stats: Stats, totals: bytes, condition: Condition) -> bytes:
+        """Prometheus' text. `totals` are the sums of all rows of `counted`, `condition` is that of this process.
 
-        `stats` are the core's; empty, where it does not answer: its metrics are left out then.
+        `stats` are the core's; what is not in them, as where it does not answer, is left out.
         """
         shown = Metrics(self._labels["model_name"], self._model, self.clock)
         numbers = iter(array("d", totals))
         for name in COUNTED:
             setattr(shown, name, _filled(getattr(shown, name), numbers))
-        shown._stats = stats
+        shown._stats, shown._condition = stats, condition
         return generate_latest(shown._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Every family: the core's first, where it answered, then what was counted here."""
         if self._stats:
             yield from self._collect_core(self._stats)
+        yield self._gauge(OURS, "ready", "1 while requests are worked on.", self._condition.ready)
+        yield self._gauge(OURS, "stalled", "1 while work waits and no step is completed.", self._condition.stalled)
+        connection = self.connection
+        yield self._counter(OURS, "core_connections", "Cores that API processes met.", connection.num_epochs)
+        text = "Requests that were sent to a core again."
+        yield self._counter(OURS, "resubmitted_requests", text, connection.num_resubmitted)
         yield self._counter(VLLM, "prompt_tokens", "Prompt tokens of requests that got a token.", self.prompt_tokens)
         yield self._counter(
             VLLM, "prompt_tokens_cached", "Of these, found in the prefix cache.", self.cached_prompt_tokens
@@ -173,9 +193,11 @@ class Metrics(Collector):
 
     def _collect_core(self, stats: Stats) -> Iterator[Metric]:
         for prefix, name, text, figure in GAUGES:
-            yield self._gauge(prefix, name, text, stats[figure])
+            if figure in stats:  # A core of another version may count less.
+                yield self._gauge(prefix, name, text, stats[figure])
         for prefix, name, text, figure in COUNTERS:
-            yield self._counter(prefix, name, text, stats[figure])
+            if figure in stats:
+                yield self._counter(prefix, name, text, stats[figure])
         capacity, deferred = stats["num_waiting"], stats["num_held"] + stats["num_loading"]
         yield self._gauge(VLLM, "num_requests_waiting", "Requests that wait.", capacity + deferred)
         reasons = {"capacity": capacity, "deferred": deferred}
@@ -294,14 +316,14 @@ class RequestMetrics:
         metrics.first_token.observe(now - self._arrival)
 
 
-Counted = int | float | dict[str, int] | Histogram | EncodingCounts
+Counted = int | float | dict[str, int] | Histogram | EncodingCounts | ConnectionCounts
 
 
 def _numbers(value: Counted) -> list[float]:
     if isinstance(value, Histogram):
         return [*value.counts, value.sum]
-    if isinstance(value, EncodingCounts):
-        return [value.num_queried, value.num_found]
+    if isinstance(value, EncodingCounts | ConnectionCounts):
+        return list(msgspec.structs.astuple(value))
     return list(value.values()) if isinstance(value, dict) else [value]
 
 
@@ -311,8 +333,8 @@ def _filled(value: Counted, numbers: Iterator[float]) -> Counted:
         value.counts = [int(next(numbers)) for _ in value.counts]
         value.sum = next(numbers)
         return value
-    if isinstance(value, EncodingCounts):
-        return EncodingCounts(int(next(numbers)), int(next(numbers)))
+    if isinstance(value, EncodingCounts | ConnectionCounts):
+        return type(value)(int(next(numbers)), int(next(numbers)))
     return {key: int(next(numbers)) for key in value} if isinstance(value, dict) else int(next(numbers))
 
 

@@ -16,7 +16,9 @@ import uvloop
 from pyllm import log
 from pyllm.api_keys import KeyRing
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
+from pyllm.episode import Episode
 from pyllm.errors import GivenUpError
+from pyllm.frontend.shared.messages import QUEUE_REASONS
 from pyllm.process_config import ApiConfig
 
 if TYPE_CHECKING:
@@ -75,6 +77,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
         keys=KeyRing(config.api_keys),
         shared=shared,
         tracer=tracer,
+        parent_silence=lambda: child.parent_silence,
     )
     child.enter("opening the server")
     server = HttpServer(state, config.server.shutdown_timeout, child.started)
@@ -117,11 +120,17 @@ async def _shared_state(config: ApiConfig) -> "Shared":
 async def _tend(
     child: Child, client: "EngineClient", shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure"
 ) -> None:
-    """Twice a second: tell parent and shared state that this process lives, and look at the host's memory."""
+    """Twice a second: tell parent and shared state that this process lives, and look for what is given up."""
+    shedding = Episode("the queue is full: requests are refused with a 503")
     while True:
         child.pulse()
         await asyncio.sleep(HEARTBEAT_INTERVAL)
         if child.given_up:
             client.give_up(GivenUpError(child.given_up))
-        metrics.degradations["host_memory"] += pressure.look()
+        _look_for_degradations(metrics, shedding, pressure)
         shared.beat(metrics.counted())
+
+
+def _look_for_degradations(metrics: "Metrics", shedding: Episode, pressure: "MemoryPressure") -> None:
+    shedding.look(sum(metrics.rejected[reason] for reason in QUEUE_REASONS))
+    metrics.degradations["host_memory"] += pressure.look()

@@ -63,7 +63,7 @@ class RunningRequests:
         if self._connection.is_ready:
             self._connection.post(Abort(self._connection.epoch, stream.wire_id, sample))
         else:
-            self._streams.end_closed_samples(stream)
+            self._streams.end_complete_samples(stream)
 
     def abort_all(self) -> None:
         """Tell the core that nobody wants any of it."""
@@ -138,7 +138,7 @@ class RunningRequests:
             if number != self._num_rounds:
                 return  # That was when the core turned out to be lost.
         self._streams.rename(stream, next(self._ids))
-        self._streams.end_closed_samples(stream)
+        self._streams.end_complete_samples(stream)
         if self._streams.get(stream.request) is None:
             return
         self._connection.counts.num_resubmitted += 1

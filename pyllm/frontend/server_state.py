@@ -10,6 +10,7 @@ from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.conversations import Conversations
+from pyllm.frontend.core_connection import Condition
 from pyllm.frontend.failure import UnknownModelError
 from pyllm.frontend.keep_alive import KeepAlive
 from pyllm.frontend.metrics import Metrics
@@ -23,6 +24,9 @@ from pyllm.process_config import SharedConfig
 
 Fail = Callable[[PyllmError], None]
 
+# Seconds without a sign of life from the parent, after which nobody may be there to replace what dies.
+PARENT_SILENCE = 2.5
+
 DEFAULT_SERVER = ServerConfig()
 NO_KEYS = KeyRing()
 
@@ -31,6 +35,7 @@ class ServerState:
     """Made once at start. `chat_template` is None for a model that has none.
 
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
+    `parent_silence` gives the seconds since the parent's last sign of life.
     """
 
     def __init__(
@@ -44,6 +49,7 @@ class ServerState:
         keys: KeyRing = NO_KEYS,
         shared: Shared | None = None,
         tracer: Tracer | None = None,
+        parent_silence: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.client = client
         self.server = server
@@ -53,19 +59,25 @@ class ServerState:
         self.tracer = tracer
         self.tokenizer = tokenizer
         self.model_name = model_name
-        self.metrics = Metrics(model_name, client.model)
+        self.metrics = Metrics(model_name, client.model, connection=client.counts)
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
         self.conversations = Conversations(self.prompts, tokenizer, chat_template, server)
         self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
         self.draining = False
+        self._parent_silence = parent_silence
         self._running: set[Fail] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    @property
-    def healthy(self) -> bool:
-        """Whether new requests are taken."""
-        return self.client.alive and not self.draining
+    def condition(self) -> Condition:
+        """Whether requests should come here, and why not. Those that come while there is no core wait for the next."""
+        condition = self.client.condition()
+        if self.draining:
+            return Condition(False, condition.stalled, "the server is shutting down")
+        silence = self._parent_silence()
+        if condition.ready and silence > PARENT_SILENCE:
+            return Condition(False, reason=f"the server's supervisor has given no sign of life for {silence:.1f} s")
+        return condition
 
     def enter(self, fail: Fail) -> None:
         """Note that an answer has begun, and how to end it.

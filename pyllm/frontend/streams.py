@@ -41,10 +41,11 @@ class Sink(Protocol):
 class Stream:
     """One request: its journal, its sink, and the samples that have not had their last delta.
 
-    Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta.
+    `cached_tokens` came with the first tokens, None before; those that another core has cached are no news of this
+    request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta.
     """
 
-    __slots__ = ("journal", "on_embedding", "open_samples", "request", "sink", "wire_id")
+    __slots__ = ("cached_tokens", "journal", "on_embedding", "open_samples", "request", "sink", "wire_id")
 
     def __init__(
         self, request: int, journal: Journal, sink: Sink, on_embedding: Callable[[bytes], None] | None = None
@@ -55,6 +56,15 @@ class Stream:
         self.sink = sink
         self.on_embedding = on_embedding
         self.open_samples = set(range(journal.num_samples))
+        self.cached_tokens: int | None = None
+
+    def note_cached(self, cached_tokens: int, is_output: bool) -> int:
+        """Enter what a row says, if it is the first with output; gives what is to be told with it."""
+        if self.cached_tokens is None:
+            if is_output:
+                self.cached_tokens = cached_tokens
+            return cached_tokens
+        return self.cached_tokens
 
 
 class Streams:
@@ -123,22 +133,23 @@ class Streams:
                 elif not fresh:
                     continue
                 entries = None if logprobs is None else logprobs.of(end - len(fresh), end)
-                stream.sink.delta(sample, fresh, finish, cached, entries)
+                stream.sink.delta(sample, fresh, finish, stream.note_cached(cached, bool(fresh)), entries)
             except Exception:  # One caller's fault must not end the streams of the others.
                 logger.exception("the sink of request %d failed", stream.request)
                 self.fail(stream, PyllmError(_SINK_FAILED))
                 failed.append(stream)
         return [stream for request, stream in incomplete.items() if request in self._by_request], failed
 
-    def end_closed_samples(self, stream: Stream) -> None:
-        """Give a last delta to the samples that nobody wants more of, because the core will not."""
-        self._end_samples(
-            stream, [sample for sample in stream.open_samples if stream.journal.is_closed(sample)], FinishCode.ABORT
-        )
+    def end_complete_samples(self, stream: Stream) -> None:
+        """Give a last delta to the samples that have all that is wanted of them, because no core will."""
+        for sample in list(stream.open_samples):
+            if finish := stream.journal.ending(sample):
+                self._end_sample(stream, sample, finish)
 
     def expire(self, stream: Stream) -> None:
         """Give a last delta to every sample, because time is over."""
-        self._end_samples(stream, list(stream.open_samples), FinishCode.DEADLINE)
+        for sample in list(stream.open_samples):
+            self._end_sample(stream, sample, FinishCode.DEADLINE)
 
     def fail(self, stream: Stream, error: PyllmError) -> None:
         """End a stream with an error."""
@@ -153,17 +164,15 @@ class Streams:
         self._by_request.pop(stream.request, None)
         self._by_wire_id.pop(stream.wire_id, None)
 
-    def _end_samples(self, stream: Stream, samples: list[int], finish: FinishCode) -> None:
-        for sample in samples:
-            if sample not in stream.open_samples:
-                continue  # The sink has ended it on hearing of one before it.
-            self._close(stream, sample)
-            try:
-                stream.sink.delta(sample, [], finish, 0, None)
-            except Exception:
-                logger.exception("the sink of request %d failed", stream.request)
-                self.fail(stream, PyllmError(_SINK_FAILED))
-                return
+    def _end_sample(self, stream: Stream, sample: int, finish: FinishCode) -> None:
+        if sample not in stream.open_samples or self.get(stream.request) is None:
+            return  # The sink has ended it on hearing of one before it.
+        self._close(stream, sample)
+        try:
+            stream.sink.delta(sample, [], finish, stream.cached_tokens or 0, None)
+        except Exception:
+            logger.exception("the sink of request %d failed", stream.request)
+            self.fail(stream, PyllmError(_SINK_FAILED))
 
     def _close(self, stream: Stream, sample: int) -> None:
         stream.journal.close(sample)

@@ -22,6 +22,7 @@ from pyllm.messages import (
     ModelInfo,
     Output,
     Ready,
+    Rejected,
     Reply,
     Submit,
 )
@@ -43,13 +44,14 @@ MODEL = ModelInfo(
     hidden_size=4,
 )
 EPOCH = 7
-# The scheduler's figures.
+# The scheduler's figures, and the core's.
 STATS = (
     *("num_requests", "num_running", "num_waiting", "num_held", "num_loading"),
     *("num_blocks", "num_free_blocks", "num_used_blocks", "num_cached_blocks", "num_pinned_blocks"),
     *("num_host_blocks", "num_free_host_blocks", "num_cached_host_blocks"),
     *("num_preemptions", "num_swapped", "num_expired", "prefix_queries", "prefix_hits", "host_prefix_hits"),
     *("num_computed_tokens", "num_steps", "num_drafts", "num_accepted_drafts", "num_failed_loads"),
+    *("num_recoveries", "num_suspects", "num_quarantine_failures", "num_degradations"),
 )
 
 
@@ -152,6 +154,10 @@ class FakeCore:
     def say(self, message: CoreMessage) -> None:
         """Let the client read a message."""
         self.on_message(b"", msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=CoreMessage))
+
+    def end(self, reason: str = "the engine was shut down") -> None:
+        """Tell the client that its requests end here, as after a drain's deadline."""
+        self.say(Rejected(None, "engine_dead", reason))
 
     def say_rows(self, *rows: Row) -> None:
         """Let the client read deltas of this epoch."""

@@ -7,7 +7,7 @@ import pytest
 
 from pyllm.api_keys import Allowance
 from pyllm.config import ServerConfig
-from pyllm.errors import RequestError
+from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.admission import admit
 from pyllm.frontend.openai.protocol import CompletionRequest
 from pyllm.frontend.request_context import RequestContext
@@ -125,7 +125,7 @@ async def test_an_unforeseen_error_keeps_no_ticket_either(tokenizer: Tokenizer) 
         assert counted.num_tickets == 0
 
 
-async def test_an_engine_that_dies_gives_tickets_back(tokenizer: Tokenizer) -> None:
+async def test_an_engine_that_is_given_up_gives_tickets_back(tokenizer: Tokenizer) -> None:
     counted, shared = shared_of()
     core = answering(tokenizer, "ok")
     core.paused = True
@@ -133,7 +133,7 @@ async def test_an_engine_that_dies_gives_tickets_back(tokenizer: Tokenizer) -> N
         asking = [asyncio.create_task(complete(frontend, stream=stream)) for stream in (True, False)]
         await until(lambda: len(core.sent(Submit)) == 2)
         assert counted.num_tickets == 2
-        core.on_disconnect()
+        frontend.client.give_up(GivenUpError("it died too often"))
         answers = await asyncio.gather(*asking)
         assert [(answer.status_code, answer.headers["retry-after"]) for answer in answers] == [(503, "5")] * 2
         await until(lambda: counted.num_tickets == 0)

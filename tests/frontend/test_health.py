@@ -2,24 +2,47 @@
 
 import pytest
 
+from pyllm.errors import GivenUpError
 from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.serving import answering, behind_uvicorn
+from pyllm.messages import Heartbeat
+from tests.frontend.serving import Frontend, answering, behind_uvicorn
+
+
+async def ready(frontend: Frontend) -> tuple[int, str | None]:
+    answer = await frontend.http.get("/health/ready")
+    assert (await frontend.http.get("/health")).status_code == answer.status_code
+    return answer.status_code, answer.json().get("reason")
 
 
 async def test_ready_says_why_it_is_not_and_live_stays(tokenizer: Tokenizer) -> None:
-    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
-        http = frontend.http
-        ready = await http.get("/health/ready")
-        assert (ready.status_code, ready.json()["status"]) == (200, "ready")
+    silence = 0.0
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer, parent_silence=lambda: silence) as frontend:
+        assert await ready(frontend) == (200, None)
+        silence = 2.6
+        assert await ready(frontend) == (503, "the server's supervisor has given no sign of life for 2.6 s")
         frontend.core.on_disconnect()
-        gone = await http.get("/health/ready")
-        assert (gone.status_code, gone.json()["reason"]) == (503, "the engine is not there")
+        status, reason = await ready(frontend)
+        assert status == 503
+        assert str(reason).startswith("the connection to the engine core was lost")
+        frontend.client.give_up(GivenUpError("core 0 died 10 times"))
+        assert await ready(frontend) == (503, "core 0 died 10 times")
         frontend.state.draining = True
-        draining = await http.get("/health/ready")
-        assert (draining.status_code, draining.json()["reason"]) == (503, "the server is shutting down")
-        live = await http.get("/health/live")
+        assert await ready(frontend) == (503, "the server is shutting down")
+        live = await frontend.http.get("/health/live")
         assert (live.status_code, live.json()["status"]) == (200, "live")
-        assert (await http.get("/health")).status_code == 503
+
+
+@pytest.mark.parametrize("stage", ["ready", "recovering", "stalled", "draining"])
+async def test_what_a_core_says_of_itself_is_heard(tokenizer: Tokenizer, stage: str) -> None:
+    async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer) as frontend:
+        frontend.core.say(Heartbeat(stage, 3, "because"))
+        assert await ready(frontend) == ((200, None) if stage == "ready" else (503, "because"))
+        live = await frontend.http.get("/health/live")
+        stalled = stage == "stalled"
+        assert (live.status_code, live.json()["status"]) == (200, "stalled" if stalled else "live")
+        assert live.json().get("reason") == ("because" if stalled else None)
+        frontend.core.say(Heartbeat("ready", 4))
+        assert await ready(frontend) == (200, None)
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready", "/version"])

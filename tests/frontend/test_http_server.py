@@ -123,6 +123,30 @@ async def test_a_signal_lets_streams_finish_and_takes_nothing_new(tokenizer: Tok
         await until(lambda: frontend.server.should_exit)
 
 
+async def test_who_is_told_to_go_elsewhere_does_not_come_back_on_the_same_connection(tokenizer: Tokenizer) -> None:
+    core = answering(tokenizer, "Hello world")
+    core.paused = True
+    async with behind_uvicorn(core, tokenizer, grace=3600) as frontend:
+        assert frontend.server is not None
+        asking = asyncio.create_task(frontend.http.post("/v1/completions", json={"prompt": "x", "stream": True}))
+        await until(lambda: core.sent(Submit))
+        reader, writer = await asyncio.open_connection(*frontend.address)
+        request = b"GET /health/ready HTTP/1.1\r\nhost: x\r\n\r\n"
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"connection: close" not in head
+        await reader.readuntil(b"}")
+        frontend.server.stop()
+        await until(lambda: frontend.state.draining)
+        writer.write(request)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 503")
+        assert b"connection: close\r\n" in answer
+        writer.close()
+        core.resume()
+        assert (await asking).status_code == 200
+
+
 async def test_what_is_not_finished_in_time_ends_with_an_error(tokenizer: Tokenizer) -> None:
     core = ScriptedCore(lambda prompt, sample: tokenizer.encode("x" * 9_000), LONG)
     async with behind_uvicorn(core, tokenizer, grace=0.0) as frontend:

@@ -2,6 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyllm.frontend.core_connection import Condition, ConnectionCounts
 from pyllm.frontend.encoding_cache import EncodingCounts
 from pyllm.frontend.metrics import COUNTED, Histogram, Metrics, token_bounds
 from pyllm.frontend.shared.totals import Totals
@@ -31,6 +32,9 @@ STATS = dict.fromkeys(NAMES, 0) | {
     "num_drafts": 12,
     "num_accepted_drafts": 8,
     "num_failed_loads": 1,
+    "num_recoveries": 3,
+    "num_suspects": 4,
+    "num_quarantine_failures": 1,
 }
 
 
@@ -45,7 +49,7 @@ class Clock:
 def exposed(metrics: Metrics, stats: dict[str, int]) -> dict[str, float]:
     """Every sample by its name and the labels that are its own."""
     samples = {}
-    for family in text_string_to_metric_families(metrics.expose(stats, metrics.counted()).decode()):
+    for family in text_string_to_metric_families(metrics.expose(stats, metrics.counted(), Condition(True)).decode()):
         for sample in family.samples:
             labels = {
                 name: value for name, value in sorted(sample.labels.items()) if name not in ("model_name", "engine")
@@ -78,7 +82,7 @@ def test_the_cores_numbers_have_vllms_names() -> None:
 
 
 def test_what_vllm_does_not_count_is_named_as_ours() -> None:
-    metrics = Metrics("tiny", MODEL)
+    metrics = Metrics("tiny", MODEL, connection=ConnectionCounts(2, 8))
     metrics.encoding.num_queried, metrics.encoding.num_found = 70, 40
     metrics.degradations["host_memory"] += 3
     samples = exposed(metrics, STATS | {"num_degradations": 2})
@@ -101,6 +105,13 @@ def test_what_vllm_does_not_count_is_named_as_ours() -> None:
         "pyllm:rate_limit_rejections_total{'reason': 'requests'}": 0,
         "pyllm:rate_limit_rejections_total{'reason': 'tokens'}": 0,
         "pyllm:rate_limit_rejections_total{'reason': 'concurrent'}": 0,
+        "pyllm:ready": 1,
+        "pyllm:stalled": 0,
+        "pyllm:core_connections_total": 2,
+        "pyllm:resubmitted_requests_total": 8,
+        "pyllm:recoveries_total": 3,
+        "pyllm:num_suspects": 4,
+        "pyllm:quarantine_failures_total": 1,
     }
     assert expected.items() == {name: samples[name] for name in samples if name.startswith("pyllm:")}.items()
 
@@ -162,7 +173,7 @@ def test_the_counters_of_several_processes_add_up() -> None:
     totals = Totals()
     totals.count(1, one.counted())
     totals.count(2, two.counted())
-    text = one.expose({}, totals.sum()).decode()
+    text = one.expose({}, totals.sum(), Condition(False, True, "no step")).decode()
     samples = {
         (sample.name, sample.labels.get("finished_reason")): sample.value
         for family in text_string_to_metric_families(text)
@@ -173,7 +184,19 @@ def test_the_counters_of_several_processes_add_up() -> None:
     assert samples["vllm:request_success_total", "stop"] == 11
     assert samples["vllm:request_success_total", "length"] == 0
     assert samples["vllm:time_to_first_token_seconds_sum", None] == 5.5
+    assert (samples["pyllm:ready", None], samples["pyllm:stalled", None]) == (0, 1)
+
     assert samples["vllm:time_to_first_token_seconds_count", None] == 2
     # Every number of a process is in its row, so that none is shown as 0.
-    numbers = {name for name, value in vars(one).items() if isinstance(value, int | dict | Histogram | EncodingCounts)}
+    numbers = {
+        name
+        for name, value in vars(one).items()
+        if isinstance(value, int | dict | Histogram | EncodingCounts | ConnectionCounts)
+    }
     assert {name.partition(".")[0] for name in COUNTED} == {name for name in numbers if not name.startswith("_")}
+
+
+def test_what_a_core_does_not_count_is_left_out() -> None:
+    stats = {name: value for name, value in STATS.items() if name != "num_recoveries"}
+    assert STATS.keys() - stats.keys() == {"num_recoveries"}
+    assert "pyllm:recoveries_total" not in exposed(Metrics("tiny", MODEL), stats)

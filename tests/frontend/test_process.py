@@ -9,12 +9,17 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 
 from pyllm import launch, supervisor
+from pyllm.episode import Episode
+from pyllm.frontend import process as api
+from pyllm.frontend.memory_pressure import Memory, MemoryPressure
+from pyllm.frontend.metrics import Metrics
 from pyllm.messages import Submit
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
-from tests.frontend.fake_core import ScriptedCore
+from tests.frontend.fake_core import MODEL, ScriptedCore
 from tests.frontend.serving import events
 from tests.frontend.zmq_core import ZmqCore
 
@@ -83,3 +88,16 @@ async def test_it_ends_with_its_parents_connection(tmp_path: Path) -> None:
             connection.shutdown(socket.SHUT_RDWR)
             connection.detach()
         assert await process.exited != 0
+
+
+def test_what_is_given_up_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    metrics = Metrics("tiny", MODEL)
+    shares: list[float] = []
+    pressure = MemoryPressure([shares.append], lambda: [Memory(0, 1 << 30, "the host")])
+    metrics.rejected |= {"max_num_queued_reqs": 2, "max_num_queued_tokens": 1, "requests": 9}
+    api._look_for_degradations(metrics, Episode("the queue is full", lambda: 0.0), pressure)
+    assert (metrics.degradations, shares) == ({"host_memory": 1}, [0.5])
+    assert caplog.messages == [
+        "the queue is full",
+        "0 MB of the host's 1073 MB of memory are available: caches are down to 0.5 of their size",
+    ]

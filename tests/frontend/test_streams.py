@@ -76,7 +76,7 @@ def test_after_its_error_a_sink_hears_nothing() -> None:
     streams, stream = one(sink, 3)
     for sample in (0, 1):
         stream.journal.close(sample)
-    streams.end_closed_samples(stream)
+    streams.end_complete_samples(stream)
     assert (sink.num_deltas, sink.num_errors, len(streams)) == (1, 1, 0)
 
 

@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from pyllm import ipc
-from pyllm.child import ORPHANED_EXIT_CODE
+from pyllm.child import ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE
 from pyllm.errors import ProtocolError
 from pyllm.messages import ChildMessage, Control, Failed, Heartbeat, Reply, Sampled, Started, Step, WorkerOutput
 from pyllm.process_config import WorkerConfig
@@ -302,3 +302,14 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path, start: Callable[[Wor
     assert failed.stage == "loading weights"
     assert "model.safetensors" in failed.message
     assert worker.exit_code() == 1
+
+
+def test_a_worker_without_memory_says_so_with_its_exit_code(
+    tmp_path: Path, start: Callable[[WorkerConfig], Worker]
+) -> None:
+    model = write_tiny_model(tmp_path, max_position_embeddings=1 << 60)
+    worker = start(worker_config(model, address="ipc:///nowhere", max_model_len=1 << 60))
+    failed, _ = worker.wait_for(Failed)
+    assert isinstance(failed, Failed)
+    assert failed.message.startswith("out of memory: ")
+    assert worker.exit_code() == OUT_OF_MEMORY_EXIT_CODE

@@ -30,21 +30,27 @@ class Spares:
         self._fill_after(self._delay)
 
     def take(self) -> Process:
-        """A worker that is not configured yet: the spare that has waited longest, or a new one."""
+        """A worker that is not configured yet: the spare that has waited longest, or a new one.
+
+        No further spare is started before the next `fill`.
+        """
+        self._cancel()
         return self._waiting.pop(0) if self._waiting else self._spawn()
 
     async def close(self) -> None:
         """End them all, and start no more."""
         self._count = 0
-        if self._timer is not None:
-            self._timer.cancel()
+        self._cancel()
         ended, self._waiting = self._waiting, []
         await end(ended)
 
     def _fill_after(self, delay: float) -> None:
+        self._cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay, self._start)
+
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(delay, self._start)
 
     def _start(self) -> None:
         while len(self._waiting) < self._count:

@@ -35,6 +35,7 @@ class Gateway:
     def __init__(self, app: ASGIApp, state: ServerState, body_patience: float = BODY_PATIENCE) -> None:
         server = state.server
         self._app = app
+        self._state = state
         self._keys = state.keys
         self._cors = Cors(server.allowed_origins)
         self._body_patience = body_patience
@@ -107,8 +108,10 @@ class Gateway:
         headers = self._cors.headers(head.origin) if self._cors.enabled else []
         if context.budgets is not None:
             headers += budget_headers(context.budgets)
-        if body.stalled:
-            headers.append((b"connection", b"close"))  # What may still come of the body is no request.
+        # What may still come of a body is no request. And who is told to go elsewhere should not come back on this way,
+        # as a proxy does that keeps its connections.
+        if body.stalled or self._state.draining:
+            headers.append((b"connection", b"close"))
         return headers
 
 

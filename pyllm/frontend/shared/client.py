@@ -1,18 +1,22 @@
-"""The shared state of a server with several API processes, as one of them uses it: elsewhere, with the same methods."""
+"""The shared state of a server with several API processes, as one of them uses it: elsewhere, with the same methods.
+
+When that process dies, this one joins its successor and tells it what it has let in.
+"""
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
 
 from pyllm import ipc
 from pyllm.child import HEARTBEAT_INTERVAL
-from pyllm.errors import EngineDeadError, ProtocolError, PyllmError
+from pyllm.errors import EngineDeadError, ProtocolError
+from pyllm.frontend.link import Connect, Link
 from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.shared.messages import (
     MAX_SILENT_BEATS,
@@ -36,36 +40,56 @@ from pyllm.frontend.shared.messages import (
 )
 
 CLOSE_LINGER = 0.5  # seconds that the last words get to leave
-# Messages that wait for a slow state process before what is asked of it is refused.
+# Messages that wait for a slow state process, and calls that wait for an answer, before what is asked is refused.
 MAX_UNSENT = 100_000
-ANSWER_TIME = 10.0  # seconds that a call may take which waits for nothing but the state
+ANSWER_TIME = 10.0  # seconds that a call may take which waits for nothing but the state, or for its successor
 _LOST = "the state that the API processes share is not there"
-
-Connect = Callable[
-    [Callable[[bytes, StateMessage], None], Callable[[bytes, str], None], Callable[[], None]],
-    ipc.Sender[MemberMessage],
-]
 
 logger = logging.getLogger(__name__)
 
 
-class RemoteState:
-    """`LocalState` over a wire, whose calls raise EngineDeadError while the state is not there.
+class StateLostError(EngineDeadError):
+    """The shared state died, and with it the record that was asked for."""
 
-    A call has `answer_time` seconds. `read` and `abandoned` wait for others, so for them the state's beats must come.
+
+class _Question(NamedTuple):
+    """A call without an answer yet. With `is_bound` it names what only the state has that it was first put to."""
+
+    ask: Ask
+    answer: "asyncio.Future[Any]"
+    is_bound: bool
+
+
+class _Ticket:
+    """What a successor has to know of a request that was let in."""
+
+    __slots__ = ("admission", "is_started", "num_prompt_tokens")
+
+    def __init__(self, admission: Admission) -> None:
+        self.admission = admission
+        self.num_prompt_tokens = 0
+        self.is_started = False
+
+
+class RemoteState:
+    """`LocalState` over a wire. Calls raise EngineDeadError where the state, or its successor, gives no answer.
+
+    A call has `answer_time` seconds, and is put to a successor again, unless it is about a record, which is gone then:
+    StateLostError. `read` and `abandoned` wait for others, so for them the state's beats must come.
     `await RemoteState.connect(address)` makes one over ZeroMQ; with the constructor any transport will do.
     """
 
-    def __init__(self, connect: Connect, answer_time: float = ANSWER_TIME) -> None:
+    def __init__(self, connect: Connect[StateMessage, MemberMessage], answer_time: float = ANSWER_TIME) -> None:
+        self._connect = connect
         self._answer_time = answer_time
         self._num_silent_beats = 0
         self._numbers = itertools.count(1)
-        self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._unsent: deque[MemberMessage] = deque()
+        self._questions: dict[int, _Question] = {}
+        self._tickets: dict[int, _Ticket] = {}
         self._joined = asyncio.Event()
-        self._lost = asyncio.get_running_loop().create_future()
-        self._endpoint = connect(self._receive, self._malformed, self._disconnected)
-        self._post(Join())
+        self._is_closed = False
+        self._link: Link[StateMessage, MemberMessage] = Link(self._receive, self._malformed, self._lose)
+        self._join()
 
     @classmethod
     async def connect(cls, address: str, timeout: float) -> "RemoteState":  # noqa: ASYNC109 - the handshake's deadline
@@ -86,29 +110,27 @@ class RemoteState:
         state = cls(connect)
         try:
             async with asyncio.timeout(timeout):
-                await state._joined.wait()
+                while not state._joined.is_set():
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(HEARTBEAT_INTERVAL):
+                            await state._joined.wait()
+                    state._look()
         except TimeoutError:
             state.close()
             raise EngineDeadError(f"no shared state answered at {address} within {timeout:g} s") from None
         return state
 
-    async def death(self) -> PyllmError:
-        """Wait until the connection is lost."""
-        await asyncio.shield(self._lost)
-        return EngineDeadError(_LOST)
-
     def close(self) -> None:
         """Disconnect; what this process held is given back."""
-        self._endpoint.close(CLOSE_LINGER)
-        self._fail_all()
+        self._is_closed = True
+        self._joined.clear()
+        self._link.close(CLOSE_LINGER)
+        self._fail(lambda question: True)
 
     def beat(self, row: bytes) -> None:
         """Give a sign of life, twice a second, and look for one; `row` is what this process has counted."""
         self.count(row)
-        self._num_silent_beats += 1
-        if self._num_silent_beats > MAX_SILENT_BEATS and not self._lost.done():
-            logger.error("the shared state was silent for %g s", MAX_SILENT_BEATS * HEARTBEAT_INTERVAL)
-            self._disconnected()
+        self._look()
 
     def resize(self, share: float) -> None:
         """Nothing is kept here: the process that has the state looks after its memory itself."""
@@ -116,19 +138,28 @@ class RemoteState:
     async def admit(self, admission: Admission) -> Granted | Refused:
         """As `LocalState`."""
         answer: Granted | Refused = await self._ask(Granted | Refused, "admit", admission)
+        if isinstance(answer, Granted):
+            self._tickets[admission.ticket] = _Ticket(admission)
         return answer
 
     async def charge(self, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
         """As `LocalState`."""
         answer: Granted | Refused = await self._ask(Granted | Refused, "charge", ticket, num_prompt_tokens)
+        if isinstance(answer, Refused):
+            self._tickets.pop(ticket, None)
+        elif (held := self._tickets.get(ticket)) is not None:
+            held.num_prompt_tokens += num_prompt_tokens
         return answer
 
     def started(self, ticket: int) -> None:
         """As `LocalState`."""
+        if (held := self._tickets.get(ticket)) is not None:
+            held.is_started = True
         self._tell("started", ticket)
 
     def ended(self, ticket: int, num_output_tokens: int) -> None:
         """As `LocalState`."""
+        self._tickets.pop(ticket, None)
         self._tell("ended", ticket, num_output_tokens)
 
     async def claim(self, tenant: str, key: str, digest: bytes, origin: str) -> Run | Attached | Conflict | Full:
@@ -139,17 +170,17 @@ class RemoteState:
 
     async def take_over(self, record: int) -> Run | Attached | Full:
         """As `LocalState`."""
-        answer: Run | Attached | Full = await self._ask(Run | Attached | Full, "take_over", record)
+        answer: Run | Attached | Full = await self._ask(Run | Attached | Full, "take_over", record, is_bound=True)
         return answer
 
     async def read(self, record: int, offset: int) -> Page:
         """As `LocalState`."""
-        answer: Page = await self._ask(Page, "read", record, offset, waits=True)
+        answer: Page = await self._ask(Page, "read", record, offset, is_bound=True, waits=True)
         return answer
 
     async def find(self, record: int, event_id: bytes) -> int:
         """As `LocalState`."""
-        answer: int = await self._ask(int, "find", record, event_id)
+        answer: int = await self._ask(int, "find", record, event_id, is_bound=True)
         return answer
 
     def leave(self, record: int) -> None:
@@ -170,7 +201,7 @@ class RemoteState:
 
     async def abandoned(self, run: int) -> None:
         """As `LocalState`."""
-        await self._ask(None, "abandoned", run, waits=True)
+        await self._ask(None, "abandoned", run, is_bound=True, waits=True)
 
     async def put_response(self, response_id: str, tenant: str, response: bytes) -> None:
         """As `LocalState`."""
@@ -195,71 +226,98 @@ class RemoteState:
         """As `LocalState`."""
         self._tell("count", row)
 
-    async def _ask(self, kind: Any, method: str, *args: Any, waits: bool = False) -> Any:
-        if self._lost.done() or len(self._unsent) > MAX_UNSENT:
+    async def _ask(self, kind: Any, method: str, *args: Any, is_bound: bool = False, waits: bool = False) -> Any:
+        if self._is_closed or max(len(self._questions), self._link.num_unsent) > MAX_UNSENT:
             raise EngineDeadError(_LOST)
+        if is_bound and not self._joined.is_set():
+            raise StateLostError(_LOST)
         number = next(self._numbers)
-        answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._post(Ask(number, method, args))
+        question = _Question(Ask(number, method, args), asyncio.get_running_loop().create_future(), is_bound)
+        self._questions[number] = question
+        if self._joined.is_set():
+            self._link.post(question.ask)
         try:
             async with asyncio.timeout(None if waits else self._answer_time):
-                value = await answer
+                value = await question.answer
         except TimeoutError:
             text = f"the shared state did not answer {method!r} within {self._answer_time:g} s"
             raise EngineDeadError(text) from None
         finally:
-            self._asked.pop(number, None)
+            self._questions.pop(number, None)
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             raise ProtocolError(f"the shared state answered {method!r} with what is none: {error}") from None
 
     def _tell(self, method: str, *args: Any) -> None:
-        self._post(Tell(method, args))
+        # What a successor must know it is told when it is joined.
+        if self._joined.is_set():
+            self._link.post(Tell(method, args))
 
-    def _post(self, message: MemberMessage) -> None:
-        if self._lost.done():
-            return
-        self._unsent.append(message)
-        try:
-            while self._unsent and self._endpoint.send(self._unsent[0]):
-                self._unsent.popleft()
-        except ipc.PeerGoneError:
-            self._disconnected()
+    def _look(self) -> None:
+        """Look for a silent state, or for its successor."""
+        self._num_silent_beats += 1
+        is_silent = self._num_silent_beats > MAX_SILENT_BEATS
+        if self._joined.is_set():
+            self._link.flush()
+            if is_silent:
+                logger.error("the shared state was silent for %g s", MAX_SILENT_BEATS * HEARTBEAT_INTERVAL)
+                self._lose()
+        elif is_silent or not self._link.is_open:
+            self._join()
+        else:
+            self._link.flush()
 
-    def _receive(self, identity: bytes, message: StateMessage) -> None:
-        del identity
+    def _join(self) -> None:
+        self._num_silent_beats = 0
+        self._link.open(self._connect)
+        self._link.post(Join())
+
+    def _receive(self, message: StateMessage) -> None:
         self._num_silent_beats = 0
         match message:
             case Told(number, ok, value):
-                answer = self._asked.get(number)
-                if answer is None or answer.done():
+                question = self._questions.get(number)
+                if question is None or question.answer.done():
                     return
                 if ok:
-                    answer.set_result(value)
+                    question.answer.set_result(value)
                 else:
-                    answer.set_exception(ProtocolError(f"the shared state refused a call: {value}"))
+                    question.answer.set_exception(ProtocolError(f"the shared state refused a call: {value}"))
             case Joined():
                 if self._joined.is_set():
                     logger.warning("the shared state had given this process up")
-                    self._fail_all()
-                self._joined.set()
+                    self._lose()  # With a fresh connection it is clear what is put to it anew.
+                else:
+                    self._become_member()
             case Beat():
                 pass
 
-    def _malformed(self, identity: bytes, text: str) -> None:
-        del identity
+    def _become_member(self) -> None:
+        self._joined.set()
+        for held in self._tickets.values():
+            self._tell("readmit", held.admission, held.num_prompt_tokens, held.is_started)
+        for question in list(self._questions.values()):
+            if self._joined.is_set():
+                self._link.post(question.ask)
+
+    def _malformed(self, text: str) -> None:
         logger.warning("a message from the shared state does not decode: %s", text)
 
-    def _disconnected(self) -> None:
-        if not self._lost.done():
-            self._lost.set_result(None)
-        self._fail_all()
+    def _lose(self) -> None:
+        """Begin anew with a successor; before one was joined, the next try is at the next beat."""
+        self._link.close()
+        if not self._joined.is_set():
+            return
+        logger.warning("%s: another one is looked for", _LOST)
+        self._joined.clear()
+        self._fail(lambda question: question.is_bound)
+        self._join()
 
-    def _fail_all(self) -> None:
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_exception(EngineDeadError(_LOST))
+    def _fail(self, is_over: Callable[[_Question], bool]) -> None:
+        for question in list(self._questions.values()):
+            if is_over(question) and not question.answer.done():
+                question.answer.set_exception(StateLostError(_LOST))
 
 
 # The shared state, in this process or in another.

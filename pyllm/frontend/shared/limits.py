@@ -92,6 +92,11 @@ class Limits:
         account.num_running += 1
         return None
 
+    def reenter(self, name: str, allowance: Allowance) -> None:
+        """Count a request that was let in elsewhere; its budgets were taken there."""
+        if allowance != Allowance():
+            self._account(name, allowance, self._clock()).num_running += 1
+
     def charge(self, name: str, num_tokens: int) -> Refused | None:
         """Take a prompt's tokens from the budget, unless they are not there; then nothing is taken."""
         account = self._accounts.get(name)

@@ -3,7 +3,6 @@
 import asyncio
 from functools import partial
 
-from pyllm.errors import PyllmError
 from pyllm.frontend.shared.messages import Admission, Attached, Conflict, Full, Granted, Headers, Page, Refused, Run
 from pyllm.frontend.shared.state import SharedState
 
@@ -25,6 +24,10 @@ class LocalState:
     async def charge(self, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
         """Count a prompt, unless it is refused: then the ticket is closed."""
         return self._state.charge(self._member, ticket, num_prompt_tokens)
+
+    def readmit(self, admission: Admission, num_prompt_tokens: int, is_started: bool) -> None:
+        """Open a ticket that the state before this one had granted."""
+        self._state.readmit(self._member, admission, num_prompt_tokens, is_started)
 
     def started(self, ticket: int) -> None:
         """Its first token has come."""
@@ -106,11 +109,6 @@ class LocalState:
     def resize(self, share: float) -> None:
         """Keep at most this share of the bytes that are kept otherwise."""
         self._state.resize(share)
-
-    async def death(self) -> PyllmError:
-        """Wait until the state is gone: never, as it is in this process."""
-        never: asyncio.Future[PyllmError] = asyncio.get_running_loop().create_future()
-        return await never
 
     def close(self) -> None:
         """There is nothing to give back."""

@@ -53,6 +53,11 @@ class AdmissionQueue:
         self._num_tokens += num_tokens
         return None
 
+    def reenter(self, num_sequences: int, num_tokens: int) -> None:
+        """Let sequences wait that were let in elsewhere, with their prompts' tokens."""
+        self._num_waiting += num_sequences
+        self._num_tokens += num_tokens
+
     def started(self, num_sequences: int, num_tokens: int) -> None:
         """Sequences got their first token."""
         self._num_waiting -= num_sequences

@@ -43,6 +43,7 @@ class _Record:
 class Records:
     """All that is kept, for `retention` seconds after its end. `member` is the API process that calls.
 
+    Numbers begin at `first_number`, so that those of a state that died mean nothing to the next one.
     What runs is kept whatever comes; of what is over, what was used least lately goes first where there is no room.
     """
 
@@ -54,6 +55,7 @@ class Records:
         max_bytes: int = MAX_BYTES,
         max_record_bytes: int = MAX_RECORD_BYTES,
         max_records: int = MAX_RECORDS,
+        first_number: int = 1,
     ) -> None:
         self._retention = retention
         self._clock = clock
@@ -65,7 +67,7 @@ class Records:
         self._by_number: dict[int, _Record] = {}
         self._by_run: dict[int, _Record] = {}
         self._abandoned: dict[int, Callable[[], None]] = {}
-        self._last_number = 0
+        self._last_number = first_number - 1
         self.num_bytes = 0
 
     def __len__(self) -> int:

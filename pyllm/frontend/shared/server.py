@@ -21,7 +21,7 @@ from pyllm.ipc import PeerGoneError, Sender
 # Answers that a member leaves unread before it is taken for dead.
 MAX_HELD = 10_000
 # What a member does itself.
-NOT_CALLED = frozenset({"beat", "close", "death", "resize"})
+NOT_CALLED = frozenset({"beat", "close", "resize"})
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """What must be counted over all API processes: who is in, and on whose account. Plain calls; knows no wire."""
 
+import secrets
 import time
 from collections.abc import Callable
 
@@ -30,7 +31,7 @@ class SharedState:
     """
 
     def __init__(self, config: SharedConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self.records = Records(config.idempotency_retention, clock)
+        self.records = Records(config.idempotency_retention, clock, first_number=secrets.randbits(60))
         self.totals = Totals()
         self.responses = ResponseStore(config.max_stored_responses)
         self._counts_queued_tokens = config.max_num_queued_tokens > 0
@@ -55,6 +56,17 @@ class SharedState:
             return refused
         self._tickets.setdefault(member, {})[admission.ticket] = _Ticket(admission)
         return self._granted(admission.account, admission.allowance.max_tokens_per_minute > 0)
+
+    def readmit(self, member: int, admission: Admission, num_prompt_tokens: int, is_started: bool) -> None:
+        """Open a ticket that the state before this one had granted: nothing is refused, no budget is taken."""
+        if admission.ticket in self._tickets.get(member, {}):
+            return
+        held = self._tickets.setdefault(member, {})[admission.ticket] = _Ticket(admission)
+        held.num_tokens = num_prompt_tokens
+        self._limits.reenter(admission.account, admission.allowance)
+        self._queue.reenter(admission.num_sequences, num_prompt_tokens)
+        if is_started:
+            self.started(member, admission.ticket)
 
     def charge(self, member: int, ticket: int, num_prompt_tokens: int) -> Granted | Refused:
         """Count a prompt, unless the account or the queue has no room for it: then the ticket is closed."""

@@ -1,18 +1,28 @@
+import asyncio
+import threading
 from array import array
 from typing import Any
 
 import pytest
 
 from pyllm.core.executors.inline import InlineExecutor
-from pyllm.errors import EngineDeadError, StartError
+from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
 from pyllm.messages import Sampled, Step
 from tests.core.executors.planned import plans
 
 
 class FakeRank:
+    """Counts its steps, fails at the second, and may be told not to go on before `goes_on`."""
+
+    def __init__(self, error: Exception | None = None, goes_on: threading.Event | None = None) -> None:
+        self._error = error or ValueError("the machine is broken")
+        self._goes_on = goes_on
+
     def run(self, step: Step, frame: memoryview) -> Sampled:
+        if self._goes_on is not None:
+            self._goes_on.wait(30)
         if step.step == 1:
-            raise ValueError("the machine is broken")
+            raise self._error
         return Sampled(step.step, array("i", [0, 1]).tobytes(), array("i", [len(frame)]).tobytes())
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
@@ -31,8 +41,10 @@ async def test_steps_calls_and_errors() -> None:
         await executor.collective("subtract")
     first, second = plans(2)
     assert array("i", (await executor.submit(first)).tokens)[0] == len(memoryview(first))
-    with pytest.raises(EngineDeadError, match="step 1 failed: the machine is broken"):
+    with pytest.raises(WorkerDeadError, match="step 1 failed: the machine is broken") as caught:
         await executor.submit(second)
+    assert caught.value.cause == "crashed"
+    assert b"ValueError: the machine is broken" in caught.value.log
     await executor.close()
 
 
@@ -40,4 +52,73 @@ async def test_model_that_does_not_load_is_a_start_error() -> None:
     executor = InlineExecutor(broken)
     with pytest.raises(StartError, match="no memory"):
         await executor.start()
+    await executor.close()
+
+
+async def test_step_that_fails_ends_the_rank_until_another_one_is_loaded() -> None:
+    made: list[FakeRank] = []
+
+    def load() -> FakeRank:
+        made.append(FakeRank())
+        return made[-1]
+
+    executor = InlineExecutor(load)
+    await executor.start()
+    assert executor.death is None
+    first, second, third = plans(3)
+    answers = [executor.submit(plan) for plan in (first, second, third)]
+    outcomes = await asyncio.gather(*answers, return_exceptions=True)
+    assert isinstance(outcomes[0], Sampled)
+    assert outcomes[1] is outcomes[2] is executor.death
+    with pytest.raises(WorkerDeadError, match="step 1 failed"):
+        await executor.collective("add", 1, 2)
+    await executor.restart()
+    assert len(made) == 2
+    assert executor.death is None
+    assert await executor.collective("add", 1, 2) == [3]
+    assert (await executor.submit(first)).step == 0
+    await executor.close()
+
+
+async def test_memory_that_is_not_there_is_a_cause_of_its_own() -> None:
+    executor = InlineExecutor(lambda: FakeRank(MemoryError("no memory")))
+    await executor.start()
+    with pytest.raises(WorkerDeadError) as caught:
+        await executor.submit(plans(2)[1])
+    assert caught.value.cause == "out_of_memory"
+    await executor.close()
+
+
+async def test_a_thread_that_does_not_go_on_is_given_up() -> None:
+    goes_on = threading.Event()
+    ranks = iter([FakeRank(goes_on=goes_on), FakeRank()])
+    executor = InlineExecutor(lambda: next(ranks))
+    await executor.start()
+    (plan,) = plans(1)
+    answer = executor.submit(plan)
+    executor.kill("stalled")
+    with pytest.raises(WorkerDeadError, match="given up as stalled") as caught:
+        await answer
+    assert caught.value.cause == "stalled"
+    await executor.restart()
+    assert (await executor.submit(plan)).step == 0
+    goes_on.set()  # What it answers now is nobody's.
+    await executor.close()
+
+
+async def test_restart_that_cannot_load_may_be_tried_again() -> None:
+    ranks = iter([FakeRank(), None, FakeRank()])
+
+    def load() -> FakeRank:
+        rank = next(ranks)
+        return broken() if rank is None else rank
+
+    executor = InlineExecutor(load)
+    await executor.start()
+    with pytest.raises(StartError, match="no memory"):
+        await executor.restart()
+    with pytest.raises(WorkerDeadError):
+        await executor.collective("add", 1, 2)
+    await executor.restart()
+    assert await executor.collective("add", 1, 2) == [3]
     await executor.close()

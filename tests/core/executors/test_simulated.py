@@ -207,3 +207,13 @@ async def test_what_a_core_asks_of_its_ranks() -> None:
         await executor.collective("unknown")
     await executor.close()
     await executor.close()
+
+
+async def test_restart_forgets_what_was_in_flight() -> None:
+    executor = SimulatedExecutor(COST, num_blocks=64, vocab_size=VOCAB_SIZE)
+    first, second = plans(2)
+    executor.submit(first)
+    await executor.restart()
+    assert executor.death is None
+    await executor.submit(second)
+    assert executor.clock() == pytest.approx(COST.seconds(second))

@@ -270,11 +270,11 @@ async def test_a_user_is_the_tenant_and_what_the_edge_refuses_has_anthropics_sha
 
 
 class DyingCore(ScriptedCore):
-    """It is gone after the first token."""
+    """It ends all requests after the first token."""
 
     def _step(self) -> None:
         super()._step()
-        self.on_disconnect()
+        self.end()
 
 
 async def test_a_failure_in_a_stream_is_an_event(tokenizer: Tokenizer) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.errors import RequestError
+from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.openai.parameters import split_prompts
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode, Rejected, Sampling, Submit
@@ -398,13 +398,14 @@ async def test_an_error_in_a_stream_is_an_event_after_what_was_said(tokenizer: T
     class Dying(ScriptedCore):
         def _step(self) -> None:
             super()._step()
-            self.on_disconnect()
+            self.end()
 
     async with in_process(Dying(lambda prompt, sample: tokenizer.encode(TEXT)), tokenizer) as frontend:
         *chunks, error = await stream(frontend, prompt=prompt)
         assert {chunk["choices"][0]["text"] for chunk in chunks} == {"Hello"}
         assert error["error"]["type"] == "server_error"
-        assert "connection to the engine core was lost" in error["error"]["message"]
+        assert "the engine was shut down" in error["error"]["message"]
+        frontend.client.give_up(GivenUpError("it died too often"))
         response = await frontend.http.post("/v1/completions", json={"prompt": "x"})
         assert response.status_code == 503
 
