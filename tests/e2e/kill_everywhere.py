@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from typing import Any
 
 from tests.e2e.killing_core import Trigger, killing_server
 from tests.e2e.kills import (
@@ -67,21 +68,26 @@ async def at_steps(
     first: int = 1,
     stride: int = 1,
     most_runs: int = 10_000,
+    num_kills: int = 2,
     num_tokens: int = NUM_TOKENS,
     kinds: Container[str] = KINDS,
+    **options: Any,
 ) -> Tally:
-    """Kill a rank at each `stride`th step of an uncrashed run from `first` to the last, and again in each run."""
+    """Kill a rank at each `stride`th step of an uncrashed run from `first` to the last.
+
+    And again in each run, until there were `num_kills`. `kinds` are those of the requests, `options` the engine's.
+    """
     tally, plan, last = Tally(), first, first
     while plan <= last and tally.runs < most_runs:
         trigger = Trigger()
-        async with killing_server(trigger, tensor_parallel_size=ranks, **OPTIONS) as address:
+        async with killing_server(trigger, tensor_parallel_size=ranks, **OPTIONS, **options) as address:
             mixed = await asyncio.to_thread(with_stop_string, address, num_tokens)
             requests = [request for request in mixed if request.name in kinds]
             before = trigger.num_plans
             twins = await asyncio.to_thread(twins_of, address, requests)
             last = trigger.num_plans - before
             while plan <= last and tally.runs < most_runs and len(trigger.kills) < DEATHS:
-                run = await asyncio.to_thread(kill_at_plan, address, trigger, requests, plan, 2, rank)
+                run = await asyncio.to_thread(kill_at_plan, address, trigger, requests, plan, num_kills, rank)
                 tally.add(requests, twins, run)
                 plan += stride
     return tally
