@@ -187,12 +187,25 @@ class Scheduler:
 
         Raises `SchedulerError` if there is no such request, or it is not held.
         """
+    def isolate(self, client: int, request: int) -> None:
+        """Have steps either rows of this request or of others, in turns while both have work.
+
+        It is over when each of its live samples has one more token, or it has ended or is held; a lost device does not
+        end it. Raises `SchedulerError` if there is no such request, it is held, or one is isolated already.
+        """
+    def isolated(self) -> tuple[int, int] | None:
+        """Client and request of the one that is isolated."""
     def drop_client(self, client: int) -> None:
         """End all requests of a client that is gone, and forget its deltas."""
     def schedule(self, now: float) -> Plan | None:
         """Plan the next step; None if nothing may be planned before a commit or a new request.
 
         May be called again before the step is committed. Raises `SchedulerError` if `now` (seconds) goes back.
+        """
+    def expire(self, now: float) -> None:
+        """End the requests whose deadline has come, as `schedule` does: for when nothing can be planned.
+
+        Raises `SchedulerError` if `now` (seconds) goes back.
         """
     def commit(
         self,
@@ -221,6 +234,18 @@ class Scheduler:
         """Client and request of a row of a step in flight; None where that has ended meanwhile.
 
         Raises `SchedulerError` if the step is not in flight, or has no such row.
+        """
+    def requests_in_flight(self) -> list[tuple[int, int]]:
+        """Client and request of the rows of the steps in flight, each once; without those that have ended meanwhile."""
+    def expected_seconds(self, step: int) -> float | None:
+        """What a step in flight should take, by those measured; None where they do not tell.
+
+        Raises `SchedulerError` if the step is not in flight.
+        """
+    def history(self, client: int, request: int) -> tuple[bytes, list[bytes]]:
+        """The tokens (int32) of a request's prompt, and of the output of each sample that goes on by itself.
+
+        Raises `SchedulerError` if there is no such request.
         """
     def pending_clients(self) -> list[int]:
         """The clients that have deltas to take, longest waiting first."""

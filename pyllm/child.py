@@ -42,7 +42,7 @@ class Child:
     `given_up` is empty until the parent says why what this process needs will not come back.
     """
 
-    def __init__(self, connection: Connection, stage: str) -> None:
+    def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
         self.stage = stage
         self.step = -1
         self.given_up = ""
@@ -53,6 +53,7 @@ class Child:
         # Counted in our own ticks, not by the clock: a process that was stopped for a minute has nobody to blame.
         self._ticks_unheard = 0
         self._ticks_unpulsed: int | None = None
+        self._pulse_patience = pulse_patience
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     @property
@@ -61,7 +62,7 @@ class Child:
         return self._ticks_unheard * HEARTBEAT_INTERVAL
 
     def pulse(self) -> None:
-        """Say that the event loop runs. Who has said so once and then does not for 10 s is ended by the parent."""
+        """Say that the event loop runs. Who has said so once, and then not for 10 s, is ended by the parent."""
         self._ticks_unpulsed = 0
 
     def enter(self, stage: str) -> None:
@@ -116,7 +117,7 @@ class Child:
         if self._ticks_unpulsed is None:
             return True
         self._ticks_unpulsed += 1
-        return self._ticks_unpulsed * HEARTBEAT_INTERVAL <= PULSE_PATIENCE
+        return self._ticks_unpulsed * HEARTBEAT_INTERVAL <= self._pulse_patience
 
     def _listen(self) -> None:
         try:
@@ -127,7 +128,9 @@ class Child:
         self.given_up = heartbeat.reason
 
 
-def attach(connection: Connection, title: str, parent_death_signal: bool = True) -> Child:
+def attach(
+    connection: Connection, title: str, parent_death_signal: bool = True, pulse_patience: float = PULSE_PATIENCE
+) -> Child:
     """Make this process a supervised child that has its configuration; call it in the main thread.
 
     `parent_death_signal`: as `die_with_parent`, whose condition must hold; the connection's end does alone otherwise.
@@ -138,7 +141,7 @@ def attach(connection: Connection, title: str, parent_death_signal: bool = True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     if parent_death_signal:
         die_with_parent()
-    return Child(connection, "starting")
+    return Child(connection, "starting", pulse_patience)
 
 
 def die_with_parent() -> None:

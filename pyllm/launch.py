@@ -17,19 +17,29 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import child_log, log, supervisor
+from pyllm import line_writer, log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import SPARE_TITLE, attach, await_configuration, die_with_parent
-from pyllm.config import CacheConfig, Dtype, EngineConfig, HeadlessConfig, KVCacheDtype, Quantization, ServerConfig
+from pyllm.config import (
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    HeadlessConfig,
+    KVCacheDtype,
+    Quantization,
+    RecoveryConfig,
+    ServerConfig,
+)
 from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
-from pyllm.flight_recorder import resolve_folder
+from pyllm.flight_recorder import FlightRecorder, config_json, resolve_folder
 from pyllm.place import Configure, Place, PlaceLimits
 from pyllm.process_config import ApiConfig, CoreConfig, StateConfig, WorkerConfig
 from pyllm.server_settings import resolve_server, shared_config
 from pyllm.siblings import supervise
 from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
+from pyllm.supervisor import Process
 from pyllm.workers.attention_backends import find_attention_backend
 
 if TYPE_CHECKING:
@@ -155,7 +165,28 @@ def core_place(config: CoreConfig) -> Place:
     limits = PlaceLimits(
         ready_timeout=config.ready_timeout, max_restarts=recovery.max_restarts, warm_spare=recovery.warm_spares
     )
-    return Place(lambda: supervisor.spawn(f"core {config.index}", "core"), _core_configs(config), limits)
+    parallel = config.engine.parallel
+    num_workers = parallel.tensor_parallel_size if parallel.distributed_executor_backend == "mp" else 0
+    name = f"core {config.index}"
+    return Place(
+        lambda: supervisor.spawn(name, "core", arguments=(num_workers,)),
+        _core_configs(config),
+        limits,
+        on_death=_recording(recovery, config),
+    )
+
+
+def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[Process], None]:
+    """What leaves a record of each child that has died, of which `config` is what it was told."""
+    recorder = FlightRecorder(Path(recovery.flight_recorder_dir))
+
+    def record(process: Process) -> None:
+        report = {"death": process.obituary(), "stage": process.stage, "pid": process.pid}
+        name = process.name.replace(" ", "-")
+        parts = {"report.json": msgspec.json.encode(report), "config.json": config_json(config)}
+        recorder.record(name, parts | {f"{name}.log": process.log})
+
+    return record
 
 
 def _core_configs(config: CoreConfig) -> Configure:
@@ -206,25 +237,35 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             state_address=state.bind if count > 1 else "",
         )
         limits = PlaceLimits(ready_timeout=server.ready_timeout, max_restarts=engine.recovery.max_restarts)
+        record = _recording(engine.recovery, api)
         # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
         groups = [
-            [_api_process(msgspec.structs.replace(api, index=index), listener, limits) for index in range(count)],
-            [Place(lambda: supervisor.spawn("the shared state", "state"), lambda _: state, limits)]
-            if count > 1
-            else [],
+            [
+                _api_process(msgspec.structs.replace(api, index=index), listener, limits, record)
+                for index in range(count)
+            ],
+            [_state_process(state, limits, record)] if count > 1 else [],
             [core_place(core)],
         ]
         announcement = _announcement(listener, api)
-        _supervise(groups, lambda _: announcement, server.shutdown_timeout)
+        # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
+        # connect all the same, and wait until this process has ended.
+        _supervise(groups, lambda _: announcement, server.shutdown_timeout, listener.close)
     return 0
 
 
-def _api_process(config: ApiConfig, listener: socket.socket, limits: PlaceLimits) -> Place:
+def _state_process(config: StateConfig, limits: PlaceLimits, record: Callable[[Process], None]) -> Place:
+    return Place(lambda: supervisor.spawn("the shared state", "state"), lambda _: config, limits, record)
+
+
+def _api_process(
+    config: ApiConfig, listener: socket.socket, limits: PlaceLimits, record: Callable[[Process], None]
+) -> Place:
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
     name = f"API process {config.index}"
-    return Place(lambda: supervisor.spawn(name, "api", listener.fileno()), lambda _: config, limits)
+    return Place(lambda: supervisor.spawn(name, "api", listener.fileno()), lambda _: config, limits, record)
 
 
 def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
@@ -261,14 +302,19 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
 
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
-    log.configure("pyllm::serve", child_log.stderr())
+    log.configure("pyllm::serve")
 
 
-def _supervise(groups: list[list[Place]], announcement: Callable[[str], str], shutdown_timeout: float) -> None:
+def _supervise(
+    groups: list[list[Place]],
+    announcement: Callable[[str], str],
+    shutdown_timeout: float,
+    on_ending: Callable[[], None] = lambda: None,
+) -> None:
     try:
-        asyncio.run(supervise(groups, announcement, shutdown_timeout))
+        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending))
     finally:
-        child_log.stderr().finish()  # The reason of an end is the last line.
+        line_writer.stderr().finish()  # The reason of an end is the last line.
 
 
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:
@@ -291,42 +337,45 @@ def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.
     return bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port)
 
 
-def child_main(role: str, connection_file: int, thread_stays: int, *files: int) -> int:
+def child_main(role: str, connection_file: int, thread_stays: int, *numbers: int) -> int:
     """Play a role in a process that `supervisor.spawn` started, once the configuration has come.
 
-    `thread_stays`: whether the thread that started this process ends only when its parent does.
+    `thread_stays`: whether the thread that started this process ends only when its parent does. `numbers` are, for a
+    core, that of the workers to start meanwhile, and for an API process that of the listening socket.
     """
     if thread_stays:
         die_with_parent()
     setproctitle(SPARE_TITLE)
     connection = Connection(connection_file)
     if role == "core":
-        import pyllm.core.process  # Ready to take the place of another: this is what takes long.  # noqa: F401
+        return _core_main(connection, *numbers)
     frame = await_configuration(connection)
-    if role == "core":
-        return _core_main(msgspec.msgpack.decode(frame, type=CoreConfig), connection)
     if role == "state":
         return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
     if role == "api":
-        return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[0]))
+        return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=numbers[0]))
     raise ConfigError(f"unknown role {role!r}")
 
 
-def _core_main(config: CoreConfig, connection: Connection) -> int:
-    title = f"pyllm::core-{config.index}"
-    child = attach(connection, title, parent_death_signal=False)  # It was asked for when the process began.
-    log.configure(title)
+def _core_main(connection: Connection, num_workers: int) -> int:
+    # What takes long comes before the configuration, so that a spare is ready to take the place of another core.
     import zmq
 
     from pyllm.core import process
+    from pyllm.core.executors import rank_process
     from pyllm.core.executors.base import Executor
     from pyllm.core.executors.inline import InlineExecutor
     from pyllm.core.executors.process import ProcessExecutor
 
+    workers = [rank_process.start(worker_main, "spare worker of a spare core") for _ in range(num_workers)]
+    config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
+    title = f"pyllm::core-{config.index}"
+    child = attach(connection, title, parent_death_signal=False)  # It was asked for when the process began.
+    log.configure(title)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     if config.engine.parallel.distributed_executor_backend == "mp":
-        executor = ProcessExecutor(config, worker_main, context)
+        executor = ProcessExecutor(config, worker_main, context, started=workers)
     else:
         executor = InlineExecutor(lambda: load_rank(config))
     return process.run(config, executor, context, child)

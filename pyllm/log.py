@@ -3,14 +3,14 @@
 import logging
 import os
 
-from pyllm.child_log import LineWriter
+from pyllm import line_writer
 from pyllm.errors import ConfigError
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def configure(process: str, writer: LineWriter | None = None) -> None:
-    """Log with the time, the level and the process's name, through `writer` where other lines go to stderr as well.
+def configure(process: str) -> None:
+    """Log with the time, the level and the process's name.
 
     Raises:
         ConfigError: PYLLM_LOG_LEVEL is not a level.
@@ -19,4 +19,4 @@ def configure(process: str, writer: LineWriter | None = None) -> None:
     if level not in LEVELS:
         raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LEVELS)}, got {level!r}")
     layout = f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
-    logging.basicConfig(level=level, format=layout, force=True, stream=writer)
+    logging.basicConfig(level=level, format=layout, force=True, stream=line_writer.stderr())

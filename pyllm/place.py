@@ -19,21 +19,25 @@ from pyllm.supervisor import Process
 # Told the address that the child before served; empty for the first.
 Configure = Callable[[str], msgspec.Struct]
 
+# Seconds before a spare is started: imports take a processor, which those who have waited for the child want now.
+SPARE_DELAY = 1.0
+
 logger = logging.getLogger(__name__)
 
 
 class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How a child is kept. `ready_timeout` is in seconds; with `warm_spare` a successor stands by."""
+    """How a child is kept; times are in seconds. With `warm_spare` a successor stands by."""
 
     ready_timeout: float
     max_restarts: int
     warm_spare: bool = False
+    spare_delay: float = SPARE_DELAY
 
 
 class Place:
     """`spawn` starts a child and `configure` makes what it is told; `on_death` is called with each one that has died.
 
-    A child that ended as if it had been told to, or for a reason that another would meet, has no successor.
+    A child that ended by itself as if it had been told to, or for a reason that another would meet, has no successor.
     """
 
     def __init__(
@@ -55,7 +59,8 @@ class Place:
         self._spare_budget = RestartBudget(limits.max_restarts)
         self._address = ""
         self._stands_by = False
-        self._keeping: asyncio.Task[EngineDeadError] | None = None
+        self._may_end = False
+        self._keeping: asyncio.Task[EngineDeadError | None] | None = None
         self._sparing: asyncio.Task[None] | None = None
 
     def spawn(self) -> None:
@@ -85,6 +90,10 @@ class Place:
         self._stands_by = self._limits.warm_spare
         self._begin_sparing()
 
+    def expect_end(self) -> None:
+        """From now on a child that ends with code 0 is not lost, whoever told it to end."""
+        self._may_end = True
+
     def give_up(self, reason: str) -> None:
         """Tell the child that what it needs will not come back."""
         if self.process is not None:
@@ -103,10 +112,12 @@ class Place:
             self.spare.kill()
         await asyncio.gather(*(process.stop(grace) for process in self._processes()))
 
-    async def _keep(self, process: Process) -> EngineDeadError:
-        """Until a child has died for good; gives the reason."""
+    async def _keep(self, process: Process) -> EngineDeadError | None:
+        """Until a child has ended for good; gives the reason, if that is one."""
         while True:
             await asyncio.wait({process.exited})
+            if process.exited.result() == 0 and self._may_end:
+                return None
             self._on_death(process)
             if process.exited.result() in (0, FINAL_EXIT_CODE):
                 return process.error()
@@ -153,7 +164,7 @@ class Place:
     async def _keep_spare(self) -> None:
         """One stands by; one that dies meanwhile is followed by another, unless that is too often."""
         while (delay := self._spare_budget.take(self._clock())) is not None:
-            await asyncio.sleep(delay)
+            await asyncio.sleep(delay + self._limits.spare_delay)
             self.spare = self._spawn_watched()
             await asyncio.wait({self.spare.exited})
             logger.warning("a spare for %s", self.spare.obituary())
@@ -169,6 +180,6 @@ class Place:
         return [process for process in (self.process, self.spare) if process is not None]
 
 
-def _tell(keeping: "asyncio.Task[EngineDeadError]", on_lost: Callable[[BaseException], None]) -> None:
-    if not keeping.cancelled():
-        on_lost(keeping.exception() or keeping.result())
+def _tell(keeping: "asyncio.Task[EngineDeadError | None]", on_lost: Callable[[BaseException], None]) -> None:
+    if not keeping.cancelled() and (reason := keeping.exception() or keeping.result()) is not None:
+        on_lost(reason)

@@ -21,10 +21,16 @@ logger = logging.getLogger(__name__)
 Event = signal.Signals | BaseException | None
 
 
-async def supervise(groups: list[list[Place]], announcement: Callable[[str], str], shutdown_timeout: float) -> None:
+async def supervise(
+    groups: list[list[Place]],
+    announcement: Callable[[str], str],
+    shutdown_timeout: float,
+    on_ending: Callable[[], None] = lambda: None,
+) -> None:
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
 
-    `announcement` makes the line to print once all are ready, of the address that the last one serves.
+    `announcement` makes the line to print once all are ready, of the address that the last one serves. `on_ending` is
+    called once all of the first group have been told to end, when none of it is replaced any more.
 
     Raises:
         PyllmError: one did not start, or was lost for good; all have ended.
@@ -36,10 +42,12 @@ async def supervise(groups: list[list[Place]], announcement: Callable[[str], str
     starting = asyncio.create_task(_start(places, announcement, events))
     first = await events.get()
     starting.cancel()
+    for place in places:
+        place.expect_end()
     failure = first if isinstance(first, BaseException) else None
     if failure is not None:
         _give_up(places, failure)
-    ending = asyncio.create_task(_end(groups, LOST_GRACE if failure else shutdown_timeout + STOP_GRACE))
+    ending = asyncio.create_task(_end(groups, LOST_GRACE if failure else shutdown_timeout + STOP_GRACE, on_ending))
     ending.add_done_callback(lambda _: events.put_nowait(None))
     while (event := await events.get()) is not None:
         if isinstance(event, BaseException):
@@ -79,6 +87,10 @@ def _kill(places: list[Place]) -> None:
         place.kill()
 
 
-async def _end(groups: list[list[Place]], grace: float) -> None:
-    for group in groups:
-        await asyncio.gather(*(place.stop(grace) for place in group))
+async def _end(groups: list[list[Place]], grace: float, on_ending: Callable[[], None]) -> None:
+    for number, group in enumerate(groups):
+        stopping = asyncio.gather(*(place.stop(grace) for place in group))
+        if number == 0:
+            await asyncio.sleep(0)  # Each of them has been told by then.
+            on_ending()
+        await stopping

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from pyllm import child_log
+from pyllm import line_writer
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.child_log import ChildLog
 from pyllm.errors import EngineDeadError, StartError
@@ -54,7 +54,7 @@ class Process:
         # The same socket, for what must not wait: a child that is stopped reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = bytearray()
-        self._log = None if stderr is None else ChildLog(stderr, child_log.stderr().forward)
+        self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
         self._reap = reap
         self._pidfd = os.pidfd_open(pid)
         self._leads_group = os.getpgid(pid) == pid
@@ -197,6 +197,8 @@ class Process:
 
     def _send_unsent(self) -> None:
         """What the child can take now; the rest as soon as it takes more."""
+        if self._loop is not None and self.exited.done():
+            return
         with contextlib.suppress(BlockingIOError):
             try:
                 del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT)]
@@ -240,17 +242,19 @@ class Process:
         return self._loop
 
 
-def spawn(name: str, role: str, *files: int) -> Process:
+def spawn(name: str, role: str, *files: int, arguments: tuple[int, ...] = ()) -> Process:
     """Start `python -m pyllm` in a child role; it waits for `configure`, and is a spare until then.
 
-    The user's script is not imported again. `files` are descriptors that the child inherits. Call it from the main
-    thread or from the event loop's: the kernel's parent-death signal fires when the starting thread ends.
+    The user's script is not imported again. `files` are descriptors that the child inherits; it is told their numbers,
+    after `arguments`, which are what it must know before its configuration comes. Call it from the main thread or from
+    the event loop's: the kernel's parent-death signal fires when the starting thread ends.
     """
     ours, theirs = Pipe()
     log, stderr = os.pipe()
     with theirs, os.fdopen(stderr, "wb"):
+        numbers = (theirs.fileno(), int(_thread_stays()), *arguments, *files)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "pyllm", "_child", role, *map(str, (theirs.fileno(), int(_thread_stays()), *files))],
+            [sys.executable, "-m", "pyllm", "_child", role, *map(str, numbers)],
             pass_fds=(theirs.fileno(), *files),
             stdin=subprocess.DEVNULL,
             stderr=stderr,

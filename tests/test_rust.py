@@ -185,6 +185,60 @@ def test_a_row_of_a_step_in_flight_has_a_request_until_it_ends():
     scheduler.commit(step, int32(0, 0), int32())
 
 
+def test_the_requests_in_flight_are_named_once_until_they_end():
+    scheduler = make_scheduler()
+    scheduler.add(3, 8, int32(1, 2), seed=0, max_tokens=4)
+    scheduler.add(4, 8, int32(7), seed=0, max_tokens=4)
+    assert scheduler.requests_in_flight() == []
+    first = planned(scheduler).step
+    planned(scheduler)
+    assert scheduler.requests_in_flight() == [(3, 8), (4, 8)]
+    assert scheduler.expected_seconds(first) is None
+    with pytest.raises(_rust.SchedulerError, match="step 9 is not in flight"):
+        scheduler.expected_seconds(9)
+    scheduler.commit(first, int32(0, 1, 2), int32(3, 8), 0.5)
+    scheduler.abort(4, 8)
+    assert scheduler.requests_in_flight() == [(3, 8)]
+    scheduler.commit(1, int32(0, 1, 2), int32(4, 9), 0.25)
+    assert scheduler.expected_seconds(planned(scheduler).step) == 0.25
+    assert scheduler.history(3, 8) == (int32(1, 2), [int32(3, 4)])
+    scheduler.lose_device()
+    assert scheduler.requests_in_flight() == []
+    with pytest.raises(_rust.SchedulerError, match="client 4 has no live request 8"):
+        scheduler.history(4, 8)
+
+
+def test_a_request_is_isolated_until_it_has_one_more_token():
+    scheduler = make_scheduler()
+    for request in (1, 2):
+        scheduler.add(0, request, int32(request), seed=0, max_tokens=4)
+    scheduler.isolate(0, 1)
+    assert scheduler.isolated() == (0, 1)
+    with pytest.raises(_rust.SchedulerError, match="request 1 of client 0 is isolated already"):
+        scheduler.isolate(0, 2)
+    step = planned(scheduler).step
+    assert scheduler.requests_in_flight() == [(0, 1)]
+    assert [one["reason"] for one in scheduler.explain(0, 2)] == ["quarantine"]
+    scheduler.commit(step, int32(0, 1), int32(5))
+    assert scheduler.isolated() is None
+    scheduler.hold(0, 2, "test")
+    with pytest.raises(_rust.SchedulerError, match=r"held already \(test\)"):
+        scheduler.isolate(0, 2)
+    with pytest.raises(_rust.SchedulerError, match="no live request 3"):
+        scheduler.isolate(0, 3)
+
+
+def test_deadlines_pass_without_a_step():
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1), seed=0, max_tokens=4, deadline=2.0)
+    scheduler.expire(1.0)
+    assert scheduler.pending_clients() == []
+    scheduler.expire(2.0)
+    assert scheduler.pending_clients() == [0]
+    with pytest.raises(_rust.SchedulerError, match="now is 1 after 2"):
+        scheduler.expire(1.0)
+
+
 def test_what_is_not_a_buffer_is_a_type_error():
     scheduler = make_scheduler()
     with pytest.raises(TypeError):

@@ -4,22 +4,28 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from multiprocessing import Pipe
 
+import msgspec
+import psutil
 import pytest
 
-from pyllm.child import ORPHANED_EXIT_CODE
+from pyllm.child import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.errors import StartError
+from pyllm.messages import Heartbeat
 from pyllm.supervisor import Process
 
 CHILD = """
-import os, signal, sys, threading
+import ctypes, os, signal, subprocess, sys, threading, time
 from multiprocessing.connection import Connection
-from pyllm.child import attach
-child = attach(Connection(int(sys.argv[1])), "pyllm::test", parent_death_signal=False)
+from pyllm.child import attach, await_configuration
+def attached(**options):
+    return attach(Connection(int(sys.argv[1])), "pyllm::test", parent_death_signal=False, **options)
 """
+ATTACHED = CHILD + "child = attached()\n"
 SERVE = (
-    CHILD
+    ATTACHED
     + """
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 child.enter("loading")
@@ -27,17 +33,41 @@ child.started("somewhere")
 threading.Event().wait()
 """
 )
-STUCK = CHILD + 'child.enter("loading weights"); threading.Event().wait()'
-STUBBORN = CHILD + "signal.signal(signal.SIGTERM, signal.SIG_IGN); child.started(); threading.Event().wait()"
-FAILING = CHILD + 'child.enter("loading weights"); child.failed("no memory"); sys.exit(3)'
+STUCK = ATTACHED + 'child.enter("loading weights"); threading.Event().wait()'
+STUBBORN = ATTACHED + "signal.signal(signal.SIGTERM, signal.SIG_IGN); child.started(); threading.Event().wait()"
+FAILING = ATTACHED + 'child.enter("loading weights"); child.failed("no memory"); sys.exit(3)'
 
 
-def start(code: str) -> Process:
+# Holds the interpreter, so that no thread of it runs on.
+HANGING = ATTACHED + "child.started()\nwhile True: ctypes.PyDLL(None).pause()"
+# Its event loop runs no more, but its threads do.
+PULSELESS = CHILD + "child = attached(pulse_patience=0.5); child.started(); child.pulse(); threading.Event().wait()"
+WITH_CHILD = ATTACHED + "child.started(str(subprocess.Popen(['sleep', '600']).pid)); threading.Event().wait()"
+UNCONFIGURED = CHILD + (
+    "connection = Connection(int(sys.argv[1]))\n"
+    "size = len(await_configuration(connection))\n"
+    "attach(connection, 'pyllm::test', parent_death_signal=False).started(str(size)); threading.Event().wait()"
+)
+LISTENING = ATTACHED + (
+    "while child.parent_silence < 1: time.sleep(0.01)\n"
+    "os.kill(os.getpid(), signal.SIGSTOP)\n"
+    "while child.parent_silence >= 1: time.sleep(0.01)\n"
+    "child.started()\n"
+    "while not child.given_up: time.sleep(0.01)\n"
+    "child.failed(child.given_up); sys.exit(1)"
+)
+TALKING = ATTACHED + "sys.stderr.write('one\\n' + 'x' * 100_000 + 'end'); sys.stderr.flush(); os._exit(0)"
+
+
+def start(code: str, watched: bool = True) -> Process:
     ours, theirs = Pipe()
-    with theirs:
-        child = subprocess.Popen([sys.executable, "-c", code, str(theirs.fileno())], pass_fds=[theirs.fileno()])
-    process = Process("the child", child.pid, ours, child.poll)
-    process.watch()
+    log, stderr = os.pipe()
+    with theirs, os.fdopen(stderr, "wb"):
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=stderr, process_group=0)
+    process = Process("the child", child.pid, ours, child.poll, log)
+    if watched:
+        process.watch()
     return process
 
 
@@ -75,7 +105,80 @@ async def test_killed_child_has_an_obituary() -> None:
     process.signal(signal.SIGKILL)
     assert await process.exited == -signal.SIGKILL
     assert process.obituary() == "the child was killed by SIGKILL while ready"
-    process.signal(signal.SIGTERM)  # a signal to a dead child is not an error
+    # What is sent to a dead child is no error.
+    process.signal(signal.SIGTERM)
+    process.kill()
+    process.give_up("too late")
+    process.configure(Heartbeat())
+
+
+async def test_silent_children_are_ended_and_a_slow_start_is_not_silence() -> None:
+    stopped, stopped_early, hanging, pulseless, loading = map(start, (SERVE, STUCK, HANGING, PULSELESS, STUCK))
+    for process in (stopped, hanging, pulseless):
+        await process.ready(30.0)
+    while stopped_early.stage != "loading weights":
+        await asyncio.sleep(0)
+    stopped.signal(signal.SIGSTOP)
+    stopped_early.signal(signal.SIGSTOP)
+    for process in (stopped, stopped_early, hanging, pulseless):
+        assert await process.exited == -signal.SIGKILL
+        assert process.silent
+        assert process.obituary().endswith("it gave no sign of life for 2.5 s")
+    for process in (hanging, pulseless):
+        assert b"in <module>" in process.log  # Who could still write its stacks has done so.
+    assert not loading.exited.done()
+    assert not loading.silent
+    assert await loading.stop(30.0) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("end", [Process.kill, lambda process: os.kill(process.pid, signal.SIGKILL)])
+async def test_what_a_child_has_started_goes_with_it(end: Callable[[Process], None]) -> None:
+    process = start(WITH_CHILD)
+    grandchild = psutil.Process(int(await process.ready(30.0)))
+    end(process)
+    assert await process.exited == -signal.SIGKILL
+    await asyncio.to_thread(grandchild.wait, 30.0)
+
+
+async def test_a_configuration_of_any_size_is_sent_without_waiting() -> None:
+    class Config(msgspec.Struct):
+        text: str
+
+    process = start(UNCONFIGURED, watched=False)
+    os.kill(process.pid, signal.SIGSTOP)
+    config = Config("x" * 3_000_000)  # far more than a socket takes
+    process.configure(config)
+    process.watch()
+    process.signal(signal.SIGCONT)
+    assert await process.ready(30.0) == str(len(msgspec.msgpack.encode(config)))
+    await process.stop(0.0)
+
+
+async def test_a_child_hears_its_parent_and_notices_its_silence() -> None:
+    process = start(LISTENING, watched=False)
+    await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    process.watch()
+    process.signal(signal.SIGCONT)
+    await process.ready(30.0)
+    process.give_up("all is lost")
+    assert await process.exited == 1
+    assert process.obituary().endswith("all is lost")
+
+
+async def test_the_end_of_what_a_child_writes_is_kept() -> None:
+    process = start(TALKING)
+    assert await process.exited == 0
+    assert process.log == b"x" * ((64 << 10) - 3) + b"end"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("ConfigError", FINAL_EXIT_CODE), ("GivenUpError", FINAL_EXIT_CODE), ("StartError", 1)]
+)
+async def test_an_error_that_another_process_would_meet_has_a_code_of_its_own(error: str, code: int) -> None:
+    fail = f"def fail(): raise errors.{error}('no')\n"
+    process = start(ATTACHED + "from pyllm import errors\n" + fail + "sys.exit(child.run(fail))")
+    assert await process.exited == code
+    assert process.failure == "no"
 
 
 async def test_descriptors_are_returned() -> None:

@@ -26,6 +26,7 @@ LIVE = {
     "watermark": "watermark",
     "expected_growth": "expected_growth",
 }
+LEAST_BUDGET = 16  # tokens of a step, below which it is not lowered for want of memory
 MAX_EVENTS = 10_000  # in one reply
 EVENT_BYTES = 128  # more than an event takes besides its tokens
 
@@ -63,6 +64,17 @@ class Calls:
             "kv_events": self._kv_events,
             "kv_snapshot": self._kv_snapshot,
         }
+
+    def halve_budget(self) -> bool:
+        """Plan steps of half as many tokens from now on. False: they are as small already as they may be."""
+        before = self._settings.max_num_batched_tokens
+        after = max(before // 2, LEAST_BUDGET, self._config.cache.block_size)
+        if after >= before:
+            return False
+        self._settings = msgspec.structs.replace(self._settings, max_num_batched_tokens=after)
+        self._scheduler.reconfigure(**live_settings(self._settings))
+        logger.warning("steps have at most %d tokens from now on, not %d: max_num_batched_tokens", after, before)
+        return True
 
     def answer(self, client: int, method: str, args: tuple[Any, ...]) -> Any:
         """The value of a client's call.

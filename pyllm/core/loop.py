@@ -6,7 +6,7 @@ Knows token ids, not text. Reads no clock but the one it is given, starts no pro
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -17,9 +17,10 @@ from pyllm.core.admission import check_submit
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
 from pyllm.core.executors.base import Executor
-from pyllm.core.policies import Policy, PolicyRequest, policy_key
+from pyllm.core.policies import Policy, facts, policy_key
 from pyllm.core.recording import Recording
-from pyllm.core.recovery import Recovery
+from pyllm.core.recovery import Crash, Recovery, crash_report
+from pyllm.core.stalls import StallWatch
 from pyllm.errors import RequestError, WorkerDeadError
 from pyllm.ipc import Sender
 from pyllm.messages import (
@@ -51,6 +52,7 @@ class EngineCore:
     `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known. `config` has
     the settings that the scheduler was made with, `policy` gives requests their keys where it is of another package,
     `recording` keeps what the scheduler is told, and `logits_processors` are the names of those that workers can load.
+    `on_crash` is given a name and what is known of each death of workers, as files by their names.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class EngineCore:
         policy: Policy | None = None,
         recording: Recording | None = None,
         logits_processors: Collection[str] = (),
+        on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.last_step = -1
@@ -73,6 +76,7 @@ class EngineCore:
         self._scheduler = scheduler
         self._executor = executor
         self._ready = ready
+        self._config = config
         self._clock = clock
         self._depth = depth
         self._clients = Clients(sender, self._take_deltas, scheduler.drop_client)
@@ -81,7 +85,11 @@ class EngineCore:
         self._logits_processors = logits_processors
         self._in_flight: deque[tuple[int, float, Awaitable[Sampled]]] = deque()  # step, when it was submitted, answer
         budget = RestartBudget(config.recovery.max_restarts)
-        self._recovery = Recovery(scheduler, executor, budget, clock, sleep)
+        shrink = self._calls.halve_budget
+        self._recovery = Recovery(scheduler, executor, budget, shrink=shrink, clock=clock, sleep=sleep)
+        self._quarantine = self._recovery.quarantine
+        self._stalls = StallWatch()
+        self._on_crash = on_crash
         self._told: tuple[CoreStage, str] = ("ready", "")  # what clients know of the stage
         self._last_commit = 0.0  # when, by the clock
         self._wake = asyncio.Event()
@@ -120,8 +128,12 @@ class EngineCore:
 
     def beat(self) -> None:
         """Send heartbeats and what slow clients did not take before, and drop silent ones; call it at 2 Hz."""
-        self._clients.expire(self._clock(), CLIENT_SILENCE)
+        now = self._clock()
+        self._clients.expire(now, CLIENT_SILENCE)
+        if self._recovery.reason:
+            self._scheduler.expire(now)  # Nothing else does while nothing is planned.
         self._clients.deliver(self._scheduler.pending_clients())
+        self._look_at_step(now)
         self._tell_stage(again=True)
         if self._recording is not None:
             self._recording.gather()
@@ -137,6 +149,9 @@ class EngineCore:
             "num_clients": len(self._clients),
             "malformed_frames": self.malformed_frames,
             "num_recoveries": self._recovery.num_recoveries,
+            "num_suspects": len(self._quarantine),
+            "num_quarantine_failures": self._quarantine.num_failures,
+            "num_degradations": self._recovery.num_degradations,
         }
 
     async def run(self) -> None:
@@ -162,14 +177,20 @@ class EngineCore:
         Raises:
             GivenUpError: the workers died too often.
         """
-        if not self._in_flight and (death := self._executor.death) is not None:
-            await self._recover(death)
-        while len(self._in_flight) < self._depth and (plan := self._plan()) is not None:
+        depth = self._depth
+        if self._quarantine:
+            self._quarantine.advance()
+            depth = 1
+        # What is planned for dead workers is in no step of theirs.
+        while len(self._in_flight) < depth and self._executor.death is None and (plan := self._plan()) is not None:
             self._in_flight.append((plan.step, self._clock(), self._executor.submit(plan)))
         if not self._in_flight:
+            if (death := self._executor.death) is not None:
+                await self._recover(death)
+                return True
             self._clients.deliver(self._scheduler.pending_clients())  # Deadlines may have passed.
             self._gather()
-            return False
+            return self._quarantine.is_next_due  # Where a suspect has just ended, there may be more to do.
         step, submitted, answer = self._in_flight[0]
         try:
             sampled = await answer
@@ -205,13 +226,31 @@ class EngineCore:
 
     async def _recover(self, death: WorkerDeadError) -> None:
         """The workers are gone, with all that was in flight: have others, and go on with the same requests."""
+        steps = [step for step, _, _ in self._in_flight]
+        crash = Crash(death, self._ready.epoch, steps, self._scheduler.requests_in_flight())
+        self._on_crash(f"worker-{death.cause}", crash_report(crash, self._scheduler, self.stats(), self._config))
         for _, _, answer in self._in_flight:
             _forget(answer)
         self._in_flight.clear()
-        self._recovery.begin(death)
+        self._stalls.rest()
+        verdict = self._recovery.begin(crash)
         self._tell_stage()
+        if verdict is not None:
+            self._fail(*verdict.name, Rejected(verdict.name.request, "error", verdict.reason))
+        self._clients.deliver(self._scheduler.pending_clients())
         await self._recovery.end(death)
         self._tell_stage()
+
+    def _look_at_step(self, now: float) -> None:
+        """Whether the oldest step in flight is stalled; workers that are stuck in it are ended."""
+        if not self._in_flight or self._recovery.reason:
+            self._stalls.rest()
+            return
+        step = self._in_flight[0][0]
+        was_hopeless = self._stalls.is_hopeless
+        self._stalls.look(now, step, self._scheduler.expected_seconds(step))
+        if self._stalls.is_hopeless and not was_hopeless:
+            self._executor.kill("stalled")
 
     def _tell_stage(self, again: bool = False) -> None:
         """Let the clients know when the stage has changed, or in any case `again`."""
@@ -228,6 +267,8 @@ class EngineCore:
         """What this core does, and why it is not ready."""
         if self._recovery.reason:
             return "recovering", self._recovery.reason
+        if self._stalls.is_stalled:
+            return "stalled", self._stalls.reason
         return ("draining", "the engine is shutting down") if self._draining else ("ready", "")
 
     def _plan(self) -> Plan | None:
@@ -291,8 +332,11 @@ class EngineCore:
             if owner is not None:  # Another row of the request may have been first.
                 client, request = owner
                 code = "error" if row in sampled.faults else "failed"
-                self._clients.post(client, Rejected(request, code, reason, sampled.parameters.get(row)))
-                self._scheduler.abort(client, request)
+                self._fail(client, request, Rejected(request, code, reason, sampled.parameters.get(row)))
+
+    def _fail(self, client: int, request: int, rejected: Rejected) -> None:
+        self._clients.post(client, rejected)
+        self._scheduler.abort(client, request)
 
     def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> Reply:
         try:
@@ -307,25 +351,6 @@ class EngineCore:
     def _take_deltas(self, client: int) -> Deltas | None:
         columns = self._scheduler.take_deltas(client)
         return None if columns is None else Deltas(self._ready.epoch, *columns)
-
-
-def facts(submit: Submit, now: float) -> PolicyRequest:
-    """What a policy of another package may look at."""
-    return PolicyRequest(
-        arrival=now - submit.age,
-        age=submit.age,
-        num_prompt_tokens=len(submit.prompt) // 4,
-        num_output_tokens=sum(len(output.tokens) // 4 for output in submit.outputs),
-        max_tokens=submit.max_tokens,
-        min_tokens=submit.min_tokens,
-        n=submit.n,
-        priority=submit.priority,
-        tenant=submit.tenant,
-        adapter=submit.adapter,
-        timeout=submit.timeout,
-        ttft_target=submit.ttft_target,
-        tpot_target=submit.tpot_target,
-    )
 
 
 def _forget(answer: Awaitable[Sampled]) -> None:

@@ -11,6 +11,7 @@ from numbers import Real
 
 from pyllm.entry_points import find_entry_point
 from pyllm.errors import ConfigError, RequestError
+from pyllm.messages import Submit
 
 GROUP = "pyllm.policies"
 BUILT_IN = ("fcfs", "priority", "shortest", "fair")
@@ -83,3 +84,22 @@ def policy_key(policy: Policy, request: PolicyRequest) -> float:
     except OverflowError:
         pass  # An integer beyond all floats.
     raise RequestError(f"the scheduling policy gave {key!r:.80}; its keys must be finite numbers")
+
+
+def facts(submit: Submit, now: float) -> PolicyRequest:
+    """What a policy of another package may look at."""
+    return PolicyRequest(
+        arrival=now - submit.age,
+        age=submit.age,
+        num_prompt_tokens=len(submit.prompt) // 4,
+        num_output_tokens=sum(len(output.tokens) // 4 for output in submit.outputs),
+        max_tokens=submit.max_tokens,
+        min_tokens=submit.min_tokens,
+        n=submit.n,
+        priority=submit.priority,
+        tenant=submit.tenant,
+        adapter=submit.adapter,
+        timeout=submit.timeout,
+        ttft_target=submit.ttft_target,
+        tpot_target=submit.tpot_target,
+    )

@@ -30,6 +30,7 @@ from pyllm.core.recording import Recording
 from pyllm.entry_points import LOGITS_PROCESSORS, offered_names
 from pyllm.episode import Episode
 from pyllm.errors import ConfigError
+from pyllm.flight_recorder import FlightRecorder
 from pyllm.ipc import Sender
 from pyllm.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
 from pyllm.process_config import CoreConfig
@@ -140,11 +141,13 @@ def make_core(config: CoreConfig, parts: CoreParts, executor: Executor, sender: 
     if settings.scheduler_recording:
         recording = Recording(Path(settings.scheduler_recording), scheduler.take_recording)
         scheduler.start_recording()
+    recorder = FlightRecorder(Path(config.engine.recovery.flight_recorder_dir))
     return EngineCore(
         scheduler,
         executor,
         sender,
         parts.ready,
+        on_crash=lambda name, report: recorder.record(f"core-{config.index}-{name}", report),
         config=config.engine,
         clock=time.monotonic,
         depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.

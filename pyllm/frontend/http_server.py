@@ -25,6 +25,10 @@ MAX_HEAD_BYTES = 64 << 10
 # Seconds that the last bytes of finished answers get to leave.
 CLOSE_GRACE = 5
 BACKLOG = 4096
+# Turns of the event loop in which it takes from the port whoever waits there, and seconds for their requests to come
+# and be refused: to close the port, or a connection with an unread request, is a reset without a word for the client.
+LAST_TURNS = 3
+LAST_ANSWERS = 0.1
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +156,15 @@ class HttpServer(uvicorn.Server):
         """Begin to listen."""
         await super().startup(sockets)
         self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the port, then the connections. Who had connected before is answered, if only with a refusal."""
+        for _ in range(LAST_TURNS):
+            await asyncio.sleep(0)
+        for closing in (*self.servers, *(sockets or ())):
+            closing.close()
+        await asyncio.sleep(LAST_ANSWERS)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for a signal, between any two instructions of the main thread."""

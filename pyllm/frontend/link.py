@@ -54,7 +54,6 @@ class Link(Generic[Received, Sent]):
     def open(self, connect: Connect[Received, Sent]) -> None:
         """Take a fresh socket. One that cannot be made is as one that is lost, but for the call of `on_lost`."""
         self.close()
-        self._number += 1
         number = self._number
         try:
             self._endpoint = connect(
@@ -78,6 +77,7 @@ class Link(Generic[Received, Sent]):
 
     def close(self, linger: float = 0.0) -> None:
         """Close the socket, giving what is queued at most `linger` seconds to leave in the background."""
+        self._number += 1
         endpoint, self._endpoint = self._endpoint, None
         self._unsent.clear()
         if endpoint is not None:
@@ -105,6 +105,6 @@ class Link(Generic[Received, Sent]):
             self._on_malformed(text)
 
     def _lose(self, number: int) -> None:
-        if number == self._number and self._endpoint is not None:
+        if number == self._number:
             self.close()
             self._on_lost()

@@ -1,7 +1,7 @@
 """A core over the counting model, and one raw client that keeps what it is sent."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +56,12 @@ class Engine:
 
     def __init__(
         self,
-        executor: CountingExecutor | None = None,
+        executor: Any = None,
         depth: int = 1,
         policy: Policy | None = None,
         recording: Path | None = None,
         spy: Callable[[Scheduler], Any] = lambda scheduler: scheduler,
+        on_crash: Callable[[str, Mapping[str, bytes]], None] = lambda name, parts: None,
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
@@ -93,6 +94,7 @@ class Engine:
             depth=depth,
             policy=policy,
             recording=log,
+            on_crash=on_crash,
             sleep=self.sleep,
         )
         self.receive(Hello(PROTOCOL_VERSION))
@@ -116,7 +118,7 @@ class Engine:
     def submit(self, request: int, prompt: list[int], max_tokens: int = 4, **fields: Any) -> None:
         packed = array("i", prompt).tobytes()
         epoch, sampling = fields.pop("epoch", EPOCH), fields.pop("sampling", Sampling())
-        self.receive(Submit(epoch, request, packed, 0, max_tokens, sampling, **fields))
+        self.receive(Submit(epoch, request, packed, fields.pop("seed", 0), max_tokens, sampling, **fields))
 
     def outputs(self, identity: bytes = b"client") -> dict[int, tuple[list[int], FinishCode]]:
         """Tokens and finish of each request's first sample."""

@@ -1,6 +1,5 @@
 import asyncio
 from array import array
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -25,6 +24,7 @@ from pyllm.messages import (
 )
 from tests.core.counting_executor import CountingExecutor
 from tests.core.raw_engine import EPOCH, Engine
+from tests.core.waiting import until
 
 
 def counted(prompt: list[int], number: int) -> list[int]:
@@ -510,9 +510,3 @@ async def test_time_without_a_step_counts_for_none() -> None:
         engine.submit(request, [1, 2], max_tokens=1)
         await engine.run_dry()
     assert spies[0].seconds == [1.0, 0.5]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    """Let the event loop go on until something holds; the test's own timeout bounds it."""
-    while not holds():
-        await asyncio.sleep(0)

@@ -56,28 +56,84 @@ class Stream:
             self.broken = True
 
 
+def ended_whole(stream: Stream, num_tokens: int) -> bool:
+    """Whether it has all its tokens and an end."""
+    *_, finish, usage, done = stream.events
+    reason = json.loads(finish)["choices"][0]["finish_reason"]
+    return done == "[DONE]" and reason == "length" and json.loads(usage)["usage"]["completion_tokens"] == num_tokens
+
+
+def have_successors(server: Server, old: list[psutil.Process]) -> bool:
+    """Whether others carry the titles of processes that have ended."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        server.tree = server.processes()
+        titles = {process.cmdline()[0]: process for process in server.tree if process.cmdline()}
+        return all(titles.get(title, process) != process for title, process in zip(TITLES, old, strict=True))
+    return False
+
+
+TITLES = ("pyllm::api-0", "pyllm::core-0", "pyllm::state")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.Signals) -> None:
+    with Server("--api-server-count", "2") as server:
+        tree = server.tree
+        old = [server.titled(title) for title in TITLES]
+        for process in old:
+            process.send_signal(number)
+        until(lambda: have_successors(server, old), "all to be replaced")
+        assert server.complete("The sea is", max_tokens=4).json()["usage"]["completion_tokens"] == 4
+        assert server.stop(signal.SIGTERM) == 0
+        for name in ("API process 0", "core 0", "the shared state"):
+            assert f"{name} was killed by SIGKILL" in server.log
+        assert ("gave no sign of life" in server.log) == (number == signal.SIGSTOP)
+        assert server.orphans() == []
+        server.tree = tree
+        assert server.orphans() == []
+
+
 @pytest.mark.parametrize("title", ["pyllm::worker-0-0", "pyllm::core-0"])
-def test_dead_engine_process_ends_streams_with_an_error_and_the_server_with_1(title: str) -> None:
+def test_dead_engine_process_is_a_pause(title: str) -> None:
     with Server() as server:
-        with streaming(server, max_tokens=5000) as stream:
+        with streaming(server, max_tokens=200) as stream:
             server.titled(title).kill()
-        assert stream.events[-1] == "[DONE]"
-        error = json.loads(stream.events[-2])["error"]
-        assert error["type"] == "server_error"
-        assert "engine" in error["message"] or "worker" in error["message"]
-        assert server.wait() == 1
-        assert "SIGKILL" in server.log
+        assert ended_whole(stream, 200)
+        assert server.stop(signal.SIGTERM) == 0
+        assert "was killed by SIGKILL" in server.log
         assert server.orphans() == []
 
 
-def test_core_that_stands_still_ends_streams_with_an_error_and_the_server_with_1() -> None:
+def test_a_dead_core_takes_along_a_worker_that_stands_still() -> None:
+    with Server("--no-warm-spares") as server:
+        with streaming(server, max_tokens=200) as stream:
+            core, worker = server.titled("pyllm::core-0"), server.titled("pyllm::worker-0-0")
+            worker.suspend()
+            core.kill()
+        assert ended_whole(stream, 200)
+        assert psutil.wait_procs([core, worker], timeout=10.0)[1] == []
+
+
+def test_core_that_stands_still_is_a_pause() -> None:
     with Server() as server:
-        with streaming(server, max_tokens=5000) as stream:
-            server.titled("pyllm::core-0").send_signal(signal.SIGSTOP)
-        assert "no sign of life" in json.loads(stream.events[-2])["error"]["message"]
-        assert server.wait() == 1
-        assert "no sign of life" in server.log
+        with streaming(server, max_tokens=200) as stream:
+            server.titled("pyllm::core-0").suspend()
+        assert ended_whole(stream, 200)
+        assert server.stop(signal.SIGTERM) == 0
+        assert "core 0 was killed by SIGKILL while ready: it gave no sign of life" in server.log
         assert server.orphans() == []
+
+
+def test_a_supervisor_that_stands_still_is_no_matter_and_blames_nobody() -> None:
+    with Server() as server:
+        server.process.send_signal(signal.SIGSTOP)
+        until(lambda: not accepts(server), "the supervisor to be missed")
+        assert server.complete("The sea is", max_tokens=4).status_code == 200
+        server.process.send_signal(signal.SIGCONT)
+        until(lambda: accepts(server), "the supervisor to be heard")
+        assert all(process.is_running() for process in server.tree)
+        assert server.stop(signal.SIGTERM) == 0
+        assert "another one takes its place" not in server.log
 
 
 def test_dead_api_process_is_replaced() -> None:
@@ -94,20 +150,25 @@ def test_dead_api_process_is_replaced() -> None:
         assert server.orphans() == []
 
 
-def test_api_processes_that_die_too_often_end_the_server_with_1() -> None:
-    with Server() as server:
-        while server.process.poll() is None:
-            with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # There is none, just now.
-                server.tree = server.processes()
-                victim = server.titled("pyllm::api-0")
-                victim.kill()
-                victim.wait()
+@pytest.mark.parametrize("title", ["pyllm::api-0", "pyllm::core-0"])
+def test_a_process_that_dies_too_often_ends_the_server_with_1_and_the_reason_last(title: str) -> None:
+    with Server("--max-restarts", "0") as server:
+        with streaming(server, max_tokens=5000) as stream:
+            server.titled(title).kill()
+        if title == "pyllm::core-0":
+            assert "max_restarts allows 0" in json.loads(stream.events[-2])["error"]["message"]
         assert server.wait() == 1
+        last = server.log.splitlines()[-1]
+        assert last.startswith("pyllm: ")
+        assert "was killed by SIGKILL while ready; it is not started anew, max_restarts allows 0 times" in last
         assert server.orphans() == []
 
 
-def test_killed_supervisor_leaves_no_orphan() -> None:
+def test_killed_supervisor_leaves_no_orphan_though_all_stand_still() -> None:
     with Server() as server:
+        for process in server.tree[1:]:
+            if process.cmdline()[0].startswith("pyllm::"):
+                process.suspend()
         server.process.kill()
         assert server.wait() == -signal.SIGKILL
         assert server.orphans() == []
@@ -118,9 +179,18 @@ def test_signal_drains_running_streams_and_exits_0(number: signal.Signals) -> No
     with Server() as server:
         with streaming(server, max_tokens=60) as stream:
             server.process.send_signal(number)
-        assert stream.events[-1] == "[DONE]"
-        assert json.loads(stream.events[-3])["choices"][0]["finish_reason"] == "length"
-        assert json.loads(stream.events[-2])["usage"]["completion_tokens"] == 60
+        assert ended_whole(stream, 60)
+        assert server.wait() == 0
+        assert server.orphans() == []
+
+
+def test_core_that_dies_while_draining_is_a_pause() -> None:
+    with Server("--shutdown-timeout", "80") as server:
+        with streaming(server, max_tokens=200) as stream:
+            server.process.send_signal(signal.SIGTERM)
+            until(lambda: not accepts(server), "the server to stop accepting")
+            server.titled("pyllm::core-0").kill()
+        assert ended_whole(stream, 200)
         assert server.wait() == 0
         assert server.orphans() == []
 
@@ -178,6 +248,9 @@ signal.pause()
     assert application.stdout.readline() == "ready\n"
     children = psutil.Process(application.pid).children(recursive=True)
     assert len(children) >= 2
+    for child in children:
+        if child.cmdline()[0].startswith("pyllm::"):
+            child.suspend()
     os.kill(application.pid, signal.SIGKILL)
     application.communicate()
     assert psutil.wait_procs(children, timeout=10.0)[1] == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyllm import LLM, AsyncEngine, EngineClient, LLMEngine, SamplingParams
-from pyllm.errors import ConfigError, EngineDeadError, RequestError
+from pyllm.errors import ConfigError, EngineDeadError, GivenUpError, RequestError
 from pyllm.frontend.client import EngineClient as Client
 from pyllm.messages import FinishCode
 from tests.tiny_model import write_tiny_model
@@ -18,6 +18,7 @@ from tests.tiny_model import write_tiny_model
 ROOT = Path(__file__).parents[2]
 FRANCE = "The capital of France is"
 GREEDY = SamplingParams(temperature=0, max_tokens=4)
+LONG_GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -44,7 +45,7 @@ def test_llm_refuses_what_cannot_run_and_goes_on() -> None:
         LLM(max_num_seq=3)
 
 
-async def test_async_engine_streams_aborts_and_reports_a_dead_core() -> None:
+async def test_async_engine_streams_aborts_and_outlives_its_core() -> None:
     async with AsyncEngine() as engine:
         outputs = [output async for output in engine.generate(FRANCE, GREEDY)]
         assert outputs[0].outputs[0].text.startswith(" Paris")
@@ -60,11 +61,26 @@ async def test_async_engine_streams_aborts_and_reports_a_dead_core() -> None:
         await anext(aborted)
         engine.abort("mine")
         assert [output.outputs[0].finish_reason async for output in aborted][-1] == "abort"
-        doomed = engine.generate(FRANCE, endless)
+        whole = await engine.complete(FRANCE, LONG_GREEDY)
+        core = core_of(os.getpid())
+        outputs = []
+        async for output in engine.generate(FRANCE, LONG_GREEDY):
+            if not outputs:
+                os.kill(core, signal.SIGKILL)
+            outputs.append(output)
+        assert outputs[-1].outputs[0].token_ids == whole.outputs[0].token_ids
+        assert core_of(os.getpid()) != core
+
+
+async def test_async_engine_reports_a_core_that_dies_too_often() -> None:
+    async with AsyncEngine(max_restarts=0) as engine:
+        doomed = engine.generate(FRANCE, SamplingParams(max_tokens=5000, ignore_eos=True))
         await anext(doomed)
         os.kill(core_of(os.getpid()), signal.SIGKILL)
-        with pytest.raises(EngineDeadError):
+        with pytest.raises(GivenUpError, match=r"core 0 was killed by SIGKILL while ready.*max_restarts allows 0"):
             _ = [output async for output in doomed]
+        with pytest.raises(GivenUpError):
+            await engine.complete(FRANCE, GREEDY)
 
 
 def core_of(parent: int) -> int:

@@ -147,6 +147,18 @@ async def test_who_is_told_to_go_elsewhere_does_not_come_back_on_the_same_connec
         assert (await asking).status_code == 200
 
 
+async def test_who_connects_at_the_last_moment_is_told_so(tokenizer: Tokenizer) -> None:
+    async with behind_uvicorn(answering(tokenizer, "Hello"), tokenizer) as frontend:
+        assert frontend.server is not None
+        frontend.state.draining = True
+        with socket.create_connection(frontend.address) as waiting:  # The loop has had no turn to let it in.
+            waiting.sendall(b"GET /health/ready HTTP/1.1\r\nhost: x\r\n\r\n")
+            await frontend.server.shutdown()
+            assert waiting.recv(1 << 16).startswith(b"HTTP/1.1 503")
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(frontend.address)
+
+
 async def test_what_is_not_finished_in_time_ends_with_an_error(tokenizer: Tokenizer) -> None:
     core = ScriptedCore(lambda prompt, sample: tokenizer.encode("x" * 9_000), LONG)
     async with behind_uvicorn(core, tokenizer, grace=0.0) as frontend:

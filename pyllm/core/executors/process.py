@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import signal
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ class ProcessExecutor:
     """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
 
     The end of one rank is the end of all: they are killed at once, so that none waits for another one's data. Each
-    start has sockets and a rendezvous of its own, so that nothing of the one before can reach it.
+    start has sockets and a rendezvous of its own, so that nothing of the one before can reach it. `started` are workers
+    that run already, unwatched and unconfigured.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ProcessExecutor:
         entry: WorkerEntry,
         context: zmq.Context[zmq.Socket[bytes]],
         spare_delay: float = SPARE_DELAY,
+        started: Sequence[Process] = (),
     ) -> None:
         self._config = config
         self._context = context
@@ -51,6 +54,7 @@ class ProcessExecutor:
             self._size if config.engine.recovery.warm_spares else 0,
             spare_delay,
         )
+        self._started = list(started)
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
         self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}
@@ -62,6 +66,8 @@ class ProcessExecutor:
         return self._death
 
     async def start(self) -> None:
+        self._spares.adopt(self._started)
+        self._started.clear()
         number = next(self._starts)
         folder = Path(self._config.socket_folder)
         rendezvous = folder / f"ranks-{self._config.index}-{number}"

@@ -7,7 +7,9 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 
 from pyllm.child import OUT_OF_MEMORY_EXIT_CODE
 from pyllm.errors import Cause, WorkerDeadError
@@ -23,6 +25,13 @@ _TELLING: tuple[Cause, ...] = ("crashed", "killed", "out_of_memory", "silent")
 
 def spawn(entry: WorkerEntry, name: str) -> Process:
     """Start a worker, and follow it on the running event loop. Call it from the main thread (see `child.py`)."""
+    process = start(entry, name)
+    process.watch()
+    return process
+
+
+def start(entry: WorkerEntry, name: str) -> Process:
+    """Start a worker that nobody watches yet: there need be no event loop. Call it from the main thread, too."""
     # `spawn` passes on the named descriptors only, so no worker keeps another's connection open after our end.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -31,10 +40,14 @@ def spawn(entry: WorkerEntry, name: str) -> Process:
         started = context.Process(target=entry, args=(theirs, theirs_stderr), daemon=True)
         started.start()
     assert started.pid is not None
-    process = Process(name, started.pid, ours, lambda: started.exitcode, stderr)
-    process.watch()
-    process.exited.add_done_callback(lambda _: started.close())
-    return process
+    return Process(name, started.pid, ours, partial(_reap, started), stderr)
+
+
+def _reap(started: SpawnProcess) -> int | None:
+    code = started.exitcode
+    if code is not None:
+        started.close()
+    return code
 
 
 def death(process: Process) -> WorkerDeadError:

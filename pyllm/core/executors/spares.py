@@ -29,6 +29,12 @@ class Spares:
         """Start as many as there are too few, a little later: imports take a processor, which is wanted now."""
         self._fill_after(self._delay)
 
+    def adopt(self, processes: list[Process]) -> None:
+        """Watch workers that were started before there was an event loop, and have them stand by."""
+        for process in processes:
+            process.watch()
+            self._stand_by(process)
+
     def take(self) -> Process:
         """A worker that is not configured yet: the spare that has waited longest, or a new one.
 
@@ -54,9 +60,11 @@ class Spares:
 
     def _start(self) -> None:
         while len(self._waiting) < self._count:
-            process = self._spawn()
-            self._waiting.append(process)
-            process.exited.add_done_callback(self._replacing(process))
+            self._stand_by(self._spawn())
+
+    def _stand_by(self, process: Process) -> None:
+        self._waiting.append(process)
+        process.exited.add_done_callback(self._replacing(process))
 
     def _replacing(self, process: Process) -> Callable[[object], None]:
         def replace(_: object) -> None:

@@ -144,6 +144,16 @@ impl Scheduler {
         self.call(py, |scheduler| scheduler.release(client, request))
     }
 
+    fn isolate(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>) -> PyResult<()> {
+        let (client, request) = name(client, request)?;
+        self.call(py, |scheduler| scheduler.isolate(client, request))
+    }
+
+    fn isolated(&self, py: Python<'_>) -> PyResult<Option<(u32, u64)>> {
+        let isolated = self.call(py, |scheduler| Ok(scheduler.isolated()))?;
+        Ok(isolated.map(|(client, request)| (client.0, request.0)))
+    }
+
     fn drop_client(&self, py: Python<'_>, client: Number<u32>) -> PyResult<()> {
         let client = ClientId(client.named("client")?);
         self.call(py, |scheduler| {
@@ -155,6 +165,11 @@ impl Scheduler {
     fn schedule(&self, py: Python<'_>, now: Number<f64>) -> PyResult<Option<Plan>> {
         let now = now.named("now")?;
         Ok(self.call(py, |scheduler| scheduler.schedule(now))?.map(Plan))
+    }
+
+    fn expire(&self, py: Python<'_>, now: Number<f64>) -> PyResult<()> {
+        let now = now.named("now")?;
+        self.call(py, |scheduler| scheduler.expire(now))
     }
 
     #[expect(clippy::too_many_arguments, reason = "they are Python's")]
@@ -185,6 +200,29 @@ impl Scheduler {
         let (step, row) = (StepId(step.named("step")?), row.named("row")?);
         let name = self.call(py, |scheduler| scheduler.request_of(step, row))?;
         Ok(name.map(|(client, request)| (client.0, request.0)))
+    }
+
+    fn requests_in_flight(&self, py: Python<'_>) -> PyResult<Vec<(u32, u64)>> {
+        let requests = self.call(py, |scheduler| Ok(scheduler.requests_in_flight()))?;
+        Ok(requests.iter().map(|(client, request)| (client.0, request.0)).collect())
+    }
+
+    fn expected_seconds(&self, py: Python<'_>, step: Number<u64>) -> PyResult<Option<f64>> {
+        let step = StepId(step.named("step")?);
+        self.call(py, |scheduler| scheduler.expected_seconds(step))
+    }
+
+    fn history<'py>(
+        &self,
+        py: Python<'py>,
+        client: Number<u32>,
+        request: Number<u64>,
+    ) -> PyResult<(Bound<'py, PyBytes>, Vec<Bound<'py, PyBytes>>)> {
+        let (client, request) = name(client, request)?;
+        let scheduler = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (prompt, outputs) = scheduler.history(client, request).map_err(|error| python_error(&error))?;
+        let outputs = outputs.into_iter().map(|output| bytes(py, output, i32::to_le_bytes));
+        Ok((bytes(py, prompt, i32::to_le_bytes)?, outputs.collect::<PyResult<_>>()?))
     }
 
     fn pending_clients(&self, py: Python<'_>) -> PyResult<Vec<u32>> {

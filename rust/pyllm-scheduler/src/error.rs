@@ -61,6 +61,13 @@ pub enum Error {
         /// Why it is held.
         reason: String,
     },
+    /// A request is by itself already.
+    AlreadyIsolated {
+        /// Its client.
+        client: ClientId,
+        /// The request.
+        request: RequestId,
+    },
     /// The request is not held.
     NotHeld {
         /// The request.
@@ -199,6 +206,9 @@ impl fmt::Display for Error {
             }
             Self::AlreadyHeld { request, reason } => {
                 write!(formatter, "request {request} is held already ({reason}); release it first")
+            }
+            Self::AlreadyIsolated { client, request } => {
+                write!(formatter, "request {request} of client {client} is isolated already; wait until it is not")
             }
             Self::NotHeld { request } => write!(formatter, "request {request} is not held; hold it first"),
             Self::Sample { request, sample, problem } => {

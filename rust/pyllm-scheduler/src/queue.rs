@@ -136,6 +136,12 @@ impl Queue {
         self.lanes[lane].queue.first_key_value().map(|(_, &sequence)| sequence)
     }
 
+    /// The one that is next of those that may be.
+    pub(crate) fn first_of(&self, may_be: impl Fn(Key<Sequence>) -> bool) -> Option<Key<Sequence>> {
+        let queued = self.waiting.values().flat_map(|&lane| self.lanes[lane].queue.values());
+        queued.copied().find(|&sequence| may_be(sequence))
+    }
+
     /// Removes the sequence that is next, which is `first`.
     pub(crate) fn take_first(&mut self, key: Key<Lane>, queue_key: &QueueKey) {
         self.virtual_time = self.virtual_time.max(self.lanes[key].service);

@@ -12,7 +12,7 @@ use crate::request::{Finish, Request};
 use crate::scheduler::{Scheduler, Stats};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-const MAGIC: &[u8] = b"pyllm scheduler recording 3\n";
+const MAGIC: &[u8] = b"pyllm scheduler recording 4\n";
 
 /// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,8 +22,10 @@ pub enum Input {
     Abort { client: ClientId, request: RequestId, sample: Option<u32> },
     Hold { client: ClientId, request: RequestId, reason: String },
     Release { client: ClientId, request: RequestId },
+    Isolate { client: ClientId, request: RequestId },
     DropClient { client: ClientId },
     Schedule { now: f64 },
+    Expire { now: f64 },
     Commit { step: StepId, starts: Vec<i32>, tokens: Vec<i32>, seconds: f64, logprobs: Option<Logprobs> },
     LoseDevice,
     Propose { client: ClientId, request: RequestId, sample: u32, drafts: Vec<i32> },
@@ -125,8 +127,10 @@ impl Scheduler {
             Input::Abort { client, request, sample } => drop(self.abort(client, request, sample)),
             Input::Hold { client, request, reason } => self.hold(client, request, &reason)?,
             Input::Release { client, request } => self.release(client, request)?,
+            Input::Isolate { client, request } => self.isolate(client, request)?,
             Input::DropClient { client } => self.drop_client(client),
             Input::Schedule { now } => drop(self.schedule(now)?),
+            Input::Expire { now } => self.expire(now)?,
             Input::Commit { step, starts, tokens, seconds, logprobs } => {
                 self.commit(step, &starts, &tokens, seconds, logprobs.as_ref(), None)?;
             }

@@ -8,6 +8,7 @@ mod branches;
 mod commit;
 mod explain;
 mod holds;
+mod isolation;
 mod loads;
 mod planning;
 mod preemption;
@@ -52,6 +53,7 @@ pub struct Scheduler {
     queue: Queue,
     running: Vec<Key<Sequence>>, // in the order of the policy, first to be served first
     num_held: usize,
+    isolated: Option<isolation::Isolated>,
     num_paused: usize,
     cache: KvCache,
     free_slots: Vec<Slot>,
@@ -124,6 +126,7 @@ impl Scheduler {
             queue: Queue::new(),
             running: Vec::new(),
             num_held: 0,
+            isolated: None,
             num_paused: 0,
             cache: KvCache::new(cache_limits(&config)),
             free_slots: all_slots(&config),
@@ -263,6 +266,36 @@ impl Scheduler {
         Ok(request.map(|request| (request.client, request.id)))
     }
 
+    /// The requests that have rows in the steps in flight and have not ended meanwhile, each once, in the order of rows.
+    pub fn requests_in_flight(&self) -> Vec<(ClientId, RequestId)> {
+        let rows = self.steps.iter().flat_map(|step| &step.rows);
+        let mut requests = Vec::new();
+        for sequence in rows.filter_map(|row| self.sequences.get(row.sequence)) {
+            let Request { client, id, .. } = self.requests[sequence.request].request;
+            if !requests.contains(&(client, id)) {
+                requests.push((client, id));
+            }
+        }
+        requests
+    }
+
+    /// What a step in flight is expected to take, by those measured; none where they do not tell.
+    ///
+    /// Errors: `UnknownStep`.
+    pub fn expected_seconds(&self, step: StepId) -> Result<Option<f64>> {
+        let planned = self.steps.iter().find(|planned| planned.id == step).ok_or(Error::UnknownStep { step })?;
+        Ok(self.times.step_seconds(planned.num_prefill_tokens))
+    }
+
+    /// The tokens of a request: its prompt, and the output of each sample that goes on by itself.
+    ///
+    /// Errors: `UnknownRequest`.
+    pub fn history(&self, client: ClientId, request: RequestId) -> Result<(&[i32], Vec<&[i32]>)> {
+        let live = &self.requests[self.find(client, request)?];
+        let outputs = live_sequences(live).into_iter().map(|key| &self.sequences[key].output[..]);
+        Ok((&live.request.prompt, outputs.collect()))
+    }
+
     /// The clients that have deltas to take, longest waiting first.
     pub fn pending_clients(&self) -> &[ClientId] {
         self.outbox.pending()
@@ -303,6 +336,7 @@ impl Scheduler {
         self.slot_copies.clear();
         self.free_slots = all_slots(&self.config);
         self.cache.clear();
+        self.has_room_again();
     }
 
     pub(crate) fn is_new(&self) -> bool {
@@ -472,6 +506,7 @@ impl Scheduler {
     }
 
     fn remove_request(&mut self, key: Key<LiveRequest>) {
+        self.end_isolation_of(key);
         if let Some(live) = self.requests.remove(key) {
             self.request_keys.remove(&(live.request.client, live.request.id));
             if let Some(deadline) = live.request.deadline {

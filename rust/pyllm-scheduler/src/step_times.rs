@@ -28,6 +28,16 @@ impl StepTimes {
         self.prefill_token.unwrap_or(0.0) * f64::from(num_tokens)
     }
 
+    /// Seconds that a step with so many prefill tokens takes; none before steps like it were measured.
+    pub(crate) fn step_seconds(&self, num_prefill_tokens: u32) -> Option<f64> {
+        match num_prefill_tokens {
+            0 => self.decode_step,
+            _ => {
+                self.prefill_token.map(|token| self.decode_step.unwrap_or(0.0) + token * f64::from(num_prefill_tokens))
+            }
+        }
+    }
+
     pub(crate) fn is_measured(&self) -> bool {
         self.prefill_token.is_some()
     }
@@ -56,6 +66,16 @@ mod tests {
         assert_eq!(times.prefill_tokens_within(0.5), 50);
         assert_eq!(times.prefill_tokens_within(0.1), 0);
         assert!((times.prefill_seconds(10) - 0.05).abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_step_is_expected_to_take_what_those_like_it_took() {
+        let mut times = StepTimes::default();
+        assert_eq!((times.step_seconds(0), times.step_seconds(10)), (None, None));
+        times.measure(100, 0.5);
+        assert_eq!((times.step_seconds(0), times.step_seconds(10)), (None, Some(0.05)));
+        times.measure(0, 0.25);
+        assert_eq!((times.step_seconds(0), times.step_seconds(10)), (Some(0.25), Some(0.3)));
     }
 
     #[test]

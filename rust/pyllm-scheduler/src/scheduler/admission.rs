@@ -11,12 +11,13 @@ use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
 use super::explain::Reason;
+use super::isolation::Turn;
 use super::planning::Planning;
 
 impl Scheduler {
     /// Admits from the queue, in its order, while budget, slots and blocks last.
     pub(super) fn admit(&mut self, planning: &mut Planning) {
-        while let Some(key) = self.queue.first() {
+        while let Some(key) = self.first_waiting(planning.turn) {
             if let Err(reason) = self.may_run(key, planning) {
                 if planning.is_stalled && self.set_back_waiting(key, planning) {
                     continue;
@@ -136,7 +137,10 @@ impl Scheduler {
         let sequence = &self.sequences[key];
         let lane = self.requests[sequence.request].lane;
         let queue_key = sequence.queue_key;
-        self.queue.take_first(lane, &queue_key);
+        match planning.turn {
+            Turn::Only(_) => self.queue.remove(lane, &queue_key), // out of the order that the others have
+            Turn::Everyone | Turn::AllBut(_) => self.queue.take_first(lane, &queue_key),
+        }
         if self.begin_load(key) {
             return false;
         }

@@ -88,6 +88,7 @@ impl Scheduler {
         if any_ended {
             self.forget_ended();
         }
+        self.settle();
         Ok(self.outbox.pending())
     }
 

@@ -9,6 +9,7 @@ use crate::ids::{ClientId, RequestId, StepId};
 use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
 
 use super::Scheduler;
+use super::isolation::Turn;
 
 /// Steps that are remembered.
 const MAX_DECISIONS: usize = 1024;
@@ -46,6 +47,8 @@ pub enum Reason {
     Growth,
     /// The step preempted to let the rest go on; it admits nothing after that.
     Preempting,
+    /// The step was another's: a request that is isolated shares none with others, and where it lacks room they wait.
+    Quarantine,
     /// Another one comes before it in the policy's order, and that one was not admitted.
     Policy,
 }
@@ -69,6 +72,7 @@ impl Reason {
             Self::Watermark => "watermark",
             Self::Growth => "growth",
             Self::Preempting => "preempting",
+            Self::Quarantine => "quarantine",
             Self::Policy => "policy",
         }
     }
@@ -118,19 +122,27 @@ pub(super) struct Decisions {
     ring: VecDeque<Decision>,
     stopped: Option<Key<Sequence>>,
     cut: Option<Reason>,
+    turn: Turn,
     num_made: u64,
 }
 
 impl Decisions {
-    /// `stopped` was the first not to be admitted; `cut` is why something that runs got no row, if anything did.
-    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, cut: Option<Reason>) {
+    /// `stopped` was the first not to be admitted; `cut` is why something that runs got no row, if anything did, and
+    /// `turn` whose step it was.
+    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, cut: Option<Reason>, turn: Turn) {
         if self.ring.len() == MAX_DECISIONS {
             self.ring.pop_front();
         }
         self.ring.push_back(decision);
         self.stopped = stopped;
         self.cut = cut;
+        self.turn = turn;
         self.num_made += 1;
+    }
+
+    /// Whose the last step was.
+    pub(super) fn turn(&self) -> Turn {
+        self.turn
     }
 
     /// Decisions since the start, also those that planned nothing.
@@ -197,6 +209,7 @@ impl Scheduler {
     fn reason(&self, key: Key<Sequence>) -> Reason {
         let sequence = &self.sequences[key];
         let last = self.decisions.ring.back();
+        let sat_out = !self.decisions.turn.admits(sequence.request);
         match sequence.state {
             State::Held => Reason::Held,
             State::Loading => Reason::Loading,
@@ -204,10 +217,12 @@ impl Scheduler {
             _ if sequence.since >= self.decisions.num_made => Reason::New,
             State::Running(_) if sequence.comes_to_nothing() => Reason::Grammar,
             State::Running(_) if !sequence.is_plannable() => Reason::InFlight,
+            State::Running(_) if sat_out => Reason::Quarantine,
             // Where nothing was cut, it was a step in flight that had to be committed first, and has been since.
             State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),
             _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
             _ if sequence.num_in_flight > 0 => Reason::InFlight,
+            _ if sat_out => Reason::Quarantine,
             _ => Reason::Policy,
         }
     }

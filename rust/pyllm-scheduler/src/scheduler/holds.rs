@@ -21,6 +21,7 @@ impl Scheduler {
         }
         live.hold = Some(reason.to_owned());
         self.record(|| Input::Hold { client, request, reason: reason.to_owned() });
+        self.end_isolation_of(key);
         for key in live_sequences(&self.requests[key]) {
             self.set_aside(key);
         }
@@ -44,8 +45,25 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends the requests whose deadline has come.
-    pub(super) fn expire(&mut self) {
+    /// Ends the requests whose deadline has come, as `schedule` does: for a time in which nothing can be planned.
+    ///
+    /// Errors: `Time`.
+    pub fn expire(&mut self, now: f64) -> Result<()> {
+        self.set_time(now)?;
+        self.record(|| Input::Expire { now });
+        self.end_expired();
+        Ok(())
+    }
+
+    pub(super) fn set_time(&mut self, now: f64) -> Result<()> {
+        if !now.is_finite() || now < self.now {
+            return Err(Error::Time { now, previous: self.now });
+        }
+        self.now = now;
+        Ok(())
+    }
+
+    pub(super) fn end_expired(&mut self) {
         let now = ranking::ordered(self.now);
         if self.deadlines.first_key_value().is_none_or(|((deadline, _), _)| *deadline > now) {
             return;

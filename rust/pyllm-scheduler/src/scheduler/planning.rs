@@ -2,7 +2,7 @@
 //! go first, so that no prompt makes a stream wait for more than its target; then prompts in chunks, then the queue.
 
 use crate::arena::Key;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ids::{LoadId, StepId};
 use crate::kv_cache::KvCache;
 use crate::philox;
@@ -12,12 +12,14 @@ use crate::sequence::{Beam, Sequence};
 use crate::swaps::Swap;
 
 use super::explain::{Decision, Reason};
+use super::isolation::Turn;
 use super::preemption::is_shared;
 use super::{Gives, Row, Scheduler, Step};
 
 /// The step being planned.
 pub(super) struct Planning {
     pub(super) step: StepId,
+    pub(super) turn: Turn,
     /// Tokens that may still be planned.
     budget: u32,
     /// Prefill tokens that the targets of the running streams leave room for.
@@ -58,6 +60,10 @@ impl Planning {
         if self.num_preempted > 0 { Reason::Preempting } else { Reason::Blocks }
     }
 
+    pub(super) fn has_rows(&self) -> bool {
+        !self.rows.is_empty()
+    }
+
     fn cut(&mut self, reason: Reason) {
         self.cut.get_or_insert(reason);
     }
@@ -69,10 +75,7 @@ impl Scheduler {
     ///
     /// Errors: `Time`.
     pub fn schedule(&mut self, now: f64) -> Result<Option<Plan>> {
-        if !now.is_finite() || now < self.now {
-            return Err(Error::Time { now, previous: self.now });
-        }
-        self.now = now;
+        self.set_time(now)?;
         self.num_inputs += 1;
         let plan = self.plan_step();
         if let Some(recorder) = &mut self.recorder {
@@ -87,10 +90,11 @@ impl Scheduler {
     }
 
     fn plan_step(&mut self) -> Option<Plan> {
-        self.expire();
+        self.end_expired();
         self.draft.clear();
         let mut planning = Planning {
             step: self.next_step,
+            turn: Turn::Everyone,
             budget: self.config.max_num_batched_tokens,
             prefill_room: u32::MAX,
             samples: 2 * self.config.max_num_seqs,
@@ -113,20 +117,33 @@ impl Scheduler {
         planning.rows.clear();
 
         self.order_running();
-        self.make_way(&mut planning);
-        self.plan_decodes(&mut planning);
-        self.bound_prefills(&mut planning);
-        self.plan_prefills(&mut planning);
-        planning.is_stalled = planning.rows.is_empty() && self.steps.is_empty();
-        if planning.ran_out_of_blocks && !planning.is_stalled {
-            planning.stop = self.queue.first().map(|key| (key, planning.blocks_reason()));
-        } else {
-            self.admit(&mut planning);
+        for turn in self.turns().into_iter().flatten() {
+            (planning.turn, planning.stop, planning.cut) = (turn, None, None);
+            self.plan_turn(&mut planning);
+            if planning.has_rows() {
+                break;
+            }
         }
         for block in self.copied.drain(..) {
             self.cache.free(block);
         }
+        // What is left in the queue is not this turn's.
+        planning.stop = planning.stop.or_else(|| self.queue.first().map(|key| (key, Reason::Quarantine)));
         self.finish_plan(planning)
+    }
+
+    fn plan_turn(&mut self, planning: &mut Planning) {
+        self.make_way(planning);
+        self.plan_decodes(planning);
+        self.bound_prefills(planning);
+        self.plan_prefills(planning);
+        planning.is_stalled = planning.rows.is_empty() && self.steps.is_empty();
+        if planning.ran_out_of_blocks && !planning.is_stalled {
+            planning.stop = self.first_waiting(planning.turn).map(|key| (key, planning.blocks_reason()));
+        } else {
+            self.admit(planning);
+        }
+        self.end_turn(planning);
     }
 
     fn finish_plan(&mut self, planning: Planning) -> Option<Plan> {
@@ -147,6 +164,7 @@ impl Scheduler {
             },
             planning.stop.map(|(key, _)| key),
             planning.cut,
+            planning.turn,
         );
         // Without rows a plan is still due if blocks move: an asynchronous load may overwrite what it takes out.
         if planning.rows.is_empty() && !self.cache.has_swaps() {
@@ -184,7 +202,7 @@ impl Scheduler {
                 planning.cut(Reason::Budget);
                 break;
             }
-            if sequence.is_plannable() {
+            if sequence.is_plannable() && planning.turn.admits(sequence.request) {
                 let lag = sequence.length() - sequence.num_computed;
                 if lag > 1 || sequence.num_samples > 1 {
                     if self.take_blocks(key, lag, planning) {

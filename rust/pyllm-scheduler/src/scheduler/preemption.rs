@@ -4,9 +4,11 @@
 use crate::arena::Key;
 use crate::ids::{BlockId, HostBlockId};
 use crate::kv_cache::KvCache;
+use crate::policy::Rank;
 use crate::sequence::{Beam, Sequence, State};
 
 use super::Scheduler;
+use super::isolation::Turn;
 use super::planning::Planning;
 
 impl Scheduler {
@@ -37,10 +39,10 @@ impl Scheduler {
     /// Lets what waits and may take the place of something running do so, before anything is planned.
     pub(super) fn make_way(&mut self, planning: &mut Planning) {
         let mut is_worth_it = false; // for the first in the queue
-        while let Some(waiting) = self.queue.first() {
+        while let Some(waiting) = self.first_waiting(planning.turn) {
             let Some(&victim) = self.running.last() else { break };
-            let (first, last) = (&self.sequences[waiting], &self.sequences[victim]);
-            if first.num_in_flight > 0 || !self.policy.preempts(first.queue_key.rank, last.queue_key.rank) {
+            let first = &self.sequences[waiting];
+            if first.num_in_flight > 0 || !self.may_take_the_place(first.queue_key.rank, victim, planning.turn) {
                 break;
             }
             if self.free_slots.is_empty() || self.find_place(waiting, planning).is_err() {
@@ -73,10 +75,18 @@ impl Scheduler {
     /// Whether a waiting sequence would have a place if all that it may take the place of were gone.
     fn is_way_to_make(&mut self, waiting: Key<Sequence>, planning: &mut Planning) -> bool {
         let rank = self.sequences[waiting].queue_key.rank;
-        let may_go = |key: &&Key<Sequence>| self.policy.preempts(rank, self.sequences[**key].queue_key.rank);
+        let may_go = |key: &&Key<Sequence>| self.may_take_the_place(rank, **key, planning.turn);
         let num_victims = self.running.iter().rev().take_while(may_go).count();
         let num_kept = self.running.len() - num_victims;
         num_kept == 0 || self.has_place_beside(waiting, num_kept, planning)
+    }
+
+    /// Whether what waits with this rank may take the place of something running. From the request that is by itself none
+    /// is taken, lest it never gets to its end.
+    fn may_take_the_place(&self, rank: Rank, of: Key<Sequence>, turn: Turn) -> bool {
+        let victim = &self.sequences[of];
+        let is_isolated = matches!(turn, Turn::AllBut(one) if victim.request == one);
+        !is_isolated && self.policy.preempts(rank, victim.queue_key.rank)
     }
 
     fn preempt_for(&mut self, victim: Key<Sequence>, planning: &mut Planning) {

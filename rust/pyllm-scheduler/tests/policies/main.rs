@@ -11,6 +11,7 @@ mod drafts;
 mod loading;
 mod admission;
 mod preemption;
+mod isolation;
 mod endings;
 mod switching;
 mod reasons;

@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 75] = [
+const CORNERS: [&str; 80] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -34,8 +34,10 @@ const CORNERS: [&str; 75] = [
     "forks that are not ready",
     "forks without a slot",
     "histories with output",
+    "deadlines without a step",
     "hits foreseen",
     "hits within a step",
+    "isolations",
     "loads that requests wait for",
     "loads within a step",
     "losses while something is pinned",
@@ -66,6 +68,8 @@ const CORNERS: [&str; 75] = [
     "rows with drafts that are not ready",
     "rows with drafts that force",
     "slot copies",
+    "steps beside what is isolated",
+    "steps of what is isolated",
     "steps that only swap",
     "swaps in",
     "swaps out",
@@ -83,13 +87,14 @@ const CORNERS: [&str; 75] = [
     "loading",
     "policy",
     "preempting",
+    "quarantine",
     "samples",
     "siblings",
     "slots",
     "watermark",
 ];
 
-const SEARCHING_CORNERS: [&str; 12] = [
+const SEARCHING_CORNERS: [&str; 14] = [
     "answers of several beams",
     "aborts with tokens in flight",
     "block copies",
@@ -102,6 +107,8 @@ const SEARCHING_CORNERS: [&str; 12] = [
     "replays",
     "siblings",
     "slot copies",
+    "steps beside what is isolated",
+    "steps of what is isolated",
 ];
 
 proptest! {

@@ -3,6 +3,7 @@
 
 mod beams;
 mod branches;
+mod isolation;
 mod loads;
 mod logprobs;
 mod model;
@@ -22,6 +23,7 @@ use pyllm_scheduler::{Config, LoadId, PolicyName, Scheduler, Stats};
 use crate::calls::{Call, Case, Positions};
 use crate::device::Device;
 use crate::names::Name;
+use isolation::Alone;
 use loads::Pending;
 use requests::Known;
 use steps::InFlight;
@@ -35,6 +37,7 @@ pub struct World {
     moods: u64,
     in_flight: VecDeque<InFlight>,
     requests: Vec<Known>,
+    alone: Option<Alone>,
     loads: BTreeMap<LoadId, Pending>,
     pins: BTreeMap<u64, Vec<Name>>,
     subscriber: Subscriber,
@@ -70,6 +73,7 @@ impl World {
             moods: case.moods,
             in_flight: VecDeque::new(),
             requests: Vec::new(),
+            alone: None,
             loads: BTreeMap::new(),
             pins: BTreeMap::new(),
             subscriber: Subscriber::new(&config),
@@ -92,6 +96,8 @@ impl World {
             Call::Abort { pick, sample } => self.abort(*pick, *sample),
             Call::Hold { pick } => self.hold(*pick),
             Call::Release { pick } => self.release(*pick),
+            Call::Isolate { pick } => self.isolate(*pick),
+            Call::Expire { after } => self.expire_only(*after),
             Call::DropClient { client } => self.drop_client(*client),
             Call::LoseDevice => self.lose_device(),
             Call::Reconfigure(change) => self.reconfigure(*change),
@@ -174,6 +180,7 @@ impl World {
         if let Err(problem) = self.scheduler.audit() {
             panic!("the books do not add up: {problem}");
         }
+        self.check_isolation();
         let stats = self.scheduler.stats();
         assert_eq!(stats.num_free_blocks + stats.num_used_blocks, stats.num_blocks);
         let num_awaited = self.loads.values().filter(|pending| pending.step.is_none()).count();

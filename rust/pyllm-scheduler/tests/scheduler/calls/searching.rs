@@ -52,6 +52,7 @@ fn call() -> impl Strategy<Value = Call> {
         2 => (pick(), option::of(0..5_u32)).prop_map(|(pick, sample)| Call::Abort { pick, sample }),
         3 => pick().prop_map(|pick| Call::Hold { pick }),
         3 => pick().prop_map(|pick| Call::Release { pick }),
+        3 => pick().prop_map(|pick| Call::Isolate { pick }),
         1 => Just(Call::LoseDevice),
         2 => change::change().prop_map(Call::Reconfigure),
     ]

@@ -105,6 +105,10 @@ impl World {
                 holds = config.expected_growth > 0.0;
             }
             Some(Reason::Preempting) => holds = decision.num_preempted + decision.num_admitted > 0,
+            Some(Reason::Quarantine) => {
+                is_in(&["running", "waiting", "preempted", "swapped"]);
+                holds = self.alone.is_some();
+            }
             Some(Reason::Policy) => {
                 is_in(&queued);
                 holds = decision.stop.is_some();

@@ -1,0 +1,141 @@
+//! One request by itself: a step with rows of it has no others, so that whatever becomes of that step is its doing alone.
+//! Its steps and those of the others take turns while both have work. It ends when every live sample has one token more.
+
+use crate::arena::Key;
+use crate::error::{Error, Result};
+use crate::ids::{ClientId, RequestId};
+use crate::record::Input;
+use crate::sequence::{LiveRequest, Sequence};
+
+use super::explain::Reason;
+use super::planning::Planning;
+use super::{Scheduler, live_sequences};
+
+/// The request that is by itself.
+pub(super) struct Isolated {
+    pub(super) request: Key<LiveRequest>,
+    /// Output tokens that its samples had when that began.
+    lengths: Vec<usize>,
+    has_next_turn: bool,
+    /// Whether its last turn came to nothing for want of room, which is then not given to others.
+    lacks_room: bool,
+}
+
+/// Whose rows a step may have.
+#[derive(Clone, Copy, Default)]
+pub(super) enum Turn {
+    #[default]
+    Everyone,
+    Only(Key<LiveRequest>),
+    AllBut(Key<LiveRequest>),
+}
+
+impl Turn {
+    pub(super) fn admits(self, request: Key<LiveRequest>) -> bool {
+        match self {
+            Self::Everyone => true,
+            Self::Only(one) => request == one,
+            Self::AllBut(one) => request != one,
+        }
+    }
+}
+
+impl Scheduler {
+    /// Has steps from now on either rows of this request or of others, until each of its live samples has one more token,
+    /// or it ends or is held.
+    ///
+    /// Errors: `UnknownRequest`, `AlreadyHeld`, `AlreadyIsolated` where it or another is by itself.
+    pub fn isolate(&mut self, client: ClientId, request: RequestId) -> Result<()> {
+        let key = self.find(client, request)?;
+        let live = &self.requests[key];
+        if let Some(reason) = &live.hold {
+            return Err(Error::AlreadyHeld { request, reason: reason.clone() });
+        }
+        if let Some((client, request)) = self.isolated() {
+            return Err(Error::AlreadyIsolated { client, request });
+        }
+        let mut lengths = vec![0; live.samples.len()];
+        for key in live_sequences(live) {
+            let sequence = &self.sequences[key];
+            lengths[sequence.sample as usize] = sequence.output.len();
+        }
+        // Where one is isolated right after another, those beside them have their turn first.
+        let has_next_turn = !matches!(self.decisions.turn(), Turn::Only(_));
+        self.isolated = Some(Isolated { request: key, lengths, has_next_turn, lacks_room: false });
+        self.record(|| Input::Isolate { client, request });
+        Ok(())
+    }
+
+    /// The request that is by itself, if there is one.
+    pub fn isolated(&self) -> Option<(ClientId, RequestId)> {
+        let request = &self.requests[self.isolated.as_ref()?.request].request;
+        Some((request.client, request.id))
+    }
+
+    /// Whose turns to try, in this order, until one has rows.
+    pub(super) fn turns(&self) -> [Option<Turn>; 2] {
+        match &self.isolated {
+            None => [Some(Turn::Everyone), None],
+            Some(one) if one.has_next_turn => [Some(Turn::Only(one.request)), Some(Turn::AllBut(one.request))],
+            Some(one) => [Some(Turn::AllBut(one.request)), Some(Turn::Only(one.request))],
+        }
+    }
+
+    /// The turn of `planning` is over.
+    pub(super) fn end_turn(&mut self, planning: &Planning) {
+        let Some(isolated) = &mut self.isolated else { return };
+        let has_rows = planning.has_rows();
+        if let Turn::Only(_) = planning.turn {
+            let lacks = matches!(
+                planning.stop,
+                Some((_, Reason::Slots | Reason::Blocks | Reason::Watermark | Reason::Growth | Reason::Preempting))
+            );
+            isolated.lacks_room = !has_rows && lacks;
+        }
+        if has_rows {
+            isolated.has_next_turn = matches!(planning.turn, Turn::AllBut(_));
+        }
+    }
+
+    /// The first in the queue that may have a row in this turn.
+    pub(super) fn first_waiting(&self, turn: Turn) -> Option<Key<Sequence>> {
+        match turn {
+            Turn::Everyone => self.queue.first(),
+            Turn::AllBut(_) if self.isolation_lacks_room() => None,
+            Turn::AllBut(one) => self.queue.first_of(|key| self.sequences[key].request != one),
+            Turn::Only(one) => {
+                let keys = live_sequences(self.requests.get(one)?).into_iter();
+                let queued = keys.filter(|&key| self.sequences[key].state.is_queued());
+                queued.min_by_key(|&key| self.sequences[key].queue_key)
+            }
+        }
+    }
+
+    pub(super) fn isolation_lacks_room(&self) -> bool {
+        self.isolated.as_ref().is_some_and(|isolated| isolated.lacks_room)
+    }
+
+    /// Ends the isolation if its request has shown what it was to show.
+    pub(super) fn settle(&mut self) {
+        let Some(Isolated { request, lengths, .. }) = &self.isolated else { return };
+        let has_more = |key| {
+            let sequence: &Sequence = &self.sequences[key];
+            sequence.output.len() > lengths.get(sequence.sample as usize).copied().unwrap_or(0)
+        };
+        if live_sequences(&self.requests[*request]).into_iter().all(has_more) {
+            self.isolated = None;
+        }
+    }
+
+    /// Ends it if it is this request's.
+    pub(super) fn end_isolation_of(&mut self, request: Key<LiveRequest>) {
+        self.isolated = self.isolated.take().filter(|isolated| isolated.request != request);
+    }
+
+    /// There is room again, as much as there can be.
+    pub(super) fn has_room_again(&mut self) {
+        if let Some(isolated) = &mut self.isolated {
+            isolated.lacks_room = false;
+        }
+    }
+}

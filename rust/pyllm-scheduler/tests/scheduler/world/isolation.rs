@@ -1,0 +1,80 @@
+//! One request by itself: its rows are in steps of their own, and it is over once each live sample has one more token.
+
+use pyllm_scheduler::{Error, Explanation, Plan};
+
+use super::World;
+use super::model::known;
+use crate::device::Row;
+
+/// The request that is by itself, and the tokens that its samples had.
+pub(super) struct Alone {
+    index: usize,
+    lengths: Vec<u32>,
+}
+
+impl World {
+    pub(super) fn isolate(&mut self, pick: usize) {
+        let Some(index) = self.pick(pick) else { return };
+        let (client, id) = self.name(index);
+        let is_held = self.requests[index].is_held;
+        match self.scheduler.isolate(client, id) {
+            Ok(()) => {
+                assert!(self.alone.is_none() && !is_held && self.requests[index].is_live());
+                let samples = self.scheduler.explain(client, id).expect("it is live");
+                self.alone = Some(Alone { index, lengths: samples.iter().map(|one| one.num_known).collect() });
+                self.saw("isolations", 1);
+            }
+            Err(Error::UnknownRequest { .. }) => assert!(!self.requests[index].is_live()),
+            Err(Error::AlreadyHeld { .. }) => assert!(is_held),
+            Err(Error::AlreadyIsolated { .. }) => assert_eq!(self.scheduler.isolated(), self.alone_name()),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    /// Deadlines pass, and nothing is planned.
+    pub(super) fn expire_only(&mut self, after: f64) {
+        self.now += after;
+        let num_expired = self.expire();
+        let before = self.scheduler.stats();
+        self.scheduler.expire(self.now).expect("time goes on");
+        assert_eq!(self.scheduler.stats().num_expired, before.num_expired + num_expired);
+        self.saw("deadlines without a step", num_expired);
+    }
+
+    /// After every call.
+    pub(super) fn check_isolation(&mut self) {
+        let is_over = self.alone.as_ref().is_some_and(|alone| {
+            let (client, id) = self.name(alone.index);
+            self.requests[alone.index].is_held
+                || self.scheduler.explain(client, id).map_or(true, |samples| has_gone_on(&samples, &alone.lengths))
+        });
+        if is_over {
+            self.alone = None;
+        }
+        assert_eq!(self.scheduler.isolated(), self.alone_name());
+    }
+
+    /// A step is of the one that is by itself, or of others.
+    pub(super) fn check_turn(&mut self, plan: &Plan, rows: &[Row]) {
+        let Some(name) = self.alone_name() else { return };
+        let is_its = |row: &&Row| {
+            let request = &known(&self.requests, &row.request).request;
+            (request.client, request.id) == name
+        };
+        let num_its = rows.iter().filter(is_its).count();
+        assert!(num_its == 0 || num_its == rows.len(), "step {} has rows of both", plan.step);
+        let what = if num_its > 0 { "steps of what is isolated" } else { "steps beside what is isolated" };
+        self.saw(what, u64::from(!rows.is_empty()));
+    }
+
+    fn alone_name(&self) -> Option<(pyllm_scheduler::ClientId, pyllm_scheduler::RequestId)> {
+        self.alone.as_ref().map(|alone| self.name(alone.index))
+    }
+}
+
+/// Whether every live sample has more tokens than it had. What is not a sequence of its own yet is not live.
+fn has_gone_on(samples: &[Explanation], lengths: &[u32]) -> bool {
+    let is_forking = |one: &Explanation| one.reason == Some(pyllm_scheduler::Reason::Forking);
+    let mut live = samples.iter().filter(|one| one.state != "finished" && !is_forking(one));
+    live.all(|one| lengths.get(one.sample as usize).is_none_or(|&length| one.num_known > length))
+}

@@ -1,0 +1,207 @@
+"""Who is to blame when workers die, and what becomes of the others."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllm.errors import Cause
+from pyllm.messages import Abort, FinishCode, Rejected
+from tests.core.raw_engine import EPOCH, Engine
+from tests.core.remembering_executor import RememberingExecutor
+
+POISON = 999  # no answer has it
+PROMPTS = {1: [1, 2], 2: [11, 12, 13], 3: [21, POISON], 4: [31] * 9}
+
+CAUSES: list[Cause] = ["killed", "crashed", "silent", "stalled", "out_of_memory"]
+Outputs = dict[int, tuple[list[int], FinishCode]]
+
+
+class PoisonedExecutor(RememberingExecutor):
+    """Dies whenever the token is in what a row has read."""
+
+    def __init__(self, *causes: Cause) -> None:
+        super().__init__(dies_of=self.judge)
+        self.causes = list(causes)  # of each death; the last one stays
+
+    def judge(self, contexts: list[list[int]]) -> Cause | None:
+        if not any(POISON in context for context in contexts):
+            return None
+        return self.causes[0]
+
+    def kill(self, cause: Cause) -> None:
+        super().kill(cause)
+        if len(self.causes) > 1:
+            del self.causes[0]
+
+
+async def served(
+    executor: RememberingExecutor, prompts: dict[int, list[int]], **options: Any
+) -> tuple[Engine, Outputs]:
+    engine = Engine(executor, **options)
+    for request, prompt in prompts.items():
+        engine.submit(request, prompt, max_tokens=6, seed=request)
+    await engine.run_dry()
+    assert engine.core.stats()["num_suspects"] == engine.core.stats()["num_used_blocks"] == 0
+    return engine, engine.outputs()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    ("causes", "num_restarts", "times"),
+    [
+        (["crashed"], 2, "twice, the second time"),
+        (["stalled"], 2, "twice, the second time"),
+        (["out_of_memory"], 2, "twice, the second time"),
+        (["killed"], 3, "three times, the last two"),
+        (["silent"], 3, "three times, the last two"),
+        (["killed", "crashed"], 2, "twice, the second time"),
+        (["crashed", "killed", "crashed"], 3, "three times, the last two"),
+        (["crashed", "out_of_memory"], 3, "three times, the last two"),  # smaller steps come first
+    ],
+)
+async def test_a_request_that_kills_is_failed_alone(
+    causes: list[Cause], num_restarts: int, times: str, depth: int
+) -> None:
+    _, twin = await served(RememberingExecutor(), PROMPTS)
+    executor = PoisonedExecutor(*causes)
+    engine, outputs = await served(executor, PROMPTS, depth=depth)
+    (rejected,) = engine.messages(Rejected)
+    assert (rejected.request, rejected.code) == (3, "error")
+    assert rejected.message.startswith(f"this request ended the worker that computed it {times} alone: the worker ")
+    assert rejected.message.endswith(f" while running step {len(executor.contexts) - 1 - num_after(executor)}")
+    assert outputs.pop(3) == ([], FinishCode.ABORT)
+    assert outputs == {request: output for request, output in twin.items() if request != 3}
+    assert executor.num_restarts == num_restarts
+    assert engine.core.stats()["num_quarantine_failures"] == 1
+
+
+def num_after(executor: RememberingExecutor) -> int:
+    """Plans after the last one with poison."""
+    plans = [any(POISON in context for context in contexts) for contexts in executor.contexts]
+    return plans[::-1].index(True)
+
+
+async def test_those_that_did_nothing_are_cleared_one_by_one_and_run_together_again() -> None:
+    executor = RememberingExecutor(deaths=[2])
+    engine, outputs = await served(executor, {1: [1, 2], 2: [11, 12], 3: [21, 22]}, depth=2)
+    assert [len(contexts) for contexts in executor.contexts[:4]] == [3, 3, 3, 3]  # of which the third was fatal
+    alone = executor.contexts[4:9]
+    assert [len(contexts) for contexts in alone] == [1, 1, 1, 2, 1]
+    assert [contexts[0][0] for contexts in alone] == [1, 1, 11, 1, 21]  # those that are cleared go on beside
+    assert len(executor.contexts[9]) == 3
+    assert {finish for _, finish in outputs.values()} == {FinishCode.LENGTH}
+    assert (executor.num_restarts, engine.messages(Rejected)) == (1, [])
+
+
+async def test_what_comes_meanwhile_waits_for_nobody() -> None:
+    executor = RememberingExecutor(deaths=[0])
+    engine = Engine(executor)
+    engine.submit(1, list(range(100)), max_tokens=1)
+    await engine.core.step()
+    engine.submit(2, [7], max_tokens=2)
+    await engine.run_dry()
+    assert [contexts[0][0] for contexts in executor.contexts[1:5]] == [0, 7, 0, 7]
+
+
+async def test_a_second_crash_makes_suspects_of_those_in_it_and_clears_nobody() -> None:
+    executor = RememberingExecutor(deaths=[0, 2])
+    engine = Engine(executor)
+    engine.submit(1, list(range(100)), max_tokens=1)
+    await engine.core.step()
+    engine.submit(2, [7], max_tokens=2)
+    await engine.core.step()  # the first, alone
+    await engine.core.step()  # the second, with which the worker dies
+    assert engine.core.stats()["num_suspects"] == 2
+    await engine.run_dry()
+    assert {finish for _, finish in engine.outputs().values()} == {FinishCode.LENGTH}
+    assert executor.num_restarts == 2
+
+
+@pytest.mark.parametrize("how", ["abort", "deadline", "silence"])
+async def test_a_suspect_that_ends_before_its_turn_is_skipped(how: str) -> None:
+    executor = RememberingExecutor(deaths=[0])
+    engine = Engine(executor)
+    engine.submit(1, [1, 2], timeout=5.0)
+    engine.submit(2, [11, 12])
+    await engine.core.step()
+    assert engine.core.stats()["num_suspects"] == 2
+    if how == "abort":
+        engine.receive(Abort(EPOCH, 1))
+    elif how == "deadline":
+        engine.now = 5.0
+    else:
+        engine.now = 11.0
+        engine.core.beat()
+    await engine.run_dry()
+    assert engine.core.stats()["num_suspects"] == 0
+    assert engine.core.stats()["num_requests"] == 0
+    assert (2 not in engine.outputs()) if how == "silence" else engine.outputs()[2][1] == FinishCode.LENGTH
+
+
+async def test_steps_that_want_too_much_memory_become_smaller() -> None:
+    executor = RememberingExecutor()
+
+    def judge(contexts: list[list[int]]) -> Cause | None:
+        return "out_of_memory" if sum(len(context) for context in contexts) > 40 else None
+
+    executor._dies_of = judge
+    engine, outputs = await served(executor, {1: list(range(60))}, max_num_batched_tokens=64)
+    assert outputs[1] == ([], FinishCode.ABORT)  # Its context alone is too much, however small its steps.
+    assert engine.core.stats()["num_degradations"] == 1
+    assert engine.call("reconfigure", {}).value["max_num_batched_tokens"] == 32
+
+
+async def test_smaller_steps_fail_nobody_where_they_are_small_enough() -> None:
+    executor = RememberingExecutor()
+    executor._dies_of = lambda contexts: "out_of_memory" if len(contexts) > 2 else None
+    prompts = {request: list(range(100 * request, 100 * request + 16)) for request in range(4)}
+    engine, outputs = await served(executor, prompts, max_num_batched_tokens=64, max_num_seqs=2)
+    assert {finish for _, finish in outputs.values()} == {FinishCode.LENGTH}
+    assert (engine.messages(Rejected), executor.num_restarts) == ([], 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
+    poisoned=st.sets(st.integers(0, 5), max_size=2),
+    places=st.lists(st.integers(0, 29), min_size=6, max_size=6),
+    n=st.integers(1, 3),
+    causes=st.lists(st.sampled_from(CAUSES), min_size=1, max_size=3),
+    depth=st.integers(1, 3),
+    num_blocks=st.integers(16, 48),
+)
+def test_only_those_that_kill_fail(
+    lengths: list[int],
+    poisoned: set[int],
+    places: list[int],
+    n: int,
+    causes: list[Cause],
+    depth: int,
+    num_blocks: int,
+) -> None:
+    prompts = {request: [100 * request + index for index in range(length)] for request, length in enumerate(lengths)}
+    poisoned &= prompts.keys()
+    for request in poisoned:
+        prompts[request][places[request] % len(prompts[request])] = POISON
+
+    async def run(executor: RememberingExecutor, depth: int) -> Engine:
+        engine = Engine(executor, depth=depth, max_num_batched_tokens=32)
+        for request, prompt in prompts.items():
+            engine.submit(request, prompt, max_tokens=5, seed=request, n=n)
+        await engine.run_dry()
+        return engine
+
+    twin = asyncio.run(run(RememberingExecutor(), 1)).outputs_by_sample()
+    executor = PoisonedExecutor(*causes)
+    executor.num_blocks = num_blocks
+    engine = asyncio.run(run(executor, depth))
+    assert {rejected.request for rejected in engine.messages(Rejected)} == poisoned
+    assert {rejected.code for rejected in engine.messages(Rejected)} <= {"error"}
+    outputs = engine.outputs_by_sample()
+    assert {name: of for name, of in outputs.items() if name[0] not in poisoned} == {
+        name: of for name, of in twin.items() if name[0] not in poisoned
+    }
+    assert executor.num_restarts <= 1 + 3 * len(poisoned)

@@ -1,0 +1,202 @@
+"""A core that can die between any two messages, and a client's requests whose answers are known beforehand."""
+
+from array import array
+from binascii import crc32
+from collections import deque
+from collections.abc import Callable
+
+from pyllm.errors import PyllmError
+from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.messages import Abort, ClientMessage, FinishCode, Hello, Output, Ready, Rejected, Submit
+from tests.frontend.fake_core import MODEL, Entries, FakeCore, Row, deltas, embedded, told
+
+CHUNK = 2  # tokens of a prompt that are told in one step
+
+
+def next_token(prompt: list[int], seed: int, sample: int, position: int) -> int:
+    """What the model says; 0, the end of the sequence, one time out of eight."""
+    drawn = crc32(repr((prompt, seed, sample, position)).encode())
+    return 0 if drawn % 8 == 0 else 1 + drawn % 29
+
+
+def whole_output(submit: Submit, sample: int) -> tuple[list[int], FinishCode]:
+    """All that one sample of a request is given, and how it ends."""
+    prompt = array("i", submit.prompt).tolist()
+    tokens: list[int] = []
+    while len(tokens) < submit.max_tokens:
+        tokens.append(next_token(prompt, submit.seed, sample, len(tokens)))
+        if tokens[-1] in array("i", submit.stop_token_ids) and len(tokens) >= submit.min_tokens:
+            return tokens, FinishCode.STOP
+    return tokens, FinishCode.LENGTH
+
+
+class _Sequence:
+    def __init__(self, submit: Submit, sample: int, num_tokens: int, num_left: int) -> None:
+        self.submit = submit
+        self.sample = sample
+        self.num_tokens = num_tokens
+        self.num_left = num_left  # of the prompt, to be told
+
+
+class MortalCore(FakeCore):
+    """Computes one token of each chosen sample in a `step`, and says it in `deliver`. What it says first is `Ready`.
+
+    It refuses what the scheduler refuses. `num_cached` is what it claims to have cached of every prompt.
+    """
+
+    def __init__(self, epoch: int, num_cached: int) -> None:
+        super().__init__(MODEL, epoch)
+        self.num_cached = num_cached
+        self.said: deque[Callable[[], None]] = deque()
+        self.is_deaf = False  # Messages are still in the socket when it dies.
+        self.sequences: list[_Sequence] = []
+
+    def send(self, message: ClientMessage, *frames: object, identity: bytes = b"") -> bool:
+        return self.is_deaf or super().send(message, *frames, identity=identity)
+
+    def handle(self, message: ClientMessage) -> None:
+        match message:
+            case Hello():
+                self.said.append(lambda: self.say(Ready(self.version, self.epoch, self.model, self.fingerprint)))
+            case Submit() if (problem := _problem(message)) is not None:
+                text = problem
+                self.said.append(lambda: self.say(Rejected(message.request, "invalid", text)))
+            case Submit():
+                self._start(message)
+            case Abort(_, request, sample):
+                self._end([each for each in self.sequences if each.submit.request == request], sample)
+            case _:
+                pass
+
+    def step(self, chosen: Callable[[int], bool]) -> None:
+        """Compute some of the sequences, by their places; an answer is one message."""
+        rows: list[Row] = []
+        for place, sequence in enumerate(list(self.sequences)):
+            if chosen(place):
+                rows += self._compute(sequence)
+        if rows:
+            self.said.append(lambda: self.say(deltas(*rows, epoch=self.epoch)))
+
+    def deliver(self) -> None:
+        """Let the client read the next message."""
+        if self.said:
+            self.said.popleft()()
+
+    def _start(self, submit: Submit) -> None:
+        num_left = len(submit.prompt) // 4 - 1 if submit.sampling.prompt_logprobs is not None else 0
+        outputs = submit.outputs or (Output(b"", False),) * submit.n
+        for sample, output in enumerate(outputs):
+            if not output.finished:
+                # Those of a fresh request have one prompt, those of a resumed one compute it each.
+                untold = num_left if submit.outputs or sample == 0 else 0
+                self.sequences.append(_Sequence(submit, sample, len(output.tokens) // 4, untold))
+
+    def _compute(self, sequence: _Sequence) -> list[Row]:
+        submit, sample = sequence.submit, sequence.sample
+        request = submit.request
+        prompt = array("i", submit.prompt).tolist()
+        if submit.sampling.pooling:
+            self.sequences.remove(sequence)
+            return [Row(request, [], 0, 0, FinishCode.STOP, self.num_cached, embedding=embedded(prompt))]
+        if submit.beam_width:
+            sequence.num_tokens += 1
+            if sequence.num_tokens < submit.max_tokens or sequence not in self.sequences:
+                return []
+            self.sequences = [each for each in self.sequences if each.submit.request != request]
+            outputs = [whole_output(submit, beam) for beam in range(submit.n)]
+            return [
+                Row(request, tokens, 0, beam, finish, self.num_cached, [told(token, 0) for token in tokens])
+                for beam, (tokens, finish) in enumerate(outputs)
+            ]
+        if sequence.num_left:
+            count, left = min(CHUNK, sequence.num_left), sequence.num_left
+            sequence.num_left -= count
+            tokens = prompt[len(prompt) - left :][:count]
+            return [Row(request, tokens, -left, sample, logprobs=[told(token, 0) for token in tokens])]
+        siblings = [each for each in self.sequences if each.submit is submit]
+        if not submit.outputs and any(each.num_left for each in siblings):
+            return []  # They begin when their prompt is computed.
+        tokens, finish = whole_output(submit, sample)
+        token = tokens[sequence.num_tokens]
+        offset, sequence.num_tokens = sequence.num_tokens, sequence.num_tokens + 1
+        is_over = sequence.num_tokens == len(tokens)
+        if is_over:
+            self.sequences.remove(sequence)
+        count_told = submit.sampling.logprobs
+        entries: list[Entries] | None = None if count_told is None else [told(token, count_told)]
+        code = finish if is_over else FinishCode.NONE
+        return [Row(request, [token], offset, sample, code, self.num_cached, entries)]
+
+    def _end(self, sequences: list[_Sequence], sample: int) -> None:
+        rows = []
+        for sequence in sequences:
+            if sample in (-1, sequence.sample) or sequence.submit.beam_width:
+                self.sequences.remove(sequence)
+                offset = 0 if sequence.submit.beam_width else sequence.num_tokens
+                rows.append(Row(sequence.submit.request, [], offset, sequence.sample, FinishCode.ABORT))
+        if rows:
+            self.said.append(lambda: self.say(deltas(*rows, epoch=self.epoch)))
+
+
+def _problem(submit: Submit) -> str | None:
+    """What the scheduler says to it, see `Request::validate`."""
+    if not submit.outputs:
+        return None
+    if submit.sampling.pooling or submit.beam_width:
+        return "outputs must be empty"
+    if all(output.finished for output in submit.outputs):
+        return "all samples are finished"
+    if any(not output.finished and len(output.tokens) // 4 >= submit.max_tokens for output in submit.outputs):
+        return "a sample has all its tokens and is not finished"
+    return None
+
+
+class Reader:
+    """A sink that keeps what it is given, and ends a sample at `stop`, as a stop string does.
+
+    `abort(sample)` is set once the request has an id.
+    """
+
+    def __init__(self, n: int, stop: int | None = None) -> None:
+        self.stop = stop
+        self.abort: Callable[[int], None]
+        self.tokens: list[list[int]] = [[] for _ in range(n)]
+        self.entries: list[list[LogprobEntries]] = [[] for _ in range(n)]
+        self.finishes: list[FinishCode | None] = [None] * n
+        self.of_prompt: list[LogprobEntries] = []
+        self.cached: set[int] = set()
+        self.vector = b""
+        self.errors: list[PyllmError] = []
+
+    def delta(
+        self,
+        sample: int,
+        tokens: list[int],
+        finish: FinishCode,
+        cached_tokens: int,
+        logprobs: list[LogprobEntries] | None,
+    ) -> None:
+        if self.finishes[sample] is not None:
+            return  # It was ended here.
+        stops = self.stop in tokens
+        if self.stop is not None and stops:
+            tokens = tokens[: tokens.index(self.stop) + 1]
+        self.tokens[sample] += tokens
+        self.entries[sample] += (logprobs or [])[: len(tokens)]
+        if tokens:
+            self.cached.add(cached_tokens)
+        if stops:
+            self.finishes[sample] = FinishCode.STOP
+            if not finish:
+                self.abort(sample)
+        elif finish:
+            self.finishes[sample] = finish
+
+    def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
+        self.of_prompt += logprobs
+
+    def error(self, error: PyllmError) -> None:
+        self.errors.append(error)
+
+    def take(self, values: bytes) -> None:
+        self.vector = values

@@ -1,0 +1,53 @@
+"""The order in which siblings end, with places that only write down what they are told."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, cast
+
+from pyllm.place import Place
+from pyllm.siblings import STOP_GRACE, supervise
+
+
+class FakePlace:
+    """A child that is ready at once, and that ends some turns of the loop after it was told to."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self._name = name
+        self._events = events
+
+    def spawn(self) -> None:
+        self._events.append(f"{self._name} starts")
+
+    async def start(self, on_lost: Callable[[BaseException], None]) -> str:
+        return "address"
+
+    def stand_by(self) -> None:
+        """There is no spare."""
+
+    def expect_end(self) -> None:
+        """It ends as it is told."""
+
+    async def stop(self, grace: float) -> None:
+        self._events.append(f"{self._name} is told to end in {grace:g} s")
+        for _ in range(9):
+            await asyncio.sleep(0)
+        self._events.append(f"{self._name} has ended")
+
+
+async def test_groups_end_one_after_the_other_and_the_port_as_soon_as_nobody_new_needs_it() -> None:
+    events: list[str] = []
+    names = [["api 0", "api 1"], [], ["core"]]
+    groups = [[cast(Any, FakePlace(name, events)) for name in group] for group in names]
+
+    def announce(address: str) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return address
+
+    await supervise(cast("list[list[Place]]", groups), announce, 30.0, lambda: events.append("the port is closed"))
+    within = f"is told to end in {30 + STOP_GRACE:g} s"
+    assert events[3:] == [
+        *(f"api 0 {within}", f"api 1 {within}", "the port is closed", "api 0 has ended", "api 1 has ended"),
+        *(f"core {within}", "core has ended"),
+    ]
