@@ -85,7 +85,7 @@ def run(seconds: float, seed: int, log_file: IO[str]) -> dict[str, Any]:
             "faults": dict(faults.counted),
             "failed": dict(account.failed),
             "differing": dict(account.differing),
-            "exit_code": server.process.returncode,
+            "grown": chaos_census.growth(before, after),
             "must_be_0": {
                 "lost_tokens": account.lost,
                 "repeated_tokens": account.repeated,

@@ -72,6 +72,16 @@ def leaks(begin: Census, end: Census) -> Leaks:
     )
 
 
+def growth(begin: Census, end: Census) -> list[str]:
+    """What the leaks are, in words: descriptors of processes that have lived through it all, and files."""
+    return [
+        f"{end.titles[pid]}: {begin.descriptors[pid]} descriptors ({begin.sockets[pid]} sockets), then "
+        f"{end.descriptors[pid]} ({end.sockets[pid]})"
+        for pid in begin.titles.keys() & end.titles.keys()
+        if end.descriptors[pid] > begin.descriptors[pid]
+    ] + sorted(end.files - begin.files)
+
+
 def segments() -> frozenset[str]:
     """Names of all segments of shared memory on this machine."""
     return frozenset(entry.name for entry in SEGMENTS.iterdir()) if SEGMENTS.is_dir() else frozenset()

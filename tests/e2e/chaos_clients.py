@@ -20,7 +20,7 @@ SILENCE = 30.0
 PATIENCE = 300.0
 PAUSE = 0.2  # between two connections of one request
 # What the engine says of a request that was alone in a step that ended a worker, for the second time.
-QUARANTINED = "ended a worker"
+QUARANTINED = "twice, the second time alone"
 
 # Streams resumed by the id of an answer that is kept, and by that of one that is generated anew; whole answers asked
 # for again by their key; streams whose client leaves.

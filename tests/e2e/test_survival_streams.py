@@ -135,7 +135,7 @@ def test_tally_and_account_say_no() -> None:
     account.enter("anew", known, lossy, 1, 0)
     assert (account.lost, account.num_blameworthy) == (1, 1)
     failed = Transcript()
-    failed.error = "this request ended a worker twice"
+    failed.error = "this request ended the worker that computed it twice, the second time alone"
     account.enter("anew", known, failed, 1, 0)
     assert account.num_blameworthy == 1
     failed.error = "500"
