@@ -34,7 +34,7 @@ from pyllm.core.policies import find_policy
 from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
 from pyllm.flight_recorder import FlightRecorder, config_json, resolve_folder
-from pyllm.place import Configure, Place, PlaceLimits
+from pyllm.place import Place, PlaceLimits
 from pyllm.process_config import ApiConfig, CoreConfig, StateConfig, WorkerConfig
 from pyllm.server_settings import resolve_server, shared_config
 from pyllm.siblings import supervise
@@ -170,7 +170,7 @@ def core_place(config: CoreConfig) -> Place:
     name = f"core {config.index}"
     return Place(
         lambda: supervisor.spawn(name, "core", arguments=(num_workers,)),
-        _core_configs(config),
+        successive_configs(config),
         limits,
         on_death=_recording(recovery, config),
     )
@@ -189,7 +189,7 @@ def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[Pr
     return record
 
 
-def _core_configs(config: CoreConfig) -> Configure:
+def successive_configs(config: CoreConfig) -> Callable[[str], CoreConfig]:
     """What each core of a place is told: the first as given, the others so that they can take its place."""
     numbers = itertools.count()
     recording = config.engine.scheduler.scheduler_recording

@@ -5,6 +5,7 @@ import pytest
 from pyllm import launch
 from pyllm.config import engine_config
 from pyllm.errors import ConfigError
+from pyllm.process_config import CoreConfig
 from tests.tiny_model import write_tiny_model
 
 
@@ -76,3 +77,25 @@ def test_the_folder_for_crashes_is_absolute_and_tried_where_it_was_given(
     assert config.recovery.flight_recorder_dir == str(tmp_path / "mine")
     with pytest.raises(ConfigError, match="flight_recorder_dir"):
         launch.resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": f"{__file__}/x"}))
+
+
+def test_a_core_that_takes_anothers_place_serves_its_address_and_records_to_a_file_of_its_own(
+    model: str, tmp_path: Path
+) -> None:
+    recording = tmp_path / "recording"
+    options = {"model": model, "device": "cpu", "scheduler_recording": str(recording)}
+    engine, checkpoint = launch.resolve(engine_config(options))
+    core = CoreConfig(
+        engine=engine,
+        checkpoint=checkpoint,
+        bind="tcp://127.0.0.1:0",
+        socket_folder=str(tmp_path),
+        ready_timeout=1.0,
+        shutdown_timeout=1.0,
+    )
+    configure = launch.successive_configs(core)
+    assert configure("") == core
+    for number in (1, 2):
+        successor = configure("tcp://127.0.0.1:4711")
+        assert successor.bind == "tcp://127.0.0.1:4711"
+        assert successor.engine.scheduler.scheduler_recording == f"{recording}.{number}"

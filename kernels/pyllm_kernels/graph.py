@@ -17,8 +17,6 @@ from pyllm_kernels import _cpu
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
 
-_PAGE = 4096  # bytes; larger pages are found by it, too
-
 
 class Graph:
     """Ops of the cpu backend, in the order in which they were called during `capture`.
@@ -31,12 +29,10 @@ class Graph:
     The first dimension of the tensors is the most that a replay can have of it, and the same in every op; what has
     another, such as the rows of a head beside a step's tokens, is captured in a graph of its own. The graph keeps the
     tensors alive. Outputs lie in its own memory, which the next op takes over once no tensor lies in it any more: one
-    to be read after a replay must be held. The system finds the memory when a replay first writes there, but that of
-    the outputs' first `num_found_rows` rows at once.
+    to be read after a replay must be held.
     """
 
-    def __init__(self, num_found_rows: int = 0) -> None:
-        self._num_found_rows = num_found_rows
+    def __init__(self) -> None:
         self._graph = _cpu.Graph()
         self._kept: list[Tensor] = []
 
@@ -74,10 +70,7 @@ class Graph:
         for size in shape:
             num_bytes *= size
         # The tensor's memory, whatever views it has, holds the lease.
-        memory = torch.frombuffer(self._graph.lend(num_bytes), dtype=torch.uint8)
-        if found := num_bytes // max(1, shape[0]) * min(shape[0], self._num_found_rows):
-            memory[:found:_PAGE] = 0
-        return memory.view(dtype).view(shape)
+        return torch.frombuffer(self._graph.lend(num_bytes), dtype=dtype).view(shape)
 
     def _keep(self, tensors: tuple[Tensor, ...]) -> None:
         self._kept += (tensor for tensor in tensors if not self._graph.owns(tensor.data_ptr()))

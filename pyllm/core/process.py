@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
-    """Serve until SIGTERM, then drain; the exit code is 0 unless a worker died or nothing could be started."""
+    """Serve until SIGTERM, then drain; the exit code is 0 unless workers died too often or could not be started."""
     try:
         return child.run(lambda: uvloop.run(_serve(config, executor, context, child)))
     finally:

@@ -8,18 +8,15 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import zmq
 
-from pyllm import ipc
 from pyllm.child import HEARTBEAT_INTERVAL
-from pyllm.curve import CurveKeys, client_keys
+from pyllm.curve import client_keys
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError
-from pyllm.frontend.core_connection import Condition, ConnectionCounts, CoreConnection, Handlers
+from pyllm.frontend.core_connection import Condition, ConnectionCounts, CoreConnection, Handlers, over_zeromq
 from pyllm.frontend.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
 from pyllm.frontend.link import Connect
 from pyllm.frontend.prompt_tokens import Prompt, pack_tokens
@@ -94,7 +91,7 @@ class EngineClient:
         """
         secrets = client_keys(keys) if keys is not None else None
         addresses = [address] if isinstance(address, str) else list(address)
-        client = cls(*(partial(_connect, each, secrets) for each in addresses), recovery_timeout=recovery_timeout)
+        client = cls(*(over_zeromq(each, secrets) for each in addresses), recovery_timeout=recovery_timeout)
         try:
             await client.start(timeout)
         except TimeoutError:
@@ -396,14 +393,3 @@ class EngineClient:
         for answer in self._calls.values():
             if not answer.done():
                 answer.set_exception(error)
-
-
-def _connect(
-    address: str,
-    keys: CurveKeys | None,
-    on_message: ipc.MessageHandler[CoreMessage],
-    on_malformed: ipc.MalformedHandler,
-    on_disconnect: Callable[[], None],
-) -> ipc.Sender[ClientMessage]:
-    socket = ipc.connect(zmq.Context.instance(), address, keys)
-    return ipc.Endpoint(socket, CoreMessage, on_message, on_malformed, on_disconnect)

@@ -8,8 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
+import zmq
 
+from pyllm import ipc
 from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.curve import CurveKeys
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError
 from pyllm.frontend.link import Connect, Link
 from pyllm.messages import (
@@ -62,6 +65,20 @@ class Handlers(NamedTuple):
     on_malformed: Callable[[str], None]
     on_lost: Callable[[EngineDeadError], None]
     on_final: Callable[[PyllmError], None]
+
+
+def over_zeromq(address: str, keys: CurveKeys | None) -> Connect[CoreMessage, ClientMessage]:
+    """Makes a DEALER with a fresh identity for each connection to an address."""
+
+    def connect(
+        on_message: ipc.MessageHandler[CoreMessage],
+        on_malformed: ipc.MalformedHandler,
+        on_disconnect: Callable[[], None],
+    ) -> ipc.Sender[ClientMessage]:
+        socket = ipc.connect(zmq.Context.instance(), address, keys)
+        return ipc.Endpoint(socket, CoreMessage, on_message, on_malformed, on_disconnect)
+
+    return connect
 
 
 class CoreConnection:
@@ -128,7 +145,7 @@ class CoreConnection:
             loss = self._loss or "no engine core has answered"
             return Condition(False, reason=f"{loss}; another one has been awaited for {seconds:g} s")
         silence = self._silent_beats * HEARTBEAT_INTERVAL
-        if silence > CORE_SILENCE:
+        if silence >= CORE_SILENCE:
             return Condition(False, reason=f"the engine core has given no sign of life for {silence:g} s")
         stage = self._told.stage
         if stage in ("", "ready"):

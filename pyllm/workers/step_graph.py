@@ -13,13 +13,12 @@ from pyllm.workers.batch import Batch
 from pyllm.workers.context import ForwardContext
 from pyllm.workers.models.llama import LlamaForCausalLM
 
-# No request waits for the system to find memory; what a huge budget needs beyond this is found when it is used.
-_FOUND_TOKENS = 4096
-_FOUND_ROWS = 256
-
 
 class StepGraph:
-    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` puts it over given metadata."""
+    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` puts it over given metadata.
+
+    Nothing is computed before the first step: a graph's memory is written as it is lent, so no step waits for it.
+    """
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class StepGraph:
             max_sequence_length=max_tokens,
             num_tokens=max_tokens,
         )
-        self._layers, self._head = Graph(_FOUND_TOKENS), Graph(_FOUND_ROWS)
+        self._layers, self._head = Graph(), Graph()
         with self._layers.capture():
             self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
         self._wanted = torch.zeros((max_rows, self._hidden.shape[1]), dtype=self._hidden.dtype)

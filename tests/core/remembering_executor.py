@@ -75,6 +75,7 @@ class RememberingExecutor:
         self._tables: dict[int, dict[int, int]] = {}
         self._last_tokens: dict[int, int] = {}
         self._pooling: set[int] = set()
+        self._histories: dict[int, list[int]] = {}
 
     def _answer(self) -> None:
         """One step after another; the ones behind a death die with it."""
@@ -119,10 +120,13 @@ class RememberingExecutor:
         copies = sections["slot_copies"]
         for source, destination in zip(copies[::2], copies[1::2], strict=True):
             self._tables[destination] = dict(self._tables[source])
+            self._histories[destination] = self._histories[source]
         for index, slot in enumerate(sections["slot_inits"]):
             self._tables[slot] = {}
             start, end = sections["sampling_starts"][index : index + 2]
             sampling = msgspec.msgpack.decode(bytes(sections["sampling"][start:end]), type=Sampling)
+            start, end = sections["history_starts"][index : index + 2]
+            self._histories[slot] = sections["histories"][start:end]
             self._pooling = self._pooling | {slot} if sampling.pooling else self._pooling - {slot}
         changes = zip(sections["table_slots"], sections["table_indices"], sections["table_blocks"], strict=True)
         for slot, index, block in changes:
@@ -135,8 +139,11 @@ class RememberingExecutor:
 
     def _read(self, slot: int, length: int) -> list[int]:
         table = self._tables[slot]
+        history = self._histories[slot]
         places = (table[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE for position in range(length))
-        return [self._cache[place] for place in places]
+        context = [self._cache[place] for place in places]
+        assert not history or context[: len(history)] == history[:length], "its history is what it has computed"
+        return context
 
 
 def following(context: list[int], uniform: float) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pyllm.core.calls import MAX_EVENTS
+from pyllm.config import engine_config
+from pyllm.core.calls import MAX_EVENTS, Calls
 from pyllm.messages import PROTOCOL_VERSION as VERSION
 from pyllm.messages import FinishCode, Hello
 from tests.core.fake_distribution import install
@@ -99,6 +100,21 @@ async def test_a_setting_that_cannot_be_changes_nothing(changes: Any, text: str)
     assert not reply.ok
     assert text in reply.value
     assert engine.call("reconfigure", {}).value == before
+
+
+@pytest.mark.parametrize(("block_size", "least"), [(4, 16), (64, 64)])
+async def test_steps_become_smaller_down_to_a_bound_until_a_client_says_otherwise(block_size: int, least: int) -> None:
+    engine = Engine(block_size=block_size, max_num_batched_tokens=100)
+    calls = Calls(
+        engine.scheduler, engine_config({"block_size": block_size, "max_num_batched_tokens": 100}), None, dict
+    )
+    assert [calls.halve_budget() for _ in range(5)][-1] is False
+    assert calls.answer(0, "reconfigure", ({},))["max_num_batched_tokens"] == least
+    engine.submit(1, list(range(100)))
+    await engine.core.step()
+    assert engine.executor.plans[-1]["tokens"].size == least
+    calls.answer(0, "reconfigure", ({"max_num_batched_tokens": 100},))
+    assert calls.halve_budget()
 
 
 async def test_a_policy_of_another_package_can_be_taken_while_the_engine_runs(

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pyllm.errors import PyllmError
+from pyllm.frontend.embedding import Embedding
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.messages import Abort, ClientMessage, FinishCode, Hello, Output, Ready, Rejected, Submit
 from tests.frontend.fake_core import MODEL, Entries, FakeCore, Row, deltas, embedded, told
@@ -165,7 +166,7 @@ class Reader:
         self.finishes: list[FinishCode | None] = [None] * n
         self.of_prompt: list[LogprobEntries] = []
         self.cached: set[int] = set()
-        self.vector = b""
+        self.vectors: list[array[float]] = []
         self.errors: list[PyllmError] = []
 
     def delta(
@@ -198,5 +199,5 @@ class Reader:
     def error(self, error: PyllmError) -> None:
         self.errors.append(error)
 
-    def take(self, values: bytes) -> None:
-        self.vector = values
+    def embedding(self, embedding: Embedding) -> None:
+        self.vectors.append(embedding.values)

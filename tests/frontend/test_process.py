@@ -20,26 +20,35 @@ from pyllm.messages import Submit
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import MODEL, ScriptedCore
-from tests.frontend.serving import events
+from tests.frontend.serving import events, until
 from tests.frontend.zmq_core import ZmqCore
 
 
 @asynccontextmanager
-async def api_process(core: ScriptedCore, folder: Path) -> AsyncGenerator[tuple[supervisor.Process, str], None]:
-    """The process, and the address that it serves."""
-    address = f"ipc://{folder}/core"
-    config = api_config(folder, address)
+async def started(folder: Path) -> AsyncGenerator[tuple[supervisor.Process, str], None]:
+    """The process, and the address that it serves; its core is looked for at `core_address`."""
+    config = api_config(folder, core_address(folder))
     with launch.bind_listener("127.0.0.1", 0) as listener:
-        async with ZmqCore(core, address):
-            process = supervisor.spawn("API process 0", "api", listener.fileno())
-            process.configure(config)
-            process.watch()
-            host, port = listener.getsockname()
-            try:
-                yield process, f"http://{host}:{port}"
-            finally:
-                process.signal(signal.SIGKILL)
-                await process.exited
+        process = supervisor.spawn("API process 0", "api", listener.fileno())
+        process.configure(config)
+        process.watch()
+        host, port = listener.getsockname()
+        try:
+            yield process, f"http://{host}:{port}"
+        finally:
+            process.signal(signal.SIGKILL)
+            await process.exited
+
+
+def core_address(folder: Path) -> str:
+    return f"ipc://{folder}/core"
+
+
+@asynccontextmanager
+async def api_process(core: ScriptedCore, folder: Path) -> AsyncGenerator[tuple[supervisor.Process, str], None]:
+    """The same with a core."""
+    async with ZmqCore(core, core_address(folder)), started(folder) as both:
+        yield both
 
 
 async def test_it_serves_and_drains(tmp_path: Path) -> None:
@@ -71,6 +80,34 @@ async def test_it_serves_and_drains(tmp_path: Path) -> None:
             chunks = events((await asking).text)
             assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello 🙂 world"
         assert await process.exited == 0
+
+
+async def test_it_outlives_its_core(tmp_path: Path) -> None:
+    tokens = [*tiny_tokenizers.byte_level().encode("Hello world").ids, 0]
+
+    class Halting(ScriptedCore):
+        """Says two tokens."""
+
+        def _step(self) -> None:
+            super()._step()
+            self.paused = any(offset == 2 for _, _, offset in self.running.values())
+
+    async with started(tmp_path) as (process, address), httpx.AsyncClient(base_url=address, timeout=60) as http:
+        core = Halting(lambda prompt, sample: tokens)
+        async with ZmqCore(core, core_address(tmp_path)):
+            await process.ready(60)
+            asking = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x", "stream": True}))
+            await until(lambda: core.paused)
+        core.closed = True
+        while (ready := await http.get("/health/ready")).status_code == 200:
+            pass
+        assert "connection to the engine core was lost" in ready.json()["reason"]
+        waiting = asyncio.create_task(http.post("/v1/completions", json={"prompt": "x"}))
+        async with ZmqCore(ScriptedCore(lambda prompt, sample: tokens, epoch=8), core_address(tmp_path)):
+            chunks = events((await asking).text)
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello world"
+            assert (await waiting).json()["choices"][0]["text"] == "Hello world"
+            assert (await http.get("/health/ready")).status_code == 200
 
 
 async def test_a_core_that_never_answers_is_named(tmp_path: Path) -> None:

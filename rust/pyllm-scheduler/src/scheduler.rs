@@ -233,6 +233,7 @@ impl Scheduler {
             found |= self.finish_sample(key, sample, Finish::Abort);
         }
         self.forget_ended();
+        self.settle();
         found
     }
 

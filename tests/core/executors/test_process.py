@@ -281,11 +281,14 @@ def descriptors(process: psutil.Process) -> set[str]:
 
 
 def die_on_start(connection: Connection, stderr: Connection) -> None:
-    raise SystemExit(9 if msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig).rank == 1 else 0)
+    """Rank 1 fails; the others would wait for it."""
+    if msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig).rank == 1:
+        raise SystemExit(9)
+    signal.pause()
 
 
 async def test_rank_that_never_becomes_ready_is_named_and_the_others_are_ended(start: Make) -> None:
-    with pytest.raises(StartError, match="exited with code 9"):
+    with pytest.raises(StartError, match="worker 1 of core 0 exited with code 9 while starting"):
         await start(die_on_start, ranks=2)
     assert workers() == []
 

@@ -80,6 +80,19 @@ fn it_is_over_when_every_sample_has_one_more_token() {
 }
 
 #[test]
+fn it_is_over_when_the_sample_that_had_none_is_aborted() {
+    let mut engine = Engine::new(config(PolicyName::Fcfs, 64, 1));
+    engine.add(Request { n: 1, ..request(ALONE, 4, 8) });
+    engine.steps(3);
+    let sample = engine.scheduler.fork(CLIENT, RequestId(ALONE), 0, 7).expect("nothing is in flight");
+    isolate(&mut engine);
+    engine.step();
+    assert!(engine.scheduler.isolated().is_some(), "the other has no slot");
+    engine.scheduler.abort(CLIENT, RequestId(ALONE), Some(sample));
+    assert_eq!(engine.scheduler.isolated(), None);
+}
+
+#[test]
 fn it_outlives_the_device_and_ends_with_a_hold() {
     let mut engine = Engine::new(config(PolicyName::Fcfs, 64, 2));
     engine.add(request(ALONE, 4, 8));
