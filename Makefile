@@ -1,6 +1,7 @@
 # Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
 #   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
 #   ARGS="..."            flags for `make serve` and `make gpu-check`, and for pyllm in `make bench-peers`
+#   MINUTES=NUMBER        how long `make chaos` lets things go wrong: 10 unless given
 #   CASES=NUMBER          cases of each property for `make proofs`, and of `make fuzz`: 10,000 unless given
 #   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`
 #   RESULTS=FILE          the results of `make bench-peers`, results.jsonl in PEERS unless given
@@ -13,7 +14,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz bench peers bench-peers gpu-check format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos bench peers bench-peers gpu-check format clean
 
 setup: $(VENV)/.extension
 
@@ -67,6 +68,11 @@ oracle: setup
 # Hostile requests to a real server, beside a client whose streams must stay whole; some of them are in `make test`.
 fuzz: setup
 	@$(BIN)/python -m tests.e2e.fuzz $(CASES)
+
+# Everything goes wrong at random under a live server, then a worker dies at every step; some of it is in `make test`.
+chaos: setup
+	@$(BIN)/python -m tests.e2e.chaos $(or $(MINUTES),10)
+	@$(BIN)/python -m tests.e2e.kill_everywhere
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ONLY)

@@ -11,10 +11,12 @@ from benchmarks import (
     idle_streams,
     long_prompts,
     memory,
+    recovery,
     sampling,
     scheduler,
     startup,
     step,
+    survival_overhead,
 )
 from benchmarks.record import Record
 
@@ -30,6 +32,8 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "long_prompt": long_prompts.run,
     "grammar": grammar.run,
     "startup": startup.run,
+    **recovery.FIGURES,
+    "survival.overhead_percent": survival_overhead.run,
 }
 
 

@@ -35,6 +35,11 @@ class Record(TypedDict, total=False):
     torch: float  # ...or the same by torch
     tokens_per_step: float
     recomputed: float  # tokens, as a share of those that had to be computed once
+    # Microseconds: what recovery costs where nobody dies, each timed alone, and the step that it is a share of.
+    accept_us: float
+    epoch_check_us: float
+    heartbeat_us: float
+    step_us: float
 
 
 def percentiles(name: str, seconds: Sequence[float], **case: int | str) -> Record:

@@ -34,10 +34,11 @@ def run() -> Iterator[Record]:
 class Server:
     """A server on a free port, ready when the `with` block begins."""
 
+    def __init__(self, *flags: str) -> None:
+        self._command = [sys.executable, "-m", "pyllm", "serve", "--port", "0", *flags]
+
     def __enter__(self) -> "Server":
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pyllm", "serve", "--port", "0"], stdout=subprocess.PIPE, text=True
-        )
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         match = re.search(r"http://\S+?:\d+", line)
@@ -51,9 +52,12 @@ class Server:
 
     def memory(self) -> float:
         """Proportional set size of all processes, in MB (10**6 bytes)."""
+        return round(sum(process.memory_full_info().pss for process in self.processes()) / 1e6, 1)
+
+    def processes(self) -> list[psutil.Process]:
+        """The supervisor and all its descendants."""
         supervisor = psutil.Process(self.process.pid)
-        tree = [supervisor, *supervisor.children(recursive=True)]
-        return round(sum(process.memory_full_info().pss for process in tree) / 1e6, 1)
+        return [supervisor, *supervisor.children(recursive=True)]
 
     def fill_kv_cache(self) -> None:
         """Compute prompts of as many tokens as the KV cache holds."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 import httpx
 import psutil
@@ -17,13 +18,18 @@ DEADLINE = 90.0
 
 
 class Server:
-    """The process, its address once it is ready, and its process tree by title."""
+    """The process, its address once it is ready, and its process tree by title.
 
-    def __init__(self, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
+    With `log_file` what it logs goes there, and not to `log`: a pipe that nobody reads holds up whoever fills it.
+    """
+
+    def __init__(
+        self, *arguments: str, environment: Mapping[str, str] | None = None, log_file: IO[str] | None = None
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "pyllm", "serve", "--port", "0", *arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=log_file or subprocess.PIPE,
             text=True,
             env={**os.environ, **(environment or {})},
         )
@@ -54,10 +60,10 @@ class Server:
     def wait(self) -> int:
         """Wait until the supervisor has ended; gives the exit code."""
         try:
-            self.log += self.process.communicate(timeout=DEADLINE)[1]
+            self.log += self.process.communicate(timeout=DEADLINE)[1] or ""
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.log += self.process.communicate()[1]
+            self.log += self.process.communicate()[1] or ""
             raise
         return self.process.returncode
 

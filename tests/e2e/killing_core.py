@@ -1,0 +1,135 @@
+"""A core whose ranks are killed at the step that a test names, and an API process, each a process of its own.
+
+Everything but the hand that kills is the server's own code.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import psutil
+import zmq
+
+from benchmarks.api_process import HOST, api_process
+from pyllm._rust import Plan
+from pyllm.child import attach
+from pyllm.config import engine_config
+from pyllm.core import process
+from pyllm.core.executors.process import ProcessExecutor
+from pyllm.launch import resolve, worker_main
+from pyllm.messages import Sampled
+from pyllm.process_config import CoreConfig
+from pyllm.supervisor import Process
+
+CONTEXT = multiprocessing.get_context("spawn")
+MOST_KILLS = 1024
+
+
+class Trigger:
+    """Shared by the test and the core's process: how many plans until the kill, whom to kill, and when it was done."""
+
+    def __init__(self) -> None:
+        self._plans_left = CONTEXT.Value("q", -1)
+        self._rank = CONTEXT.Value("q", 0)
+        self._num_plans = CONTEXT.Value("q", 0)
+        self._num_kills = CONTEXT.Value("q", 0)
+        self._times = CONTEXT.Array("d", MOST_KILLS)
+
+    def arm(self, plans: int, rank: int = 0) -> None:
+        """Have a rank killed once the core has submitted so many more plans."""
+        self._rank.value = rank
+        self._plans_left.value = plans
+
+    def disarm(self) -> None:
+        """Kill nobody any more."""
+        self._plans_left.value = -1
+
+    @property
+    def is_disarmed(self) -> bool:
+        """Whether the last kill that was asked for was done."""
+        return bool(self._plans_left.value < 0)
+
+    @property
+    def num_plans(self) -> int:
+        """Plans that were submitted so far."""
+        return int(self._num_plans.value)
+
+    @property
+    def kills(self) -> list[float]:
+        """When each kill was done, by `time.monotonic`."""
+        return list(self._times[: self._num_kills.value])
+
+    def count(self) -> None:
+        """In the core: one plan was submitted."""
+        self._num_plans.value += 1
+        with self._plans_left.get_lock():
+            if self._plans_left.value < 0:
+                return
+            self._plans_left.value -= 1
+            if self._plans_left.value > 0:
+                return
+            self._plans_left.value = -1
+        self._times[self._num_kills.value] = time.monotonic()
+        self._num_kills.value += 1
+        for pid in rank_pids(os.getpid(), self._rank.value):
+            os.kill(pid, signal.SIGKILL)
+
+
+def rank_pids(core: int, rank: int) -> list[int]:
+    """The process of a rank, by its title; spares have other ones."""
+    title = [f"pyllm::worker-0-{rank}"]
+    return [child.pid for child in psutil.Process(core).children() if child.cmdline()[:1] == title]
+
+
+class KillingExecutor(ProcessExecutor):
+    """The real one; a rank dies as soon as its fatal plan is on its way."""
+
+    def __init__(self, trigger: Trigger, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._trigger = trigger
+
+    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+        answer = super().submit(plan)
+        self._trigger.count()
+        return answer
+
+
+@asynccontextmanager
+async def killing_server(trigger: Trigger, **options: Any) -> AsyncIterator[str]:
+    """Such a core and an API process; gives the address."""
+    with tempfile.TemporaryDirectory() as folder:
+        engine, checkpoint = resolve(engine_config(options))
+        config = CoreConfig(
+            engine=engine,
+            checkpoint=checkpoint,
+            bind=f"ipc://{folder}/core-0",
+            socket_folder=folder,
+            ready_timeout=60.0,
+            shutdown_timeout=10.0,
+        )
+        ours, theirs = CONTEXT.Pipe()
+        child = CONTEXT.Process(target=_main, args=(config, trigger, theirs))
+        child.start()
+        theirs.close()
+        assert child.pid is not None
+        core = Process("core", child.pid, ours, lambda: child.exitcode)
+        core.watch()
+        try:
+            await core.ready(60.0)
+            async with api_process(config) as api:
+                yield f"http://{HOST}:{api.port}"
+        finally:
+            await core.stop(10.0)
+
+
+def _main(config: CoreConfig, trigger: Trigger, connection: Connection) -> None:
+    child = attach(connection, "pyllm::core-0")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    raise SystemExit(process.run(config, KillingExecutor(trigger, config, worker_main, context), context, child))

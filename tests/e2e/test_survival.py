@@ -1,0 +1,35 @@
+"""Streams whose worker or core is killed under them go on as if nothing had happened, token by token.
+
+Some of the kills; `python -m tests.e2e.kill_everywhere` has them all.
+"""
+
+import pytest
+
+from tests.e2e.kill_everywhere import CORE, WORKER, at_event, at_steps, live
+from tests.e2e.kills import Tally
+
+pytestmark = pytest.mark.timeout(600)  # Processes start many times here, on machines that may be busy.
+
+NUM_TOKENS = 24
+
+
+def assert_survived(tally: Tally, least_counted: int) -> None:
+    print(tally.record("kills that count"))
+    assert tally.others == []
+    assert (tally.lost, tally.repeated) == (0, 0)
+    assert tally.counted >= least_counted
+
+
+async def test_worker_killed_at_a_step() -> None:
+    assert_survived(await at_steps(first=14, most_runs=1, num_tokens=NUM_TOKENS), least_counted=2)
+
+
+async def test_any_rank_of_three_killed() -> None:
+    mix = {"num_tokens": NUM_TOKENS, "kinds": {"greedy", "seeded", "two samples"}}
+    # Spares of three ranks would take longer to start than all the rest.
+    tally = await at_steps(ranks=3, rank=2, first=5, most_runs=1, num_kills=1, warm_spares=False, **mix)
+    assert_survived(tally, least_counted=1)
+
+
+def test_processes_of_a_server_killed() -> None:
+    assert_survived(live([at_event(WORKER, 60), at_event(CORE, 100)], NUM_TOKENS), least_counted=2)
