@@ -1,4 +1,4 @@
-"""How a server comes to be: configuration is resolved, sockets are made, cores and API processes are started as siblings.
+"""How a server comes to be: configuration is resolved, sockets made, cores and API processes started as siblings.
 
 Imports neither torch nor the web framework; what the started processes do is in `roles.py`.
 """

@@ -27,11 +27,11 @@ _Request = tuple[SamplingParams | None, SchedulingParams]
 class LLM:
     """Starts the engine when it is made; `close`, the `with` block's end, or the end of the program ends it.
 
-    Options and errors are those of `AsyncEngine`.
+    Options and errors are those of `AsyncEngine`. There are no warm spares unless asked for: a script can wait.
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
-        self._engine = AsyncEngine(model, **options)
+        self._engine = AsyncEngine(model, **{"warm_spares": False, **options})
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="pyllm", daemon=True)
         self._thread.start()

@@ -52,7 +52,7 @@ def run(seconds: float, seed: int, log_file: IO[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         flag = Path(folder) / "flag"
         environment = faulty_processor.install(Path(folder) / "packages")
-        with Server(*FLAGS, environment=environment, log_file=log_file) as server:
+        with Server(*FLAGS, environment=environment, log_file=log_file, warm_spares=True) as server:
             pool = known_requests(server, flag)
             before = at_rest(server)
             begun = time.monotonic()

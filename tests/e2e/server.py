@@ -20,14 +20,20 @@ DEADLINE = 90.0
 class Server:
     """The process, its address once it is ready, and its process tree by title.
 
-    With `log_file` what it logs goes there, and not to `log`: a pipe that nobody reads holds up whoever fills it.
+    With `log_file` what it logs goes there, and not to `log`: a pipe that nobody reads holds up whoever fills it. There
+    are no spares unless `warm_spares` are what is tested: each of them imports torch.
     """
 
     def __init__(
-        self, *arguments: str, environment: Mapping[str, str] | None = None, log_file: IO[str] | None = None
+        self,
+        *arguments: str,
+        environment: Mapping[str, str] | None = None,
+        log_file: IO[str] | None = None,
+        warm_spares: bool = False,
     ) -> None:
+        spares = "--warm-spares" if warm_spares else "--no-warm-spares"
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "pyllm", "serve", "--port", "0", *arguments],
+            [sys.executable, "-m", "pyllm", "serve", "--port", "0", spares, *arguments],
             stdout=subprocess.PIPE,
             stderr=log_file or subprocess.PIPE,
             text=True,

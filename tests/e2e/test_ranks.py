@@ -11,7 +11,7 @@ import psutil
 import pytest
 import zmq
 
-from pyllm import launch
+from pyllm import launch, roles
 from pyllm._rust import Scheduler
 from pyllm.config import engine_config
 from pyllm.core.executors.process import ProcessExecutor

@@ -105,7 +105,7 @@ def test_dead_engine_process_is_a_pause(title: str) -> None:
 
 
 def test_a_dead_core_takes_along_a_worker_that_stands_still() -> None:
-    with Server("--no-warm-spares") as server:
+    with Server() as server:
         with streaming(server, max_tokens=200) as stream:
             core, worker = server.titled("pyllm::core-0"), server.titled("pyllm::worker-0-0")
             worker.suspend()
