@@ -62,7 +62,7 @@ class Leaks(NamedTuple):
 
 def leaks(begin: Census, end: Census) -> Leaks:
     """Of descriptors and open sockets, those of processes that have lived through it all."""
-    lived = begin.titles.keys() & end.titles.keys()
+    lived = unchanged(begin, end)
     return Leaks(
         processes=max(0, len(end.titles) - len(begin.titles)) + max(0, end.zombies - begin.zombies),
         descriptors=sum(max(0, end.descriptors[pid] - begin.descriptors[pid]) for pid in lived),
@@ -72,12 +72,17 @@ def leaks(begin: Census, end: Census) -> Leaks:
     )
 
 
+def unchanged(begin: Census, end: Census) -> list[int]:
+    """Processes that are there both times and do the same: a spare that has taken another one's place does not."""
+    return [pid for pid, title in begin.titles.items() if end.titles.get(pid) == title]
+
+
 def growth(begin: Census, end: Census) -> list[str]:
     """What the leaks are, in words: descriptors of processes that have lived through it all, and files."""
     return [
         f"{end.titles[pid]}: {begin.descriptors[pid]} descriptors ({begin.sockets[pid]} sockets), then "
         f"{end.descriptors[pid]} ({end.sockets[pid]})"
-        for pid in begin.titles.keys() & end.titles.keys()
+        for pid in unchanged(begin, end)
         if end.descriptors[pid] > begin.descriptors[pid]
     ] + sorted(end.files - begin.files)
 

@@ -156,6 +156,11 @@ def test_census_says_what_is_left_behind() -> None:
     assert leaks(REST, more) == Leaks(processes=2, descriptors=2, sockets=2, segments=1)
 
 
+def test_spare_that_has_taken_a_place_is_no_leak() -> None:
+    spare = REST._replace(titles={1: "a", 2: "a spare"}, descriptors={1: 10, 2: 3}, sockets={1: 4, 2: 1})
+    assert leaks(spare, REST) == Leaks(0, 0, 0, 0)
+
+
 def test_stop_string_spans_words_of_the_text() -> None:
     assert stop_string("one two three four five six seven eight nine ten") == " seven eight"
     assert stop_string("a canvas of sky, a canvas of sky, a canvas of light now") == " of light"
