@@ -46,8 +46,9 @@ class EngineClient:
 
     Through the constructor any transport can be used: `connects` has one function for each place where a core may be,
     and each call of `connect(on_message, on_malformed, on_disconnect)` gives the sending half of a fresh connection;
-    then `await client.start()`. `heartbeats=False` is for a core in the same process, which cannot be silent. All
-    methods belong to the event loop's thread.
+    then `await client.start()`. `heartbeats=False` is for a core in the same process, which cannot be silent. With
+    `awaits_first` a core that is lost before it has answered is no error, but followed by another. All methods belong
+    to the event loop's thread.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EngineClient:
         heartbeats: bool = True,
         clock: Callable[[], float] = time.monotonic,
         recovery_timeout: float = RECOVERY_TIMEOUT,
+        awaits_first: bool = False,
     ) -> None:
         self.malformed_frames = 0
         self._heartbeats = heartbeats
@@ -67,7 +69,7 @@ class EngineClient:
         self._ready: asyncio.Future[None] | None = None
         self._beating: asyncio.Task[None] | None = None
         handlers = Handlers(self._become_ready, self._receive, self._malformed, self._fail_calls, self.give_up)
-        self._connection = CoreConnection(handlers, connects, recovery_timeout)
+        self._connection = CoreConnection(handlers, connects, recovery_timeout, awaits_first)
         self._requests = RunningRequests(self._connection, self._ids, clock)
 
     @classmethod
@@ -91,7 +93,11 @@ class EngineClient:
         """
         secrets = client_keys(keys) if keys is not None else None
         addresses = [address] if isinstance(address, str) else list(address)
-        client = cls(*(over_zeromq(each, secrets) for each in addresses), recovery_timeout=recovery_timeout)
+        client = cls(
+            *(over_zeromq(each, secrets) for each in addresses),
+            recovery_timeout=recovery_timeout,
+            awaits_first=all(each.startswith("ipc://") for each in addresses),  # Where no keys can be wrong.
+        )
         try:
             await client.start(timeout)
         except TimeoutError:

@@ -84,11 +84,16 @@ def over_zeromq(address: str, keys: CurveKeys | None) -> Connect[CoreMessage, Cl
 class CoreConnection:
     """`connects` make a socket each, to an address where a core may be; they are tried in turn.
 
-    To be called at every heartbeat is `beat`. After `recovery_timeout` seconds without a core the end is final.
+    To be called at every heartbeat is `beat`. After `recovery_timeout` seconds without a core the end is final, and,
+    but where `awaits_first`, once no place has a core that answers a first hello: keys may be wanted there.
     """
 
     def __init__(
-        self, handlers: Handlers, connects: Sequence[Connect[CoreMessage, ClientMessage]], recovery_timeout: float
+        self,
+        handlers: Handlers,
+        connects: Sequence[Connect[CoreMessage, ClientMessage]],
+        recovery_timeout: float,
+        awaits_first: bool = False,
     ) -> None:
         self.model: ModelInfo
         self.fingerprint = ""
@@ -99,6 +104,7 @@ class CoreConnection:
         self._connects = connects
         self._place = -1  # in `connects`
         self._recovery_timeout = recovery_timeout
+        self._awaits_first = awaits_first
         self._link: Link[CoreMessage, ClientMessage] = Link(self._receive, handlers.on_malformed, self._lose)
         self._silent_beats = 0  # of the core, or of who is to become it
         self._outage_beats = 0
@@ -195,7 +201,7 @@ class CoreConnection:
         self._link.close()
         if not self.fingerprint:
             self._num_losses += 1
-            if self._num_losses >= len(self._connects):
+            if self._num_losses >= len(self._connects) and not self._awaits_first:
                 text = f"{loss} before it answered; over tcp:// it may want keys"
                 self._handlers.on_final(EngineDeadError(text))
             return  # The next address is tried at the next heartbeat.

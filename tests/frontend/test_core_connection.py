@@ -1,5 +1,7 @@
 """When a core is ready, silent or gone, and what is waited for then; counted in heartbeats."""
 
+import asyncio
+
 import pytest
 
 from pyllm.child import HEARTBEAT_INTERVAL
@@ -78,12 +80,22 @@ async def test_a_core_that_goes_before_it_answers_is_tried_again_at_the_next_hea
     assert client.epoch == EPOCH + 1
 
 
-async def test_a_first_core_that_goes_before_it_answers_is_named_at_once() -> None:
-    class Refusing(FakeCore):
-        def send(self, message: object, *frames: object, identity: bytes = b"") -> bool:
-            self.on_disconnect()
-            return True
+class Refusing(FakeCore):
+    def send(self, message: object, *frames: object, identity: bytes = b"") -> bool:
+        self.on_disconnect()
+        return True
 
+
+async def test_a_first_core_that_goes_before_it_answers_may_be_followed_by_another() -> None:
+    client = EngineClient(Cores(Refusing(), Refusing(), FakeCore()).connect, awaits_first=True)
+    starting = asyncio.ensure_future(client.start())
+    await asyncio.sleep(0)
+    beat(client, 2)
+    await starting
+    assert client.condition() == Condition(True)
+
+
+async def test_a_first_core_that_goes_before_it_answers_is_named_at_once() -> None:
     with pytest.raises(EngineDeadError, match="before it answered; over tcp:// it may want keys"):
         await connected(Refusing())
 

@@ -72,6 +72,7 @@ class ProcessExecutor:
         folder = Path(self._config.socket_folder)
         rendezvous = folder / f"ranks-{self._config.index}-{number}"
         sockets = [folder / f"worker-{self._config.index}-{rank}-{number}" for rank in range(self._size)]
+        _remove_leftovers(folder, self._config.index)
         self._files = [rendezvous, *sockets]
         try:
             for rank, path in enumerate(sockets):
@@ -199,3 +200,10 @@ class ProcessExecutor:
                 future.set_exception(death)
         self._steps.clear()
         self._calls.clear()
+
+
+def _remove_leftovers(folder: Path, index: int) -> None:
+    """What a core that was killed has left of its workers' sockets."""
+    for name in (f"worker-{index}-*", f"ranks-{index}-*"):
+        for path in folder.glob(name):
+            path.unlink()

@@ -130,6 +130,8 @@ async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(sta
     old = {worker.pid for worker in workers()}
     sockets = {path.name for path in folder.iterdir()}
     assert len(sockets) == 2
+    left = folder / "worker-0-0-7"  # by a core before this one, which was killed
+    left.touch()
     stopped = workers()[0]
     stopped.send_signal(signal.SIGSTOP)
     futures = [executor.submit(plan) for plan in plans(3)]
@@ -143,6 +145,7 @@ async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(sta
     assert executor.death is None
     assert not old & {worker.pid for worker in workers()}
     assert not sockets & {path.name for path in folder.iterdir()}
+    assert not left.exists()
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
     assert await executor.collective("num_blocks") == [32_768, 32_768]
 
