@@ -327,6 +327,16 @@ async def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
     assert engine.messages(Rejected)[0].code == "draining"
 
 
+async def test_a_drain_finishes_also_what_comes_with_tokens() -> None:
+    engine = Engine()
+    engine.core.drain()
+    engine.submit(1, [1, 2], max_tokens=4, outputs=(Output(array("i", [3, 4]).tobytes(), False),))
+    await engine.core.run()
+    told = engine.messages(Deltas)
+    assert [token for deltas in told for token in array("i", deltas.tokens)] == [5, 6]
+    assert told[-1].finishes == bytes([FinishCode.LENGTH])
+
+
 async def test_idle_core_wakes_for_a_request() -> None:
     engine = Engine()
     running = asyncio.ensure_future(engine.core.run())
