@@ -128,19 +128,15 @@ class Child:
         self.given_up = heartbeat.reason
 
 
-def attach(
-    connection: Connection, title: str, parent_death_signal: bool = True, pulse_patience: float = PULSE_PATIENCE
-) -> Child:
+def attach(connection: Connection, title: str, pulse_patience: float = PULSE_PATIENCE) -> Child:
     """Make this process a supervised child that has its configuration; call it in the main thread.
 
-    `parent_death_signal`: as `die_with_parent`, whose condition must hold; the connection's end does alone otherwise.
+    When the connection ends, so does the process; `die_with_parent` may make that sooner.
     """
     setproctitle(title)
     # What the stacks were when it crashed, or when its parent asks because it hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    if parent_death_signal:
-        die_with_parent()
     return Child(connection, "starting", pulse_patience)
 
 
