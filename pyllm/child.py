@@ -22,6 +22,8 @@ from pyllm.errors import ConfigError, GivenUpError, PyllmError
 from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 HEARTBEAT_INTERVAL = 0.5  # seconds
+# Seconds without a sign of life after which a process is taken to be gone, by its parent, its children and its clients.
+SILENCE = 2.5
 # Seconds without a pulse after which an event loop is taken to hang.
 PULSE_PATIENCE = 10.0
 # Characters of a reason that are told: what fits into the socket at once never stops who tells it.
