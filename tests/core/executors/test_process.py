@@ -22,10 +22,10 @@ from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SPARE_TITLE, attach, await_conf
 from pyllm.config import RecoveryConfig
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.core.executors.rank_process import WorkerEntry
-from pyllm.core.executors.spares import MAX_REPLACEMENTS
 from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
 from pyllm.messages import Control
 from pyllm.process_config import WorkerConfig
+from pyllm.spares import MAX_REPLACEMENTS
 from tests.core.executors.planned import plans
 
 
