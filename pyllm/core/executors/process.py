@@ -44,7 +44,6 @@ class ProcessExecutor:
         self._context = context
         self._size = config.engine.parallel.tensor_parallel_size
         self._starts = itertools.count()
-        self._files: list[Path] = []  # sockets and rendezvous of this start
         self._ranks: list[Process] = []
         self._spares = Spares(
             lambda: rank_process.spawn(entry, f"spare worker of core {config.index}"),
@@ -69,8 +68,7 @@ class ProcessExecutor:
         folder = Path(self._config.socket_folder)
         rendezvous = folder / f"ranks-{self._config.index}-{number}"
         sockets = [folder / f"worker-{self._config.index}-{rank}-{number}" for rank in range(self._size)]
-        _remove_leftovers(folder, self._config.index)
-        self._files = [rendezvous, *sockets]
+        self._remove_files()  # of a core that was killed
         try:
             for rank, path in enumerate(sockets):
                 worker = WorkerConfig(
@@ -141,8 +139,7 @@ class ProcessExecutor:
         self._endpoints.clear()
         ranks, self._ranks = self._ranks, []
         alive = await end(ranks)
-        for path in self._files:
-            path.unlink(missing_ok=True)
+        self._remove_files()
         if alive:
             raise StartError(f"{', '.join(process.name for process in alive)} could not be killed")
 
@@ -198,9 +195,8 @@ class ProcessExecutor:
         self._steps.clear()
         self._calls.clear()
 
-
-def _remove_leftovers(folder: Path, index: int) -> None:
-    """What a core that was killed has left of its workers' sockets."""
-    for name in (f"worker-{index}-*", f"ranks-{index}-*"):
-        for path in folder.glob(name):
-            path.unlink()
+    def _remove_files(self) -> None:
+        """Sockets and rendezvous of every start of this core's workers."""
+        for name in (f"worker-{self._config.index}-*", f"ranks-{self._config.index}-*"):
+            for path in Path(self._config.socket_folder).glob(name):
+                path.unlink(missing_ok=True)
