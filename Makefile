@@ -69,7 +69,7 @@ oracle: setup
 fuzz: setup
 	@$(BIN)/python -m tests.e2e.fuzz $(CASES)
 
-# Everything goes wrong at random under a live server, then a worker dies at every step; some of it is in `make test`.
+# Everything goes wrong at random under a live server, then processes die at chosen steps; some of it is in `make test`.
 chaos: setup
 	@$(BIN)/python -m tests.e2e.chaos $(or $(MINUTES),10)
 	@$(BIN)/python -m tests.e2e.kill_everywhere

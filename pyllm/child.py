@@ -22,6 +22,8 @@ from pyllm.errors import ConfigError, GivenUpError, PyllmError
 from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 HEARTBEAT_INTERVAL = 0.5  # seconds
+# Seconds without a sign of life after which a process is taken to be gone, by its parent, its children and its clients.
+SILENCE = 2.5
 # Seconds without a pulse after which an event loop is taken to hang.
 PULSE_PATIENCE = 10.0
 # Characters of a reason that are told: what fits into the socket at once never stops who tells it.
@@ -128,19 +130,15 @@ class Child:
         self.given_up = heartbeat.reason
 
 
-def attach(
-    connection: Connection, title: str, parent_death_signal: bool = True, pulse_patience: float = PULSE_PATIENCE
-) -> Child:
+def attach(connection: Connection, title: str, pulse_patience: float = PULSE_PATIENCE) -> Child:
     """Make this process a supervised child that has its configuration; call it in the main thread.
 
-    `parent_death_signal`: as `die_with_parent`, whose condition must hold; the connection's end does alone otherwise.
+    When the connection ends, so does the process; `die_with_parent` may make that sooner.
     """
     setproctitle(title)
     # What the stacks were when it crashed, or when its parent asks because it hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    if parent_death_signal:
-        die_with_parent()
     return Child(connection, "starting", pulse_patience)
 
 

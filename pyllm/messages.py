@@ -299,7 +299,8 @@ class Failed(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """Sent at 2 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
 
-    A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready".
+    A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason`
+    says why what its child needs will not come back, and is empty until then.
     """
 
     stage: str = ""

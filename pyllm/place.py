@@ -14,13 +14,11 @@ import msgspec
 from pyllm.child import FINAL_EXIT_CODE
 from pyllm.errors import EngineDeadError, GivenUpError
 from pyllm.restart_budget import WINDOW, RestartBudget
+from pyllm.spares import SPARE_DELAY, Spares
 from pyllm.supervisor import Process
 
 # Told the address that the child before served; empty for the first.
 Configure = Callable[[str], msgspec.Struct]
-
-# Seconds before a spare is started: imports take a processor, which those who have waited for the child want now.
-SPARE_DELAY = 1.0
 
 logger = logging.getLogger(__name__)
 
@@ -49,19 +47,17 @@ class Place:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.process: Process | None = None
-        self.spare: Process | None = None
         self._spawn = spawn
         self._configure = configure
         self._limits = limits
         self._on_death = on_death
         self._clock = clock
         self._budget = RestartBudget(limits.max_restarts)
-        self._spare_budget = RestartBudget(limits.max_restarts)
+        self._spares = Spares(self._spawn_watched, int(limits.warm_spare), limits.spare_delay)
         self._address = ""
         self._stands_by = False
         self._may_end = False
         self._keeping: asyncio.Task[EngineDeadError | None] | None = None
-        self._sparing: asyncio.Task[None] | None = None
 
     def spawn(self) -> None:
         """Start the first child without waiting for it; no event loop need be running."""
@@ -87,8 +83,8 @@ class Place:
 
     def stand_by(self) -> None:
         """Have a spare from now on, if that is wanted: once all is ready, so that starting is not slowed."""
-        self._stands_by = self._limits.warm_spare
-        self._begin_sparing()
+        self._stands_by = True
+        self._spares.fill()
 
     def expect_end(self) -> None:
         """From now on a child that ends with code 0 is not lost, whoever told it to end."""
@@ -102,15 +98,15 @@ class Place:
     def kill(self) -> None:
         """SIGKILL to the child, the spare, and all that they have started; there is no successor."""
         self._end_keeping()
-        for process in self._processes():
-            process.kill()
+        self._spares.kill()
+        if self.process is not None:
+            self.process.kill()
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
         self._end_keeping()
-        if self.spare is not None:
-            self.spare.kill()
-        await asyncio.gather(*(process.stop(grace) for process in self._processes()))
+        stopping = [] if self.process is None else [self.process.stop(grace)]
+        await asyncio.gather(self._spares.close(), *stopping)
 
     async def _keep(self, process: Process) -> EngineDeadError | None:
         """Until a child has ended for good; gives the reason, if that is one."""
@@ -129,7 +125,7 @@ class Place:
                 )
             logger.error("%s: another one takes its place", process.obituary())
             await asyncio.sleep(delay)
-            process = self.process = self._take_spare() or self._spawn_watched()
+            process = self.process = self._spares.take()
             process.configure(self._configure(self._address))
             await self._see_ready(process)
 
@@ -140,7 +136,8 @@ class Place:
             return
         if process.started.done():
             logger.info("%s is ready again", process.name)
-            self._begin_sparing()
+            if self._stands_by:
+                self._spares.fill()
         else:
             process.failure = f"it was not ready after {self._limits.ready_timeout:g} s"
             process.kill()
@@ -150,34 +147,10 @@ class Place:
         process.watch()
         return process
 
-    def _take_spare(self) -> Process | None:
-        spare, self.spare = self.spare, None
-        if self._sparing is not None:
-            self._sparing.cancel()
-            self._sparing = None
-        return spare if spare is not None and not spare.exited.done() else None
-
-    def _begin_sparing(self) -> None:
-        if self._stands_by and self._sparing is None:
-            self._sparing = asyncio.create_task(self._keep_spare(), name="spare")
-
-    async def _keep_spare(self) -> None:
-        """One stands by; one that dies meanwhile is followed by another, unless that is too often."""
-        while (delay := self._spare_budget.take(self._clock())) is not None:
-            await asyncio.sleep(delay + self._limits.spare_delay)
-            self.spare = self._spawn_watched()
-            await asyncio.wait({self.spare.exited})
-            logger.warning("a spare for %s", self.spare.obituary())
-        logger.warning("%s has no spare any more", self.process.name if self.process else "this place")
-
     def _end_keeping(self) -> None:
         self._stands_by = False
-        for task in (self._keeping, self._sparing):
-            if task is not None:
-                task.cancel()
-
-    def _processes(self) -> list[Process]:
-        return [process for process in (self.process, self.spare) if process is not None]
+        if self._keeping is not None:
+            self._keeping.cancel()
 
 
 def _tell(keeping: "asyncio.Task[EngineDeadError | None]", on_lost: Callable[[BaseException], None]) -> None:

@@ -70,7 +70,7 @@ def _core_main(connection: Connection, num_workers: int) -> int:
     workers = [rank_process.start(worker_main, "spare worker of a spare core") for _ in range(num_workers)]
     config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
     title = f"pyllm::core-{config.index}"
-    child = attach(connection, title, parent_death_signal=False)  # It was asked for when the process began.
+    child = attach(connection, title)
     log.configure(title)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor

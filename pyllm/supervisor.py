@@ -21,16 +21,14 @@ from typing import Any
 import msgspec
 
 from pyllm import line_writer
-from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.child import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.child_log import ChildLog
 from pyllm.errors import EngineDeadError, StartError
 from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
 KILL_TIMEOUT = 10.0
-# Seconds, but counted in our own heartbeats and not by the clock: a parent that was stopped must not blame its child.
-SILENCE = 2.5
-ENDING_SILENCE = 10.0  # of one that has said that it fails: its last work may be long
+ENDING_SILENCE = 10.0  # seconds, of a child that has said that it fails: its last work may be long
 STACKS_TIMEOUT = 0.2  # seconds that a silent child gets to write its stacks
 
 
@@ -169,6 +167,7 @@ class Process:
         self._send_heartbeat()
         # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
         counts = self.started.done() or self._stands_still()
+        # Counted in our own ticks, not by the clock: a parent that was stopped must not blame its child.
         self._silent_ticks = self._silent_ticks + 1 if counts else 0
         if self._silent_ticks * HEARTBEAT_INTERVAL > (SILENCE if self.failure is None else ENDING_SILENCE):
             self._end_silent()

@@ -21,7 +21,7 @@ import ctypes, os, signal, subprocess, sys, threading, time
 from multiprocessing.connection import Connection
 from pyllm.child import attach, await_configuration
 def attached(**options):
-    return attach(Connection(int(sys.argv[1])), "pyllm::test", parent_death_signal=False, **options)
+    return attach(Connection(int(sys.argv[1])), "pyllm::test", **options)
 """
 ATTACHED = CHILD + "child = attached()\n"
 SERVE = (
@@ -46,7 +46,7 @@ WITH_CHILD = ATTACHED + "child.started(str(subprocess.Popen(['sleep', '600']).pi
 UNCONFIGURED = CHILD + (
     "connection = Connection(int(sys.argv[1]))\n"
     "size = len(await_configuration(connection))\n"
-    "attach(connection, 'pyllm::test', parent_death_signal=False).started(str(size)); threading.Event().wait()"
+    "attach(connection, 'pyllm::test').started(str(size)); threading.Event().wait()"
 )
 LISTENING = ATTACHED + (
     "while child.parent_silence < 1: time.sleep(0.01)\n"

@@ -144,7 +144,7 @@ class EngineClient:
 
     @property
     def counts(self) -> ConnectionCounts:
-        """What became of cores so far."""
+        """Cores that were met so far, and requests that were sent again."""
         return self._connection.counts
 
     def condition(self) -> Condition:

@@ -11,7 +11,7 @@ import msgspec
 import zmq
 
 from pyllm import ipc
-from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.child import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.curve import CurveKeys
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError
 from pyllm.frontend.link import Connect, Link
@@ -29,8 +29,7 @@ from pyllm.messages import (
 )
 
 # Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
-# blame the core.
-CORE_SILENCE = 2.5  # without a message from the core, which is not ready then
+# blame the core. After `SILENCE` without a message from it, it is not ready.
 CORE_LOSS = 10.0  # in which case it is given up for its successor
 ATTEMPT = 2.5  # that a core has to answer before the next address is tried
 
@@ -46,10 +45,10 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 class ConnectionCounts(msgspec.Struct):
-    """Epochs of cores that were ready, and requests that were sent again to one of them."""
+    """Cores that were met, each start of one counted, and requests that were sent again to one of them."""
 
-    num_epochs: int = 0
-    num_resubmitted: int = 0
+    num_core_connections: int = 0
+    num_resubmitted_requests: int = 0
 
 
 class Handlers(NamedTuple):
@@ -84,7 +83,7 @@ def over_zeromq(address: str, keys: CurveKeys | None) -> Connect[CoreMessage, Cl
 class CoreConnection:
     """`connects` make a socket each, to an address where a core may be; they are tried in turn.
 
-    To be called at every heartbeat is `beat`. After `recovery_timeout` seconds without a core the end is final, and,
+    Call `beat` every `HEARTBEAT_INTERVAL`. After `recovery_timeout` seconds without a core the end is final, and,
     but where `awaits_first`, once no place has a core that answers a first hello: keys may be wanted there.
     """
 
@@ -151,7 +150,7 @@ class CoreConnection:
             loss = self._loss or "no engine core has answered"
             return Condition(False, reason=f"{loss}; another one has been awaited for {seconds:g} s")
         silence = self._silent_beats * HEARTBEAT_INTERVAL
-        if silence >= CORE_SILENCE:
+        if silence >= SILENCE:
             return Condition(False, reason=f"the engine core has given no sign of life for {silence:g} s")
         stage = self._told.stage
         if stage in ("", "ready"):
@@ -187,7 +186,7 @@ class CoreConnection:
             return
         previous, is_known = self.fingerprint, self.is_ready
         if ready.epoch != self.epoch:
-            self.counts.num_epochs += 1
+            self.counts.num_core_connections += 1
         if self._outage_beats and previous:
             logger.info("a core is ready after %g s", self._outage_beats * HEARTBEAT_INTERVAL)
         self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch

@@ -75,10 +75,6 @@ class Journal:
         else:
             self._closed[sample] = True
 
-    def is_closed(self, sample: int) -> bool:
-        """Whether nothing more is wanted of this sample."""
-        return self._closed[sample]
-
     def ending(self, sample: int) -> FinishCode:
         """How a sample that has had no last delta ends with the tokens that it has; NONE if it goes on."""
         first, output = self._first, self._outputs[sample]

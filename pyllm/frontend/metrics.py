@@ -160,9 +160,9 @@ class Metrics(Collector):
         yield self._gauge(OURS, "ready", "1 while requests are worked on.", self._condition.ready)
         yield self._gauge(OURS, "stalled", "1 while work waits and no step is completed.", self._condition.stalled)
         connection = self.connection
-        yield self._counter(OURS, "core_connections", "Cores that API processes met.", connection.num_epochs)
+        yield self._counter(OURS, "core_connections", "Cores that API processes met.", connection.num_core_connections)
         text = "Requests that were sent to a core again."
-        yield self._counter(OURS, "resubmitted_requests", text, connection.num_resubmitted)
+        yield self._counter(OURS, "resubmitted_requests", text, connection.num_resubmitted_requests)
         yield self._counter(VLLM, "prompt_tokens", "Prompt tokens of requests that got a token.", self.prompt_tokens)
         yield self._counter(
             VLLM, "prompt_tokens_cached", "Of these, found in the prefix cache.", self.cached_prompt_tokens

@@ -141,7 +141,7 @@ class RunningRequests:
         self._streams.end_complete_samples(stream)
         if self._streams.get(stream.request) is None:
             return
-        self._connection.counts.num_resubmitted += 1
+        self._connection.counts.num_resubmitted_requests += 1
         submission = stream.journal.submission(self._connection.epoch, stream.wire_id, self._clock())
         try:
             self._connection.post(submission)

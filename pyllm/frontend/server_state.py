@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable
 
 from pyllm.api_keys import KeyRing
+from pyllm.child import SILENCE
 from pyllm.config import ServerConfig
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.chat_template import ChatTemplate
@@ -23,9 +24,6 @@ from pyllm.frontend.tracing import Tracer
 from pyllm.process_config import SharedConfig
 
 Fail = Callable[[PyllmError], None]
-
-# Seconds without a sign of life from the parent, after which nobody may be there to replace what dies.
-PARENT_SILENCE = 2.5
 
 DEFAULT_SERVER = ServerConfig()
 NO_KEYS = KeyRing()
@@ -75,7 +73,7 @@ class ServerState:
         if self.draining:
             return Condition(False, condition.stalled, "the server is shutting down")
         silence = self._parent_silence()
-        if condition.ready and silence > PARENT_SILENCE:
+        if condition.ready and silence > SILENCE:  # Nobody may be there to replace what dies.
             return Condition(False, reason=f"the server's supervisor has given no sign of life for {silence:.1f} s")
         return condition
 

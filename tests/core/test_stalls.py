@@ -85,7 +85,7 @@ async def test_workers_that_are_stuck_are_replaced_and_clients_hear_of_it() -> N
     running = asyncio.ensure_future(engine.core.run())
     engine.submit(1, [1, 2], max_tokens=6)
     await until(lambda: engine.core.last_step == 3)
-    engine.scheduler.expected_seconds(4)
+    assert engine.scheduler.expected_seconds(4) is None  # The fake clock stood still.
     stages = []
     for half_seconds in range(4000):
         engine.now = half_seconds / 2
@@ -96,7 +96,7 @@ async def test_workers_that_are_stuck_are_replaced_and_clients_hear_of_it() -> N
             break
     await until(lambda: 1 in engine.outputs() and engine.outputs()[1][1] == FinishCode.LENGTH)
     assert engine.outputs()[1][0] == [3, 4, 5, 6, 7, 8]
-    assert stages.index("stalled") == 1201  # 600 s: the fake clock stood still, so that no step was measured
+    assert stages.index("stalled") == 1201  # 600 s
     assert engine.now == 1800.5
     assert [beat.stage for beat in engine.messages(Heartbeat)[-2:]] == ["recovering", "ready"]
     running.cancel()

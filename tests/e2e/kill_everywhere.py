@@ -1,7 +1,8 @@
-"""`python -m tests.e2e.kill_everywhere`: a worker dies at every step of nine mixed streams, the core at every event.
+"""`python -m tests.e2e.kill_everywhere`: a worker dies at every step of nine mixed streams.
 
-And both at random instants, and each rank of three. Prints a JSON object for each; fails where a stream is not its
-uncrashed twin, or where too few kills counted: those with a token emitted and one owed.
+And each rank of three at every ninth step, and worker and core at every seventh event and at random instants.
+Prints a JSON object for each; fails where a stream is not its uncrashed twin, or where too few kills counted: those
+with a token emitted and one owed.
 """
 
 import asyncio

@@ -23,9 +23,10 @@ from pyllm.child import attach
 from pyllm.config import engine_config
 from pyllm.core import process
 from pyllm.core.executors.process import ProcessExecutor
-from pyllm.launch import resolve, worker_main
+from pyllm.launch import resolve
 from pyllm.messages import Sampled
 from pyllm.process_config import CoreConfig
+from pyllm.roles import worker_main
 from pyllm.supervisor import Process
 
 CONTEXT = multiprocessing.get_context("spawn")

@@ -27,7 +27,7 @@ PROMPT = array("i", range(40)).tobytes()
 @pytest.fixture
 async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
     model = write_tiny_model(tmp_path / "tiny")
-    options = {"model": model, "device": "cpu", "tensor_parallel_size": RANKS, "max_num_seqs": 8}
+    options = {"model": model, "device": "cpu", "tensor_parallel_size": RANKS, "max_num_seqs": 8, "warm_spares": False}
     engine, checkpoint = launch.resolve(engine_config(options))
     folder = tmp_path / "sockets"
     folder.mkdir()

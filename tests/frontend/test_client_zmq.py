@@ -63,7 +63,8 @@ async def test_a_stream_goes_on_with_the_next_core_at_the_address(address: str) 
         async for delta in generator:
             tokens += delta.tokens
         assert tokens == [5, 6, 7, 8]
-        assert (client.epoch, client.counts.num_epochs, client.counts.num_resubmitted) == (EPOCH + 1, 2, 1)
+        counts = client.counts
+        assert (client.epoch, counts.num_core_connections, counts.num_resubmitted_requests) == (EPOCH + 1, 2, 1)
         client.close()
 
 

@@ -4,19 +4,17 @@ import asyncio
 
 import pytest
 
-from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.child import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.client import EngineClient
-from pyllm.frontend.core_connection import ATTEMPT, CORE_LOSS, CORE_SILENCE, Condition
+from pyllm.frontend.core_connection import ATTEMPT, CORE_LOSS, Condition
 from pyllm.messages import Abort, FinishCode, Heartbeat, Rejected, Submit
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from tests.frontend.fake_core import EPOCH, Cores, FakeCore, Row, connected, deltas
 from tests.frontend.mortal_core import Reader
 
-SILENCE_BEATS, LOSS_BEATS, ATTEMPT_BEATS = (
-    int(each / HEARTBEAT_INTERVAL) for each in (CORE_SILENCE, CORE_LOSS, ATTEMPT)
-)
+SILENCE_BEATS, LOSS_BEATS, ATTEMPT_BEATS = (int(each / HEARTBEAT_INTERVAL) for each in (SILENCE, CORE_LOSS, ATTEMPT))
 GREEDY = SamplingParams(temperature=0.0)
 
 

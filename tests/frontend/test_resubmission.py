@@ -98,7 +98,7 @@ async def test_wherever_a_core_dies_the_next_one_gives_the_rest(lives_for: int) 
     for params, reader in zip(REQUESTS, readers, strict=True):
         client.submit([3, 4, 5], params, reader)
     await engines.run()
-    assert client.counts.num_resubmitted > 0
+    assert client.counts.num_resubmitted_requests > 0
     for params, reader, (tokens, finish) in zip(REQUESTS, readers, EXPECTED, strict=True):
         assert reader.errors == []
         assert list(zip(reader.tokens, reader.finishes, strict=True)) == [(tokens, finish)] * params.n

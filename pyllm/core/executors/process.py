@@ -17,14 +17,11 @@ from pyllm import ipc
 from pyllm._rust import Plan
 from pyllm.core.executors import rank_process
 from pyllm.core.executors.rank_process import WorkerEntry
-from pyllm.core.executors.spares import Spares, end
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
 from pyllm.process_config import CoreConfig, WorkerConfig
+from pyllm.spares import SPARE_DELAY, Spares, end
 from pyllm.supervisor import Process
-
-# Seconds after a start in which its first steps, maybe those of many requests at once, have the processors alone.
-SPARE_DELAY = 1.0
 
 
 class ProcessExecutor:

@@ -70,5 +70,4 @@ def first_to_blame(ended: list[Process]) -> Process:
 
     Ranks that exchange data with one that is gone fail in that exchange, and say so.
     """
-
     return max(ended, key=lambda process: (_TELLING.index(cause(process)), process.exited.result() < 0))

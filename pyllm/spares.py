@@ -1,10 +1,10 @@
-"""Worker processes that stand by: everything is imported there, and nothing is configured.
+"""Processes that stand by: everything is imported there, and nothing is configured.
 
-Knows how many there should be. Does not know ranks: whoever takes a worker makes it one.
+Knows how many there should be. Does not know what they are for: whoever takes one tells it.
 """
 
 import asyncio
-import signal
+import logging
 from collections.abc import Callable
 
 from pyllm.restart_budget import RestartBudget
@@ -12,12 +12,17 @@ from pyllm.supervisor import KILL_TIMEOUT, Process
 
 # Spares that die by themselves are replaced so many times a minute; then there are none before the next `fill`.
 MAX_REPLACEMENTS = 3
+# Seconds after `fill` until a spare is started: imports take a processor, which those want now who have waited for what
+# has just become ready.
+SPARE_DELAY = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 class Spares:
-    """`count` workers that `spawn` starts, 0 for none, `delay` seconds after `fill`."""
+    """`count` processes that `spawn` starts and watches, 0 for none, `delay` seconds after `fill`."""
 
-    def __init__(self, spawn: Callable[[], Process], count: int, delay: float) -> None:
+    def __init__(self, spawn: Callable[[], Process], count: int, delay: float = SPARE_DELAY) -> None:
         self._spawn = spawn
         self._count = count
         self._delay = delay
@@ -26,29 +31,39 @@ class Spares:
         self._timer: asyncio.TimerHandle | None = None
 
     def fill(self) -> None:
-        """Start as many as there are too few, a little later: imports take a processor, which is wanted now."""
+        """Start as many as there are too few, a little later."""
         self._fill_after(self._delay)
 
     def adopt(self, processes: list[Process]) -> None:
-        """Watch workers that were started before there was an event loop, and have them stand by."""
+        """Watch processes that were started before there was an event loop, and have them stand by."""
         for process in processes:
             process.watch()
             self._stand_by(process)
 
     def take(self) -> Process:
-        """A worker that is not configured yet: the spare that has waited longest, or a new one.
+        """A process that is not configured yet: the spare that has waited longest, or a new one.
 
         No further spare is started before the next `fill`.
         """
         self._cancel()
-        return self._waiting.pop(0) if self._waiting else self._spawn()
+        while self._waiting:
+            process = self._waiting.pop(0)
+            if not process.exited.done():
+                return process
+        return self._spawn()
 
-    async def close(self) -> None:
-        """End them all, and start no more."""
+    def kill(self) -> list[Process]:
+        """SIGKILL to them all, and start no more; gives those that are yet to end."""
         self._count = 0
         self._cancel()
-        ended, self._waiting = self._waiting, []
-        await end(ended)
+        killed, self._waiting = self._waiting, []
+        for process in killed:
+            process.kill()
+        return killed
+
+    async def close(self) -> None:
+        """As `kill`, and wait for their ends."""
+        await end(self.kill())
 
     def _fill_after(self, delay: float) -> None:
         self._cancel()
@@ -70,6 +85,7 @@ class Spares:
         def replace(_: object) -> None:
             if process in self._waiting:
                 self._waiting.remove(process)
+                logger.warning("a spare: %s", process.obituary())
                 delay = self._budget.take(asyncio.get_running_loop().time())
                 if delay is not None:
                     self._fill_after(delay)
@@ -80,7 +96,7 @@ class Spares:
 async def end(processes: list[Process]) -> list[Process]:
     """SIGKILL: they hold nothing that would have to be finished. Gives those that do not even end then."""
     for process in processes:
-        process.signal(signal.SIGKILL)
+        process.kill()
     if processes:
         await asyncio.wait([process.exited for process in processes], timeout=KILL_TIMEOUT)
     return [process for process in processes if not process.exited.done()]
