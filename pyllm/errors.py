@@ -65,4 +65,4 @@ class WorkerDeadError(EngineDeadError):
 
 
 class GivenUpError(EngineDeadError):
-    """A process has died more often than `max_restarts` allows; the text has the last death."""
+    """A process is not started anew: it died more often than `max_restarts` allows, or for good; the text says why."""

@@ -218,7 +218,7 @@ def test_a_request_is_isolated_until_it_has_one_more_token():
         scheduler.isolate(0, 2)
     step = planned(scheduler).step
     assert scheduler.requests_in_flight() == [(0, 1)]
-    assert [one["reason"] for one in scheduler.explain(0, 2)] == ["quarantine"]
+    assert [one["reason"] for one in scheduler.explain(0, 2)] == ["isolation"]
     scheduler.commit(step, int32(0, 1), int32(5))
     assert scheduler.isolated() is None
     scheduler.hold(0, 2, "test")

@@ -16,10 +16,11 @@ from pyllm.config import EngineConfig
 from pyllm.core.admission import check_submit
 from pyllm.core.calls import Calls
 from pyllm.core.clients import Clients
+from pyllm.core.crash import Crash, crash_report
 from pyllm.core.executors.base import Executor
 from pyllm.core.policies import Policy, facts, policy_key
 from pyllm.core.recording import Recording
-from pyllm.core.recovery import Crash, Recovery, crash_report
+from pyllm.core.recovery import Recovery
 from pyllm.core.stalls import StallWatch
 from pyllm.errors import RequestError, WorkerDeadError
 from pyllm.ipc import Sender

@@ -48,7 +48,7 @@ pub enum Reason {
     /// The step preempted to let the rest go on; it admits nothing after that.
     Preempting,
     /// The step was another's: a request that is isolated shares none with others, and where it lacks room they wait.
-    Quarantine,
+    Isolation,
     /// Another one comes before it in the policy's order, and that one was not admitted.
     Policy,
 }
@@ -72,7 +72,7 @@ impl Reason {
             Self::Watermark => "watermark",
             Self::Growth => "growth",
             Self::Preempting => "preempting",
-            Self::Quarantine => "quarantine",
+            Self::Isolation => "isolation",
             Self::Policy => "policy",
         }
     }
@@ -217,12 +217,12 @@ impl Scheduler {
             _ if sequence.since >= self.decisions.num_made => Reason::New,
             State::Running(_) if sequence.comes_to_nothing() => Reason::Grammar,
             State::Running(_) if !sequence.is_plannable() => Reason::InFlight,
-            State::Running(_) if sat_out => Reason::Quarantine,
+            State::Running(_) if sat_out => Reason::Isolation,
             // Where nothing was cut, it was a step in flight that had to be committed first, and has been since.
             State::Running(_) => self.decisions.cut.unwrap_or(Reason::InFlight),
             _ if self.decisions.stopped == Some(key) => last.and_then(|decision| decision.stop).unwrap_or(Reason::New),
             _ if sequence.num_in_flight > 0 => Reason::InFlight,
-            _ if sat_out => Reason::Quarantine,
+            _ if sat_out => Reason::Isolation,
             _ => Reason::Policy,
         }
     }

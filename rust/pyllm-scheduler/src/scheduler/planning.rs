@@ -128,7 +128,7 @@ impl Scheduler {
             self.cache.free(block);
         }
         // What is left in the queue is not this turn's.
-        planning.stop = planning.stop.or_else(|| self.queue.first().map(|key| (key, Reason::Quarantine)));
+        planning.stop = planning.stop.or_else(|| self.queue.first().map(|key| (key, Reason::Isolation)));
         self.finish_plan(planning)
     }
 

@@ -30,7 +30,7 @@ fn a_long_prompt_by_itself_takes_turns_with_those_that_run() {
     let mut turns = Vec::new();
     while engine.scheduler.isolated().is_some() {
         let reason = if is_alone(&engine.step()) { engine.reason(1) } else { engine.reason(ALONE) };
-        assert_eq!(reason, Some(Reason::Quarantine));
+        assert_eq!(reason, Some(Reason::Isolation));
         turns.push(engine.explain(ALONE)[0].num_tokens > 0);
     }
     assert_eq!(turns, [true, false, true, false, true, false, true]);
@@ -62,7 +62,7 @@ fn what_waits_beside_it_is_told_so() {
     }
     isolate(&mut engine);
     engine.step();
-    assert_eq!((engine.state(1), engine.reason(1)), ("waiting", Some(Reason::Quarantine)));
+    assert_eq!((engine.state(1), engine.reason(1)), ("waiting", Some(Reason::Isolation)));
 }
 
 #[test]

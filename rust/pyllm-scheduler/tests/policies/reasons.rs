@@ -276,7 +276,7 @@ fn is_borne_out(reason: Reason, settings: &Config, decision: &Decision) -> bool 
         | Reason::Siblings
         | Reason::InFlight
         | Reason::Grammar
-        | Reason::Quarantine
+        | Reason::Isolation
         | Reason::Samples => false,
     }
 }

@@ -87,7 +87,7 @@ const CORNERS: [&str; 80] = [
     "loading",
     "policy",
     "preempting",
-    "quarantine",
+    "isolation",
     "samples",
     "siblings",
     "slots",

@@ -105,7 +105,7 @@ impl World {
                 holds = config.expected_growth > 0.0;
             }
             Some(Reason::Preempting) => holds = decision.num_preempted + decision.num_admitted > 0,
-            Some(Reason::Quarantine) => {
+            Some(Reason::Isolation) => {
                 is_in(&["running", "waiting", "preempted", "swapped"]);
                 holds = self.alone.is_some();
             }

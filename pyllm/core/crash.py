@@ -1,0 +1,51 @@
+"""What was going on in a core when its workers died, and what of it is kept."""
+
+from array import array
+from typing import NamedTuple
+
+import msgspec
+
+from pyllm._rust import Scheduler
+from pyllm.config import EngineConfig
+from pyllm.errors import WorkerDeadError
+from pyllm.flight_recorder import config_json
+
+NUM_DECISIONS = 64  # that a report has
+
+
+class Crash(NamedTuple):
+    """What was going on when the workers died."""
+
+    death: WorkerDeadError
+    epoch: int
+    steps: list[int]  # in flight, oldest first
+    requests: list[tuple[int, int]]  # that had rows in them: client and request
+
+
+def crash_report(crash: Crash, scheduler: Scheduler, stats: dict[str, int], config: EngineConfig) -> dict[str, bytes]:
+    """What is kept of it: contents by file names, without tokens unless the configuration asks for them."""
+    names = [{"client": client, "request": request} for client, request in crash.requests]
+    samples = [scheduler.explain(client, request) for client, request in crash.requests]
+    report = {
+        "cause": crash.death.cause,
+        "death": str(crash.death),
+        "epoch": crash.epoch,
+        "steps_in_flight": crash.steps,
+        "suspects": [name | {"samples": of} for name, of in zip(names, samples, strict=True)],
+        "decisions": scheduler.decisions(NUM_DECISIONS),
+        "stats": stats,
+    }
+    parts = {
+        "report.json": msgspec.json.format(msgspec.json.encode(report)),
+        "config.json": config_json(config),
+        "worker.log": crash.death.log,
+    }
+    if config.recovery.flight_recorder_prompts:
+        tokens = [name | _tokens(scheduler, *of) for name, of in zip(names, crash.requests, strict=True)]
+        parts["tokens.json"] = msgspec.json.encode(tokens)
+    return parts
+
+
+def _tokens(scheduler: Scheduler, client: int, request: int) -> dict[str, object]:
+    prompt, outputs = scheduler.history(client, request)
+    return {"prompt": list(array("i", prompt)), "outputs": [list(array("i", output)) for output in outputs]}
