@@ -89,10 +89,16 @@ class LLMEngine:
         """Compute one step; gives the requests that changed, each with all of its output so far.
 
         Raises:
+            PyllmError: a request has failed, and has ended; what the others have is given by the next call.
             EngineDeadError: the model failed.
         """
         self._check_open()
         self._loop.run_until_complete(self._core.step())
+        for request_id in sorted(self._changed & self._requests.keys()):
+            failure = self._requests[request_id][1].failure
+            if failure is not None:
+                del self._requests[request_id]
+                raise failure
         outputs = []
         for request_id in sorted(self._changed & self._requests.keys()):
             _, fold = self._requests[request_id]
@@ -110,7 +116,7 @@ class LLMEngine:
                 processor.drop()
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` still has something to do."""
+        """Whether `step` still has something to do, or to give."""
         return bool(self._requests)
 
     def stats(self) -> dict[str, int]:

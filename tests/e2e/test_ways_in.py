@@ -115,6 +115,23 @@ def test_llm_engine_steps() -> None:
         engine.step()
 
 
+def test_llm_engine_loses_nothing_when_a_request_fails() -> None:
+    engine = LLMEngine(max_num_seqs=4)
+    # The first leaves no token to choose from, in the step in which the other one ends.
+    impossible = SamplingParams(temperature=0, max_tokens=1, allowed_token_ids=[5], bad_words_token_ids=[[5]])
+    engine.add_request("ends", FRANCE, SamplingParams(temperature=0, max_tokens=1))
+    engine.add_request("fails", FRANCE, impossible)
+    outputs, failures = [], []
+    while engine.has_unfinished_requests():
+        try:
+            outputs += engine.step()
+        except RequestError as failure:
+            failures.append(str(failure))
+    assert [(output.request_id, output.finished) for output in outputs] == [("ends", True)]
+    assert len(failures) == 1
+    engine.close()
+
+
 @pytest.mark.parametrize("options", [{"tensor_parallel_size": 3}, {"distributed_executor_backend": "mp"}])
 def test_llm_engine_refuses_processes(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="use LLM"):
