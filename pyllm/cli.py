@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from pyllm import __version__
 from pyllm.config import SIZES, EngineConfig, HeadlessConfig, ServerConfig, config_part, engine_config, option_names
 from pyllm.errors import PyllmError
 
+_STDERR_FILENO = 2
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code; a usage error exits with 2, any other error of ours prints and gives 1."""
@@ -21,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from pyllm import roles
 
         return roles.child_main(arguments[1], *map(int, arguments[2:]))
+    _open_standard_files()
     if arguments[:1] and arguments[0].startswith("--") and arguments[0] not in ("--help", "--version"):
         arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
     options = _parser().parse_args(arguments)
@@ -30,6 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pyllm: {error}", file=sys.stderr)
         return 1
     return code
+
+
+def _open_standard_files() -> None:
+    """Where stdin, stdout or stderr were closed, a socket of ours would get the number, and children would lose it."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _STDERR_FILENO:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -63,3 +63,19 @@ def test_keygen(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keygen", f"{tmp_path}/keys"]) == 0
     assert "server.key_secret" in capsys.readouterr().out
     assert main(["keygen", f"{tmp_path}/keys"]) == 1
+
+
+def test_standard_files_that_were_closed_become_dev_null() -> None:
+    """Otherwise the listening socket gets a number that a child's stdin or stderr takes."""
+    script = """if True:
+        import os
+        from pyllm.cli import main
+        os.close(0)
+        os.close(2)
+        try:
+            main(["--version"])
+        except SystemExit:
+            print([os.path.samefile("/dev/null", f"/proc/self/fd/{number}") for number in (0, 2)])
+    """
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False)
+    assert done.stdout.endswith("[True, True]\n")

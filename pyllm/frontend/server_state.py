@@ -75,6 +75,8 @@ class ServerState:
         silence = self._parent_silence()
         if condition.ready and silence > SILENCE:  # Nobody may be there to replace what dies.
             return Condition(False, reason=f"the server's supervisor has given no sign of life for {silence:.1f} s")
+        if condition.ready and self.shared.trouble:
+            return Condition(False, reason=self.shared.trouble)
         return condition
 
     def enter(self, fail: Fail) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from pyllm.errors import GivenUpError
+from pyllm.frontend.shared.local import LocalState
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Heartbeat
 from tests.frontend.serving import Frontend, answering, behind_uvicorn
@@ -18,6 +19,11 @@ async def test_ready_says_why_it_is_not_and_live_stays(tokenizer: Tokenizer) -> 
     silence = 0.0
     async with behind_uvicorn(answering(tokenizer, "ok"), tokenizer, parent_silence=lambda: silence) as frontend:
         assert await ready(frontend) == (200, None)
+        local = frontend.state.shared
+        assert isinstance(local, LocalState)
+        local.trouble = "the shared state is not there"
+        assert await ready(frontend) == (503, "the shared state is not there")
+        local.trouble = ""
         silence = 2.6
         assert await ready(frontend) == (503, "the server's supervisor has given no sign of life for 2.6 s")
         frontend.core.on_disconnect()

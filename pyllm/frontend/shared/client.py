@@ -43,7 +43,9 @@ CLOSE_LINGER = 0.5  # seconds that the last words get to leave
 # Messages that wait for a slow state process, and calls that wait for an answer, before what is asked is refused.
 MAX_UNSENT = 100_000
 ANSWER_TIME = 10.0  # seconds that a call may take which waits for nothing but the state, or for its successor
+SILENCE = 2.0  # seconds without a word of the state, counted in our own beats, after which it lets nobody in
 _LOST = "the state that the API processes share is not there"
+_SILENT = "the state that the API processes share has given no sign of life"
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,14 @@ class RemoteState:
         """Give a sign of life, twice a second, and look for one; `row` is what this process has counted."""
         self.count(row)
         self._look()
+
+    @property
+    def trouble(self) -> str:
+        """Why no request can be let in now; empty where it can."""
+        if not self._joined.is_set():
+            return _LOST
+        seconds = self._num_silent_beats * HEARTBEAT_INTERVAL
+        return f"{_SILENT} for {seconds:g} s" if seconds > SILENCE else ""
 
     def resize(self, share: float) -> None:
         """Nothing is kept here: the process that has the state looks after its memory itself."""

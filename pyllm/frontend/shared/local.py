@@ -16,6 +16,7 @@ class LocalState:
     def __init__(self, state: SharedState, member: int = 0) -> None:
         self._state = state
         self._member = member
+        self.trouble = ""  # why no request can be let in: the state is here
 
     async def admit(self, admission: Admission) -> Granted | Refused:
         """Open a ticket, unless it is refused."""

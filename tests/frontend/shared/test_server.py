@@ -184,6 +184,22 @@ async def test_a_state_that_is_silent_is_left_for_its_successor() -> None:
         assert isinstance(await one.admit(Admission(1)), Granted)
 
 
+async def test_a_state_that_is_silent_or_gone_is_told_by_its_members() -> None:
+    async with wired() as wire:
+        one = wire.join(b"1")
+        assert "is not there" in one.trouble
+        await one.admit(Admission(1))
+        assert not one.trouble
+        for _ in range(5):
+            one.beat(b"")
+        assert one.trouble.endswith("no sign of life for 2.5 s")
+        wire.server.beat()
+        await until(lambda: not one.trouble)
+        wire.unreachable.add(b"1")
+        wire.lost[b"1"]()
+        assert "is not there" in one.trouble
+
+
 async def test_the_successor_of_a_state_is_told_what_was_let_in() -> None:
     async with wired() as wire:
         one = wire.join(b"1")
