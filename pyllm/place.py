@@ -5,6 +5,7 @@ Knows when a successor helps, and when too many have died; not what the child is
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable
 from typing import Any
@@ -105,8 +106,12 @@ class Place:
     async def stop(self, grace: float) -> None:
         """SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
         self._end_keeping()
-        stopping = [] if self.process is None else [self.process.stop(grace)]
-        await asyncio.gather(self._spares.close(), *stopping)
+        await asyncio.gather(self._spares.close(), self._stop_child(grace))
+
+    async def _stop_child(self, grace: float) -> None:
+        process = self.process
+        if process is not None and await process.stop(grace) not in (0, -signal.SIGTERM):
+            logger.warning("%s, instead of ending in order", process.obituary())
 
     async def _keep(self, process: Process) -> EngineDeadError | None:
         """Until a child has ended for good; gives the reason, if that is one."""

@@ -29,6 +29,7 @@ from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
 KILL_TIMEOUT = 10.0
 ENDING_SILENCE = 10.0  # seconds, of a child that has said that it fails: its last work may be long
+TICK = HEARTBEAT_INTERVAL / 2  # seconds between two looks at a child
 STACKS_TIMEOUT = 0.2  # seconds that a silent child gets to write its stacks
 
 
@@ -83,7 +84,7 @@ class Process:
         loop.add_reader(self._pidfd, self._exit)
         if self._log is not None:
             loop.add_reader(self._log.descriptor, self._read_log)
-        self._ticking = loop.call_later(HEARTBEAT_INTERVAL, self._tick)
+        self._ticking = loop.call_later(TICK, self._tick)
         self._send_unsent()
 
     async def ready(self, deadline: float) -> str:
@@ -163,13 +164,13 @@ class Process:
             self._watching.remove_reader(self._log.descriptor)
 
     def _tick(self) -> None:
-        self._ticking = self._watching.call_later(HEARTBEAT_INTERVAL, self._tick)
+        self._ticking = self._watching.call_later(TICK, self._tick)
         self._send_heartbeat()
         # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
         counts = self.started.done() or self._stands_still()
         # Counted in our own ticks, not by the clock: a parent that was stopped must not blame its child.
         self._silent_ticks = self._silent_ticks + 1 if counts else 0
-        if self._silent_ticks * HEARTBEAT_INTERVAL > (SILENCE if self.failure is None else ENDING_SILENCE):
+        if self._silent_ticks * TICK > (SILENCE if self.failure is None else ENDING_SILENCE):
             self._end_silent()
 
     def _stands_still(self) -> bool:
@@ -183,6 +184,9 @@ class Process:
         if not self.silent:
             self.silent = True
             self.failure = self.failure or f"it gave no sign of life for {SILENCE:g} s"
+            if self._stands_still():  # It cannot tell its stacks either.
+                self.kill()
+                return
             if self.started.done():  # Before that it may not have said what the signal is for.
                 self.signal(signal.SIGUSR1)
             self._watching.call_later(STACKS_TIMEOUT, self.kill)

@@ -36,6 +36,7 @@ class Verdict(NamedTuple):
 class _Suspect(NamedTuple):
     name: Name
     cause: Cause  # of the death for which it is one
+    num_steps: int  # that were in flight then: it has to get past each of them
 
     def deaths_alone(self, cause: Cause) -> int:
         """How many it may cause in this way; want of memory is not held against it before steps were made smaller."""
@@ -51,6 +52,7 @@ class Quarantine:
         self._scheduler = scheduler
         self._held: deque[_Suspect] = deque()
         self._alone: _Suspect | None = None
+        self._steps_left = 0  # of the one alone, after the one that it is to get past now
         self._deaths_alone = 0
 
     def __len__(self) -> int:
@@ -61,18 +63,23 @@ class Quarantine:
         """Whether there are some, and none of them runs alone."""
         return len(self) > 0 and self._scheduler.isolated() is None
 
-    def accuse(self, death: WorkerDeadError, step: int, requests: list[tuple[int, int]]) -> Verdict | None:
-        """The workers died in `step`, when these had rows in flight: hold them, unless it is clear which one it was.
+    def explains(self, requests: list[tuple[int, int]]) -> bool:
+        """Whether a death in a step of these is the doing of the one that runs alone."""
+        return self._alone is not None and requests == [self._alone.name]
 
-        Call it when the scheduler has lost the device. Gives the request that is to end.
+    def accuse(self, death: WorkerDeadError, steps: list[int], requests: list[tuple[int, int]]) -> Verdict | None:
+        """The workers died in the first of `steps`, or in one planned ahead of it, when these had rows in flight.
+
+        They are held, unless it is clear which one it was. Call it when the scheduler has lost the device. Gives the
+        request that is to end.
         """
         names = [Name(*request) for request in requests]
         alone = self._alone
-        if alone is not None and names == [alone.name]:
+        if alone is not None and self.explains(requests):
             self._deaths_alone += 1
             if self._deaths_alone < alone.deaths_alone(death.cause):
                 return None  # It is isolated still, and tried again.
-            verdict = Verdict(alone.name, _reason(death, step, self._deaths_alone))
+            verdict = Verdict(alone.name, _reason(death, steps[0], self._deaths_alone))
             logger.error("client %d's request %d is failed: %s", *verdict.name, verdict.reason)
             self._alone = None
             self.num_failures += 1
@@ -80,7 +87,7 @@ class Quarantine:
         for name in names:
             if alone is None or name != alone.name:
                 self._scheduler.hold(*name, HOLD)
-                self._held.append(_Suspect(name, death.cause))
+                self._held.append(_Suspect(name, death.cause, len(steps)))
         if names:
             logger.warning("%d requests were in the fatal step, and run one by one: %s", len(names), names)
         return None
@@ -90,6 +97,9 @@ class Quarantine:
         if self._alone is not None:
             if self._scheduler.isolated() is not None:
                 return
+            if self._steps_left and self._isolate(self._alone):
+                self._steps_left -= 1
+                return
             self._alone = None
         while self._held and self._alone is None:
             suspect = self._held.popleft()
@@ -97,8 +107,16 @@ class Quarantine:
                 self._scheduler.release(*suspect.name)
             except SchedulerError:
                 continue  # It has ended meanwhile.
+            self._isolate(suspect)
+            self._alone, self._steps_left, self._deaths_alone = suspect, suspect.num_steps - 1, 0
+
+    def _isolate(self, suspect: _Suspect) -> bool:
+        """Whether it has not ended meanwhile."""
+        try:
             self._scheduler.isolate(*suspect.name)
-            self._alone, self._deaths_alone = suspect, 0
+        except SchedulerError:
+            return False
+        return True
 
 
 def _reason(death: WorkerDeadError, step: int, deaths_alone: int) -> str:

@@ -33,6 +33,7 @@ class Recovery:
         sleep: Callable[[float], Awaitable[None]],
     ) -> None:
         self.reason = ""
+        self._is_explained = False
         self.num_recoveries = 0
         self.num_degradations = 0
         self.quarantine = Quarantine(scheduler)
@@ -48,7 +49,9 @@ class Recovery:
         death = crash.death
         self.reason = str(death)
         self._scheduler.lose_device()
-        verdict = self.quarantine.accuse(death, crash.steps[0] if crash.steps else -1, crash.requests)
+        # A request that is found out costs nobody's budget: however many there are, each fails by itself.
+        self._is_explained = self.quarantine.explains(crash.requests)
+        verdict = self.quarantine.accuse(death, crash.steps, crash.requests)
         # What takes too much memory all by itself would take it of others' steps alone.
         if death.cause == "out_of_memory" and verdict is None and self._shrink():
             self.num_degradations += 1
@@ -64,7 +67,8 @@ class Recovery:
         began = self._clock()
         while True:
             logger.warning("%s; all requests wait for new workers", failure)
-            delay = self._budget.take(self._clock())
+            delay = 0.0 if self._is_explained else self._budget.take(self._clock())
+            self._is_explained = False
             if delay is None:
                 most = self._budget.max_restarts
                 text = f"the workers died more than {most} times within {WINDOW:.0f} s, which is max_restarts"

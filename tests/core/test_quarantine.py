@@ -78,6 +78,15 @@ async def test_a_request_that_kills_is_failed_alone(
     assert engine.core.stats()["num_quarantine_failures"] == 1
 
 
+async def test_requests_that_are_found_out_cost_nobodys_restarts() -> None:
+    poisoned = {request: [POISON, request] for request in (11, 12, 13)}
+    executor = PoisonedExecutor("killed")
+    engine, outputs = await served(executor, {1: [1, 2]} | poisoned, max_restarts=1)
+    assert {rejected.request for rejected in engine.messages(Rejected)} == poisoned.keys()
+    assert executor.num_restarts == 1 + 2 * len(poisoned)
+    assert outputs[1][1] == FinishCode.LENGTH
+
+
 def num_after(executor: RememberingExecutor) -> int:
     """Plans after the last one with poison."""
     plans = [any(POISON in context for context in contexts) for contexts in executor.contexts]
@@ -88,10 +97,9 @@ async def test_those_that_did_nothing_are_cleared_one_by_one_and_run_together_ag
     executor = RememberingExecutor(deaths=[2])
     engine, outputs = await served(executor, {1: [1, 2], 2: [11, 12], 3: [21, 22]}, depth=2)
     assert [len(contexts) for contexts in executor.contexts[:4]] == [3, 3, 3, 3]  # of which the third was fatal
-    alone = executor.contexts[4:9]
-    assert [len(contexts) for contexts in alone] == [1, 1, 1, 2, 1]
-    assert [contexts[0][0] for contexts in alone] == [1, 1, 11, 1, 21]  # those that are cleared go on beside
-    assert len(executor.contexts[9]) == 3
+    # Two steps were in flight, so each has to get past two by itself; those that are cleared go on beside the others.
+    assert [contexts[0][0] for contexts in executor.contexts[4:]] == [1, 1, 1, 11, 1, 11, 11, 21, 11, 21, 21, 21]
+    assert {len(contexts) for contexts in executor.contexts[4:]} == {1}
     assert {finish for _, finish in outputs.values()} == {FinishCode.LENGTH}
     assert (executor.num_restarts, engine.messages(Rejected)) == (1, [])
 
