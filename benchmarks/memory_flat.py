@@ -20,6 +20,7 @@ WARM_UP = 0.2  # of the time
 INTERVAL = 2.0  # seconds between two samples
 STREAMS = 32
 ROUND = 128  # requests between two looks at the clock
+ROUNDS = 4  # that are different, so that caches of prompts, which may grow to their bounds, have all of them soon
 LEAST, MOST = 16, 240  # tokens of a prompt, and of its answer
 BOUND = 1.02
 
@@ -31,7 +32,7 @@ def main() -> None:
         begun, rounds, tokens = time.monotonic(), 0, 0.0
         with sampler:
             while time.monotonic() < begun + minutes * 60:
-                requests = mixed_requests(ROUND, LEAST, MOST, seed=rounds)
+                requests = mixed_requests(ROUND, LEAST, MOST, seed=rounds % ROUNDS)
                 figures = asyncio.run(measure(server.address, server.model(), requests, STREAMS))
                 tokens += figures.output_tokens_per_s * figures.seconds
                 rounds += 1
