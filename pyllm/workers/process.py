@@ -10,13 +10,13 @@ import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 import zmq
 from setproctitle import setproctitle
 
-from pyllm import ipc, log
+from pyllm import ipc, line_writer, log
 from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SPARE_TITLE, Child, attach, await_configuration, die_with_parent
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput
 from pyllm.out_of_memory import is_out_of_memory
@@ -33,7 +33,7 @@ _PAUSE = 20e-6
 logger = logging.getLogger(__name__)
 
 
-def main(connection: Connection, stderr: Connection) -> None:
+def main(connection: Connection, stderr: Connection) -> NoReturn:
     """Run one rank until SIGTERM or the parent's end; the exit code tells how it failed where it did by itself.
 
     Everything is imported before the configuration is waited for, so that this may be a spare worker.
@@ -50,7 +50,9 @@ def main(connection: Connection, stderr: Connection) -> None:
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     child = attach(connection, title)
     log.configure(title)
-    raise SystemExit(child.run(lambda: _work(config, child)))
+    code = child.run(lambda: _work(config, child))
+    line_writer.stderr().finish()
+    os._exit(code)  # Threads of libraries may run still, as where grammars are read: to finalize under them is a crash.
 
 
 def _work(config: WorkerConfig, child: Child) -> int:

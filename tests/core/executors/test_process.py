@@ -39,8 +39,13 @@ class Started(NamedTuple):
 Make = Callable[..., Awaitable[Started]]
 
 
+# Processes that tests of other modules have left to this one.
+others: set[int] = set()
+
+
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Make]:
+    others.update(pids())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     made: list[ProcessExecutor] = []
 
@@ -67,10 +72,10 @@ async def executor(start: Make) -> ProcessExecutor:
 
 
 def pids() -> list[int]:
-    """Our processes, but for multiprocessing's own."""
+    """Those that the test has started, but for multiprocessing's own."""
     tracker = resource_tracker._resource_tracker._pid
     found = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    return [int(pid) for pid in found if int(pid) != tracker]
+    return [int(pid) for pid in found if int(pid) not in {tracker, *others}]
 
 
 def children(title: str) -> list[psutil.Process]:
