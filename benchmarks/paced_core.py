@@ -17,6 +17,7 @@ from pyllm.child import attach
 from pyllm.config import engine_config
 from pyllm.core import process
 from pyllm.core.executors.simulated import SimulatedExecutor, StepCost
+from pyllm.errors import WorkerDeadError
 from pyllm.launch import resolve
 from pyllm.messages import Sampled
 from pyllm.process_config import CoreConfig
@@ -35,8 +36,14 @@ class PacedExecutor:
         self._interval = interval
         self._due = 0.0
         self.start = executor.start
+        self.restart = executor.restart
+        self.kill = executor.kill
         self.collective = executor.collective
         self.close = executor.close
+
+    @property
+    def death(self) -> WorkerDeadError | None:
+        return self._executor.death
 
     def submit(self, plan: Plan) -> Awaitable[Sampled]:
         return self._answer(self._executor.submit(plan))
