@@ -64,8 +64,9 @@ proptest! {
         let total: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
         let expected: Vec<usize> = std::iter::once(chosen).chain(order.into_iter().take(num_top)).collect();
         let rank = logits.iter().filter(|&&logit| logit >= logits[chosen]).count();
+        let token = [chosen as i32];
         for isa in Isa::available() {
-            let op = op(address, element, (1, logits.len()), &[0], &[chosen as i32], num_top);
+            let op = op(address, element, (1, logits.len()), &[0], &token, num_top);
             let (ids, values, ranks) = run(op, isa, 1).expect("the row is there");
             prop_assert_eq!(ids, expected.iter().map(|&id| id as i32).collect::<Vec<_>>());
             prop_assert_eq!(ranks, [rank as i32]);

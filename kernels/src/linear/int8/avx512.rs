@@ -6,12 +6,15 @@ use std::arch::x86_64::{
 };
 
 use super::nibbles::{GROUP_BYTES, VectorFactors};
-use super::tile::{CHUNK, Factors, PLANES, Storage, Tile};
+use super::tile::{Bytes, CHUNK, Factors, PLANES, Storage, Tile};
+use crate::isa::Isa;
 use crate::linear::AHEAD;
 use crate::linear::for_rows;
 use crate::linear::format::GROUP;
 use crate::linear::output::{SIDE, STEP_BYTES, STEP_FEATURES};
 
+/// Rows at once: four products of each, among 32 registers. Of more, a panel of 4 bits is made into bytes beforehand.
+const MOST_ROWS: usize = 6;
 /// Steps of a group.
 const STEPS: usize = GROUP / STEP_FEATURES;
 
@@ -19,10 +22,23 @@ const STEPS: usize = GROUP / STEP_FEATURES;
 ///
 /// As for `Tile::multiply`.
 pub(super) unsafe fn multiply<S: Storage>(tile: &Tile) {
-    // Four products a row, among 32 registers.
-    let kernels: [unsafe fn(&Tile); 6] = for_rows!(rows<S>: 1 2 3 4 5 6);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe {
+        if S::NIBBLES && tile.rows > MOST_ROWS {
+            tile.in_bytes::<S>(Isa::Avx512, |tile| multiply_parts::<Bytes>(tile));
+        } else {
+            multiply_parts::<S>(tile);
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `Tile::multiply`.
+unsafe fn multiply_parts<S: Storage>(tile: &Tile) {
+    let kernels: [unsafe fn(&Tile); MOST_ROWS] = for_rows!(rows<S>: 1 2 3 4 5 6);
+    // SAFETY: as the caller promises.
+    unsafe { tile.parts(MOST_ROWS).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
 /// Of a row: of each plane, the products of each half of the panel.

@@ -15,10 +15,12 @@ use crate::linear::{AHEAD, for_rows};
 ///
 /// As for `Tile::multiply`.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    // Two products and two sums a row, among 32 registers.
-    let kernels: [unsafe fn(&Tile); 6] = for_rows!(rows<W>: 1 2 3 4 5 6);
+    // Two products and two sums a row, among 32 registers. Where 4 bits are unpacked for each part, fewer parts are worth
+    // that sums wait in memory until a group ends.
+    let most = if W::NIBBLES { 8 } else { 6 };
+    let kernels: [unsafe fn(&Tile); 8] = for_rows!(rows<W>: 1 2 3 4 5 6 7 8);
     // SAFETY: as the caller promises.
-    unsafe { tile.parts(kernels.len()).for_each(|part| kernels[part.rows - 1](&part)) };
+    unsafe { tile.parts(most).for_each(|part| kernels[part.rows - 1](&part)) };
 }
 
 /// # Safety
