@@ -36,7 +36,10 @@ class ModelConfig(_Config, frozen=True):
     dtype: Annotated[Dtype, Meta(description="precision of activations, and of unquantised weights")] = "auto"
     quantization: Annotated[
         Quantization,
-        Meta(description="weights on a CPU: int8 (W8A15), gguf (a GGUF's own blocks), none; auto: int8 if quantised"),
+        Meta(
+            description="weights on a CPU: int8 (W8A15), gguf (a GGUF's own blocks), none; "
+            "auto: the faster of the two for a quantised file"
+        ),
     ] = "auto"
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
@@ -151,7 +154,7 @@ class RecoveryConfig(_Config, frozen=True):
         int, Meta(description="times a minute that a process is started anew; one that dies more often ends all", ge=0)
     ] = 10
     warm_spares: Annotated[
-        bool, Meta(description="keep processes that have imported everything, to take the place of one that dies")
+        bool, Meta(description="keep a core that has imported everything, to take the place of one that dies")
     ] = True
     flight_recorder_dir: Annotated[
         str, Meta(description="folder for what is known of each crash; default: pyllm in the user's state folder")
