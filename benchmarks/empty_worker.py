@@ -3,15 +3,15 @@
 What is measured over it is the control plane: scheduler, wire, executor, commit, client.
 """
 
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 import numpy as np
 import zmq
-from setproctitle import setproctitle
 
-from pyllm.child import SPARE_TITLE, attach, await_configuration
+from pyllm.child import attach, await_configuration
 from pyllm.messages import (
     PLAN_SECTIONS,
     Control,
@@ -26,10 +26,13 @@ from pyllm.process_config import WorkerConfig
 TOKEN = 7  # what every position samples
 
 
-def main(connection: Connection, stderr: Connection) -> None:
-    """Entry point of the process, in place of the real worker's."""
-    stderr.close()
-    setproctitle(SPARE_TITLE)
+def prepare() -> Callable[[Connection], None]:
+    """What a nursery calls in place of the real worker's."""
+    return main
+
+
+def main(connection: Connection) -> None:
+    """What each worker runs."""
     serve(msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig), connection)
 
 

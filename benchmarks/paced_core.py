@@ -4,18 +4,15 @@ What is measured in front of it is the path of a token from the core's socket on
 """
 
 import asyncio
-import multiprocessing
 import time
 from collections.abc import Awaitable
-from multiprocessing.connection import Connection
+from functools import partial
 
 import msgspec
-import zmq
 
+from benchmarks import spawned_core
 from pyllm._rust import Plan
-from pyllm.child import attach
 from pyllm.config import engine_config
-from pyllm.core import process
 from pyllm.core.executors.simulated import SimulatedExecutor, StepCost
 from pyllm.errors import WorkerDeadError
 from pyllm.launch import resolve
@@ -83,24 +80,15 @@ def config(folder: str, rows: int, max_model_len: int = MAX_MODEL_LEN) -> CoreCo
 
 def start(core: CoreConfig, interval: float) -> Process:
     """Start the core's process, watched by the running event loop."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_main, args=(core, interval, theirs))
-    child.start()
-    theirs.close()
-    assert child.pid is not None
-    started = Process("core", child.pid, ours, lambda: child.exitcode)
-    started.watch()
-    return started
+    return spawned_core.start(core, partial(_paced, interval))
 
 
-def _main(core: CoreConfig, interval: float, connection: Connection) -> None:
-    child = attach(connection, "pyllm::core-0")
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+def _paced(interval: float, core: CoreConfig, context: object) -> PacedExecutor:
+    del context
     simulated = SimulatedExecutor(
         NO_COST,
         num_blocks=core.engine.scheduler.max_num_seqs * (core.engine.model.max_model_len or 0) // BLOCK_SIZE,
         vocab_size=core.checkpoint.architecture.vocab_size,
         hidden_size=core.checkpoint.architecture.hidden_size,
     )
-    process.run(core, PacedExecutor(simulated, interval), context, child)
+    return PacedExecutor(simulated, interval)

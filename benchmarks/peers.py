@@ -22,6 +22,7 @@ import msgspec
 from benchmarks.comparison import Measurement, compare
 from benchmarks.load import MIXED_SEED, Request, equal_requests, measure, mixed_requests, warm_up_requests
 from benchmarks.peer_server import MODEL, Server, per_second
+from pyllm import processor
 from pyllm.checkpoint import read_checkpoint
 
 REQUESTS = {1: 8, 8: 32, 32: 64}  # by how many run at once
@@ -168,13 +169,8 @@ def read(results: Path) -> list[Measurement]:
 
 def machine() -> str:
     """The processor as it calls itself, its cores, and the instructions that decide how fast it multiplies."""
-    about = {}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        about[name.strip()] = value.strip()
-    flags = set(about.get("flags", "").split())
-    found = [flag for flag in INSTRUCTIONS if flag in flags]
-    return ", ".join([about.get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
+    found = [flag for flag in INSTRUCTIONS if flag in processor.instructions()]
+    return ", ".join([processor.about().get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
 
 
 def _llama_cpp(program: Path, model: Path, attention: str) -> tuple[str, ...]:

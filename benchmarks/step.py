@@ -1,38 +1,35 @@
 """The whole control plane over an empty model: core, one worker and one client, each in a process of its own."""
 
 import asyncio
-import multiprocessing
 import tempfile
 import time
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
-from multiprocessing.connection import Connection
 from pathlib import Path
 from random import Random
 
 import uvloop
 import zmq
 
-from benchmarks import empty_worker
+from benchmarks import spawned_core
 from benchmarks.record import Record, percentiles
 from pyllm import SamplingParams
 from pyllm._rust import Plan
 from pyllm.checkpoint import Architecture, Checkpoint, TokenizerFiles
-from pyllm.child import attach
 from pyllm.config import engine_config
-from pyllm.core import process
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import WorkerDeadError
 from pyllm.frontend.client import EngineClient
+from pyllm.launch import nursery_place
 from pyllm.messages import FinishCode, Sampled
 from pyllm.process_config import CoreConfig
-from pyllm.supervisor import Process
 
 ROWS = 256
 CONTEXT = 1024
 STEPS = 900
 TIMES = "submitted"
+ENTRY = "benchmarks.empty_worker:prepare"
 
 
 def run() -> Iterator[Record]:
@@ -42,20 +39,17 @@ def run() -> Iterator[Record]:
 async def measure() -> list[float]:
     """Seconds from commit to commit of the steps in which all rows decode, timed in the core."""
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        child = context.Process(target=core_main, args=(core_config(folder), theirs))
-        child.start()
-        theirs.close()
-        assert child.pid is not None
-        core = Process("core", child.pid, ours, lambda: child.exitcode)
-        core.watch()
+        config = core_config(folder)
+        nursery = nursery_place(config, ENTRY)
+        await nursery.start(lambda reason: None)
+        core = spawned_core.start(config, timed_executor)
         client = await EngineClient.connect(await core.ready(60.0), timeout=60.0)
         try:
             await drain(client)
         finally:
             client.close()
             await core.stop(10.0)
+            await nursery.stop(10.0)
         times = array("d", (Path(folder) / TIMES).read_bytes())
     return [later - earlier for earlier, later in pairwise(times)]
 
@@ -114,12 +108,9 @@ class TimedExecutor:
         await self._executor.close()
 
 
-def core_main(config: CoreConfig, connection: Connection) -> None:
-    """The real core, its executor handed the empty worker."""
-    child = attach(connection, "pyllm::core-0")
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    executor = TimedExecutor(ProcessExecutor(config, empty_worker.main, context), config.socket_folder)
-    process.run(config, executor, context, child)
+def timed_executor(config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> TimedExecutor:
+    """The executor of the core's process."""
+    return TimedExecutor(ProcessExecutor(config, context), config.socket_folder)
 
 
 def core_config(folder: str, ranks: int = 1) -> CoreConfig:
@@ -133,6 +124,7 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
             "device": "cpu",
             "tensor_parallel_size": ranks,
             "async_scheduling": False,
+            "flight_recorder_dir": f"{folder}/crashes",
         }
     )
     architecture = Architecture(
@@ -167,4 +159,5 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
         socket_folder=folder,
         ready_timeout=60.0,
         shutdown_timeout=10.0,
+        nursery=f"{folder}/nursery",
     )

@@ -1,7 +1,7 @@
 """What surviving costs in a step in which nobody dies: its parts timed alone, as a share of a measured step.
 
 A step's share has an entry in the journal for each row and one look at the epoch; what is sent and read of heartbeats
-twice a second counts for as long as a step takes.
+counts for as long as a step takes.
 """
 
 import asyncio
@@ -18,11 +18,13 @@ from benchmarks.startup import Server
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.frontend.journal import Journal
 from pyllm.messages import ChildMessage, Deltas, Heartbeat, Sampling, Submit
+from pyllm.supervisor import TICK
 
 ROWS = 8
 TOKENS = 200
-# Who beats: worker, core, API process to their parents, their parents to them, the core to its client and back.
-HEARTBEATS = 8
+# Who beats in an interval: worker, core, API process and nursery to their parents, the core to its client and back, and
+# parents to each of their children at every look at it.
+HEARTBEATS = 4 + 2 + 4 * HEARTBEAT_INTERVAL / TICK
 REPEATS, NUMBER = 20, 2000
 
 

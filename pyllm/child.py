@@ -39,9 +39,10 @@ logger = logging.getLogger(__name__)
 
 
 class Child:
-    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz by a thread.
+    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
 
-    `given_up` is empty until the parent says why what this process needs will not come back.
+    A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
+    parent says why what this process needs will not come back.
     """
 
     def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
@@ -56,7 +57,10 @@ class Child:
         self._ticks_unheard = 0
         self._ticks_unpulsed: int | None = None
         self._pulse_patience = pulse_patience
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def fileno(self) -> int:
+        """The descriptor that can be read when there is something to `listen` to."""
+        return self._connection.fileno()
 
     @property
     def parent_silence(self) -> float:
@@ -81,6 +85,25 @@ class Child:
         """Report why the process is about to end."""
         self._send(Failed(self.stage, message[:MAX_REASON]), patience=1.0)
 
+    def beat(self) -> None:
+        """Tell the parent that this process lives: to be called every `HEARTBEAT_INTERVAL`."""
+        self._ticks_unheard += 1
+        if self._has_pulse():
+            self._send(Heartbeat(self.stage, self.step))
+
+    def listen(self) -> None:
+        """Take the parent's next heartbeat; this process ends where the parent has."""
+        try:
+            heartbeat = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Heartbeat)
+        except (EOFError, OSError):
+            os._exit(ORPHANED_EXIT_CODE)
+        self._ticks_unheard = 0
+        self.given_up = heartbeat.reason
+
+    def beat_in_a_thread(self) -> None:
+        """Do both from now on, whatever the other threads do."""
+        threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True).start()
+
     def run(self, work: Callable[[], int]) -> int:
         """Do the process's work and give its exit code: for an error, which the parent and the log are told, 1 or 3."""
         try:
@@ -103,17 +126,15 @@ class Child:
                 except OSError:
                     os._exit(ORPHANED_EXIT_CODE)
 
-    def _beat(self) -> None:
+    def _beat_forever(self) -> None:
         next_beat = time.monotonic()
         while True:
             now = time.monotonic()
             if now >= next_beat:
                 next_beat = now + HEARTBEAT_INTERVAL
-                self._ticks_unheard += 1
-                if self._has_pulse():
-                    self._send(Heartbeat(self.stage, self.step))
+                self.beat()
             if self._connection.poll(max(0.0, next_beat - time.monotonic())):
-                self._listen()
+                self.listen()
 
     def _has_pulse(self) -> bool:
         if self._ticks_unpulsed is None:
@@ -121,30 +142,35 @@ class Child:
         self._ticks_unpulsed += 1
         return self._ticks_unpulsed * HEARTBEAT_INTERVAL <= self._pulse_patience
 
-    def _listen(self) -> None:
-        try:
-            heartbeat = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Heartbeat)
-        except (EOFError, OSError):
-            os._exit(ORPHANED_EXIT_CODE)
-        self._ticks_unheard = 0
-        self.given_up = heartbeat.reason
 
-
-def attach(connection: Connection, title: str, pulse_patience: float = PULSE_PATIENCE) -> Child:
+def attach(
+    connection: Connection, title: str, pulse_patience: float = PULSE_PATIENCE, in_a_thread: bool = True
+) -> Child:
     """Make this process a supervised child that has its configuration; call it in the main thread.
 
-    When the connection ends, so does the process; `die_with_parent` may make that sooner.
+    When the connection ends, so does the process; `die_with_parent` may make that sooner. Unless it is to be
+    `in_a_thread`, the process sees to its heartbeats itself.
     """
     setproctitle(title)
     # What the stacks were when it crashed, or when its parent asks because it hangs.
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    return Child(connection, "starting", pulse_patience)
+    child = Child(connection, "starting", pulse_patience)
+    if in_a_thread:
+        child.beat_in_a_thread()
+    return child
 
 
 def die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the *thread* that started this process ends, which must be one that stays."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def keep_exit_codes() -> None:
+    """Have the kernel keep how this process's children ended, also where whoever started it ignores its own children:
+    that is inherited, and every child would seem to have ended with code 0.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def await_configuration(connection: Connection) -> bytes:

@@ -52,7 +52,7 @@ class AsyncEngine:
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
         self._folder: SocketFolder | None = None
-        self._core: Place | None = None
+        self._places: list[Place] = []  # the core's, and its nursery's
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
         self._request_ids = itertools.count()
@@ -68,41 +68,42 @@ class AsyncEngine:
         await self.close()
 
     def spawn(self) -> None:
-        """Start the core process without waiting for it; `start` does this where it was not done before.
+        """Start the engine's processes without waiting for them; `start` does this where it was not done before.
 
-        Call it from the main thread where there is a choice: the kernel ends the core when the thread that started it
+        Call it from the main thread where there is a choice: the kernel ends them when the thread that started them
         ends, so that a killed application leaves nothing behind.
         """
         self._folder = SocketFolder()
-        self._core = launch.core_place(
-            CoreConfig(
-                engine=self._config,
-                checkpoint=self._checkpoint,
-                bind=f"ipc://{self._folder.path}/core-0",
-                socket_folder=self._folder.path,
-                ready_timeout=LIMITS.ready_timeout,
-                shutdown_timeout=LIMITS.shutdown_timeout,
-            )
+        config = CoreConfig(
+            engine=self._config,
+            checkpoint=self._checkpoint,
+            bind=f"ipc://{self._folder.path}/core-0",
+            socket_folder=self._folder.path,
+            ready_timeout=LIMITS.ready_timeout,
+            shutdown_timeout=LIMITS.shutdown_timeout,
+            nursery=launch.nursery_address(self._config, self._folder.path),
         )
-        self._core.spawn()
+        self._places = [place for group in launch.engine_places(config) for place in group]
+        for place in self._places:
+            place.spawn()
 
     async def start(self) -> None:
-        """Start the core process and wait until the model is loaded.
+        """Start the engine's processes and wait until the model is loaded.
 
         Raises:
             StartError: it did not become ready; the text has the stage it was in.
         """
-        if self._core is None:
+        if not self._places:
             self.spawn()
-        assert self._core is not None
         try:
-            address = await self._core.start(self._lose)
+            address, *_ = await asyncio.gather(*(place.start(self._lose) for place in self._places))
             self._client = await EngineClient.connect(address)
             self._prompts = PromptEncoder(self.tokenizer, self._chat_template, self._client.model)
         except BaseException:
             await self.close()
             raise
-        self._core.stand_by()
+        for place in self._places:
+            place.stand_by()
 
     async def generate(
         self,
@@ -225,9 +226,9 @@ class AsyncEngine:
         if self._client is not None:
             self._client.close()
             self._client = None
-        if self._core is not None:
-            await self._core.stop(STOP_GRACE)
-            self._core = None
+        places, self._places = self._places, []
+        for place in places:
+            await place.stop(STOP_GRACE)
         if self._folder is not None:
             self._folder.close()
 
@@ -254,7 +255,7 @@ class AsyncEngine:
             del self._processors[name]
 
     def _lose(self, reason: BaseException) -> None:
-        """The core is gone for good."""
+        """The core, or the nursery that it needs, is gone for good."""
         if self._client is not None:
             self._client.give_up(reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason)))
 

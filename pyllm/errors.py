@@ -16,7 +16,8 @@ from typing import Literal
 
 # How a worker came to its end: by a signal from elsewhere (SIGKILL, SIGTERM), by its own fault (an exception, SIGSEGV,
 # any other exit), because its device had no memory left, because it gave no sign of life, or did not end its step.
-Cause = Literal["killed", "crashed", "out_of_memory", "silent", "stalled"]
+# "orphaned": with the process that it was forked from.
+Cause = Literal["killed", "crashed", "out_of_memory", "silent", "stalled", "orphaned"]
 
 
 class PyllmError(Exception):

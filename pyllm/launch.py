@@ -11,20 +11,17 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import msgspec
 from setproctitle import setproctitle
 
 from pyllm import line_writer, log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
+from pyllm.child import keep_exit_codes
 from pyllm.config import (
     CacheConfig,
-    Dtype,
     EngineConfig,
     HeadlessConfig,
-    KVCacheDtype,
-    Quantization,
     RecoveryConfig,
     ServerConfig,
 )
@@ -33,12 +30,16 @@ from pyllm.core.recording import check_new
 from pyllm.errors import ConfigError
 from pyllm.flight_recorder import FlightRecorder, config_json, resolve_folder
 from pyllm.place import Place, PlaceLimits
-from pyllm.process_config import ApiConfig, CoreConfig, StateConfig
+from pyllm.precision import resolve_precision
+from pyllm.process_config import ApiConfig, CoreConfig, NurseryConfig, StateConfig
 from pyllm.server_settings import resolve_server, shared_config
 from pyllm.siblings import supervise
 from pyllm.sockets import SocketFolder, bind_listener, bind_unix_listener
 from pyllm.supervisor import Process
 from pyllm.workers.attention_backends import find_attention_backend
+
+# What workers are made of: a function that imports it all, and gives what each of them runs.
+WORKER_ENTRY = "pyllm.workers.process:prepare"
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
-    dtype, quantization, kv_cache_dtype = _precision(config, checkpoint, device)
+    dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device)
     return (
         msgspec.structs.replace(
             config,
@@ -109,30 +110,6 @@ def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -
         raise ConfigError("batch_invariant on a CPU is not of float16, which torch computes: use float32 or bfloat16")
 
 
-def _precision(config: EngineConfig, checkpoint: Checkpoint, device: str) -> tuple[Dtype, Quantization, KVCacheDtype]:
-    """What `auto` stands for in the precisions; who names a dtype wants no less than that."""
-    model, file_dtype = config.model, cast(Dtype, checkpoint.architecture.dtype)
-    quantization = model.quantization
-    if quantization == "auto":
-        is_quantised = any(entry.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
-        quantization = "int8" if is_quantised and device == "cpu" and model.dtype == "auto" else "none"
-    dtype = model.dtype
-    if dtype == "auto":
-        dtype = file_dtype if quantization == "none" else "bfloat16"
-    if config.cache.kv_cache_dtype == "fp8" and device != "cuda":
-        raise ConfigError(f"kv_cache_dtype fp8 is for GPUs, and the device is {device}: use bfloat16, or auto")
-    if quantization == "none":
-        kv_cache_dtype = config.cache.kv_cache_dtype
-        return dtype, quantization, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    if device != "cpu":
-        raise ConfigError(f"quantization {quantization} is for CPUs, and the device is {device}: use quantization none")
-    if quantization == "gguf" and checkpoint.format != "gguf":
-        raise ConfigError(f"quantization gguf needs a GGUF file, and the model is in {checkpoint.format}: use int8")
-    if dtype == "float16":
-        raise ConfigError(f"quantization {quantization} has no float16 activations: use dtype float32 or bfloat16")
-    return dtype, quantization, "bfloat16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-
-
 def _check_cache(cache: CacheConfig) -> None:
     if cache.block_size & (cache.block_size - 1):
         raise ConfigError(f"block_size must be a power of two, got {cache.block_size}")
@@ -160,15 +137,30 @@ def core_place(config: CoreConfig) -> Place:
     limits = PlaceLimits(
         ready_timeout=config.ready_timeout, max_restarts=recovery.max_restarts, warm_spare=recovery.warm_spares
     )
-    parallel = config.engine.parallel
-    num_workers = parallel.tensor_parallel_size if parallel.distributed_executor_backend == "mp" else 0
     name = f"core {config.index}"
     return Place(
-        lambda: supervisor.spawn(name, "core", arguments=(num_workers,)),
-        successive_configs(config),
-        limits,
-        on_death=_recording(recovery, config),
+        lambda: supervisor.spawn(name, "core"), successive_configs(config), limits, _recording(recovery, config)
     )
+
+
+def nursery_place(core: CoreConfig, entry: str = WORKER_ENTRY) -> Place:
+    """The place of the process that this core's workers are forked from; it outlives the core."""
+    recovery = core.engine.recovery
+    limits = PlaceLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
+    config = NurseryConfig(bind=core.nursery, entry=entry)
+    return Place(
+        lambda: supervisor.spawn("the nursery", "nursery"), lambda _: config, limits, _recording(recovery, config)
+    )
+
+
+def engine_places(config: CoreConfig) -> list[list[Place]]:
+    """The places of a core and of what it needs, in the order in which they are told to end."""
+    return [[core_place(config)], [nursery_place(config)] if config.nursery else []]
+
+
+def nursery_address(engine: EngineConfig, folder: str) -> str:
+    """Where a core's nursery listens, in the private folder; empty where no worker processes are wanted."""
+    return f"{folder}/nursery" if engine.parallel.distributed_executor_backend == "mp" else ""
 
 
 def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[Process], None]:
@@ -218,6 +210,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             socket_folder=folder,
             ready_timeout=server.ready_timeout,
             shutdown_timeout=server.shutdown_timeout,
+            nursery=nursery_address(engine, folder),
         )
         shared = shared_config(server, engine.scheduler.max_num_seqs)
         count = server.api_server_count
@@ -240,7 +233,7 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
                 for index in range(count)
             ],
             [_state_process(state, limits, record)] if count > 1 else [],
-            [core_place(core)],
+            *engine_places(core),
         ]
         announcement = _announcement(listener, api)
         # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
@@ -290,19 +283,23 @@ def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
             curve_keys=headless.curve_keys,
             ready_timeout=headless.ready_timeout,
             shutdown_timeout=headless.shutdown_timeout,
+            nursery=nursery_address(engine, folder),
         )
-        _supervise([[core_place(core)]], lambda address: f"pyllm core is ready on {address}", headless.shutdown_timeout)
+        _supervise(
+            engine_places(core), lambda addresses: f"pyllm core is ready on {addresses[0]}", headless.shutdown_timeout
+        )
     return 0
 
 
 def _become_supervisor() -> None:
     setproctitle("pyllm::serve")
+    keep_exit_codes()
     log.configure("pyllm::serve")
 
 
 def _supervise(
     groups: list[list[Place]],
-    announcement: Callable[[str], str],
+    announcement: Callable[[list[str]], str],
     shutdown_timeout: float,
     on_ending: Callable[[], None] = lambda: None,
 ) -> None:

@@ -27,7 +27,7 @@ _Request = tuple[SamplingParams | None, SchedulingParams]
 class LLM:
     """Starts the engine when it is made; `close`, the `with` block's end, or the end of the program ends it.
 
-    Options and errors are those of `AsyncEngine`. There are no warm spares unless asked for: a script can wait.
+    Options and errors are those of `AsyncEngine`. There is no warm spare unless asked for: a script can wait.
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:

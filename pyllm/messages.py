@@ -164,6 +164,7 @@ class Submit(Message, frozen=True):
     tpot_target: float | None = None
     beam_width: int = 0  # 0: no beam search; else n is the same number
     length_penalty: float = 1.0
+    num_losses: int = 0  # cores in a row that were lost while they had this request, without a token of it meanwhile
 
 
 class Abort(Message, frozen=True):
@@ -245,6 +246,15 @@ class Rejected(Message, frozen=True):
     parameter: str | None = None
 
 
+class Isolated(Message, frozen=True):
+    """This request runs alone: it may be what ended workers or cores. `aside`: it is others' turn; `over`: no more."""
+
+    epoch: int
+    request: int
+    over: bool = False
+    aside: bool = False
+
+
 # Core to workers.
 
 
@@ -297,7 +307,7 @@ class Failed(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """Sent at 2 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
+    """Sent at 2 Hz, by a parent at 4 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
 
     A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason`
     says why what its child needs will not come back, and is empty until then.
@@ -318,11 +328,39 @@ class Started(Message, frozen=True):
 # longer than any should take.
 CoreStage = Literal["ready", "recovering", "stalled", "draining"]
 
+# Between a core and the nursery that its workers are forked from.
+MAX_NURSERY_MESSAGE = 4096  # bytes
+
+
+class Fork(Message, frozen=True):
+    """A core wants a worker. With it come two descriptors: the worker's end of its connection, and its stderr."""
+
+
+class Forked(Message, frozen=True):
+    """The worker that was asked for, the leader of a process group of its own. With it comes its pidfd."""
+
+    pid: int
+
+
+class NotForked(Message, frozen=True):
+    """There is none, and why."""
+
+    reason: str
+
+
+class Ended(Message, frozen=True):
+    """A worker has ended; the code is negative for a signal."""
+
+    pid: int
+    code: int
+
+
 ClientMessage = Hello | Submit | Abort | Call | Heartbeat
-CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat
+CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated
 WorkerInput = Step | Control
 WorkerOutput = Sampled | Reply
 ChildMessage = Heartbeat | Started | Failed
+NurseryMessage = Forked | NotForked | Ended
 
 # Name and element format of each section of a plan, in order. Every section starts at a multiple of 64 bytes.
 PLAN_SECTIONS: tuple[tuple[str, str], ...] = (

@@ -8,14 +8,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
 from pyllm.child import FINAL_EXIT_CODE
-from pyllm.errors import EngineDeadError, GivenUpError
+from pyllm.errors import EngineDeadError, GivenUpError, StartError
 from pyllm.restart_budget import WINDOW, RestartBudget
-from pyllm.spares import SPARE_DELAY, Spares
+from pyllm.spare import SPARE_DELAY, Spare
 from pyllm.supervisor import Process
 
 # Told the address that the child before served; empty for the first.
@@ -54,10 +53,11 @@ class Place:
         self._on_death = on_death
         self._clock = clock
         self._budget = RestartBudget(limits.max_restarts)
-        self._spares = Spares(self._spawn_watched, int(limits.warm_spare), limits.spare_delay)
+        self._spare = Spare(self._spawn_watched, limits.spare_delay)
         self._address = ""
         self._stands_by = False
         self._may_end = False
+        self._is_ending = False
         self._keeping: asyncio.Task[EngineDeadError | None] | None = None
 
     def spawn(self) -> None:
@@ -78,14 +78,17 @@ class Place:
         assert self.process is not None
         self.process.watch()
         self._address = await self.process.ready(self._limits.ready_timeout)
+        if self._is_ending:  # It was told to end while it told that it is ready.
+            return self._address
         self._keeping = asyncio.create_task(self._keep(self.process), name="place")
         self._keeping.add_done_callback(lambda keeping: _tell(keeping, on_lost))
         return self._address
 
     def stand_by(self) -> None:
         """Have a spare from now on, if that is wanted: once all is ready, so that starting is not slowed."""
-        self._stands_by = True
-        self._spares.fill()
+        self._stands_by = self._limits.warm_spare
+        if self._stands_by:
+            self._spare.fill()
 
     def expect_end(self) -> None:
         """From now on a child that ends with code 0 is not lost, whoever told it to end."""
@@ -99,14 +102,14 @@ class Place:
     def kill(self) -> None:
         """SIGKILL to the child, the spare, and all that they have started; there is no successor."""
         self._end_keeping()
-        self._spares.kill()
+        self._spare.kill()
         if self.process is not None:
             self.process.kill()
 
     async def stop(self, grace: float) -> None:
         """SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
         self._end_keeping()
-        await asyncio.gather(self._spares.close(), self._stop_child(grace))
+        await asyncio.gather(self._spare.close(), self._stop_child(grace))
 
     async def _stop_child(self, grace: float) -> None:
         process = self.process
@@ -130,22 +133,21 @@ class Place:
                 )
             logger.error("%s: another one takes its place", process.obituary())
             await asyncio.sleep(delay)
-            process = self.process = self._spares.take()
+            process = self.process = self._spare.take()
             process.configure(self._configure(self._address))
             await self._see_ready(process)
 
     async def _see_ready(self, process: Process) -> None:
-        either: set[asyncio.Future[Any]] = {process.started, process.exited}
-        await asyncio.wait(either, timeout=self._limits.ready_timeout, return_when=asyncio.FIRST_COMPLETED)
-        if process.exited.done():
+        try:
+            await process.ready(self._limits.ready_timeout)
+        except StartError:
+            if not process.exited.done():
+                process.failure = f"it was not ready after {self._limits.ready_timeout:g} s"
+                process.kill()
             return
-        if process.started.done():
-            logger.info("%s is ready again", process.name)
-            if self._stands_by:
-                self._spares.fill()
-        else:
-            process.failure = f"it was not ready after {self._limits.ready_timeout:g} s"
-            process.kill()
+        logger.info("%s is ready again", process.name)
+        if self._stands_by:
+            self._spare.fill()
 
     def _spawn_watched(self) -> Process:
         process = self._spawn()
@@ -153,6 +155,7 @@ class Place:
         return process
 
     def _end_keeping(self) -> None:
+        self._is_ending = True
         self._stands_by = False
         if self._keeping is not None:
             self._keeping.cancel()

@@ -21,6 +21,7 @@ class CoreConfig(_ProcessConfig, frozen=True):
     ready_timeout: float
     shutdown_timeout: float
     curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
+    nursery: str = ""  # path of the socket of the process that forks workers; empty: there are none
     index: int = 0
 
 
@@ -33,6 +34,14 @@ class WorkerConfig(_ProcessConfig, frozen=True):
     address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
     rendezvous: str  # init_method of torch.distributed
     core_index: int = 0
+
+
+class NurseryConfig(_ProcessConfig, frozen=True):
+    """What the process is told that workers are forked from."""
+
+    bind: str  # path of its socket, in a private folder
+    entry: str  # "module:function": it imports all that a worker needs, and gives what each worker runs
+    max_workers: int = 256  # that live at once
 
 
 class SharedConfig(_ProcessConfig, frozen=True):

@@ -23,14 +23,14 @@ Event = signal.Signals | BaseException | None
 
 async def supervise(
     groups: list[list[Place]],
-    announcement: Callable[[str], str],
+    announcement: Callable[[list[str]], str],
     shutdown_timeout: float,
     on_ending: Callable[[], None] = lambda: None,
 ) -> None:
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
 
-    `announcement` makes the line to print once all are ready, of the address that the last one serves. `on_ending` is
-    called once all of the first group have been told to end, when none of it is replaced any more.
+    `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order.
+    `on_ending` is called once all of the first group have been told to end, when none of it is replaced any more.
 
     Raises:
         PyllmError: one did not start, or was lost for good; all have ended.
@@ -63,7 +63,7 @@ async def supervise(
         raise failure
 
 
-async def _start(places: list[Place], announcement: Callable[[str], str], events: asyncio.Queue[Event]) -> None:
+async def _start(places: list[Place], announcement: Callable[[list[str]], str], events: asyncio.Queue[Event]) -> None:
     try:
         for place in places:
             place.spawn()
@@ -71,7 +71,7 @@ async def _start(places: list[Place], announcement: Callable[[str], str], events
     except Exception as error:  # noqa: BLE001 - whatever it is, all that has been started has to end
         events.put_nowait(error)
         return
-    print(announcement(addresses[-1]), flush=True)
+    print(announcement(addresses), flush=True)
     for place in places:
         place.stand_by()
 

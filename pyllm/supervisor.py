@@ -14,8 +14,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,6 +31,8 @@ from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
 KILL_TIMEOUT = 10.0
 ENDING_SILENCE = 10.0  # seconds, of a child that has said that it fails: its last work may be long
+# Seconds after the end of a child that another process has to reap, until its exit code is taken to be unknown.
+CODE_TIMEOUT = 1.0
 TICK = HEARTBEAT_INTERVAL / 2  # seconds between two looks at a child
 STACKS_TIMEOUT = 0.2  # seconds that a silent child gets to write its stacks
 
@@ -36,13 +40,21 @@ STACKS_TIMEOUT = 0.2  # seconds that a silent child gets to write its stacks
 class Process:
     """One child: its process id, the connection it reports on, and what it reported last.
 
-    `reap()` gives the exit code once the process has ended (negative: the signal), else None. `stderr` is our end of a
-    pipe that the child writes its stderr to. Between construction and `watch` the child runs unwatched, so that it can
-    be started by a thread that has no event loop yet.
+    `reap()` gives the exit code once the process has ended (negative: the signal), or None where that is still to be
+    told by `tell_code`: another process has started it, and gives its `pidfd`. `stderr` is our end of a pipe that the
+    child writes its stderr to. Between construction and `watch` the child runs unwatched, so that it can be started by
+    a thread that has no event loop yet.
     """
 
     def __init__(
-        self, name: str, pid: int, connection: Connection, reap: Callable[[], int | None], stderr: int | None = None
+        self,
+        name: str,
+        pid: int,
+        connection: Connection,
+        reap: Callable[[], int | None],
+        stderr: int | None = None,
+        *,
+        pidfd: int | None = None,
     ) -> None:
         self.name = name
         self.pid = pid
@@ -55,8 +67,10 @@ class Process:
         self._unsent = bytearray()
         self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
         self._reap = reap
-        self._pidfd = os.pidfd_open(pid)
-        self._leads_group = os.getpgid(pid) == pid
+        self._pidfd = os.pidfd_open(pid) if pidfd is None else pidfd
+        # Who was started by another process may have been reaped by now; it was given a group of its own.
+        self._leads_group = pidfd is not None or os.getpgid(pid) == pid
+        self._awaiting_code: asyncio.TimerHandle | None = None
         self._decoder = msgspec.msgpack.Decoder(ChildMessage)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -115,13 +129,20 @@ class Process:
         if self._loop is None:
             self.watch()
         if not self.exited.done():
-            signal.pidfd_send_signal(self._pidfd, number)
+            with contextlib.suppress(ProcessLookupError):  # reaped by another process
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def kill(self) -> None:
         """SIGKILL to the child, and to all of its process group where it has one of its own."""
         self.signal(signal.SIGKILL)
         if not self.exited.done():
             self._kill_group()
+
+    def tell_code(self, code: int) -> None:
+        """The exit code of a child that another process has reaped, or is to reap."""
+        self._reap = lambda: code
+        if self._awaiting_code is not None:
+            self._exit()
 
     def give_up(self, reason: str) -> None:
         """Tell the child that what it needs will not come back; it finds this in `Child.given_up`."""
@@ -176,9 +197,10 @@ class Process:
     def _stands_still(self) -> bool:
         """Whether a signal has stopped it."""
         try:
-            return os.waitid(os.P_PIDFD, self._pidfd, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None
-        except ChildProcessError:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2]
+        except OSError:  # It has ended.
             return False
+        return state.startswith("T")
 
     def _end_silent(self) -> None:
         if not self.silent:
@@ -216,13 +238,17 @@ class Process:
     def _exit(self) -> None:
         # Before its id may be another's: what it has left behind in its process group goes with it.
         self._kill_group()
+        loop = self._watching
+        loop.remove_reader(self._pidfd)
         code = self._reap()
         if code is None:
+            self._awaiting_code = loop.call_later(CODE_TIMEOUT, self.tell_code, -signal.SIGKILL)
             return
+        if self._awaiting_code is not None:
+            self._awaiting_code.cancel()
+            self._awaiting_code = None
         self._read()
-        loop = self._watching
-        for descriptor in (self._pidfd, self._connection.fileno()):
-            loop.remove_reader(descriptor)
+        loop.remove_reader(self._connection.fileno())
         loop.remove_writer(self._socket.fileno())
         if self._log is not None:
             loop.remove_reader(self._log.descriptor)
@@ -237,6 +263,7 @@ class Process:
     def _kill_group(self) -> None:
         if self._leads_group:
             with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, 0)  # Where it was reaped, its id may be another's.
                 os.killpg(self.pid, signal.SIGKILL)
 
     @property
@@ -245,17 +272,17 @@ class Process:
         return self._loop
 
 
-def spawn(name: str, role: str, *files: int, arguments: tuple[int, ...] = ()) -> Process:
+def spawn(name: str, role: str, *files: int) -> Process:
     """Start `python -m pyllm` in a child role; it waits for `configure`, and is a spare until then.
 
-    The user's script is not imported again. `files` are descriptors that the child inherits; it is told their numbers,
-    after `arguments`, which are what it must know before its configuration comes. Call it from the main thread or from
-    the event loop's: the kernel's parent-death signal fires when the starting thread ends.
+    The user's script is not imported again. `files` are descriptors that the child inherits; it is told their numbers.
+    Call it from the main thread or from the event loop's: the kernel's parent-death signal fires when the starting
+    thread ends.
     """
     ours, theirs = Pipe()
     log, stderr = os.pipe()
     with theirs, os.fdopen(stderr, "wb"):
-        numbers = (theirs.fileno(), int(_thread_stays()), *arguments, *files)
+        numbers = (theirs.fileno(), int(_thread_stays()), *files)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", "pyllm", "_child", role, *map(str, numbers)],
             pass_fds=(theirs.fileno(), *files),
@@ -263,7 +290,32 @@ def spawn(name: str, role: str, *files: int, arguments: tuple[int, ...] = ()) ->
             stderr=stderr,
             process_group=0,  # Ctrl-C in a terminal is for the parent, which then drains its children.
         )
-    return Process(name, process.pid, ours, process.poll, log)
+    return Process(name, process.pid, ours, partial(reap, process), log)
+
+
+def reap(process: "subprocess.Popen[bytes]") -> int | None:
+    """The exit code of a child that has ended; that of SIGKILL where the application let the kernel forget it.
+
+    Which it does by ignoring SIGCHLD. `Popen` says 0 there, as if the child had ended in order.
+    """
+    if process.returncode is not None:
+        return process.returncode
+    try:
+        pid, status = os.waitpid(process.pid, os.WNOHANG)
+    except ChildProcessError:
+        process.returncode = -signal.SIGKILL
+    else:
+        process.returncode = os.waitstatus_to_exitcode(status) if pid else None
+    return process.returncode
+
+
+async def end(processes: list[Process]) -> list[Process]:
+    """SIGKILL: they hold nothing that would have to be finished. Gives those that do not even end then."""
+    for process in processes:
+        process.kill()
+    if processes:
+        await asyncio.wait([process.exited for process in processes], timeout=KILL_TIMEOUT)
+    return [process for process in processes if not process.exited.done()]
 
 
 def _thread_stays() -> bool:

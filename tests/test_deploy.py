@@ -101,6 +101,10 @@ def test_who_is_not_ready_is_seen_before_it_is_told_to_end() -> None:
     assert patience(PROBES["readiness"]) < CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"]
 
 
+def test_somebody_reaps_what_killed_processes_had_started() -> None:
+    assert POD["shareProcessNamespace"] is True
+
+
 def test_what_is_written_to_is_writable() -> None:
     assert CONTAINER["securityContext"]["readOnlyRootFilesystem"]
     assert POD["securityContext"]["runAsNonRoot"]

@@ -55,7 +55,7 @@ class FakeProcess:
     ready, obituary, error = Process.ready, Process.obituary, Process.error
 
 
-class Nursery:
+class Family:
     """Makes children, a place for them, and notes what happens to it."""
 
     def __init__(self, max_restarts: int = 10, ready_timeout: float = 60.0, warm_spare: bool = False) -> None:
@@ -86,139 +86,154 @@ class Nursery:
 
 
 async def test_a_dead_child_is_followed_by_one_that_serves_its_address() -> None:
-    nursery = Nursery()
-    await nursery.start()
-    assert nursery.children[0].config == Config("")
-    nursery.children[0].end(1)
-    assert (await nursery.child(1)).config == Config("the address")
-    nursery.children[1].started.set_result("the address")
-    nursery.children[1].kill()
-    await nursery.child(2)
-    assert nursery.dead == ["child 0", "child 1"]
-    await nursery.place.stop(1.0)
-    assert not nursery.lost.done()
+    family = Family()
+    await family.start()
+    assert family.children[0].config == Config("")
+    family.children[0].end(1)
+    assert (await family.child(1)).config == Config("the address")
+    family.children[1].started.set_result("the address")
+    family.children[1].kill()
+    await family.child(2)
+    assert family.dead == ["child 0", "child 1"]
+    await family.place.stop(1.0)
+    assert not family.lost.done()
 
 
 async def test_a_first_child_that_dies_before_it_is_ready_is_not_followed() -> None:
-    nursery = Nursery()
-    starting = asyncio.create_task(nursery.place.start(nursery.lost.set_result))
+    family = Family()
+    starting = asyncio.create_task(family.place.start(family.lost.set_result))
     await asyncio.sleep(0)
-    nursery.children[0].end(1)
+    family.children[0].end(1)
     with pytest.raises(StartError, match="child 0 exited with code 1"):
         await starting
-    assert len(nursery.children) == 1
+    assert len(family.children) == 1
 
 
 async def test_a_death_while_starting_is_just_another_death() -> None:
-    nursery = Nursery()
-    await nursery.start()
-    nursery.children[0].kill()
-    (await nursery.child(1)).end(1)
-    (await nursery.child(2)).started.set_result("")
-    assert nursery.dead == ["child 0", "child 1"]
-    await nursery.place.stop(1.0)
+    family = Family()
+    await family.start()
+    family.children[0].kill()
+    (await family.child(1)).end(1)
+    (await family.child(2)).started.set_result("")
+    assert family.dead == ["child 0", "child 1"]
+    await family.place.stop(1.0)
 
 
 async def test_a_successor_that_is_late_is_killed_and_followed() -> None:
-    nursery = Nursery(ready_timeout=0.1)
-    await nursery.start()
-    nursery.children[0].kill()
-    late = await nursery.child(1)
+    family = Family(ready_timeout=0.1)
+    await family.start()
+    family.children[0].kill()
+    late = await family.child(1)
     assert await late.exited == -signal.SIGKILL
     assert late.failure == "it was not ready after 0.1 s"
-    await nursery.child(2)
-    await nursery.place.stop(1.0)
+    await family.child(2)
+    await family.place.stop(1.0)
 
 
 @pytest.mark.parametrize("code", [0, FINAL_EXIT_CODE])
 async def test_a_child_that_had_a_reason_to_end_is_not_followed(code: int) -> None:
-    nursery = Nursery()
-    await nursery.start()
-    nursery.children[0].end(code)
-    reason = await nursery.lost
+    family = Family()
+    await family.start()
+    family.children[0].end(code)
+    reason = await family.lost
     assert isinstance(reason, EngineDeadError)
     assert str(reason) == f"child 0 exited with code {code} while ready"
-    assert len(nursery.children) == 1
+    assert len(family.children) == 1
 
 
 async def test_who_ends_when_that_is_expected_is_not_lost() -> None:
-    nursery = Nursery()
-    await nursery.start()
-    nursery.place.expect_end()
-    nursery.children[0].kill()
-    (await nursery.child(1)).started.set_result("")  # It is needed until it is told to end.
-    nursery.children[1].end(0)
-    await nursery.place.stop(1.0)
-    assert not nursery.lost.done()
+    family = Family()
+    await family.start()
+    family.place.expect_end()
+    family.children[0].kill()
+    (await family.child(1)).started.set_result("")  # It is needed until it is told to end.
+    family.children[1].end(0)
+    await family.place.stop(1.0)
+    assert not family.lost.done()
 
 
 async def test_too_many_deaths_lose_the_place_with_the_last_obituary() -> None:
-    nursery = Nursery(max_restarts=2)
-    await nursery.start()
+    family = Family(max_restarts=2)
+    await family.start()
     for number in range(3):
-        (await nursery.child(number)).kill()
-    reason = await nursery.lost
+        (await family.child(number)).kill()
+    reason = await family.lost
     assert isinstance(reason, GivenUpError)
     assert "child 2 was killed by SIGKILL" in str(reason)
     assert "max_restarts allows 2 times within 60 s" in str(reason)
 
 
 async def test_deaths_of_long_ago_do_not_count() -> None:
-    nursery = Nursery(max_restarts=1)
-    await nursery.start()
+    family = Family(max_restarts=1)
+    await family.start()
     for number in range(4):
-        child = await nursery.child(number)
-        nursery.now += 61.0
+        child = await family.child(number)
+        family.now += 61.0
         child.kill()
-    await nursery.child(4)
-    assert not nursery.lost.done()
-    await nursery.place.stop(1.0)
+    await family.child(4)
+    assert not family.lost.done()
+    await family.place.stop(1.0)
 
 
 async def test_the_spare_takes_the_place_and_another_one_stands_by() -> None:
-    nursery = Nursery(warm_spare=True)
-    await nursery.start()
-    nursery.place.stand_by()
-    spare = await nursery.child(1, configured=False)
+    family = Family(warm_spare=True)
+    await family.start()
+    family.place.stand_by()
+    spare = await family.child(1, configured=False)
     assert spare.config is None
-    nursery.children[0].kill()
-    assert (await nursery.child(1)).config == Config("the address")
-    assert len(nursery.children) == 2
+    family.children[0].kill()
+    assert (await family.child(1)).config == Config("the address")
+    assert len(family.children) == 2
     spare.started.set_result("the address")  # Not before it is ready: two would start beside each other.
-    assert (await nursery.child(2, configured=False)).config is None
-    await nursery.place.stop(1.0)
-    assert nursery.children[2].exited.result() == -signal.SIGKILL
+    assert (await family.child(2, configured=False)).config is None
+    await family.place.stop(1.0)
+    assert family.children[2].exited.result() == -signal.SIGKILL
 
 
 async def test_a_dead_spare_takes_no_place() -> None:
-    nursery = Nursery(warm_spare=True, max_restarts=2)
-    await nursery.start()
-    nursery.place.stand_by()
-    (await nursery.child(1, configured=False)).kill()
-    (await nursery.child(2, configured=False)).kill()  # And now there is none.
-    nursery.children[0].kill()
-    assert (await nursery.child(3)).config == Config("the address")
-    assert nursery.children[1].config is None
-    assert nursery.children[2].config is None
-    await nursery.place.stop(1.0)
+    family = Family(warm_spare=True, max_restarts=2)
+    await family.start()
+    family.place.stand_by()
+    (await family.child(1, configured=False)).kill()
+    (await family.child(2, configured=False)).kill()  # And now there is none.
+    family.children[0].kill()
+    assert (await family.child(3)).config == Config("the address")
+    assert family.children[1].config is None
+    assert family.children[2].config is None
+    await family.place.stop(1.0)
 
 
 async def test_a_place_that_is_told_to_end_has_no_successor() -> None:
     for end in (lambda place: place.stop(1.0), lambda place: place.kill()):
-        nursery = Nursery()
-        await nursery.start()
-        ending = end(nursery.place)
+        family = Family()
+        await family.start()
+        ending = end(family.place)
         if ending is not None:
             await ending
         for _ in range(10):  # turns in which a successor would have been started
             await asyncio.sleep(0)
-        assert len(nursery.children) == 1
-        assert not nursery.lost.done()
+        assert len(family.children) == 1
+        assert not family.lost.done()
+
+
+async def test_a_place_that_is_told_to_end_while_its_child_becomes_ready_has_no_successor() -> None:
+    family = Family()
+    starting = asyncio.ensure_future(family.place.start(family.lost.set_result))
+    while not family.children:
+        await asyncio.sleep(0)
+    child = await family.child(0)
+    child.started.set_result("address")
+    family.place.kill()
+    assert await starting == "address"
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(family.children) == 1
+    assert not family.lost.done()
 
 
 async def test_a_child_is_told_that_what_it_needs_is_lost() -> None:
-    nursery = Nursery()
-    await nursery.start()
-    nursery.place.give_up("no core")
-    assert nursery.children[0].given_up == "no core"
-    await nursery.place.stop(1.0)
+    family = Family()
+    await family.start()
+    family.place.give_up("no core")
+    assert family.children[0].given_up == "no core"
+    await family.place.stop(1.0)

@@ -41,9 +41,9 @@ async def test_groups_end_one_after_the_other_and_the_port_as_soon_as_nobody_new
     names = [["api 0", "api 1"], [], ["core"]]
     groups = [[cast(Any, FakePlace(name, events)) for name in group] for group in names]
 
-    def announce(address: str) -> str:
+    def announce(addresses: list[str]) -> str:
         os.kill(os.getpid(), signal.SIGTERM)
-        return address
+        return addresses[0]
 
     await supervise(cast("list[list[Place]]", groups), announce, 30.0, lambda: events.append("the port is closed"))
     within = f"is told to end in {30 + STOP_GRACE:g} s"

@@ -14,7 +14,7 @@ import pytest
 from pyllm.child import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.errors import StartError
 from pyllm.messages import Heartbeat
-from pyllm.supervisor import Process
+from pyllm.supervisor import Process, reap
 
 CHILD = """
 import ctypes, os, signal, subprocess, sys, threading, time
@@ -181,6 +181,22 @@ async def test_an_error_that_another_process_would_meet_has_a_code_of_its_own(er
     assert process.failure == "no"
 
 
+async def test_the_exit_code_of_what_another_process_reaps_is_told_or_taken_for_a_kill() -> None:
+    for code, told in ((3, 3), (None, -signal.SIGKILL)):
+        ours, theirs = Pipe()
+        with theirs:
+            command = [sys.executable, "-c", ATTACHED + "child.started(); sys.exit(9)", str(theirs.fileno())]
+            child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        process = Process("the child", child.pid, ours, lambda: None, pidfd=os.pidfd_open(child.pid))
+        process.watch()
+        assert await asyncio.to_thread(child.wait) == 9
+        process.kill()  # There is nobody any more.
+        if code is not None:
+            process.tell_code(code)
+        assert await process.exited == told
+        process.tell_code(5)  # too late
+
+
 async def test_descriptors_are_returned() -> None:
     before = len(os.listdir("/proc/self/fd"))
     process = start(SERVE)
@@ -224,3 +240,19 @@ def wait_readable(descriptor: int, seconds: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
+
+
+def test_a_child_that_the_kernel_has_forgotten_did_not_end_in_order() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        os.waitpid(process.pid, 0)  # as where SIGCHLD is ignored
+        assert reap(process) == -signal.SIGKILL
+
+
+def test_an_exit_code_is_known_once_the_child_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input(); raise SystemExit(3)"], stdin=subprocess.PIPE) as process:
+        assert reap(process) is None
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert reap(process) == 3

@@ -19,6 +19,7 @@ from pyllm.core.clients import Clients
 from pyllm.core.crash import Crash, crash_report
 from pyllm.core.executors.base import Executor
 from pyllm.core.policies import Policy, facts, policy_key
+from pyllm.core.quarantine import Name
 from pyllm.core.recording import Recording
 from pyllm.core.recovery import Recovery
 from pyllm.core.stalls import StallWatch
@@ -34,6 +35,7 @@ from pyllm.messages import (
     Deltas,
     Heartbeat,
     Hello,
+    Isolated,
     Ready,
     Rejected,
     Reply,
@@ -180,10 +182,12 @@ class EngineCore:
         """
         depth = self._depth
         if self._quarantine:
-            self._quarantine.advance()
+            self._advance_quarantine()
             depth = 1
         # What is planned for dead workers is in no step of theirs.
         while len(self._in_flight) < depth and self._executor.death is None and (plan := self._plan()) is not None:
+            if self._quarantine:
+                self._tell_turn()
             self._in_flight.append((plan.step, self._clock(), self._executor.submit(plan)))
         if not self._in_flight:
             if (death := self._executor.death) is not None:
@@ -241,6 +245,21 @@ class EngineCore:
         self._clients.deliver(self._scheduler.pending_clients())
         await self._recovery.end(death)
         self._tell_stage()
+
+    def _advance_quarantine(self) -> None:
+        """Let a suspect run alone, and the client of the one before know that it was not to blame."""
+        before = self._quarantine.alone
+        self._quarantine.advance()
+        if before is not None and before != self._quarantine.alone:
+            self._clients.post(before.client, Isolated(self._ready.epoch, before.request, over=True))
+
+    def _tell_turn(self) -> None:
+        """Let the client of the one alone know whose step it is: if it is its own, what is lost then, even this core,
+        is its doing, and can be told by nobody afterwards."""
+        alone = self._quarantine.alone
+        if alone is not None:
+            aside = not self._quarantine.explains(self._scheduler.requests_in_flight())
+            self._clients.post(alone.client, Isolated(self._ready.epoch, alone.request, aside=aside))
 
     def _look_at_step(self, now: float) -> None:
         """Whether the oldest step in flight is stalled; workers that are stuck in it are ended."""
@@ -320,6 +339,7 @@ class EngineCore:
                 length_penalty=submit.length_penalty,
                 pooling=bool(submit.sampling.pooling),
             )
+            self._quarantine.admit(Name(client, submit.request), submit.num_losses)
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:

@@ -1,4 +1,5 @@
-"""The requests that had rows in a fatal step. Each runs alone until it has shown that the step did not die of it.
+"""The requests that had rows in a fatal step, or that cores died with. Each runs alone until it has shown that it did
+not end them.
 
 Judges by the scheduler's word alone; who is told, and how workers come back, is not its concern.
 """
@@ -11,6 +12,8 @@ from pyllm._rust import Scheduler, SchedulerError
 from pyllm.errors import Cause, WorkerDeadError
 
 HOLD = "quarantine"
+# Cores that a client has lost in a row with a request, each time without a token of it, which make it suspect.
+_LOSSES = 2
 # Deaths of workers while they computed nothing but one request, after which it is failed. A signal from elsewhere, and
 # silence, may be the fault of the machine, and say less about the request.
 _DEATHS_ALONE: dict[Cause, int] = {"killed": 2, "silent": 2, "crashed": 1, "stalled": 1, "out_of_memory": 1}
@@ -35,13 +38,20 @@ class Verdict(NamedTuple):
 
 class _Suspect(NamedTuple):
     name: Name
-    cause: Cause  # of the death for which it is one
+    cause: Cause | None  # of the death for which it is one; None: no worker's, but those of cores
     num_steps: int  # that were in flight then: it has to get past each of them
 
     def deaths_alone(self, cause: Cause) -> int:
-        """How many it may cause in this way; want of memory is not held against it before steps were made smaller."""
-        is_first = cause == "out_of_memory" and self.cause != cause
+        """How many it may cause in this way.
+
+        A first death of workers is not held against it, nor is want of memory before steps were made smaller.
+        """
+        is_first = self.cause is None or (cause == "out_of_memory" and self.cause != cause)
         return _DEATHS_ALONE[cause] + is_first
+
+    def times(self, deaths_alone: int) -> str:
+        """In words, how often it has ended workers if it has done so this often alone."""
+        return ("twice", "three times")[deaths_alone - 2] if self.cause is None else _TIMES[deaths_alone + 1]
 
 
 class Quarantine:
@@ -57,6 +67,11 @@ class Quarantine:
 
     def __len__(self) -> int:
         return len(self._held) + (self._alone is not None)
+
+    @property
+    def alone(self) -> Name | None:
+        """The request that runs alone."""
+        return None if self._alone is None else self._alone.name
 
     @property
     def is_next_due(self) -> bool:
@@ -79,7 +94,7 @@ class Quarantine:
             self._deaths_alone += 1
             if self._deaths_alone < alone.deaths_alone(death.cause):
                 return None  # It is isolated still, and tried again.
-            verdict = Verdict(alone.name, _reason(death, steps[0], self._deaths_alone))
+            verdict = Verdict(alone.name, _reason(death, steps[0], alone.times(self._deaths_alone)))
             logger.error("client %d's request %d is failed: %s", *verdict.name, verdict.reason)
             self._alone = None
             self.num_failures += 1
@@ -91,6 +106,13 @@ class Quarantine:
         if names:
             logger.warning("%d requests were in the fatal step, and run one by one: %s", len(names), names)
         return None
+
+    def admit(self, name: Name, num_losses: int) -> None:
+        """Judge a request that has just come, by the number of cores that were lost while they had it."""
+        if num_losses >= _LOSSES:
+            self._scheduler.hold(*name, HOLD)
+            self._held.append(_Suspect(name, None, num_steps=1))
+            logger.warning("client %d's request %d was with %d cores that were lost: it runs alone", *name, num_losses)
 
     def advance(self) -> None:
         """Let the next one run alone if the one before is cleared or has ended; call it before each plan."""
@@ -119,6 +141,5 @@ class Quarantine:
         return True
 
 
-def _reason(death: WorkerDeadError, step: int, deaths_alone: int) -> str:
-    times = _TIMES[deaths_alone + 1]
+def _reason(death: WorkerDeadError, step: int, times: str) -> str:
     return f"this request ended the worker that computed it {times} alone: {death}, in step {step}"

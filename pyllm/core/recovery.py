@@ -49,9 +49,11 @@ class Recovery:
         death = crash.death
         self.reason = str(death)
         self._scheduler.lose_device()
+        # What workers are forked from computes nothing: no request is to blame for its end.
+        requests = [] if death.cause == "orphaned" else crash.requests
         # A request that is found out costs nobody's budget: however many there are, each fails by itself.
-        self._is_explained = self.quarantine.explains(crash.requests)
-        verdict = self.quarantine.accuse(death, crash.steps, crash.requests)
+        self._is_explained = self.quarantine.explains(requests)
+        verdict = self.quarantine.accuse(death, crash.steps, requests)
         # What takes too much memory all by itself would take it of others' steps alone.
         if death.cause == "out_of_memory" and verdict is None and self._shrink():
             self.num_degradations += 1

@@ -16,6 +16,7 @@ import msgspec
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.curve import client_keys
 from pyllm.errors import EngineDeadError, ProtocolError, PyllmError, RequestError
+from pyllm.frontend.calls import Calls
 from pyllm.frontend.core_connection import Condition, ConnectionCounts, CoreConnection, Handlers, over_zeromq
 from pyllm.frontend.embedding import Embedding, EmbeddingReader, EmbeddingReceiver, EmbeddingSink
 from pyllm.frontend.link import Connect
@@ -25,7 +26,7 @@ from pyllm.frontend.running_requests import RunningRequests
 from pyllm.frontend.streams import Sink
 from pyllm.frontend.submission import prepare, prepare_embedding
 from pyllm.frontend.token_reader import TokenDelta, TokenReader
-from pyllm.messages import Call, ClientMessage, CoreMessage, Deltas, ModelInfo, Rejected, Reply
+from pyllm.messages import Call, ClientMessage, CoreMessage, Deltas, Isolated, ModelInfo, Rejected, Reply
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
@@ -63,12 +64,12 @@ class EngineClient:
         self._heartbeats = heartbeats
         self._ids = itertools.count(1)
         self._readers: dict[int, TokenReader] = {}
-        self._calls: dict[int, asyncio.Future[Reply]] = {}
+        self._calls = Calls()
         self._death: PyllmError | None = None
         self._died = asyncio.Event()
         self._ready: asyncio.Future[None] | None = None
         self._beating: asyncio.Task[None] | None = None
-        handlers = Handlers(self._become_ready, self._receive, self._malformed, self._fail_calls, self.give_up)
+        handlers = Handlers(self._become_ready, self._receive, self._malformed, self._lose_core, self.give_up)
         self._connection = CoreConnection(handlers, connects, recovery_timeout, awaits_first)
         self._requests = RunningRequests(self._connection, self._ids, clock)
 
@@ -234,8 +235,7 @@ class EngineClient:
         if not self._connection.is_ready:
             raise EngineDeadError(self._connection.condition().reason)
         number = next(self._ids)
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
+        answer = self._calls.open(number)
         self._connection.post(Call(self.epoch, number, method, args))
         try:
             async with asyncio.timeout(timeout):
@@ -243,7 +243,7 @@ class EngineClient:
         except TimeoutError:
             raise TimeoutError(f"the core did not answer {method!r} within {timeout:g} s") from None
         finally:
-            del self._calls[number]
+            self._calls.close(number)
         if not reply.ok:
             raise RequestError(str(reply.value))
         return reply.value
@@ -345,17 +345,15 @@ class EngineClient:
             await asyncio.sleep(HEARTBEAT_INTERVAL)
             self.beat()
 
-    def _receive(self, message: Deltas | Reply | Rejected) -> None:
+    def _receive(self, message: Deltas | Reply | Rejected | Isolated) -> None:
         match message:
             case Deltas():
                 try:
                     self._requests.deliver(message)
                 except ValueError as error:
                     self._malformed(str(error))
-            case Reply(number):
-                answer = self._calls.get(number)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+            case Reply():
+                self._calls.settle(message)
             case Rejected(None, "engine_dead", text):
                 # It has had its time to finish them, and says that they end; only what comes later goes elsewhere.
                 self._fail_all(EngineDeadError(text))
@@ -363,12 +361,18 @@ class EngineClient:
                 logger.error("the core refused a message (%s): %s", message.code, message.message)
             case Rejected():
                 self._requests.reject(message)
+            case Isolated():
+                self._requests.isolate(message)
 
     def _become_ready(self, previous_fingerprint: str, is_known: bool) -> None:
         assert self._ready is not None
         if not self._ready.done():
             self._ready.set_result(None)
         self._requests.resubmit_all(previous_fingerprint in ("", self.fingerprint), is_known)
+
+    def _lose_core(self, loss: EngineDeadError) -> None:
+        self._calls.fail_all(loss)
+        self._requests.lose_core(loss)
 
     def _malformed(self, text: str) -> None:
         self.malformed_frames += 1
@@ -392,10 +396,5 @@ class EngineClient:
         self._fail_all(death)
 
     def _fail_all(self, error: PyllmError) -> None:
-        self._fail_calls(error)
+        self._calls.fail_all(error)
         self._requests.fail_all(error)
-
-    def _fail_calls(self, error: PyllmError) -> None:
-        for answer in self._calls.values():
-            if not answer.done():
-                answer.set_exception(error)

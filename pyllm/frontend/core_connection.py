@@ -22,6 +22,7 @@ from pyllm.messages import (
     Deltas,
     Heartbeat,
     Hello,
+    Isolated,
     ModelInfo,
     Ready,
     Rejected,
@@ -60,7 +61,7 @@ class Handlers(NamedTuple):
     """
 
     on_ready: Callable[[str, bool], None]
-    on_message: Callable[[Deltas | Reply | Rejected], None]
+    on_message: Callable[[Deltas | Reply | Rejected | Isolated], None]
     on_malformed: Callable[[str], None]
     on_lost: Callable[[EngineDeadError], None]
     on_final: Callable[[PyllmError], None]
@@ -173,9 +174,9 @@ class CoreConnection:
                 self._handlers.on_final(ProtocolError(text))
             case Heartbeat():
                 self._told = message
-            case Deltas(epoch) if epoch != self.epoch:
+            case Deltas(epoch) | Isolated(epoch) if epoch != self.epoch:
                 pass
-            case Deltas() | Reply() | Rejected():
+            case Deltas() | Reply() | Rejected() | Isolated():
                 if self.is_ready:
                     self._handlers.on_message(message)
 

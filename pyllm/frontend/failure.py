@@ -108,8 +108,9 @@ def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
     headers = []
     if failure.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after))))
-    elif failure.status == 429:
-        headers.append((b"x-should-retry", b"false"))  # OpenAI's clients try a 429 again otherwise.
+    elif failure.status in (429, 500):
+        # Clients of OpenAI and Anthropic try these again otherwise: what ended cores would end as many again.
+        headers.append((b"x-should-retry", b"false"))
     if failure.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     if failure.allow:

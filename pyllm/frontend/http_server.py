@@ -130,8 +130,7 @@ class HttpServer(uvicorn.Server):
 
     Make it inside a running event loop.
 
-    The first SIGTERM or SIGINT drains for at most `grace` seconds, meanwhile `/health` is 503 and requests are refused;
-    the second ends at once.
+    SIGTERM or SIGINT drains for at most `grace` seconds, meanwhile `/health` is 503 and requests are refused.
     """
 
     def __init__(self, state: ServerState, grace: float, on_started: Callable[[], None]) -> None:
@@ -156,6 +155,7 @@ class HttpServer(uvicorn.Server):
         self._grace = grace
         self._on_started = on_started
         self._stopping: asyncio.Task[None] | None = None
+        self._is_signalled = False
         self._loop = asyncio.get_running_loop()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -173,10 +173,15 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called for a signal, between any two instructions of the main thread."""
+        """Called for a signal, between any two instructions of the main thread; the parent gives one, and then kills.
+
+        Others change nothing: service managers signal all processes of a service, and the parent this one again.
+        """
         del frame
-        logger.info("%s: draining for at most %g s", signal.Signals(sig).name, self._grace)
-        self._loop.call_soon_threadsafe(self.stop)
+        if not self._is_signalled:
+            self._is_signalled = True
+            logger.info("%s: draining for at most %g s", signal.Signals(sig).name, self._grace)
+            self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
         """Drain, and then end; the second time, end at once."""

@@ -15,7 +15,18 @@ class Journal:
     `arrival` is the client's clock, in seconds.
     """
 
-    __slots__ = ("_arrival", "_closed", "_first", "_is_told", "_num_untold", "_outputs")
+    __slots__ = (
+        "_arrival",
+        "_closed",
+        "_first",
+        "_is_alone",
+        "_is_told",
+        "_num_known",
+        "_num_untold",
+        "_outputs",
+        "num_losses",
+        "num_losses_alone",
+    )
 
     def __init__(self, first: Submit, arrival: float) -> None:
         self._first = first
@@ -25,6 +36,11 @@ class Journal:
         self._is_told = False  # something of the prompt
         # Of the prompt's tokens, for their log-probabilities; the first never has one.
         self._num_untold = len(first.prompt) // 4 - 1 if first.sampling.prompt_logprobs is not None else 0
+        # Cores that were lost in a row without anything new, and how many of them while they computed only this.
+        self.num_losses = 0
+        self.num_losses_alone = 0
+        self._is_alone = False
+        self._num_known = -self._num_untold  # tokens when a core was lost last
 
     @property
     def num_samples(self) -> int:
@@ -84,6 +100,22 @@ class Journal:
             return FinishCode.STOP
         return FinishCode.LENGTH if output and len(output) >= first.max_tokens else FinishCode.NONE
 
+    def isolate(self, over: bool, aside: bool = False) -> None:
+        """Note that the core computes nothing but this request, or none of it (`aside`), or that that is `over`."""
+        self._is_alone = not (over or aside)
+        if over:
+            self.num_losses = self.num_losses_alone = 0
+
+    def lose_core(self) -> None:
+        """Count the core that was just lost: as another one in a row if nothing new has come from it."""
+        num_known = sum(map(len, self._outputs)) - self._num_untold
+        if num_known != self._num_known:
+            self._num_known = num_known
+            self.num_losses = self.num_losses_alone = 0
+        self.num_losses += 1
+        self.num_losses_alone += self._is_alone
+        self._is_alone = False
+
     def submission(self, epoch: int, request: int, now: float) -> Submit:
         """The message that starts the request in this epoch, or that continues it after what was already received.
 
@@ -106,4 +138,5 @@ class Journal:
             sampling=sampling,
             age=age,
             timeout=None if timeout is None else max(0.0, timeout - age),
+            num_losses=self.num_losses,
         )

@@ -3,13 +3,14 @@
 Does not know what the caches hold.
 """
 
-import ctypes
 import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+
+from pyllm.unused_memory import return_freed_memory
 
 # Memory is short below so much of it, whichever is less, and there is enough again from twice as much on.
 LOW_SHARE = 0.05
@@ -72,7 +73,7 @@ class MemoryPressure:
                 return False
             self._next_halving = now + INTERVAL
             self._set(self._share / 2)
-            _return_freed_memory()
+            return_freed_memory()
             text = "%d MB of %s's %d MB of memory are available: caches are down to %.3g of their size"
             logger.warning(text, short.available // 1_000_000, short.owner, short.total // 1_000_000, self._share)
             return True
@@ -105,13 +106,6 @@ def host_memory(root: Path = _ROOT) -> list[Memory]:
             kept = int(used) - sum(statistics.get(name, 0) for name in ("active_file", "inactive_file"))
             memories.append(Memory(max(0, int(limit) - kept), int(limit), "the container"))
     return memories
-
-
-def _return_freed_memory() -> None:
-    """Have the C library hand free pages to the kernel: without it all of 55 MB of dropped entries stayed (4 ms)."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's own
-    if malloc_trim is not None:
-        malloc_trim(0)
 
 
 def _groups(root: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from pyllm.frontend.columns import decode_columns
 from pyllm.frontend.core_connection import CoreConnection
 from pyllm.frontend.journal import Journal
 from pyllm.frontend.streams import Sink, Stream, Streams
-from pyllm.messages import Abort, Deltas, Rejected, Submit
+from pyllm.messages import Abort, Deltas, Isolated, Rejected, Submit
 
 # What a refused request fails with, by the code; with any other code the request is at fault.
 _REJECTIONS: dict[str, type[PyllmError]] = {
@@ -19,6 +19,10 @@ _REJECTIONS: dict[str, type[PyllmError]] = {
     "error": PyllmError,
     "too_large": RequestTooLargeError,
 }
+
+# Cores that are lost while they compute nothing but one request, after which it is failed. A core may be ended from
+# elsewhere, too, and by chance just then.
+_LOSSES_ALONE = 2
 
 logger = logging.getLogger(__name__)
 
@@ -111,6 +115,23 @@ class RunningRequests:
             kind = _REJECTIONS.get(rejected.code)
             error = RequestError(rejected.message, rejected.parameter) if kind is None else kind(rejected.message)
             self._streams.fail(stream, error)
+
+    def isolate(self, isolated: Isolated) -> None:
+        """Note that a request is computed by itself, or is no longer."""
+        stream = self._streams.get_by_wire_id(isolated.request)
+        if stream is not None:
+            stream.journal.isolate(isolated.over, isolated.aside)
+
+    def lose_core(self, loss: EngineDeadError) -> None:
+        """Note that the core was lost that had all of these; the one that has ended several is failed."""
+        for stream in self._streams.all():
+            journal = stream.journal
+            journal.lose_core()
+            if journal.num_losses_alone >= _LOSSES_ALONE:
+                text = f"this request ended the engine core that computed it {journal.num_losses} times, "
+                error = PyllmError(f"{text}the last {_LOSSES_ALONE} alone: {loss}")
+                logger.error("request %d is failed: %s", stream.request, error)
+                self._streams.fail(stream, error)
 
     def resubmit_all(self, is_same: bool, is_known: bool) -> None:
         """Send all to a core that is ready, in the order in which they came.

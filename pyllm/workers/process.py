@@ -1,6 +1,6 @@
 """The worker process of one rank: supervised child, mailbox, step after step. Knows no layer and no scheduler.
 
-torch is imported only once the parent can see that this process lives.
+It is forked from a process that has called `prepare` (`nursery.py`), where torch is imported once for all.
 """
 
 import gc
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import msgspec
 import zmq
-from setproctitle import setproctitle
 
 from pyllm import ipc, line_writer, log
-from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SPARE_TITLE, Child, attach, await_configuration, die_with_parent
+from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, Child, attach, await_configuration
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput
 from pyllm.out_of_memory import is_out_of_memory
 from pyllm.process_config import WorkerConfig
+from pyllm.unused_memory import return_freed_memory
 
 if TYPE_CHECKING:
     from pyllm.workers.runner import ModelRunner
@@ -33,19 +33,21 @@ _PAUSE = 20e-6
 logger = logging.getLogger(__name__)
 
 
-def main(connection: Connection, stderr: Connection) -> NoReturn:
-    """Run one rank until SIGTERM or the parent's end; the exit code tells how it failed where it did by itself.
+def prepare() -> Callable[[Connection], NoReturn]:
+    """Import all that a worker needs, into a process with one thread that stays so; gives what its forks run."""
+    _import_everything()
+    import torch
 
-    Everything is imported before the configuration is waited for, so that this may be a spare worker.
-    """
-    os.dup2(stderr.fileno(), 2)
-    stderr.close()
-    die_with_parent()
-    setproctitle(SPARE_TITLE)
+    # torch has no types for this one.
+    assert not torch.cuda.is_initialized(), "no fork of us could use CUDA"  # type: ignore[no-untyped-call]
+    return main
+
+
+def main(connection: Connection) -> NoReturn:
+    """Run one rank until SIGTERM or the parent's end; the exit code tells how it failed where it did by itself."""
     # Ctrl-C reaches the whole process group of a terminal; when workers end is their core's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _import_everything()
     config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
     title = f"pyllm::worker-{config.core_index}-{config.rank}"
     child = attach(connection, title)
@@ -61,6 +63,7 @@ def _work(config: WorkerConfig, child: Child) -> int:
         context: zmq.Context[Socket] = zmq.Context()
         socket = ipc.bind(context, zmq.DEALER, config.address)
         gc.freeze()
+        return_freed_memory()  # of what was read and packed
         child.started()
         serve(socket, runner, config.rank, lambda stage, step: _report(child, stage, step))
     except Exception as error:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.errors import Cause
-from pyllm.messages import Abort, FinishCode, Rejected
+from pyllm.messages import Abort, FinishCode, Isolated, Rejected
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import RememberingExecutor
 
@@ -46,6 +46,15 @@ async def served(
     await engine.run_dry()
     assert engine.core.stats()["num_suspects"] == engine.core.stats()["num_used_blocks"] == 0
     return engine, engine.outputs()
+
+
+async def test_nobody_is_accused_of_the_end_of_what_workers_are_forked_from() -> None:
+    executor = RememberingExecutor()
+    executor._dies_of = lambda contexts: "orphaned" if len(executor.contexts) in (1, 2, 3, 5) else None
+    _, outputs = await served(executor, PROMPTS)
+    assert {finish for _, finish in outputs.values()} == {FinishCode.LENGTH}
+    assert executor.num_restarts == 4
+    assert max(map(len, executor.contexts)) > 1, "they go on together"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -169,6 +178,48 @@ async def test_smaller_steps_fail_nobody_where_they_are_small_enough() -> None:
     engine, outputs = await served(executor, prompts, max_num_batched_tokens=64, max_num_seqs=2)
     assert {finish for _, finish in outputs.values()} == {FinishCode.LENGTH}
     assert (engine.messages(Rejected), executor.num_restarts) == ([], 0)
+
+
+async def test_what_cores_were_lost_with_runs_alone_and_its_client_knows() -> None:
+    executor = RememberingExecutor()
+    engine = Engine(executor)
+    engine.submit(1, [1, 2], max_tokens=6)
+    engine.submit(2, [11], max_tokens=6, num_losses=1)
+    engine.submit(3, list(range(21, 51)), max_tokens=6, num_losses=2)  # two steps
+    engine.submit(4, [61], max_tokens=6, num_losses=9)
+    await engine.run_dry()
+    assert [[context[0] for context in contexts] for contexts in executor.contexts[:6]] == [
+        [21],
+        [1, 11],
+        [21],
+        [1, 11, 21],
+        [61],
+        [1, 11, 21, 61],
+    ]
+    told = [
+        (each.request, "over" if each.over else "aside" if each.aside else "alone")
+        for each in engine.messages(Isolated)
+    ]
+    assert told == [(3, "alone"), (3, "aside"), (3, "alone"), (3, "over"), (4, "aside"), (4, "alone"), (4, "over")]
+    assert {finish for _, finish in engine.outputs().values()} == {FinishCode.LENGTH}
+
+
+@pytest.mark.parametrize(
+    ("cause", "times"),
+    [("crashed", "twice"), ("stalled", "twice"), ("out_of_memory", "twice"), ("killed", "three times")],
+)
+async def test_a_first_dead_worker_is_not_held_against_what_cores_were_lost_with(cause: Cause, times: str) -> None:
+    lucky = RememberingExecutor()
+    lucky._dies_of = lambda contexts: cause if len(lucky.contexts) == 1 else None
+    for executor, messages in (
+        (lucky, []),
+        (PoisonedExecutor(cause), [f"this request ended the worker that computed it {times} alone: "]),
+    ):
+        engine = Engine(executor)
+        engine.submit(1, [1, POISON], num_losses=2)
+        await engine.run_dry()
+        told = [rejected.message.partition("the worker " + cause)[0] for rejected in engine.messages(Rejected)]
+        assert told == messages
 
 
 @settings(deadline=None, max_examples=60)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import psutil
 
-SUPERVISOR, WORKER, CORE, STATE = "pyllm::serve", "pyllm::worker-0-0", "pyllm::core-0", "pyllm::state"
-API = ("pyllm::api-0", "pyllm::api-1")
-SPARE = "a spare"
-KNOWN = {SUPERVISOR, WORKER, CORE, STATE, *API}
+from pyllm.child import SPARE_TITLE
+from tests.e2e.titles import API, CORE, NURSERY, STATE, SUPERVISOR, WORKER, find
+
+APIS = (API, "pyllm::api-1")
 
 SHORT_PAUSE = 1.0  # seconds; below what counts as silence
 LONG_PAUSE = 8.0  # far beyond it
@@ -32,16 +32,18 @@ class Faults:
 
     def __init__(self, supervisor: int, flag: Path, seed: int) -> None:
         self.counted: Counter[str] = Counter()
-        self._supervisor = psutil.Process(supervisor)
+        self._supervisor = supervisor
         self._flag = flag
         self._choose = random.Random(seed)
         self._kinds: list[tuple[int, Callable[[], str]]] = [
             (4, lambda: self._send(signal.SIGKILL, WORKER)),
             (3, lambda: self._send(signal.SIGKILL, CORE)),
-            (2, lambda: self._send(signal.SIGKILL, self._choose.choice(API))),
+            (2, lambda: self._send(signal.SIGKILL, self._choose.choice(APIS))),
             (1, lambda: self._send(signal.SIGKILL, STATE)),
-            (1, lambda: self._send(signal.SIGKILL, SPARE)),
-            (1, lambda: self._send(signal.SIGSEGV, self._choose.choice((WORKER, CORE, *API)))),
+            (1, lambda: self._send(signal.SIGKILL, SPARE_TITLE)),
+            (2, lambda: self._send(signal.SIGKILL, NURSERY)),
+            (1, lambda: self._send(signal.SIGKILL, NURSERY, CORE)),
+            (1, lambda: self._send(signal.SIGSEGV, self._choose.choice((WORKER, CORE, NURSERY, *APIS)))),
             (1, lambda: self._send(signal.SIGABRT, self._choose.choice((WORKER, CORE)))),
             (2, lambda: self._pause(SHORT_PAUSE, self._any())),
             (1, lambda: self._pause(LONG_PAUSE, self._any())),
@@ -58,29 +60,19 @@ class Faults:
             if name := fault():
                 self.counted[name] += 1
 
-    def find(self, title: str) -> list[psutil.Process]:
-        """The server's living processes with a title; a spare is one that has none of those known."""
-        found = []
-        for process in [self._supervisor, *self._supervisor.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                line = process.cmdline()
-                named = line[:1] == [title] if title != SPARE else is_spare(line)
-                if named and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
-
     def _any(self) -> str:
-        return self._choose.choice((SUPERVISOR, WORKER, CORE, *API, STATE))
+        return self._choose.choice((SUPERVISOR, WORKER, CORE, NURSERY, *APIS, STATE))
 
-    def _send(self, number: signal.Signals, title: str) -> str:
-        processes = self.find(title)
-        if not processes:
+    def _send(self, number: signal.Signals, *titles: str) -> str:
+        found = [find(self._supervisor, title) for title in titles]
+        if not all(found):
             return ""
-        self._choose.choice(processes).send_signal(number)
-        return f"{number.name} {title}"
+        for processes in found:
+            self._choose.choice(processes).send_signal(number)
+        return f"{number.name} {' and '.join(titles)}"
 
     def _pause(self, seconds: float, title: str) -> str:
-        processes = self.find(title)
+        processes = find(self._supervisor, title)
         if not processes:
             return ""
         process = processes[0]
@@ -110,9 +102,3 @@ class Faults:
         with subprocess.Popen([sys.executable, "-c", code]) as hog, contextlib.suppress(BaseException):
             hog.wait(3 * HOG_SECONDS)
         return "memory hog"
-
-
-def is_spare(line: list[str]) -> bool:
-    """Whether a command line is that of a process that waits to take another one's place."""
-    text = " ".join(line)
-    return bool(line) and line[0] not in KNOWN and "resource_tracker" not in text

@@ -1,6 +1,7 @@
 """A logits processor that changes nothing, and ends its worker in the middle of a step when it is told to by a file."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ def install(folder: Path) -> dict[str, str]:
 
 
 def make_fault(arguments: Mapping[str, str]) -> "Callable[[Tokens, Tokens, Tensor], Tensor]":
-    """When there is a file at the argument `flag`, a worker ends as it says, and the file is gone."""
+    """When there is a file at the argument `flag`, a worker ends as it says, and the file is gone, but for "kill"."""
     flag = Path(arguments["flag"])
 
     def process(prompt: Tokens, output: Tokens, logits: "Tensor") -> "Tensor":
@@ -45,6 +46,8 @@ def make_fault(arguments: Mapping[str, str]) -> "Callable[[Tokens, Tokens, Tenso
 
 def _end(flag: Path) -> NoReturn:
     kind = flag.read_text()
+    if kind == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     flag.unlink()
     if kind == "exit":
         os._exit(0)

@@ -1,6 +1,6 @@
 """`python -m tests.e2e.kill_everywhere`: a worker dies at every step of nine mixed streams.
 
-And each rank of three at every ninth step, and worker and core at every seventh event and at random instants.
+And each rank of three at every ninth step; worker, core and nursery at every seventh event and at random instants.
 Prints a JSON object for each; fails where a stream is not its uncrashed twin, or where too few kills counted: those
 with a token emitted and one owed.
 """
@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tests.e2e.killing_core import Trigger, killing_server
@@ -27,18 +27,17 @@ from tests.e2e.kills import (
 )
 from tests.e2e.server import Server
 from tests.e2e.survival_streams import Request, mixed_requests
+from tests.e2e.titles import CORE, NURSERY, WORKER
 
 NUM_TOKENS = 40
 NUM_EVENTS = 9 * NUM_TOKENS  # about as many as all streams have together
 # Steps are small, so that the long prompt takes several of them, and every run computes it anew.
 OPTIONS = {"max_num_batched_tokens": 64, "enable_prefix_caching": False, "max_restarts": 1000}
-FLAGS = ["--max-num-batched-tokens", "64", "--no-enable-prefix-caching", "--max-restarts", "1000"]
 # Of one core or server: each death within a minute makes the wait before the next restart longer.
 DEATHS = 5
 # Kills before the first token and after the last one are made, too, and do not count.
 LEAST_COUNTED = 0.5
 
-WORKER, CORE = "pyllm::worker-0-0", "pyllm::core-0"
 KINDS = frozenset(request.name for request in mixed_requests(NUM_TOKENS))
 
 # One run against a server, with whatever kills there are in it.
@@ -58,7 +57,7 @@ def _parts() -> Iterator[tuple[str, Tally]]:
     yield "worker at every step", asyncio.run(at_steps())
     for rank in range(3):
         yield f"rank {rank} of 3", asyncio.run(at_steps(ranks=3, rank=rank, stride=9))
-    for title in (WORKER, CORE):
+    for title in (WORKER, CORE, NURSERY):
         yield f"{title} at events", live(at_event(title, number) for number in range(1, NUM_EVENTS, 7))
         yield f"{title} at random", live(at_instants(title, seed) for seed in range(8))
 
@@ -98,7 +97,7 @@ def live(runs: Iterable[Kill], num_tokens: int = NUM_TOKENS) -> Tally:
     """Kill processes of a real server, in one run after another."""
     tally, left = Tally(), deque(runs)
     while left:
-        with Server(*FLAGS) as server:
+        with Server(*_flags(OPTIONS)) as server:
             requests = with_stop_string(server.address, num_tokens)
             twins = twins_of(server.address, requests)
             before = tally.kills
@@ -128,6 +127,15 @@ def at_instants(title: str, seed: int) -> Kill:
         return kill_at_instants(server.address, requests, seconds, lambda: kill_titled(server.process.pid, title))
 
     return run
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """Options as `pyllm serve` has them."""
+    flags = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
 
 
 if __name__ == "__main__":

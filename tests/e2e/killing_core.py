@@ -6,28 +6,22 @@ Everything but the hand that kills is the server's own code.
 import asyncio
 import multiprocessing
 import os
-import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
+from functools import partial
 from typing import Any
 
-import psutil
-import zmq
-
+from benchmarks import spawned_core
 from benchmarks.api_process import HOST, api_process
 from pyllm._rust import Plan
-from pyllm.child import attach
 from pyllm.config import engine_config
-from pyllm.core import process
 from pyllm.core.executors.process import ProcessExecutor
-from pyllm.launch import resolve
+from pyllm.launch import nursery_address, nursery_place, resolve
 from pyllm.messages import Sampled
 from pyllm.process_config import CoreConfig
-from pyllm.roles import worker_main
-from pyllm.supervisor import Process
+from tests.e2e.titles import find
 
 CONTEXT = multiprocessing.get_context("spawn")
 MOST_KILLS = 1024
@@ -79,14 +73,9 @@ class Trigger:
             self._plans_left.value = -1
         self._times[self._num_kills.value] = time.monotonic()
         self._num_kills.value += 1
-        for pid in rank_pids(os.getpid(), self._rank.value):
-            os.kill(pid, signal.SIGKILL)
-
-
-def rank_pids(core: int, rank: int) -> list[int]:
-    """The process of a rank, by its title; spares have other ones."""
-    title = [f"pyllm::worker-0-{rank}"]
-    return [child.pid for child in psutil.Process(core).children() if child.cmdline()[:1] == title]
+        # The test's process has started the nursery, as well as this one.
+        for worker in find(os.getppid(), f"pyllm::worker-0-{self._rank.value}", generations=2):
+            worker.kill()
 
 
 class KillingExecutor(ProcessExecutor):
@@ -114,23 +103,16 @@ async def killing_server(trigger: Trigger, **options: Any) -> AsyncIterator[str]
             socket_folder=folder,
             ready_timeout=60.0,
             shutdown_timeout=10.0,
+            nursery=nursery_address(engine, folder),
         )
-        ours, theirs = CONTEXT.Pipe()
-        child = CONTEXT.Process(target=_main, args=(config, trigger, theirs))
-        child.start()
-        theirs.close()
-        assert child.pid is not None
-        core = Process("core", child.pid, ours, lambda: child.exitcode)
-        core.watch()
+        nursery = nursery_place(config)
+        nursery.spawn()
+        core = spawned_core.start(config, partial(KillingExecutor, trigger))
         try:
+            await nursery.start(lambda reason: None)
             await core.ready(60.0)
             async with api_process(config) as api:
                 yield f"http://{HOST}:{api.port}"
         finally:
             await core.stop(10.0)
-
-
-def _main(config: CoreConfig, trigger: Trigger, connection: Connection) -> None:
-    child = attach(connection, "pyllm::core-0")
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    raise SystemExit(process.run(config, KillingExecutor(trigger, config, worker_main, context), context, child))
+            await nursery.stop(10.0)

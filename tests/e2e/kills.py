@@ -1,14 +1,10 @@
 """Runs of the mixed streams with kills in them, held against a run without. Knows processes by their titles only."""
 
-import os
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
-
-import psutil
 
 from tests.e2e.killing_core import Trigger
 from tests.e2e.server import until
@@ -21,6 +17,7 @@ from tests.e2e.survival_streams import (
     num_under_way,
     stop_string,
 )
+from tests.e2e.titles import find
 
 # What came for a stream right after a kill may have been on its way already; after so many events it has recovered.
 EVENTS_BETWEEN = 2
@@ -137,18 +134,6 @@ def recovered(streams: Streams, instant: float) -> bool:
 
 def kill_titled(supervisor: int, title: str) -> None:
     """SIGKILL the process of this title, once there is one."""
-    until(lambda: bool(titled(supervisor, title)), f"a process with the title {title}")
-    for process in titled(supervisor, title):
-        os.kill(process.pid, signal.SIGKILL)
-
-
-def titled(supervisor: int, title: str) -> list[psutil.Process]:
-    """The supervisor's descendants with a title."""
-    found = []
-    for process in psutil.Process(supervisor).children(recursive=True):
-        try:
-            if process.cmdline()[:1] == [title] and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.NoSuchProcess:
-            continue  # It has just ended.
-    return found
+    until(lambda: bool(find(supervisor, title)), f"a process with the title {title}")
+    for process in find(supervisor, title):
+        process.kill()

@@ -12,6 +12,8 @@ from typing import IO
 import httpx
 import psutil
 
+from tests.e2e.titles import find
+
 READY = re.compile(r"pyllm is ready on (https?://\S+|unix:\S+)")
 # Bounds a broken server; a good one takes a fraction of it.
 DEADLINE = 90.0
@@ -21,7 +23,7 @@ class Server:
     """The process, its address once it is ready, and its process tree by title.
 
     With `log_file` what it logs goes there, and not to `log`: a pipe that nobody reads holds up whoever fills it. There
-    are no spares unless `warm_spares` are what is tested: each of them imports torch.
+    is no spare unless `warm_spares` are what is tested: it takes processor time that the test wants.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Server:
 
     def titled(self, title: str) -> psutil.Process:
         """The process that carries this title."""
-        (found,) = [process for process in self.tree if process.cmdline()[:1] == [title]]
+        (found,) = find(self.process.pid, title)
         return found
 
     def orphans(self) -> list[psutil.Process]:

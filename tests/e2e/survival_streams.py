@@ -71,10 +71,10 @@ def mixed_requests(num_tokens: int, stop: str = "") -> list[Request]:
 
 
 def stop_string(text: str) -> str:
-    """Several words that a text has in its second half only: many tokens, of which the last completes them."""
+    """A piece that a text has in its second half only: several tokens, of which the last completes it."""
     half = len(text) // 2
-    begins = (place for place in range(half, len(text)) if text[place] == " ")
-    pieces = (text[begin : text.index(" ", begin + 8)] for begin in begins)
+    # A long one where the text repeats itself.
+    pieces = (text[begin : begin + size] for size in (9, 18, 36, 72) for begin in range(half, len(text) - size))
     return next(piece for piece in pieces if text.index(piece) >= half)
 
 

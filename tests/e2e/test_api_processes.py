@@ -21,6 +21,12 @@ def ask(server: Server, **headers: str) -> httpx.Response:
         return answer
 
 
+def text_of(stream: str) -> str:
+    """What the events of a stream, or of a part of it, say together."""
+    chunks = (json.loads(data) for data in re.findall(r"^data: (\{.*)$", stream, re.MULTILINE))
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
 def test_two_processes_are_one_server() -> None:
     with Server("--api-server-count", "2") as server:
         titles = {process.cmdline()[0] for process in server.tree[1:]}
@@ -34,8 +40,8 @@ def test_two_processes_are_one_server() -> None:
         places = [0, *(len(ids) * part // 4 for part in (1, 2, 3))]
         with ThreadPoolExecutor(4) as threads:
             rests = [*threads.map(lambda place: ask(server, **{"last-event-id": ids[place]}).text, places)]
-        texts = ["".join(re.findall('"text":"(.*?)"', text)) for text in (whole, *rests)]
-        heads = ["".join(re.findall('"text":"(.*?)"', "\n\n".join(events[: place + 1]))) for place in places]
+        texts = [text_of(stream) for stream in (whole, *rests)]
+        heads = [text_of("\n\n".join(events[: place + 1])) for place in places]
         assert [head + rest for head, rest in zip(heads, texts[1:], strict=True)] == [texts[0]] * 4
         # The answer with a key was generated once, the others each; every scrape tells of all, soon.
         until(lambda: server.metric("vllm:generation_tokens_total") == 5 * 48, "the counters of both processes")

@@ -11,13 +11,14 @@ import psutil
 import pytest
 import zmq
 
-from pyllm import launch, roles
+from pyllm import launch
 from pyllm._rust import Scheduler
 from pyllm.config import engine_config
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import StartError, WorkerDeadError
 from pyllm.messages import Sampling
 from pyllm.process_config import CoreConfig
+from tests.e2e.titles import find
 from tests.tiny_model import write_tiny_model
 
 RANKS, NUM_BLOCKS = 3, 32
@@ -31,6 +32,7 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
     engine, checkpoint = launch.resolve(engine_config(options))
     folder = tmp_path / "sockets"
     folder.mkdir()
+    address = launch.nursery_address(engine, str(tmp_path))
     config = CoreConfig(
         engine=engine,
         checkpoint=checkpoint,
@@ -38,11 +40,15 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
         socket_folder=str(folder),
         ready_timeout=60.0,
         shutdown_timeout=0.0,
+        nursery=address,
     )
+    nursery = launch.nursery_place(config)
+    await nursery.start(lambda reason: None)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    executor = ProcessExecutor(config, roles.worker_main, context)
+    executor = ProcessExecutor(config, context)
     yield executor
     await executor.close()
+    await nursery.stop(10.0)
     context.destroy(0)
     assert os.listdir(folder) == []
 
@@ -81,10 +87,8 @@ class Steps:
 
 def rank(number: int) -> psutil.Process | None:
     """The process of a rank that has its configuration."""
-    title = f"pyllm::worker-0-{number}"
-    found = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    matching = [int(pid) for pid in found if Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0") == title]
-    return psutil.Process(matching[0]) if matching else None
+    found = find(os.getpid(), f"pyllm::worker-0-{number}", generations=2)
+    return found[0] if found else None
 
 
 async def kill_when_it_joins(number: int, before: list[int]) -> None:

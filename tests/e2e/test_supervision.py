@@ -9,12 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from tests.e2e import faulty_processor
 from tests.e2e.server import DEADLINE, Server, until
+from tests.e2e.titles import API, CORE, NURSERY, STATE, WORKER, find
 
 
 @contextmanager
@@ -72,7 +75,7 @@ def have_successors(server: Server, old: list[psutil.Process]) -> bool:
     return False
 
 
-TITLES = ("pyllm::api-0", "pyllm::core-0", "pyllm::state")
+TITLES = (API, CORE, STATE, NURSERY)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -85,7 +88,7 @@ def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.
         until(lambda: have_successors(server, old), "all to be replaced")
         assert server.complete("The sea is", max_tokens=4).json()["usage"]["completion_tokens"] == 4
         assert server.stop(signal.SIGTERM) == 0
-        for name in ("API process 0", "core 0", "the shared state"):
+        for name in ("API process 0", "core 0", "the shared state", "the nursery"):
             assert f"{name} was killed by SIGKILL" in server.log
         assert ("gave no sign of life" in server.log) == (number == signal.SIGSTOP)
         assert server.orphans() == []
@@ -93,14 +96,27 @@ def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.
         assert server.orphans() == []
 
 
-@pytest.mark.parametrize("title", ["pyllm::worker-0-0", "pyllm::core-0"])
-def test_dead_engine_process_is_a_pause(title: str) -> None:
+@pytest.mark.parametrize("titles", [(WORKER,), (CORE,), (NURSERY,), (NURSERY, CORE)])
+def test_dead_engine_processes_are_a_pause(titles: tuple[str, ...]) -> None:
     with Server() as server:
         with streaming(server, max_tokens=200) as stream:
-            server.titled(title).kill()
+            for process in [server.titled(title) for title in titles]:
+                process.kill()
         assert ended_whole(stream, 200)
         assert server.stop(signal.SIGTERM) == 0
         assert "was killed by SIGKILL" in server.log
+        assert server.orphans() == []
+
+
+def test_a_nursery_that_dies_while_a_worker_starts_is_a_longer_pause() -> None:
+    with Server() as server:
+        with streaming(server, max_tokens=200) as stream:
+            old = server.titled(WORKER)
+            old.kill()
+            until(lambda: any(process != old for process in find(server.process.pid, WORKER)), "another worker")
+            server.titled(NURSERY).kill()
+        assert ended_whole(stream, 200)
+        assert server.stop(signal.SIGTERM) == 0
         assert server.orphans() == []
 
 
@@ -114,13 +130,15 @@ def test_a_dead_core_takes_along_a_worker_that_stands_still() -> None:
         assert psutil.wait_procs([core, worker], timeout=10.0)[1] == []
 
 
-def test_core_that_stands_still_is_a_pause() -> None:
+@pytest.mark.parametrize(("title", "name"), [(CORE, "core 0"), (NURSERY, "the nursery")])
+def test_what_stands_still_is_a_pause(title: str, name: str) -> None:
     with Server() as server:
-        with streaming(server, max_tokens=200) as stream:
-            server.titled("pyllm::core-0").suspend()
-        assert ended_whole(stream, 200)
+        with streaming(server, max_tokens=400) as stream:
+            server.titled(title).suspend()
+        assert ended_whole(stream, 400)
+        until(lambda: all(find(server.process.pid, each) for each in (title, WORKER)), "others to be there")
         assert server.stop(signal.SIGTERM) == 0
-        assert "core 0 was killed by SIGKILL while ready: it gave no sign of life" in server.log
+        assert f"{name} was killed by SIGKILL while ready: it gave no sign of life" in server.log
         assert server.orphans() == []
 
 
@@ -180,6 +198,16 @@ def test_signal_drains_running_streams_and_exits_0(number: signal.Signals) -> No
         with streaming(server, max_tokens=60) as stream:
             server.process.send_signal(number)
         assert ended_whole(stream, 60)
+        assert server.wait() == 0
+        assert server.orphans() == []
+
+
+def test_a_signal_to_all_processes_drains_as_one_to_the_supervisor_does() -> None:
+    with Server("--shutdown-timeout", "80") as server:
+        with streaming(server, max_tokens=200) as stream:
+            for process in server.tree:
+                process.terminate()
+        assert ended_whole(stream, 200)
         assert server.wait() == 0
         assert server.orphans() == []
 
@@ -254,3 +282,19 @@ signal.pause()
     os.kill(application.pid, signal.SIGKILL)
     application.communicate()
     assert psutil.wait_procs(children, timeout=10.0)[1] == []
+
+
+def test_a_request_that_kills_its_core_fails_alone(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    flag.write_text("kill")
+    environment = faulty_processor.install(tmp_path / "packages")
+    with Server("--distributed-executor-backend", "uni", environment=environment, warm_spares=True) as server:
+        body = {"model": server.model(), "prompt": "Once", "vllm_xargs": {faulty_processor.NAME: {"flag": str(flag)}}}
+        with streaming(server, max_tokens=200) as stream:
+            response = httpx.post(f"{server.address}/v1/completions", json=body, timeout=DEADLINE)
+        assert response.status_code == 500
+        message = response.json()["error"]["message"]
+        assert message.startswith("this request ended the engine core that computed it 4 times, the last 2 alone: ")
+        assert ended_whole(stream, 200)
+        assert server.stop(signal.SIGTERM) == 0
+        assert server.log.count("core 0 was killed by SIGKILL") == 4

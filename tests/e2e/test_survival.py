@@ -5,8 +5,9 @@ Some of the kills; `python -m tests.e2e.kill_everywhere` has them all.
 
 import pytest
 
-from tests.e2e.kill_everywhere import CORE, WORKER, at_event, at_steps, live
+from tests.e2e.kill_everywhere import at_event, at_steps, live
 from tests.e2e.kills import Tally
+from tests.e2e.titles import CORE, NURSERY, WORKER
 
 pytestmark = pytest.mark.timeout(600)  # Processes start many times here, on machines that may be busy.
 
@@ -25,4 +26,5 @@ async def test_worker_killed_at_a_step() -> None:
 
 
 def test_processes_of_a_server_killed() -> None:
-    assert_survived(live([at_event(WORKER, 60), at_event(CORE, 100)], NUM_TOKENS), least_counted=2)
+    kills = [at_event(WORKER, 60), at_event(CORE, 100), at_event(NURSERY, 80)]
+    assert_survived(live(kills, NUM_TOKENS), least_counted=3)

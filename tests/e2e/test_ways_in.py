@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pyllm import LLM, AsyncEngine, EngineClient, LLMEngine, SamplingParams
 from pyllm.errors import ConfigError, EngineDeadError, GivenUpError, RequestError
 from pyllm.frontend.client import EngineClient as Client
 from pyllm.messages import FinishCode
+from tests.e2e.titles import find
 from tests.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
@@ -62,32 +64,31 @@ async def test_async_engine_streams_aborts_and_outlives_its_core() -> None:
         engine.abort("mine")
         assert [output.outputs[0].finish_reason async for output in aborted][-1] == "abort"
         whole = await engine.complete(FRANCE, LONG_GREEDY)
-        core = core_of(os.getpid())
+        core = core_of_ours()
         outputs = []
         async for output in engine.generate(FRANCE, LONG_GREEDY):
             if not outputs:
-                os.kill(core, signal.SIGKILL)
+                core.kill()
             outputs.append(output)
         assert outputs[-1].outputs[0].token_ids == whole.outputs[0].token_ids
-        assert core_of(os.getpid()) != core
+        assert core_of_ours() != core
 
 
 async def test_async_engine_reports_a_core_that_dies_too_often() -> None:
     async with AsyncEngine(max_restarts=0) as engine:
         doomed = engine.generate(FRANCE, SamplingParams(max_tokens=5000, ignore_eos=True))
         await anext(doomed)
-        os.kill(core_of(os.getpid()), signal.SIGKILL)
+        core_of_ours().kill()
         with pytest.raises(GivenUpError, match=r"core 0 was killed by SIGKILL while ready.*max_restarts allows 0"):
             _ = [output async for output in doomed]
         with pytest.raises(GivenUpError):
             await engine.complete(FRANCE, GREEDY)
 
 
-def core_of(parent: int) -> int:
-    import psutil
-
-    (core,) = [child for child in psutil.Process(parent).children() if child.cmdline()[0] == "pyllm::core-0"]
-    return int(core.pid)
+def core_of_ours() -> psutil.Process:
+    """That of the engine in this process; servers that other tests keep are processes of their own."""
+    (core,) = find(os.getpid(), "pyllm::core-0", generations=1)
+    return core
 
 
 def test_llm_engine_steps() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from pyllm.errors import PyllmError
 from pyllm.frontend.embedding import Embedding
 from pyllm.frontend.logprobs import LogprobEntries
-from pyllm.messages import Abort, ClientMessage, FinishCode, Hello, Output, Ready, Rejected, Submit
+from pyllm.messages import Abort, ClientMessage, FinishCode, Hello, Isolated, Output, Ready, Rejected, Submit
 from tests.frontend.fake_core import MODEL, Entries, FakeCore, Row, deltas, embedded, told
 
 CHUNK = 2  # tokens of a prompt that are told in one step
+LOSSES = 2  # of cores in a row, which make a request suspect
 
 
 def next_token(prompt: list[int], seed: int, sample: int, position: int) -> int:
@@ -42,7 +43,8 @@ class _Sequence:
 class MortalCore(FakeCore):
     """Computes one token of each chosen sample in a `step`, and says it in `deliver`. What it says first is `Ready`.
 
-    It refuses what the scheduler refuses. `num_cached` is what it claims to have cached of every prompt.
+    It refuses what the scheduler refuses, and computes by themselves, one after another, requests that several cores
+    were lost with, as `Quarantine` does. `num_cached` is what it claims to have cached of every prompt.
     """
 
     def __init__(self, epoch: int, num_cached: int) -> None:
@@ -51,6 +53,9 @@ class MortalCore(FakeCore):
         self.said: deque[Callable[[], None]] = deque()
         self.is_deaf = False  # Messages are still in the socket when it dies.
         self.sequences: list[_Sequence] = []
+        self.alone: int | None = None
+        self.told_alone: int | None = None  # what the client knows of that
+        self._suspects: deque[int] = deque()
 
     def send(self, message: ClientMessage, *frames: object, identity: bytes = b"") -> bool:
         return self.is_deaf or super().send(message, *frames, identity=identity)
@@ -71,19 +76,46 @@ class MortalCore(FakeCore):
 
     def step(self, chosen: Callable[[int], bool]) -> None:
         """Compute some of the sequences, by their places; an answer is one message."""
+        self._advance()
         rows: list[Row] = []
         for place, sequence in enumerate(list(self.sequences)):
-            if chosen(place):
+            if chosen(place) and sequence.submit.request not in self._suspects:
                 rows += self._compute(sequence)
         if rows:
             self.said.append(lambda: self.say(deltas(*rows, epoch=self.epoch)))
+        if self.alone in [row.request for row in rows]:
+            self._isolate(None)
 
     def deliver(self) -> None:
         """Let the client read the next message."""
         if self.said:
             self.said.popleft()()
 
+    def _advance(self) -> None:
+        """Let the next suspect run alone if none does."""
+        live = {sequence.submit.request for sequence in self.sequences}
+        if self.alone is not None and self.alone not in live:
+            self._isolate(None)
+        while self.alone is None and self._suspects:
+            request = self._suspects.popleft()
+            if request in live:
+                self._isolate(request)
+
+    def _isolate(self, request: int | None) -> None:
+        before, self.alone = self.alone, request
+
+        def tell() -> None:
+            self.told_alone = request
+            if before is not None:
+                self.say(Isolated(self.epoch, before, over=True))
+            if request is not None:
+                self.say(Isolated(self.epoch, request))
+
+        self.said.append(tell)
+
     def _start(self, submit: Submit) -> None:
+        if submit.num_losses >= LOSSES:
+            self._suspects.append(submit.request)
         num_left = len(submit.prompt) // 4 - 1 if submit.sampling.prompt_logprobs is not None else 0
         outputs = submit.outputs or (Output(b"", False),) * submit.n
         for sample, output in enumerate(outputs):

@@ -113,6 +113,7 @@ async def test_a_signal_lets_streams_finish_and_takes_nothing_new(tokenizer: Tok
         await until(lambda: core.sent(Submit))
         frontend.server.handle_exit(signal.SIGTERM, None)
         await until(lambda: frontend.state.draining)
+        frontend.server.handle_exit(signal.SIGTERM, None)  # as where all processes of a service are told, and by each
         assert (await frontend.http.get("/health")).status_code == 503
         refused = await frontend.http.post("/v1/completions", json={"prompt": "x"})
         assert refused.status_code == 503

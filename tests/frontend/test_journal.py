@@ -34,6 +34,24 @@ def test_a_resubmission_has_what_is_left_of_the_timeout() -> None:
     assert (again.ttft_target, again.tpot_target, again.priority, again.tenant) == (1.0, 0.1, 2, "acme")
 
 
+def test_cores_that_are_lost_count_until_something_new_comes() -> None:
+    journal = Journal(FIRST, arrival=0.0)
+    counts = []
+    for progress in (
+        lambda: None,
+        lambda: journal.accept(1, 0, [7]),
+        lambda: journal.isolate(over=False),
+        lambda: None,
+    ):
+        progress()
+        journal.lose_core()
+        counts.append((journal.submission(1, 1, 0.0).num_losses, journal.num_losses_alone))
+    assert counts == [(1, 0), (1, 0), (2, 1), (3, 1)]
+    journal.isolate(over=False)
+    journal.isolate(over=True)
+    assert (journal.num_losses, journal.num_losses_alone) == (0, 0)
+
+
 def test_a_gap_enters_nothing() -> None:
     journal = Journal(FIRST, arrival=0.0)
     assert journal.accept(1, 1, [7]) is None

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -217,15 +218,19 @@ def test_an_error_inside_a_step_ends_the_worker_in_that_stage() -> None:
     mailbox.close()
 
 
+def run_worker(connection: Connection) -> None:
+    """What a nursery does and what its fork then does, in one process."""
+    process.prepare()(connection)
+
+
 class Worker:
-    """A worker process and its core's ends of both channels."""
+    """A worker process and its core's end of the connection."""
 
     def __init__(self, config: WorkerConfig) -> None:
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.stderr, their_stderr = context.Pipe(duplex=False)
-        with theirs, their_stderr:
-            self.process = context.Process(target=process.main, args=(theirs, their_stderr), daemon=True)
+        with theirs:
+            self.process = context.Process(target=run_worker, args=(theirs,), daemon=True)
             self.process.start()
         self.connection.send_bytes(msgspec.msgpack.encode(config))
 

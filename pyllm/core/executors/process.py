@@ -1,13 +1,12 @@
-"""The executor with one process for each rank (multiprocessing `spawn`), each on a ZeroMQ DEALER pair of its own.
+"""The executor with one process for each rank, forked from a nursery, each on a ZeroMQ DEALER pair of its own.
 
-Forwards plans and answers; looks at no token. Does not import the worker: it is handed the entry point.
+Forwards plans and answers; looks at no token. Knows of the worker what is said to it, and not what it runs.
 """
 
 import asyncio
 import itertools
 import signal
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +14,28 @@ import zmq
 
 from pyllm import ipc
 from pyllm._rust import Plan
-from pyllm.core.executors import rank_process
-from pyllm.core.executors.rank_process import WorkerEntry
+from pyllm.core.executors import worker_death
+from pyllm.core.executors.nursery_client import NurseryClient
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
 from pyllm.process_config import CoreConfig, WorkerConfig
-from pyllm.spares import SPARE_DELAY, Spares, end
-from pyllm.supervisor import Process
+from pyllm.supervisor import Process, end
 
 
 class ProcessExecutor:
     """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
 
     The end of one rank is the end of all: they are killed at once, so that none waits for another one's data. Each
-    start has sockets and a rendezvous of its own, so that nothing of the one before can reach it. `started` are workers
-    that run already, unwatched and unconfigured.
+    start has sockets and a rendezvous of its own, so that nothing of the one before can reach it.
     """
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        entry: WorkerEntry,
-        context: zmq.Context[zmq.Socket[bytes]],
-        spare_delay: float = SPARE_DELAY,
-        started: Sequence[Process] = (),
-    ) -> None:
+    def __init__(self, config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self._config = config
         self._context = context
         self._size = config.engine.parallel.tensor_parallel_size
         self._starts = itertools.count()
         self._ranks: list[Process] = []
-        self._spares = Spares(
-            lambda: rank_process.spawn(entry, f"spare worker of core {config.index}"),
-            self._size if config.engine.recovery.warm_spares else 0,
-            spare_delay,
-        )
-        self._started = list(started)
+        self._nursery = NurseryClient(config.nursery)
         self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
         self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
         self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}
@@ -62,8 +47,6 @@ class ProcessExecutor:
         return self._death
 
     async def start(self) -> None:
-        self._spares.adopt(self._started)
-        self._started.clear()
         number = next(self._starts)
         folder = Path(self._config.socket_folder)
         rendezvous = folder / f"ranks-{self._config.index}-{number}"
@@ -83,14 +66,14 @@ class ProcessExecutor:
                 socket = ipc.connect(self._context, worker.address)
                 receive = self._receiver(rank)
                 self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, receive, self._malformed))
-                self._start_rank(worker)
+                await self._start_rank(worker)
             await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
         except BaseException as error:
+            death = self._death
             await self._end_ranks()
-            if isinstance(error, StartError) and self._death is not None:
-                raise StartError(str(self._death)) from None  # The rank that was first, whichever was told first.
+            if isinstance(error, StartError) and death is not None:
+                raise StartError(str(death)) from None  # The rank that was first, whichever was told first.
             raise
-        self._spares.fill()
 
     def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
         future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
@@ -122,11 +105,12 @@ class ProcessExecutor:
         return await asyncio.gather(*futures)
 
     async def close(self) -> None:
-        await asyncio.gather(self._end_ranks(), self._spares.close())
+        await self._end_ranks()
+        self._nursery.close()
 
-    def _start_rank(self, worker: WorkerConfig) -> None:
-        process = self._spares.take()
-        process.name = f"worker {worker.rank} of core {worker.core_index}"
+    async def _start_rank(self, worker: WorkerConfig) -> None:
+        name = f"worker {worker.rank} of core {worker.core_index}"
+        process = await self._nursery.fork(name, self._config.ready_timeout)
         self._ranks.append(process)
         process.exited.add_done_callback(lambda _: self._exited(process))
         process.configure(worker)
@@ -181,7 +165,7 @@ class ProcessExecutor:
     def _exited(self, process: Process) -> None:
         if process in self._ranks:
             ended = [process for process in self._ranks if process.exited.done()]
-            self._die(rank_process.death(rank_process.first_to_blame(ended)))
+            self._die(worker_death.death(worker_death.first_to_blame(ended)))
 
     def _die(self, death: WorkerDeadError) -> None:
         if self._death is not None:

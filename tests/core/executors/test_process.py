@@ -1,12 +1,11 @@
 """The process executor over real processes that hold no model."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,75 +15,81 @@ import pytest
 import zmq
 
 from benchmarks import empty_worker
-from benchmarks.step import core_config
-from pyllm import ipc
-from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SPARE_TITLE, attach, await_configuration
-from pyllm.config import RecoveryConfig
+from benchmarks.step import ENTRY, core_config
+from pyllm import ipc, launch
+from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SILENCE
 from pyllm.core.executors.process import ProcessExecutor
-from pyllm.core.executors.rank_process import WorkerEntry
 from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
-from pyllm.messages import Control
-from pyllm.process_config import WorkerConfig
-from pyllm.spares import MAX_REPLACEMENTS
+from pyllm.place import Place
+from pyllm.supervisor import TICK
 from tests.core.executors.planned import plans
+
+ENTRIES = "tests.core.executors.entries"
 
 
 class Started(NamedTuple):
-    """An executor that is ready, and the folder of its sockets."""
+    """An executor that is ready, the folder of its sockets, and the process that its workers are forked from."""
 
     executor: ProcessExecutor
     folder: Path
+    nursery: Place
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The workers that are there, in no order."""
+        return workers_of(self.nursery)
 
 
 Make = Callable[..., Awaitable[Started]]
 
 
-# Processes that tests of other modules have left to this one.
-others: set[int] = set()
-
-
 @pytest.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Make]:
-    others.update(pids())
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    made: list[ProcessExecutor] = []
+    made: list[Started] = []
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
 
-    async def start(entry: WorkerEntry = empty_worker.main, ranks: int = 1, warm_spares: bool = False) -> Started:
-        config = core_config(str(tmp_path), ranks)
-        engine = msgspec.structs.replace(config.engine, recovery=RecoveryConfig(warm_spares=warm_spares))
-        config = msgspec.structs.replace(config, engine=engine)
-        made.append(ProcessExecutor(config, entry, context, spare_delay=0.0))
-        await made[-1].start()
-        return Started(made[-1], tmp_path)
+    async def start(entry: str = ENTRY, ranks: int = 1, ready_timeout: float = 60.0) -> Started:
+        config = msgspec.structs.replace(core_config(str(tmp_path), ranks), socket_folder=str(sockets))
+        nursery = launch.nursery_place(config, entry)
+        config = msgspec.structs.replace(config, ready_timeout=ready_timeout)
+        made.append(Started(ProcessExecutor(config, context), sockets, nursery))
+        await nursery.start(lambda reason: None)
+        await made[-1].executor.start()
+        return made[-1]
 
     yield start
-    for executor in made:
+    for executor, _, nursery in made:
         await executor.close()
         await executor.close()  # twice is no error
+        await until(lambda nursery=nursery: not workers_of(nursery))
+        await nursery.stop(10.0)
     context.destroy(0)
-    assert pids() == []
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(sockets) == []
 
 
 @pytest.fixture
-async def executor(start: Make) -> ProcessExecutor:
-    return (await start(ranks=2)).executor
+async def two(start: Make) -> Started:
+    return await start(ranks=2)
 
 
-def pids() -> list[int]:
-    """Those that the test has started, but for multiprocessing's own."""
-    tracker = resource_tracker._resource_tracker._pid
-    found = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    return [int(pid) for pid in found if int(pid) not in {tracker, *others}]
+@pytest.fixture
+def executor(two: Started) -> ProcessExecutor:
+    return two.executor
 
 
-def children(title: str) -> list[psutil.Process]:
-    """Our processes, by the beginning of their titles."""
-    return [psutil.Process(pid) for pid in pids() if Path(f"/proc/{pid}/cmdline").read_text().startswith(title)]
+def workers_of(nursery: Place) -> list[psutil.Process]:
+    """All that it has forked and that has not been reaped."""
+    assert nursery.process is not None
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(nursery.process.pid).children()
+    return []
 
 
-def workers() -> list[psutil.Process]:
-    return children("pyllm::worker-0-")
+def ranks(started: Started) -> dict[str, psutil.Process]:
+    """The workers by their titles' last letters."""
+    return {worker.cmdline()[0][-1]: worker for worker in started.workers}
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -105,9 +110,9 @@ async def test_steps_in_flight_are_answered_in_order(executor: ProcessExecutor) 
     assert all(array("i", answer.tokens).tolist() == [empty_worker.TOKEN] for answer in sampled)
 
 
-async def test_every_rank_answers_a_collective_in_rank_order(executor: ProcessExecutor) -> None:
-    assert await executor.collective("num_blocks") == [32_768, 32_768]
-    assert len(workers()) == 2
+async def test_every_rank_answers_a_collective_in_rank_order(two: Started) -> None:
+    assert await two.executor.collective("num_blocks") == [32_768, 32_768]
+    assert ranks(two).keys() == {"0", "1"}
 
 
 async def test_refused_collective_is_an_error(executor: ProcessExecutor) -> None:
@@ -116,12 +121,12 @@ async def test_refused_collective_is_an_error(executor: ProcessExecutor) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-async def test_killed_rank_fails_what_is_in_flight_and_what_comes(executor: ProcessExecutor, rank: int) -> None:
-    ranks = {worker.cmdline()[0][-1]: worker for worker in workers()}
-    ranks["0"].send_signal(signal.SIGSTOP)  # so that the step is still in flight; `close` kills it as it is
+async def test_killed_rank_fails_what_is_in_flight_and_what_comes(two: Started, rank: int) -> None:
+    executor, there = two.executor, ranks(two)
+    there["0"].send_signal(signal.SIGSTOP)  # so that the step is still in flight; `close` kills it as it is
     first, second = plans(2)
     future = executor.submit(first)
-    ranks[str(rank)].kill()
+    there[str(rank)].kill()
     with pytest.raises(EngineDeadError, match=rf"worker {rank} of core 0 was killed by SIGKILL"):
         await future
     with pytest.raises(EngineDeadError, match="SIGKILL"):
@@ -131,24 +136,25 @@ async def test_killed_rank_fails_what_is_in_flight_and_what_comes(executor: Proc
 
 
 async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(start: Make) -> None:
-    executor, folder = await start(ranks=2)
-    old = {worker.pid for worker in workers()}
+    started = await start(ranks=2)
+    executor, folder, _ = started
+    old = {worker.pid for worker in started.workers}
     sockets = {path.name for path in folder.iterdir()}
     assert len(sockets) == 2
     left = folder / "worker-0-0-7"  # by a core before this one, which was killed
     left.touch()
-    stopped = workers()[0]
+    stopped, killed = started.workers
     stopped.send_signal(signal.SIGSTOP)
     futures = [executor.submit(plan) for plan in plans(3)]
     call = asyncio.ensure_future(executor.collective("num_blocks"))
     await asyncio.sleep(0)
-    workers()[1].kill()
+    killed.kill()
     outcomes = await asyncio.gather(*futures, call, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {WorkerDeadError}
     assert executor.death is outcomes[0]
     await executor.restart()
     assert executor.death is None
-    assert not old & {worker.pid for worker in workers()}
+    assert not old & {worker.pid for worker in started.workers}
     assert not sockets & {path.name for path in folder.iterdir()}
     assert not left.exists()
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
@@ -156,8 +162,9 @@ async def test_restart_gives_other_workers_that_know_nothing_of_the_old_ones(sta
 
 
 async def test_restart_of_workers_that_live_fails_what_is_in_flight(start: Make) -> None:
-    executor, _ = await start()
-    workers()[0].send_signal(signal.SIGSTOP)
+    started = await start()
+    executor = started.executor
+    started.workers[0].send_signal(signal.SIGSTOP)
     future = executor.submit(plans(1)[0])
     await executor.restart()
     with pytest.raises(WorkerDeadError, match="the workers were ended"):
@@ -167,7 +174,7 @@ async def test_restart_of_workers_that_live_fails_what_is_in_flight(start: Make)
 
 async def test_nothing_is_at_an_old_address(start: Make) -> None:
     """A late frame for the executor before the restart has nowhere to go."""
-    executor, folder = await start()
+    executor, folder, _ = await start()
     (old,) = folder.iterdir()
     await executor.restart()
     with zmq.Context() as context, ipc.bind(context, zmq.DEALER, f"ipc://{old}") as socket:
@@ -178,19 +185,20 @@ async def test_nothing_is_at_an_old_address(start: Make) -> None:
 
 
 async def test_no_descriptor_is_left_after_restarts(start: Make) -> None:
-    executor, _ = await start(warm_spares=True)
-    counts = []
+    started = await start()
+    nursery = workers_of(started.nursery)[0].parent()
+    assert nursery is not None
+    ours, theirs = len(os.listdir("/proc/self/fd")), nursery.num_fds()
     for _ in range(8):
-        await until(lambda: len(pids()) == 2)
-        counts.append(len(os.listdir("/proc/self/fd")))
-        await executor.restart()
+        await started.executor.restart()
     # ZeroMQ's thread closes some a little later; one a restart would be 8 more.
-    await until(lambda: len(pids()) == 2 and len(os.listdir("/proc/self/fd")) < counts[0] + 4)
+    await until(lambda: len(os.listdir("/proc/self/fd")) < ours + 4 and nursery.num_fds() == theirs)
 
 
 async def test_kill_ends_what_does_not_go_on(start: Make) -> None:
-    executor, _ = await start(ranks=2)
-    for worker in workers():
+    started = await start(ranks=2)
+    executor = started.executor
+    for worker in started.workers:
         worker.send_signal(signal.SIGSTOP)
     future = executor.submit(plans(1)[0])
     executor.kill("stalled")
@@ -199,20 +207,6 @@ async def test_kill_ends_what_does_not_go_on(start: Make) -> None:
     assert caught.value.cause == "stalled"
     await executor.restart()
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
-
-
-def obedient(connection: Connection, stderr: Connection) -> None:
-    """Become ready, and end as the first `Control` says."""
-    os.dup2(stderr.fileno(), 2)
-    config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
-    child = attach(connection, f"pyllm::worker-0-{config.rank}")
-    socket = ipc.bind(zmq.Context(), zmq.DEALER, config.address)
-    child.started()
-    control = msgspec.msgpack.decode(socket.recv(), type=Control)
-    os.write(2, b"its last words")
-    if control.method == "exit":
-        os._exit(*control.args)
-    os.kill(os.getpid(), *control.args)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +221,7 @@ def obedient(connection: Connection, stderr: Connection) -> None:
     ],
 )
 async def test_cause_of_a_death_and_last_words(start: Make, method: str, number: int, cause: str) -> None:
-    executor, _ = await start(obedient)
+    executor, *_ = await start(f"{ENTRIES}:obedient")
     with pytest.raises(WorkerDeadError) as caught:
         await executor.collective(method, int(number))
     assert caught.value.cause == cause
@@ -235,8 +229,9 @@ async def test_cause_of_a_death_and_last_words(start: Make, method: str, number:
 
 
 async def test_a_worker_that_is_stopped_is_ended_as_silent(start: Make) -> None:
-    executor, _ = await start()
-    workers()[0].send_signal(signal.SIGSTOP)
+    started = await start()
+    executor = started.executor
+    started.workers[0].send_signal(signal.SIGSTOP)
     with pytest.raises(WorkerDeadError) as caught:
         await executor.submit(plans(1)[0])
     assert caught.value.cause == "silent"
@@ -244,43 +239,15 @@ async def test_a_worker_that_is_stopped_is_ended_as_silent(start: Make) -> None:
     assert await tokens(executor) == [empty_worker.TOKEN] * 2
 
 
-async def test_spares_stand_by_and_take_the_place_of_what_dies(start: Make) -> None:
-    executor, _ = await start(ranks=2, warm_spares=True)
-    await until(lambda: len(children(SPARE_TITLE)) == 2)
-    spares = {spare.pid for spare in children(SPARE_TITLE)}
-    workers()[0].kill()
-    await until(lambda: executor.death is not None)
-    await executor.restart()
-    assert {worker.pid for worker in workers()} == spares
-    assert await tokens(executor) == [empty_worker.TOKEN] * 2
-    await until(lambda: len(children(SPARE_TITLE)) == 2)
-    assert not spares & {spare.pid for spare in children(SPARE_TITLE)}
-
-
-async def test_spare_that_dies_is_replaced_but_not_in_a_loop(start: Make) -> None:
-    executor, _ = await start(warm_spares=True)
-    seen = set()
-    for _ in range(1 + MAX_REPLACEMENTS):
-        await until(lambda: children(SPARE_TITLE))
-        (spare,) = children(SPARE_TITLE)
-        seen.add(spare.pid)
-        spare.kill()
-        await until(lambda pid=spare.pid: not psutil.pid_exists(pid))
-    assert len(seen) == 1 + MAX_REPLACEMENTS
-    assert executor.death is None
-    assert await tokens(executor) == [empty_worker.TOKEN] * 2
-    await executor.restart()
-    await until(lambda: children(SPARE_TITLE))
-
-
-async def test_spare_holds_no_descriptor_of_a_sibling(start: Make) -> None:
-    await start(warm_spares=True)
-    await until(lambda: children(SPARE_TITLE))
-    (spare,), (worker,) = children(SPARE_TITLE), workers()
-    # Streams of ours, and multiprocessing's pipe to a process that all of them tell of what is to be cleaned up.
-    inherited = {os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, resource_tracker.getfd())}
-    assert descriptors(spare) & descriptors(worker) - inherited == set()
-    assert len([name for name in descriptors(spare) if name.startswith("socket:")]) == 1  # to its core
+async def test_a_worker_holds_no_descriptor_of_a_sibling(two: Started) -> None:
+    """Who is connected to one of them is to see its end."""
+    first, second = two.workers
+    nursery = first.parent()
+    assert nursery is not None
+    # Streams that all have of the test's process.
+    inherited = {os.readlink(f"/proc/{nursery.pid}/fd/{number}") for number in (1, 2)}
+    assert descriptors(first) & descriptors(second) - inherited == set()
+    assert descriptors(first) & descriptors(nursery) - inherited == set()
 
 
 def descriptors(process: psutil.Process) -> set[str]:
@@ -289,34 +256,99 @@ def descriptors(process: psutil.Process) -> set[str]:
     return {name for name in names if name.startswith(("socket:", "pipe:"))}
 
 
-def die_on_start(connection: Connection, stderr: Connection) -> None:
-    """Rank 1 fails; the others would wait for it."""
-    if msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig).rank == 1:
-        raise SystemExit(9)
-    signal.pause()
+async def test_the_death_of_the_nursery_is_that_of_its_workers(two: Started) -> None:
+    assert two.nursery.process is not None
+    before, old = two.nursery.process, two.workers
+    future = two.executor.submit(plans(1)[0])
+    assert await future
+    before.signal(signal.SIGKILL)
+    await until(lambda: two.executor.death is not None)
+    assert two.executor.death is not None
+    assert two.executor.death.cause == "orphaned"
+    assert "the nursery has ended" in str(two.executor.death)
+    await two.executor.restart()  # It waits for the next nursery.
+    assert two.nursery.process is not before
+    assert await tokens(two.executor) == [empty_worker.TOKEN] * 2
+    await until(lambda: not any(worker.is_running() for worker in old))
+
+
+async def test_a_nursery_that_stands_still_holds_nobody_up(two: Started) -> None:
+    """Steps go on meanwhile; who wants a worker waits for the next nursery."""
+    assert two.nursery.process is not None
+    before = two.nursery.process
+    before.signal(signal.SIGSTOP)
+    assert await tokens(two.executor) == [empty_worker.TOKEN] * 2
+    restarting = asyncio.create_task(two.executor.restart())
+    turns = 0
+    while not restarting.done():
+        turns += 1
+        await asyncio.sleep(0.01)
+    await restarting
+    assert before.silent
+    # The event loop was free: ours was the turn between any two looks at the nursery.
+    assert turns >= SILENCE / TICK
+    assert await tokens(two.executor) == [empty_worker.TOKEN] * 2
+
+
+async def test_a_nursery_that_ends_while_a_worker_starts_is_waited_for(start: Make) -> None:
+    started = await start()
+    executor, _, nursery = started
+    assert nursery.process is not None
+    nursery.process.signal(signal.SIGSTOP)
+    restarting = asyncio.create_task(executor.restart())
+    await until(lambda: executor.death is not None)
+    nursery.process.signal(signal.SIGKILL)
+    await restarting
+    assert await tokens(executor) == [empty_worker.TOKEN] * 2
+
+
+async def test_without_a_nursery_a_start_fails_in_time(start: Make) -> None:
+    started = await start(ready_timeout=1.0)
+    await started.nursery.stop(10.0)
+    with pytest.raises(StartError, match=r"worker 0 of core 0 was not forked within 1 s: .*refused"):
+        await started.executor.restart()
+
+
+async def test_workers_end_with_the_connection_of_their_core_though_they_stand_still(start: Make) -> None:
+    started = await start(ranks=2)
+    for worker in started.workers:
+        worker.send_signal(signal.SIGSTOP)
+    old = started.workers
+    started.executor._nursery.close()
+    await until(lambda: not any(worker.is_running() for worker in old))
+
+
+async def test_a_start_that_is_given_up_leaves_no_worker(start: Make) -> None:
+    started = await start()
+    assert started.nursery.process is not None
+    started.nursery.process.signal(signal.SIGSTOP)
+    restarting = asyncio.create_task(started.executor.restart())
+    await until(lambda: started.executor.death is not None)
+    await until(lambda: started.executor._nursery._pending)
+    restarting.cancel()
+    await asyncio.wait({restarting})
+    started.nursery.process.signal(signal.SIGCONT)
+    await until(lambda: not started.executor._nursery._pending)
+    await until(lambda: not started.workers)
+
+
+async def test_an_error_in_what_a_worker_runs_is_told(start: Make) -> None:
+    with pytest.raises(StartError, match="worker 0 of core 0 exited with code 1 while starting"):
+        await start(f"{ENTRIES}:raising")
 
 
 async def test_rank_that_never_becomes_ready_is_named_and_the_others_are_ended(start: Make) -> None:
     with pytest.raises(StartError, match="worker 1 of core 0 exited with code 9 while starting"):
-        await start(die_on_start, ranks=2)
-    assert workers() == []
-
-
-def broken_where_told(connection: Connection, stderr: Connection) -> None:
-    """Serve, unless there is a file `broken` beside the socket."""
-    stderr.close()
-    config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
-    if config.rank == 1 and (Path(config.address.removeprefix("ipc://")).parent / "broken").exists():
-        raise SystemExit(9)
-    empty_worker.serve(config, connection)
+        await start(f"{ENTRIES}:dying_at_once", ranks=2)
 
 
 async def test_restart_that_fails_may_be_tried_again(start: Make) -> None:
-    executor, folder = await start(broken_where_told, ranks=2)
+    started = await start(f"{ENTRIES}:broken_where_told", ranks=2)
+    executor, folder, _ = started
     (folder / "broken").touch()
     with pytest.raises(StartError, match="worker 1 of core 0 exited with code 9 while starting"):
         await executor.restart()
-    assert workers() == []
+    await until(lambda: not started.workers)
     assert executor.death is not None
     with pytest.raises(WorkerDeadError, match="exited with code 9"):
         await executor.submit(plans(1)[0])

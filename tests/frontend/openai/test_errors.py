@@ -67,6 +67,7 @@ def test_status_and_type(error: Exception, status: int, kind: str, code: str | N
         (RateLimitError("x", "requests", 1.2), [(b"retry-after", b"2")]),
         (RateLimitError("x", "requests", 0.0), [(b"retry-after", b"1")]),
         (RateLimitError("x", "tokens", None), [(b"x-should-retry", b"false")]),
+        (PyllmError("x"), [(b"x-should-retry", b"false")]),
         (QueueFullError("x", 3.0), [(b"retry-after", b"3")]),
         (EngineDeadError("x"), [(b"retry-after", b"5")]),
         (AuthenticationError("x"), [(b"www-authenticate", b"Bearer")]),

@@ -1,0 +1,35 @@
+"""An EngineCore in a process of its own, with an executor of the caller's choice; all else is the server's own code."""
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import zmq
+
+from pyllm.child import attach
+from pyllm.core import process
+from pyllm.core.executors.base import Executor
+from pyllm.process_config import CoreConfig
+from pyllm.supervisor import Process
+
+# Called in that process; something that can be pickled.
+MakeExecutor = Callable[[CoreConfig, zmq.Context[zmq.Socket[bytes]]], Executor]
+
+
+def start(config: CoreConfig, make_executor: MakeExecutor) -> Process:
+    """Start the core's process, watched by the running event loop."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_main, args=(config, make_executor, theirs))
+    child.start()
+    theirs.close()
+    assert child.pid is not None
+    core = Process("core", child.pid, ours, lambda: child.exitcode)
+    core.watch()
+    return core
+
+
+def _main(config: CoreConfig, make_executor: MakeExecutor, connection: Connection) -> None:
+    child = attach(connection, "pyllm::core-0")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    raise SystemExit(process.run(config, make_executor(config, context), context, child))

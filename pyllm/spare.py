@@ -1,0 +1,77 @@
+"""The process that stands by: everything is imported there, and nothing is configured.
+
+Does not know what it is for: whoever takes it tells it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pyllm.restart_budget import RestartBudget
+from pyllm.supervisor import Process, end
+
+# A spare that dies by itself is replaced so many times a minute; then there is none before the next `fill`.
+MAX_REPLACEMENTS = 3
+# Seconds after `fill` until a spare is started: imports take a processor, which those want now who have waited for what
+# has just become ready.
+SPARE_DELAY = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class Spare:
+    """One process that `spawn` starts and watches, `delay` seconds after `fill`."""
+
+    def __init__(self, spawn: Callable[[], Process], delay: float = SPARE_DELAY) -> None:
+        self._spawn = spawn
+        self._delay = delay
+        self._waiting: Process | None = None
+        self._budget = RestartBudget(MAX_REPLACEMENTS)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def fill(self) -> None:
+        """Start one, a little later, if there is none by then."""
+        self._fill_after(self._delay)
+
+    def take(self) -> Process:
+        """A process that is not configured yet: the one that stands by, or a new one.
+
+        None stands by before the next `fill`.
+        """
+        self._cancel()
+        process, self._waiting = self._waiting, None
+        return self._spawn() if process is None or process.exited.done() else process
+
+    def kill(self) -> list[Process]:
+        """SIGKILL to the one that stands by, if any; gives what is yet to end."""
+        self._cancel()
+        killed = [] if self._waiting is None else [self._waiting]
+        self._waiting = None
+        for process in killed:
+            process.kill()
+        return killed
+
+    async def close(self) -> None:
+        """As `kill`, and wait for the end."""
+        await end(self.kill())
+
+    def _fill_after(self, delay: float) -> None:
+        self._cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay, self._start)
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start(self) -> None:
+        if self._waiting is None:
+            process = self._waiting = self._spawn()
+            process.exited.add_done_callback(lambda _: self._replace(process))
+
+    def _replace(self, process: Process) -> None:
+        if process is self._waiting:
+            self._waiting = None
+            logger.warning("a spare: %s", process.obituary())
+            delay = self._budget.take(asyncio.get_running_loop().time())
+            if delay is not None:
+                self._fill_after(delay)

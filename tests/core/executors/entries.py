@@ -1,0 +1,90 @@
+"""What workers without a model run. A nursery is told the name of a function, which gives what each worker runs."""
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from benchmarks import empty_worker
+from pyllm import ipc
+from pyllm.child import attach, await_configuration
+from pyllm.messages import Control
+from pyllm.process_config import WorkerConfig
+
+Main = Callable[[Connection], None]
+
+
+def obedient() -> Main:
+    """Become ready, and end as the first `Control` says."""
+
+    def main(connection: Connection) -> None:
+        config = _configuration(connection)
+        child = attach(connection, f"pyllm::worker-0-{config.rank}")
+        socket = ipc.bind(zmq.Context(), zmq.DEALER, config.address)
+        child.started()
+        control = msgspec.msgpack.decode(socket.recv(), type=Control)
+        os.write(2, b"its last words")
+        if control.method == "exit":
+            os._exit(*control.args)
+        os.kill(os.getpid(), *control.args)
+
+    return main
+
+
+def dying_at_once() -> Main:
+    """Rank 1 fails; the others would wait for it."""
+
+    def main(connection: Connection) -> None:
+        if _configuration(connection).rank == 1:
+            raise SystemExit(9)
+        signal.pause()
+
+    return main
+
+
+def raising() -> Main:
+    """There is no traceback of the nursery's in what it writes, and no second nursery."""
+
+    def main(connection: Connection) -> None:
+        raise ValueError("no rank can be like this")
+
+    return main
+
+
+def parent() -> Main:
+    """Start another process, tell its id, and wait for a word."""
+
+    def main(connection: Connection) -> None:
+        started = subprocess.Popen(["sleep", "600"])
+        connection.send_bytes(str(started.pid).encode())
+        raise SystemExit(int(connection.recv_bytes()))
+
+    return main
+
+
+def threaded() -> Main:
+    """Leave a thread where there may be none."""
+    threading.Thread(target=threading.Event().wait, name="left", daemon=True).start()
+    return obedient()
+
+
+def broken_where_told() -> Main:
+    """Serve, unless there is a file `broken` beside the socket."""
+
+    def main(connection: Connection) -> None:
+        config = _configuration(connection)
+        if config.rank == 1 and (Path(config.address.removeprefix("ipc://")).parent / "broken").exists():
+            raise SystemExit(9)
+        empty_worker.serve(config, connection)
+
+    return main
+
+
+def _configuration(connection: Connection) -> WorkerConfig:
+    return msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)

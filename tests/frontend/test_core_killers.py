@@ -1,0 +1,171 @@
+"""A request that ends every core is failed by its client; those beside it, of whichever client, go on."""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from pyllm.errors import Cause
+from pyllm.frontend.client import EngineClient
+from pyllm.ipc import MalformedHandler, MessageHandler
+from pyllm.messages import ClientMessage, CoreMessage, FinishCode
+from pyllm.sampling_params import SamplingParams
+from tests.core.raw_engine import Engine
+from tests.core.remembering_executor import RememberingExecutor
+from tests.frontend.mortal_core import Reader
+
+POISON = 999  # no answer has it
+
+
+class CoreDiedError(Exception):
+    """All of the core is gone, not only its workers."""
+
+
+class Line:
+    """One client's connection to the core that there is."""
+
+    def __init__(self, cores: "Cores", identity: bytes, on_message: MessageHandler[CoreMessage]) -> None:
+        self.identity = identity
+        self.on_message = on_message
+        self._cores = cores
+
+    def send(self, message: ClientMessage, *frames: object, identity: bytes = b"") -> bool:
+        self._cores.engine.receive(message, self.identity)
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        """Nothing is open."""
+
+
+class Cores:
+    """One real core after another, each of which a plan with `POISON` in a row ends."""
+
+    def __init__(self, depth: int) -> None:
+        self.num_deaths = 0
+        self._depth = depth
+        self._lines: dict[bytes, tuple[Line, Callable[[], None]]] = {}
+        self._start()
+
+    def connect(self, identity: bytes) -> Callable[..., Line]:
+        """How the client of this identity connects."""
+
+        def connect(
+            on_message: MessageHandler[CoreMessage], on_malformed: MalformedHandler, on_disconnect: Callable[[], None]
+        ) -> Line:
+            line = Line(self, identity, on_message)
+            self._lines[identity] = line, on_disconnect
+            return line
+
+        return connect
+
+    def read(self) -> bool:
+        """Let a client read the next message; False if there is none."""
+        if self._num_read == len(self.engine.sent):
+            return False
+        identity, message = self.engine.sent[self._num_read]
+        self._num_read += 1
+        if identity in self._lines:  # It is not Engine's own client.
+            wired = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=CoreMessage)
+            self._lines[identity][0].on_message(b"", wired)
+        return True
+
+    async def run(self, on_start: Callable[[], object] = lambda: None) -> None:
+        """Until nothing is left to do, with a core that follows whenever one dies; each is there when it is told of."""
+        is_busy = True
+        while is_busy:
+            try:
+                is_busy = await self.engine.core.step()
+            except CoreDiedError:
+                self.num_deaths += 1
+                self._read_all()
+                self._start()
+                for _, on_disconnect in list(self._lines.values()):
+                    on_disconnect()
+                self._read_all()
+                on_start()
+                is_busy = True
+            self._read_all()
+
+    def _read_all(self) -> None:
+        while self.read():
+            pass
+
+    def _start(self) -> None:
+        self.engine = Engine(RememberingExecutor(dies_of=_die), depth=self._depth)
+        self._num_read = 0
+
+
+def _die(contexts: list[list[int]]) -> Cause | None:
+    if any(POISON in context for context in contexts):
+        raise CoreDiedError
+    return None
+
+
+async def connected(cores: Cores, identity: bytes) -> EngineClient:
+    client = EngineClient(cores.connect(identity), heartbeats=False)
+    starting = asyncio.ensure_future(client.start())
+    await asyncio.sleep(0)
+    while cores.read():
+        pass
+    await starting
+    return client
+
+
+async def served(prompts: dict[bytes, list[list[int]]], depth: int) -> tuple[Cores, list[Reader]]:
+    """What the requests of several clients are given, in order, and the cores that they had."""
+    cores = Cores(depth)
+    readers = []
+    for identity, asked in prompts.items():
+        client = await connected(cores, identity)
+        for prompt in asked:
+            readers.append(Reader(2))
+            client.submit(prompt, SamplingParams(n=2, max_tokens=6, seed=prompt[0], ignore_eos=True), readers[-1])
+    await cores.run()
+    return cores, readers
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("place", [0, 2, 4])
+async def test_it_is_failed_when_it_has_ended_two_alone(place: int, depth: int) -> None:
+    others = [[1, 2], [11, 12, 13], [31] * 9, [7]]
+    poisoned = [*others[:place], [21, POISON], *others[place:]]
+    _, twins = await served({b"a": others}, depth)
+    cores, readers = await served({b"a": poisoned}, depth)
+    failed = readers.pop(place)
+    text = (
+        "this request ended the engine core that computed it 4 times, the last 2 alone: the connection to the engine "
+    )
+    assert [str(error) for error in failed.errors] == [f"{text}core was lost"]
+    assert cores.num_deaths == 4
+    for reader, twin in zip(readers, twins, strict=True):
+        assert (reader.tokens, reader.finishes, reader.errors) == (twin.tokens, twin.finishes, [])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_no_other_clients_request_is_blamed_for_it(depth: int) -> None:
+    cores, readers = await served(
+        {b"a": [[1, 2]], b"b": [[21, POISON]], b"c": [[3, 4]], b"d": [[22, POISON, 1]]}, depth
+    )
+    assert [len(reader.errors) for reader in readers] == [0, 1, 0, 1]
+    assert [readers[place].finishes for place in (0, 2)] == [[FinishCode.LENGTH] * 2] * 2
+    assert cores.num_deaths == 2 + 2 * 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_one_that_runs_alone_is_not_blamed_for_what_others_do_between_its_steps(depth: int) -> None:
+    cores = Cores(depth)
+    client = await connected(cores, b"a")
+    long = Reader(1)
+    client.submit([1] * 100, SamplingParams(max_tokens=6, ignore_eos=True), long)
+    poisoned: list[Reader] = []
+
+    def poison() -> None:
+        if len(poisoned) < 5:
+            poisoned.append(Reader(1))
+            client.submit([21, POISON], SamplingParams(max_tokens=6), poisoned[-1])
+
+    poison()
+    await cores.run(on_start=poison)
+    assert (long.errors, long.finishes) == ([], [FinishCode.LENGTH])
+    assert [len(reader.errors) for reader in poisoned] == [1] * 5
