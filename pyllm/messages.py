@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 PROTOCOL_VERSION = 1
+CLEARING_TOKENS = 8  # of each sample: with so many from a core, a request is not suspected of having ended it
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
@@ -164,7 +165,7 @@ class Submit(Message, frozen=True):
     tpot_target: float | None = None
     beam_width: int = 0  # 0: no beam search; else n is the same number
     length_penalty: float = 1.0
-    num_losses: int = 0  # cores in a row that were lost while they had this request, without a token of it meanwhile
+    num_losses: int = 0  # cores in a row that were lost with this request, each after fewer than `CLEARING_TOKENS`
 
 
 class Abort(Message, frozen=True):

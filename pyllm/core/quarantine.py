@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
 from pyllm.errors import Cause, WorkerDeadError
+from pyllm.messages import CLEARING_TOKENS
 
 HOLD = "quarantine"
-# Cores that a client has lost in a row with a request, each time without a token of it, which make it suspect.
+# Cores that a client has lost in a row with a request, each with hardly a token of it, which make it suspect.
 _LOSSES = 2
 # Deaths of workers while they computed nothing but one request, after which it is failed. A signal from elsewhere, and
 # silence, may be the fault of the machine, and say less about the request.
@@ -110,8 +111,10 @@ class Quarantine:
     def admit(self, name: Name, num_losses: int) -> None:
         """Judge a request that has just come, by the number of cores that were lost while they had it."""
         if num_losses >= _LOSSES:
+            # Most that ends a core does so at once. With one lost after that, too, it may be what takes some tokens.
+            num_steps = 1 if num_losses == _LOSSES else CLEARING_TOKENS
             self._scheduler.hold(*name, HOLD)
-            self._held.append(_Suspect(name, None, num_steps=1))
+            self._held.append(_Suspect(name, None, num_steps))
             logger.warning("client %d's request %d was with %d cores that were lost: it runs alone", *name, num_losses)
 
     def advance(self) -> None:

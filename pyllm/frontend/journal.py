@@ -4,7 +4,7 @@ from array import array
 
 import msgspec
 
-from pyllm.messages import FinishCode, Output, Submit
+from pyllm.messages import CLEARING_TOKENS, FinishCode, Output, Submit
 
 
 class Journal:
@@ -36,7 +36,7 @@ class Journal:
         self._is_told = False  # something of the prompt
         # Of the prompt's tokens, for their log-probabilities; the first never has one.
         self._num_untold = len(first.prompt) // 4 - 1 if first.sampling.prompt_logprobs is not None else 0
-        # Cores that were lost in a row without anything new, and how many of them while they computed only this.
+        # Cores that were lost in a row with hardly anything new, and how many of them while they computed only this.
         self.num_losses = 0
         self.num_losses_alone = 0
         self._is_alone = False
@@ -101,17 +101,20 @@ class Journal:
         return FinishCode.LENGTH if output and len(output) >= first.max_tokens else FinishCode.NONE
 
     def isolate(self, over: bool, aside: bool = False) -> None:
-        """Note that the core computes nothing but this request, or none of it (`aside`), or that that is `over`."""
+        """Note that the core computes nothing but this request, or none of it (`aside`), or that that is `over`.
+
+        It has shown then that it does not end a core at once; what ends one a little later is yet to be told.
+        """
         self._is_alone = not (over or aside)
         if over:
-            self.num_losses = self.num_losses_alone = 0
+            self.num_losses_alone = 0
 
     def lose_core(self) -> None:
-        """Count the core that was just lost: as another one in a row if nothing new has come from it."""
+        """Count the core that was just lost: as another one in a row if hardly anything new has come from it."""
         num_known = sum(map(len, self._outputs)) - self._num_untold
-        if num_known != self._num_known:
-            self._num_known = num_known
+        if num_known - self._num_known >= CLEARING_TOKENS * len(self._outputs):
             self.num_losses = self.num_losses_alone = 0
+        self._num_known = num_known
         self.num_losses += 1
         self.num_losses_alone += self._is_alone
         self._is_alone = False

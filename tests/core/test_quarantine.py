@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyllm.errors import Cause
-from pyllm.messages import Abort, FinishCode, Isolated, Rejected
+from pyllm.messages import CLEARING_TOKENS, Abort, FinishCode, Isolated, Rejected
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import RememberingExecutor
 
@@ -186,7 +186,7 @@ async def test_what_cores_were_lost_with_runs_alone_and_its_client_knows() -> No
     engine.submit(1, [1, 2], max_tokens=6)
     engine.submit(2, [11], max_tokens=6, num_losses=1)
     engine.submit(3, list(range(21, 51)), max_tokens=6, num_losses=2)  # two steps
-    engine.submit(4, [61], max_tokens=6, num_losses=9)
+    engine.submit(4, [61], max_tokens=6, num_losses=2)
     await engine.run_dry()
     assert [[context[0] for context in contexts] for contexts in executor.contexts[:6]] == [
         [21],
@@ -202,6 +202,18 @@ async def test_what_cores_were_lost_with_runs_alone_and_its_client_knows() -> No
     ]
     assert told == [(3, "alone"), (3, "aside"), (3, "alone"), (3, "over"), (4, "aside"), (4, "alone"), (4, "over")]
     assert {finish for _, finish in engine.outputs().values()} == {FinishCode.LENGTH}
+
+
+async def test_what_a_third_core_was_lost_with_runs_alone_for_longer() -> None:
+    executor = RememberingExecutor()
+    engine = Engine(executor)
+    engine.submit(1, [1, 2], max_tokens=20)
+    engine.submit(2, [11, 12], max_tokens=20, num_losses=3)
+    await engine.run_dry()
+    rows = [[context[0] for context in contexts] for contexts in executor.contexts]
+    turns = 2 * CLEARING_TOKENS - 1
+    assert rows[: turns + 1] == [*([[11], [1]] * CLEARING_TOKENS)[:turns], [1, 11]]
+    assert [each.over for each in engine.messages(Isolated)] == [False] * turns + [True]
 
 
 @pytest.mark.parametrize(

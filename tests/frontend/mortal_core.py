@@ -8,7 +8,18 @@ from collections.abc import Callable
 from pyllm.errors import PyllmError
 from pyllm.frontend.embedding import Embedding
 from pyllm.frontend.logprobs import LogprobEntries
-from pyllm.messages import Abort, ClientMessage, FinishCode, Hello, Isolated, Output, Ready, Rejected, Submit
+from pyllm.messages import (
+    CLEARING_TOKENS,
+    Abort,
+    ClientMessage,
+    FinishCode,
+    Hello,
+    Isolated,
+    Output,
+    Ready,
+    Rejected,
+    Submit,
+)
 from tests.frontend.fake_core import MODEL, Entries, FakeCore, Row, deltas, embedded, told
 
 CHUNK = 2  # tokens of a prompt that are told in one step
@@ -54,6 +65,7 @@ class MortalCore(FakeCore):
         self.is_deaf = False  # Messages are still in the socket when it dies.
         self.sequences: list[_Sequence] = []
         self.alone: int | None = None
+        self.steps_alone = 0  # that are left to it
         self.told_alone: int | None = None  # what the client knows of that
         self._suspects: deque[int] = deque()
 
@@ -84,7 +96,9 @@ class MortalCore(FakeCore):
         if rows:
             self.said.append(lambda: self.say(deltas(*rows, epoch=self.epoch)))
         if self.alone in [row.request for row in rows]:
-            self._isolate(None)
+            self.steps_alone -= 1
+            if not self.steps_alone:
+                self._isolate(None)
 
     def deliver(self) -> None:
         """Let the client read the next message."""
@@ -93,12 +107,13 @@ class MortalCore(FakeCore):
 
     def _advance(self) -> None:
         """Let the next suspect run alone if none does."""
-        live = {sequence.submit.request for sequence in self.sequences}
+        live = {sequence.submit.request: sequence.submit for sequence in self.sequences}
         if self.alone is not None and self.alone not in live:
             self._isolate(None)
         while self.alone is None and self._suspects:
             request = self._suspects.popleft()
             if request in live:
+                self.steps_alone = 1 if live[request].num_losses == LOSSES else CLEARING_TOKENS
                 self._isolate(request)
 
     def _isolate(self, request: int | None) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -39,11 +40,19 @@ class Line:
 
 
 class Cores:
-    """One real core after another, each of which a plan with `POISON` in a row ends."""
+    """One real core after another, each of which a plan with `POISON` in a row ends.
 
-    def __init__(self, depth: int) -> None:
+    With `patience` each bears so many such plans before. `strikes` is asked with the contexts of every plan's rows
+    whether this core is ended from elsewhere.
+    """
+
+    def __init__(
+        self, depth: int, patience: int = 0, strikes: Callable[[list[list[int]]], bool] = lambda contexts: False
+    ) -> None:
         self.num_deaths = 0
         self._depth = depth
+        self._patience = patience
+        self._strikes = strikes
         self._lines: dict[bytes, tuple[Line, Callable[[], None]]] = {}
         self._start()
 
@@ -92,14 +101,15 @@ class Cores:
             pass
 
     def _start(self) -> None:
-        self.engine = Engine(RememberingExecutor(dies_of=_die), depth=self._depth)
+        self.engine = Engine(RememberingExecutor(dies_of=self._die), depth=self._depth)
         self._num_read = 0
+        self._num_poisoned = 0  # plans of this core
 
-
-def _die(contexts: list[list[int]]) -> Cause | None:
-    if any(POISON in context for context in contexts):
-        raise CoreDiedError
-    return None
+    def _die(self, contexts: list[list[int]]) -> Cause | None:
+        self._num_poisoned += any(POISON in context for context in contexts)
+        if self._num_poisoned > self._patience or self._strikes(contexts):
+            raise CoreDiedError
+        return None
 
 
 async def connected(cores: Cores, identity: bytes) -> EngineClient:
@@ -112,15 +122,18 @@ async def connected(cores: Cores, identity: bytes) -> EngineClient:
     return client
 
 
-async def served(prompts: dict[bytes, list[list[int]]], depth: int) -> tuple[Cores, list[Reader]]:
+async def served(
+    prompts: dict[bytes, list[list[int]]], depth: int, max_tokens: int = 6, **options: Any
+) -> tuple[Cores, list[Reader]]:
     """What the requests of several clients are given, in order, and the cores that they had."""
-    cores = Cores(depth)
+    cores = Cores(depth, **options)
     readers = []
     for identity, asked in prompts.items():
         client = await connected(cores, identity)
         for prompt in asked:
             readers.append(Reader(2))
-            client.submit(prompt, SamplingParams(n=2, max_tokens=6, seed=prompt[0], ignore_eos=True), readers[-1])
+            params = SamplingParams(n=2, max_tokens=max_tokens, seed=prompt[0], ignore_eos=True)
+            client.submit(prompt, params, readers[-1])
     await cores.run()
     return cores, readers
 
@@ -169,3 +182,46 @@ async def test_one_that_runs_alone_is_not_blamed_for_what_others_do_between_its_
     await cores.run(on_start=poison)
     assert (long.errors, long.finishes) == ([], [FinishCode.LENGTH])
     assert [len(reader.errors) for reader in poisoned] == [1] * 5
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("patience", [1, 2, 7])
+async def test_one_that_has_tokens_from_each_core_before_it_ends_it_is_found_out(patience: int, depth: int) -> None:
+    others = [[1, 2], [11, 12, 13], [31] * 9, [7]]
+    _, twins = await served({b"a": others}, depth, max_tokens=40)
+    cores, readers = await served(
+        {b"a": [*others[:2], [21, POISON], *others[2:]]}, depth, max_tokens=40, patience=patience
+    )
+    failed = readers.pop(2)
+    assert [str(error).partition(" alone:")[0] for error in failed.errors] == [
+        f"this request ended the engine core that computed it {cores.num_deaths} times, the last 2"
+    ]
+    assert 0 < len(failed.tokens[0]) < 40
+    assert cores.num_deaths == 5
+    for reader, twin in zip(readers, twins, strict=True):
+        assert (reader.tokens, reader.finishes, reader.errors) == (twin.tokens, twin.finishes, [])
+
+
+async def test_one_that_ends_cores_while_its_prompt_is_computed_in_chunks_is_found_out() -> None:
+    cores, readers = await served({b"a": [[1, 2], [21, POISON, *[5] * 70]]}, depth=1, patience=3)
+    assert [len(reader.errors) for reader in readers] == [0, 1]
+    assert cores.num_deaths == 4
+    assert readers[0].finishes == [FinishCode.LENGTH] * 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("every", [2, 3, 7, 12])
+async def test_cores_that_are_ended_from_elsewhere_fail_nobody_that_was_not_alone(every: int, depth: int) -> None:
+    prompts = {b"a": [[1, 2], [11, 12, 13]], b"b": [[31] * 40, [7]]}
+    plans = []
+
+    def strikes(contexts: list[list[int]]) -> bool:
+        plans.append(contexts)
+        requests = {context[0] for context in contexts}
+        return len(plans) % every == 0 and len(requests) > 1
+
+    _, twins = await served(prompts, depth, max_tokens=30)
+    cores, readers = await served(prompts, depth, max_tokens=30, strikes=strikes)
+    assert cores.num_deaths > 2
+    for reader, twin in zip(readers, twins, strict=True):
+        assert (reader.tokens, reader.finishes, reader.errors) == (twin.tokens, twin.finishes, [])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.frontend.journal import Journal
-from pyllm.messages import Output, Sampling, Submit
+from pyllm.messages import CLEARING_TOKENS, Output, Sampling, Submit
 
 FIRST = Submit(epoch=0, request=0, prompt=b"\1\0\0\0", seed=9, max_tokens=8, sampling=Sampling(), n=2)
 
@@ -34,22 +34,31 @@ def test_a_resubmission_has_what_is_left_of_the_timeout() -> None:
     assert (again.ttft_target, again.tpot_target, again.priority, again.tenant) == (1.0, 0.1, 2, "acme")
 
 
-def test_cores_that_are_lost_count_until_something_new_comes() -> None:
+def test_cores_that_are_lost_count_until_enough_has_come_from_one() -> None:
     journal = Journal(FIRST, arrival=0.0)
+    enough = CLEARING_TOKENS * FIRST.n
     counts = []
     for progress in (
         lambda: None,
         lambda: journal.accept(1, 0, [7]),
         lambda: journal.isolate(over=False),
-        lambda: None,
+        lambda: journal.accept(1, 1, [7] * (enough - 1)),
+        lambda: journal.accept(0, 0, [7] * enough),
     ):
         progress()
         journal.lose_core()
         counts.append((journal.submission(1, 1, 0.0).num_losses, journal.num_losses_alone))
-    assert counts == [(1, 0), (1, 0), (2, 1), (3, 1)]
+    assert counts == [(1, 0), (2, 0), (3, 1), (4, 1), (1, 0)]
+
+
+def test_one_that_got_past_its_steps_alone_has_ended_no_core_alone() -> None:
+    journal = Journal(FIRST, arrival=0.0)
+    for _ in range(2):
+        journal.isolate(over=False)
+        journal.lose_core()
     journal.isolate(over=False)
     journal.isolate(over=True)
-    assert (journal.num_losses, journal.num_losses_alone) == (0, 0)
+    assert (journal.num_losses, journal.num_losses_alone) == (2, 0)
 
 
 def test_a_gap_enters_nothing() -> None:
