@@ -61,6 +61,7 @@ METHODS: dict[str, Any] = {
     "num_host_blocks": 0,
     "allocate": None,
     "swap_seconds": 0.0,
+    "token_seconds": 0.0,
     "statistics": {},
     "instruction_set": "none",
 }

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -55,7 +55,8 @@ class EngineCore:
     `depth` is the number of steps in flight: with 2, step k+1 is planned before step k's tokens are known. `config` has
     the settings that the scheduler was made with, `policy` gives requests their keys where it is of another package,
     `recording` keeps what the scheduler is told, and `logits_processors` are the names of those that workers can load.
-    `on_crash` is given a name and what is known of each death of workers, as files by their names.
+    `on_crash` is given a name and what is known of each death of workers, as files by their names. `token_seconds` is
+    what a token takes in a step at most; 0: that is not known.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class EngineCore:
         policy: Policy | None = None,
         recording: Recording | None = None,
         logits_processors: Collection[str] = (),
+        token_seconds: float = 0.0,
         on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
@@ -86,7 +88,8 @@ class EngineCore:
         self._calls = Calls(scheduler, config, policy, self.stats)
         self._recording = recording
         self._logits_processors = logits_processors
-        self._in_flight: deque[tuple[int, float, Awaitable[Sampled]]] = deque()  # step, when it was submitted, answer
+        self._token_seconds = token_seconds
+        self._in_flight: deque[_InFlight] = deque()
         budget = RestartBudget(config.recovery.max_restarts)
         shrink = self._calls.halve_budget
         self._recovery = Recovery(scheduler, executor, budget, shrink=shrink, clock=clock, sleep=sleep)
@@ -188,7 +191,7 @@ class EngineCore:
         while len(self._in_flight) < depth and self._executor.death is None and (plan := self._plan()) is not None:
             if self._quarantine:
                 self._tell_turn()
-            self._in_flight.append((plan.step, self._clock(), self._executor.submit(plan)))
+            self._in_flight.append(_InFlight(plan.step, plan.num_tokens, self._clock(), self._executor.submit(plan)))
         if not self._in_flight:
             if (death := self._executor.death) is not None:
                 await self._recover(death)
@@ -196,7 +199,7 @@ class EngineCore:
             self._clients.deliver(self._scheduler.pending_clients())  # Deadlines may have passed.
             self._gather()
             return self._quarantine.is_next_due  # Where a suspect has just ended, there may be more to do.
-        step, submitted, answer = self._in_flight[0]
+        step, _, submitted, answer = self._in_flight[0]
         try:
             sampled = await answer
         except WorkerDeadError as death:
@@ -231,11 +234,11 @@ class EngineCore:
 
     async def _recover(self, death: WorkerDeadError) -> None:
         """The workers are gone, with all that was in flight: have others, and go on with the same requests."""
-        steps = [step for step, _, _ in self._in_flight]
+        steps = [each.step for each in self._in_flight]
         crash = Crash(death, self._ready.epoch, steps, self._scheduler.requests_in_flight())
         self._on_crash(f"worker-{death.cause}", crash_report(crash, self._scheduler, self.stats(), self._config))
-        for _, _, answer in self._in_flight:
-            _forget(answer)
+        for each in self._in_flight:
+            _forget(each.answer)
         self._in_flight.clear()
         self._stalls.rest()
         verdict = self._recovery.begin(crash)
@@ -266,9 +269,10 @@ class EngineCore:
         if not self._in_flight or self._recovery.reason:
             self._stalls.rest()
             return
-        step = self._in_flight[0][0]
+        step, num_tokens, *_ = self._in_flight[0]
         was_hopeless = self._stalls.is_hopeless
-        self._stalls.look(now, step, self._scheduler.expected_seconds(step))
+        most = self._token_seconds * num_tokens if self._token_seconds else None
+        self._stalls.look(now, step, self._scheduler.expected_seconds(step), most)
         if self._stalls.is_hopeless and not was_hopeless:
             self._executor.kill("stalled")
 
@@ -372,6 +376,13 @@ class EngineCore:
     def _take_deltas(self, client: int) -> Deltas | None:
         columns = self._scheduler.take_deltas(client)
         return None if columns is None else Deltas(self._ready.epoch, *columns)
+
+
+class _InFlight(NamedTuple):
+    step: int
+    num_tokens: int
+    submitted: float  # when
+    answer: Awaitable[Sampled]
 
 
 def _forget(answer: Awaitable[Sampled]) -> None:

@@ -50,11 +50,15 @@ def run(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[
 
 
 class CoreParts(NamedTuple):
-    """What `start` gives and a core is made of; `policy` is None for one of the scheduler's own."""
+    """What `start` gives and a core is made of; `policy` is None for one of the scheduler's own.
+
+    `token_seconds` is what a token takes in a step at most, 0 where that was not measured.
+    """
 
     scheduler: Scheduler
     ready: Ready
     policy: Policy | None
+    token_seconds: float
 
 
 async def start(config: CoreConfig, executor: Executor) -> CoreParts:
@@ -89,6 +93,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
     epoch = secrets.randbits(63)
     swap_block_seconds = max(await executor.collective("swap_seconds"))
+    token_seconds = max(await executor.collective("token_seconds"))
     try:
         scheduler = Scheduler(
             block_size=block_size,
@@ -127,7 +132,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)
     numerics = (config.checkpoint.fingerprint, precision, model.tensor_parallel_size, instruction_sets)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
-    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy)
+    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
 
 
 def make_core(config: CoreConfig, parts: CoreParts, executor: Executor, sender: Sender[CoreMessage]) -> EngineCore:
@@ -154,6 +159,7 @@ def make_core(config: CoreConfig, parts: CoreParts, executor: Executor, sender: 
         policy=parts.policy,
         recording=recording,
         logits_processors=offered_names(LOGITS_PROCESSORS),
+        token_seconds=parts.token_seconds,
     )
 
 

@@ -4,16 +4,25 @@ Knows no executor: what is done about it is decided elsewhere.
 """
 
 SHORTEST_BOUND = 5.0  # seconds
-UNMEASURED_BOUND = 600.0  # before any step like it was measured
+# Before any step like it was measured: as long as compilers take, or less by what its tokens may take at most.
+UNMEASURED_BOUND = 600.0
+SHORTEST_UNMEASURED_BOUND = 30.0
 TIMES_EXPECTED = 10.0
 TIMES_BOUND = 3.0  # after which nobody waits for it any more
 # Two looks that are further apart than this count as this: in between nobody was looking.
 LONGEST_PAUSE = 1.0
 
 
-def bound(expected: float | None) -> float:
-    """Seconds after which a step that should take `expected` is stalled; None: nothing is known of it."""
-    return UNMEASURED_BOUND if expected is None else max(SHORTEST_BOUND, TIMES_EXPECTED * expected)
+def bound(expected: float | None, most: float | None = None) -> float:
+    """Seconds after which a step that should take `expected` is stalled.
+
+    Where that is None, nothing like it was measured; `most` is what it should take at most, if that is known.
+    """
+    if expected is not None:
+        return max(SHORTEST_BOUND, TIMES_EXPECTED * expected)
+    if most is not None:
+        return min(UNMEASURED_BOUND, max(SHORTEST_UNMEASURED_BOUND, TIMES_EXPECTED * most))
+    return UNMEASURED_BOUND
 
 
 class StallWatch:
@@ -25,13 +34,13 @@ class StallWatch:
         self._bound = UNMEASURED_BOUND
         self._looked = 0.0
 
-    def look(self, now: float, step: int, expected: float | None) -> None:
-        """`step` is in flight."""
+    def look(self, now: float, step: int, expected: float | None, most: float | None = None) -> None:
+        """`step` is in flight; for the others see `bound`."""
         if step != self._step:
             self._step, self.seconds = step, 0.0
         else:
             self.seconds += min(now - self._looked, LONGEST_PAUSE)
-        self._looked, self._bound = now, bound(expected)
+        self._looked, self._bound = now, bound(expected, most)
 
     def rest(self) -> None:
         """Nothing is in flight."""

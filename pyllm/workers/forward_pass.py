@@ -3,6 +3,7 @@
 Knows neither how the model was loaded nor what becomes of the logits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,9 @@ from pyllm.workers.kv_cache import KVCache
 from pyllm.workers.models.llama import LlamaForCausalLM
 from pyllm.workers.slots import Slots
 from pyllm.workers.step_graph import StepGraph
+
+# Fewer than `TIMES_EXPECTED` of `core/stalls.py`, so that the bound of any step is longer than what was timed.
+TIMED_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +107,22 @@ class ForwardPass:
         return self._model.logits(hidden[rows])
 
     def compute_largest(self) -> Tensor | None:
-        """Compute the step that needs the most memory: every token of the budget; gives logits for every slot.
+        """Compute the step that needs the most memory: every token of the budget; gives logits for every slot."""
+        return self._compute_any(self._limits.max_num_batched_tokens)
+
+    def time_tokens(self, clock: Callable[[], float]) -> float:
+        """Seconds that a token takes in a step of a few, op by op: no more than that in one of many."""
+        started = clock()
+        self._compute_any(TIMED_TOKENS)
+        return (clock() - started) / TIMED_TOKENS
+
+    def _compute_any(self, num_tokens: int) -> Tensor | None:
+        """Compute so many tokens, or as many as there may be; gives logits of some.
 
         It reads the first block of the cache over and over and writes nothing.
         """
         limits = self._limits
-        num_tokens = min(limits.max_num_batched_tokens, limits.max_num_seqs * limits.max_model_len)
+        num_tokens = min(num_tokens, limits.max_num_seqs * limits.max_model_len)
         starts = [*range(0, num_tokens, limits.max_model_len), num_tokens]
         lengths = np.diff(starts)
         rows = (self._ints(np.arange(len(lengths))), self._ints(starts), self._ints(lengths))

@@ -107,6 +107,7 @@ class ModelRunner:
             "num_host_blocks": self.num_host_blocks,
             "allocate": self.allocate,
             "swap_seconds": self.swap_seconds,
+            "token_seconds": self.token_seconds,
             "statistics": self.statistics,
             "instruction_set": self.instruction_set,
         }
@@ -255,6 +256,11 @@ class ModelRunner:
     def swap_seconds(self) -> float:
         """Seconds to move one block to the host and back, as measured when the pool was made; 0 without a pool."""
         return self._swap_seconds
+
+    @torch.inference_mode()
+    def token_seconds(self) -> float:
+        """Seconds that a token takes at most, by a step that changes nothing; 0 unless that tells of other steps."""
+        return self._ready().time_tokens(self._clock) if self._kernels.backend == "cpu" else 0.0
 
     def statistics(self) -> dict[str, int]:
         """Bytes that this rank holds: of its linear layers, its embedding's rows, the KV cache and the host pool."""

@@ -62,6 +62,7 @@ class Engine:
         recording: Path | None = None,
         spy: Callable[[Scheduler], Any] = lambda scheduler: scheduler,
         on_crash: Callable[[str, Mapping[str, bytes]], None] = lambda name, parts: None,
+        token_seconds: float = 0.0,
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
@@ -95,6 +96,7 @@ class Engine:
             policy=policy,
             recording=log,
             on_crash=on_crash,
+            token_seconds=token_seconds,
             sleep=self.sleep,
         )
         self.receive(Hello(PROTOCOL_VERSION))

@@ -22,7 +22,8 @@ class UnequalRanks(CountingExecutor):
     def __init__(self, **answers: list[Any]) -> None:
         super().__init__()
         self.calls: list[tuple[Any, ...]] = []
-        self._answers = {"num_blocks": [64, 48], "num_host_blocks": [9, 8], "swap_seconds": [0.25, 0.5]} | answers
+        self._answers: dict[str, list[Any]] = {"num_blocks": [64, 48], "num_host_blocks": [9, 8]}
+        self._answers |= {"swap_seconds": [0.25, 0.5], "token_seconds": [0.75, 0.5]} | answers
 
     async def collective(self, method: str, *args: Any) -> list[Any]:
         self.calls.append((method, *args))
@@ -31,16 +32,17 @@ class UnequalRanks(CountingExecutor):
 
 async def test_every_rank_gets_what_the_smallest_has_room_for(tmp_path: Path) -> None:
     ranks = UnequalRanks()
-    scheduler, ready, _ = await start(core_config(str(tmp_path), ranks=2), ranks)
+    scheduler, ready, *_ = await start(core_config(str(tmp_path), ranks=2), ranks)
     assert ("allocate", 48, 8) in ranks.calls
     assert (scheduler.stats()["num_blocks"], ready.model.num_blocks) == (48, 48)
 
 
-async def test_swaps_are_timed_once_there_is_something_to_swap(tmp_path: Path) -> None:
+async def test_swaps_and_tokens_are_timed_once_there_is_a_cache(tmp_path: Path) -> None:
     ranks = UnequalRanks()
-    await start(core_config(str(tmp_path), ranks=2), ranks)
+    parts = await start(core_config(str(tmp_path), ranks=2), ranks)
     methods = [method for method, *_ in ranks.calls]
-    assert methods.index("allocate") < methods.index("swap_seconds")
+    assert methods.index("allocate") < min(methods.index("swap_seconds"), methods.index("token_seconds"))
+    assert parts.token_seconds == 0.75, "the slowest rank's"
 
 
 async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ async def test_an_unknown_policy_is_told_of_before_the_ranks_start(tmp_path: Pat
 
 async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
     executor = CountingExecutor()
-    _, (scheduler, ready, policy) = await started(
+    _, (scheduler, ready, policy, _) = await started(
         tmp_path,
         executor,
         max_pinned_blocks=3,

@@ -19,6 +19,12 @@ def test_the_bound_follows_what_was_measured(expected: float | None, seconds: fl
     assert bound(expected) == seconds
 
 
+@pytest.mark.parametrize(("most", "seconds"), [(0.0, 30.0), (0.5, 30.0), (5.0, 50.0), (900.0, 600.0)])
+def test_before_that_it_follows_what_a_step_may_take_at_most(most: float, seconds: float) -> None:
+    assert bound(None, most) == seconds
+    assert bound(0.01, most) == 5.0
+
+
 def test_a_step_is_stalled_beyond_its_bound_and_hopeless_beyond_three() -> None:
     watch = StallWatch()
     seen = []
@@ -69,8 +75,13 @@ class StuckExecutor(CountingExecutor):
     def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
         if plan.step != self.stuck_at:
             return super().submit(plan)
+        self._sampled = self.sample(plan)
         self.stuck.append(asyncio.get_running_loop().create_future())
         return self.stuck[-1]
+
+    def answer(self) -> None:
+        """The step was slow, and no more."""
+        self.stuck.pop().set_result(self._sampled)
 
     def kill(self, cause: object) -> None:
         super().kill("stalled")
@@ -99,6 +110,44 @@ async def test_workers_that_are_stuck_are_replaced_and_clients_hear_of_it() -> N
     assert stages.index("stalled") == 1201  # 600 s
     assert engine.now == 1800.5
     assert [beat.stage for beat in engine.messages(Heartbeat)[-2:]] == ["recovering", "ready"]
+    running.cancel()
+
+
+@pytest.mark.parametrize(("token_seconds", "seconds"), [(0.0, 600.0), (0.5, 40.0)])
+async def test_a_first_step_that_hangs_is_stalled_by_what_its_tokens_may_take(
+    token_seconds: float, seconds: float
+) -> None:
+    executor = StuckExecutor(stuck_at=0)
+    engine = Engine(executor, token_seconds=token_seconds)
+    running = asyncio.ensure_future(engine.core.run())
+    engine.submit(1, list(range(8)), max_tokens=2)
+    await until(lambda: len(executor.stuck) == 1)
+    times = {}
+    while executor.death is None:
+        engine.receive(Heartbeat())
+        engine.core.beat()
+        times.setdefault(engine.messages(Heartbeat)[-1].stage, engine.now)
+        engine.now += 0.5
+    await until(lambda: 1 in engine.outputs() and engine.outputs()[1][1] == FinishCode.LENGTH)
+    assert times == {"ready": 0.0, "stalled": seconds + 0.5}
+    assert engine.now == 3 * seconds + 1.0
+    running.cancel()
+
+
+async def test_a_first_step_that_is_busy_is_not_stalled() -> None:
+    executor = StuckExecutor(stuck_at=0)
+    engine = Engine(executor, token_seconds=0.5)
+    running = asyncio.ensure_future(engine.core.run())
+    engine.submit(1, list(range(8)), max_tokens=1)
+    await until(lambda: len(executor.stuck) == 1)
+    while engine.now < 40.0:
+        engine.receive(Heartbeat())
+        engine.core.beat()
+        engine.now += 0.5
+    executor.answer()
+    await until(lambda: engine.core.last_step == 0)
+    assert {beat.stage for beat in engine.messages(Heartbeat)} == {"ready"}
+    assert engine.outputs()[1] == ([8], FinishCode.LENGTH)
     running.cancel()
 
 

@@ -297,6 +297,23 @@ def test_the_largest_step_leaves_no_trace(runner: ModelRunner, expected: list[li
     assert run(runner, planner.step(Row(0, [-1]))) == [expected[0][1]]
 
 
+@pytest.mark.parametrize(("backend", "seconds"), [("cpu", 1 / 8), ("reference", 0.0)])
+def test_tokens_are_timed_before_any_is_asked_for_and_leave_no_trace(
+    model: str, expected: list[list[int]], backend: str, seconds: float
+) -> None:
+    clock = count()  # Each step takes a second by it.
+    config = worker_config(model, kernel_backend=backend)
+    runner = ModelRunner(config, RankGroup(), lambda: float(next(clock)))
+    runner.load()
+    runner.call("allocate", (64,))
+    assert runner.call("token_seconds") == seconds
+    planner = Planner()
+    planner.start(0)
+    run(runner, planner.step(Row(0, PROMPTS[0])))
+    assert runner.call("token_seconds") == seconds
+    assert run(runner, planner.step(Row(0, [-1]))) == [expected[0][1]]
+
+
 class WatchingHook:
     """Sees each layer before and after, and may turn attention's output to nothing."""
 

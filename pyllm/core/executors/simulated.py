@@ -90,6 +90,7 @@ class SimulatedExecutor:
             "num_host_blocks": 0,
             "allocate": None,
             "swap_seconds": 0.0,
+            "token_seconds": 0.0,
             "statistics": {},
             "instruction_set": "none",
         }
