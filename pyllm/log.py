@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 
 from pyllm import line_writer
 from pyllm.errors import ConfigError
@@ -9,8 +10,10 @@ from pyllm.errors import ConfigError
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def configure(process: str) -> None:
+def configure(process: str, may_wait: bool = False) -> None:
     """Log with the time, the level and the process's name.
+
+    Who reads too slowly is waited for only where that `may_wait`; else lines are written by a thread then.
 
     Raises:
         ConfigError: PYLLM_LOG_LEVEL is not a level.
@@ -19,4 +22,5 @@ def configure(process: str) -> None:
     if level not in LEVELS:
         raise ConfigError(f"PYLLM_LOG_LEVEL must be one of {', '.join(LEVELS)}, got {level!r}")
     layout = f"%(asctime)s %(levelname)s {process} %(name)s: %(message)s"
-    logging.basicConfig(level=level, format=layout, force=True, stream=line_writer.stderr())
+    stream = sys.stderr if may_wait else line_writer.stderr()
+    logging.basicConfig(level=level, format=layout, force=True, stream=stream)

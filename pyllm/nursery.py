@@ -23,6 +23,7 @@ from typing import NamedTuple, NoReturn
 import msgspec
 from setproctitle import setproctitle
 
+from pyllm import log
 from pyllm.child import HEARTBEAT_INTERVAL, ORPHANED_EXIT_CODE, SPARE_TITLE, Child, attach, die_with_parent
 from pyllm.errors import ConfigError
 from pyllm.messages import MAX_NURSERY_MESSAGE, Ended, Fork, Forked, NotForked, NurseryMessage
@@ -38,7 +39,9 @@ WorkerMain = Callable[[Connection], None]
 
 def main(config: NurseryConfig, connection: Connection) -> int:
     """Import, and fork workers until the parent ends; gives an exit code where it cannot."""
-    child = attach(connection, "pyllm::nursery", in_a_thread=False)
+    title = "pyllm::nursery"
+    child = attach(connection, title, in_a_thread=False)
+    log.configure(title, may_wait=True)  # No thread may write for it.
     return child.run(lambda: _work(config, child))
 
 

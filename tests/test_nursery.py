@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -189,6 +190,10 @@ async def test_workers_end_with_the_nursery_and_it_with_its_parent(start: Make, 
         ("tests.core.executors.entries:none", 1, "AttributeError"),
     ],
 )
-async def test_a_nursery_that_cannot_fork_says_why(start: Make, entry: str, code: int, reason: str) -> None:
+async def test_a_nursery_that_cannot_fork_says_why_and_when(
+    start: Make, capfd: pytest.CaptureFixture[str], entry: str, code: int, reason: str
+) -> None:
     with pytest.raises(StartError, match=f"the nursery exited with code {code} while importing: .*{reason}"):
         await start(entry)
+    stamp = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}"
+    assert re.search(f"^{stamp} ERROR pyllm::nursery pyllm.child: ends while importing", capfd.readouterr().err, re.M)
