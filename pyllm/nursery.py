@@ -24,7 +24,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from pyllm import log
-from pyllm.child import HEARTBEAT_INTERVAL, ORPHANED_EXIT_CODE, SPARE_TITLE, Child, attach, die_with_parent
+from pyllm.child import HEARTBEAT_INTERVAL, ORPHANED_EXIT_CODE, Child, attach, die_with_parent
 from pyllm.errors import ConfigError
 from pyllm.messages import MAX_NURSERY_MESSAGE, Ended, Fork, Forked, NotForked, NurseryMessage
 from pyllm.process_config import NurseryConfig
@@ -124,7 +124,7 @@ class Nursery:
             # Of other workers above all: who is connected to one is to see its end.
             for descriptor in _open_descriptors() - self._shared - {connection}:
                 os.close(descriptor)
-            setproctitle(SPARE_TITLE)
+            setproctitle("pyllm::worker")  # Of which core and rank it is told later.
             self._worker_main(Connection(connection))
             code = 0
         except SystemExit as end:

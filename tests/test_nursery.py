@@ -101,6 +101,7 @@ async def test_a_worker_is_forked_and_its_end_is_told(start: Make, tmp_path: Pat
     core = Core(tmp_path)
     worker = await core.fork()
     assert psutil.Process(worker.pid).ppid() == nursery.pid
+    assert psutil.Process(worker.pid).cmdline()[0] == "pyllm::worker", "of which core and rank it is yet to be told"
     assert os.getpgid(worker.pid) == worker.pid
     worker.connection.send_bytes(str(code).encode())
     assert await core.told() == Ended(worker.pid, code)
