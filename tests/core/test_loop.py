@@ -24,7 +24,7 @@ from pyllm.messages import (
 )
 from tests.core.counting_executor import CountingExecutor
 from tests.core.raw_engine import EPOCH, Engine
-from tests.core.waiting import until
+from tests.waiting import until
 
 
 def counted(prompt: list[int], number: int) -> list[int]:

@@ -14,7 +14,7 @@ from pyllm.messages import POOLING, Abort, FinishCode, Heartbeat, Hello, Rejecte
 from tests.core.counting_executor import DEATH, CountingExecutor
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import RememberingExecutor
-from tests.core.waiting import until
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])

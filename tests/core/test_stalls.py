@@ -11,7 +11,7 @@ from pyllm.core.stalls import StallWatch, bound
 from pyllm.messages import FinishCode, Heartbeat, Sampled
 from tests.core.counting_executor import CountingExecutor
 from tests.core.raw_engine import Engine
-from tests.core.waiting import until
+from tests.waiting import until
 
 
 @pytest.mark.parametrize(("expected", "seconds"), [(None, 600.0), (0.0, 5.0), (0.02, 5.0), (0.5, 5.0), (3.0, 30.0)])

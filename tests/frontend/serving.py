@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -82,12 +82,6 @@ async def behind_uvicorn(
         server.stop()
         await serving
     client.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Let the event loop run until something holds; the test's own timeout ends it if it never does."""
-    while not condition():
-        await asyncio.sleep(0)
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode, Submit
 from pyllm.process_config import SharedConfig
 from tests.frontend.fake_core import Row, ScriptedCore, connected
-from tests.frontend.serving import Frontend, answering, behind_uvicorn, events, in_process, state_of, until
+from tests.frontend.serving import Frontend, answering, behind_uvicorn, events, in_process, state_of
+from tests.waiting import until
 
 UNBOUNDED = SharedConfig()
 BODY = {"prompt": "Hello world", "max_tokens": 4}

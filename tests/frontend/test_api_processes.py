@@ -16,8 +16,8 @@ from pyllm.process_config import SharedConfig, StateConfig
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import ScriptedCore
-from tests.frontend.serving import until
 from tests.frontend.zmq_core import ZmqCore
+from tests.waiting import until
 
 TEXT = "Hello world, how is the sea? "
 PATH = "/v1/completions"

@@ -7,7 +7,7 @@ import pytest
 
 from pyllm.errors import RequestError
 from pyllm.frontend.encoding_threads import BATCH_CHARACTERS, LONG_CHARACTERS, EncodingThreads
-from tests.frontend.serving import until
+from tests.waiting import until
 
 
 class Gate:

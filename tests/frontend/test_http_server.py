@@ -12,7 +12,8 @@ import pytest
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, Submit
 from tests.frontend.fake_core import MODEL, ScriptedCore
-from tests.frontend.serving import Frontend, answering, behind_uvicorn, events, until
+from tests.frontend.serving import Frontend, answering, behind_uvicorn, events
+from tests.waiting import until
 
 LONG = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
 

@@ -16,7 +16,8 @@ from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, Rejected, Submit
 from pyllm.process_config import SharedConfig
 from tests.frontend.fake_core import MODEL, ScriptedCore
-from tests.frontend.serving import Frontend, behind_uvicorn, events, until
+from tests.frontend.serving import Frontend, behind_uvicorn, events
+from tests.waiting import until
 
 TEXT = "Hello 🙂 world, how is the sea? "
 LONG_TEXT = TEXT * 12

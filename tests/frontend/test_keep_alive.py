@@ -8,7 +8,8 @@ from pyllm.config import ServerConfig
 from pyllm.frontend.keep_alive import COMMENT, COMMENTS_PER_TURN, SILENT_SWEEPS, KeepAlive
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Rejected, Submit
-from tests.frontend.serving import answering, behind_uvicorn, events, until
+from tests.frontend.serving import answering, behind_uvicorn, events
+from tests.waiting import until
 
 LONG_INTERVAL = ServerConfig(sse_keep_alive_interval=3600.0)
 

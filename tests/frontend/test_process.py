@@ -20,8 +20,9 @@ from pyllm.messages import Submit
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import MODEL, ScriptedCore
-from tests.frontend.serving import events, until
+from tests.frontend.serving import events
 from tests.frontend.zmq_core import ZmqCore
+from tests.waiting import until
 
 
 @asynccontextmanager

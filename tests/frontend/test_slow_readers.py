@@ -22,8 +22,9 @@ from pyllm.messages import Abort
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from tests.frontend.fake_core import MODEL, ScriptedCore, connected
-from tests.frontend.serving import state_of, until
+from tests.frontend.serving import state_of
 from tests.frontend.test_stream import Socket, serve
+from tests.waiting import until
 
 NUM_TOKENS = 2000
 LONG = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)

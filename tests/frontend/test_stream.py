@@ -9,7 +9,7 @@ import pytest
 from pyllm.errors import RequestError
 from pyllm.frontend.outbox import Outbox
 from pyllm.frontend.stream import WIRE, Channel, PushedResponse, Wire
-from tests.frontend.serving import until
+from tests.waiting import until
 
 
 class Socket:

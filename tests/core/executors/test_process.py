@@ -6,6 +6,7 @@ import os
 import signal
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
 from pyllm.place import Place
 from pyllm.supervisor import TICK
+from tests import waiting
 from tests.core.executors.planned import plans
 
 ENTRIES = "tests.core.executors.entries"
@@ -41,6 +43,7 @@ class Started(NamedTuple):
 
 
 Make = Callable[..., Awaitable[Started]]
+until = partial(waiting.until, pause=0.01)  # Processes are looked at, through files.
 
 
 @pytest.fixture
@@ -90,11 +93,6 @@ def workers_of(nursery: Place) -> list[psutil.Process]:
 def ranks(started: Started) -> dict[str, psutil.Process]:
     """The workers by their titles' last letters."""
     return {worker.cmdline()[0][-1]: worker for worker in started.workers}
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
 
 
 async def tokens(executor: ProcessExecutor, number: int = 2) -> list[int]:

@@ -13,7 +13,8 @@ from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, FinishCode, Submit
 from tests.frontend import tiny_tokenizers
 from tests.frontend.fake_core import MODEL, Row, ScriptedCore, embedded
-from tests.frontend.serving import Frontend, behind_uvicorn, in_process, until
+from tests.frontend.serving import Frontend, behind_uvicorn, in_process
+from tests.waiting import until
 
 
 def core(**model: Any) -> ScriptedCore:

@@ -14,7 +14,8 @@ from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
-from tests.frontend.serving import answering, in_process, until
+from tests.frontend.serving import answering, in_process
+from tests.waiting import until
 
 
 @pytest.mark.parametrize("deletes", [True, False])

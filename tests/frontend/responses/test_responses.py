@@ -14,7 +14,8 @@ from pyllm.messages import Abort, Submit
 from tests.frontend.anthropic.serving import CALLS, HERMES, ROOMY, SCHEMA, THINKING, THOUGHT
 from tests.frontend.fake_core import ScriptedCore
 from tests.frontend.responses.serving import folded, named_events
-from tests.frontend.serving import Frontend, answering, in_process, until
+from tests.frontend.serving import Frontend, answering, in_process
+from tests.waiting import until
 
 TEXT = "Hello 🙂 world"
 WEATHER = {"type": "function", "name": "weather", "parameters": SCHEMA}

@@ -30,7 +30,7 @@ from pyllm.frontend.shared.messages import (
 from pyllm.frontend.shared.server import StateServer
 from pyllm.frontend.shared.state import SharedState
 from pyllm.process_config import SharedConfig
-from tests.frontend.serving import until
+from tests.waiting import until
 
 
 class Wire:
