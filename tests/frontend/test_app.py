@@ -39,6 +39,14 @@ async def test_health_is_the_engines(tokenizer: Tokenizer) -> None:
         assert (await frontend.http.get("/health")).status_code == 503
 
 
+async def test_every_route_tells_its_methods(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        for path, operations in (await frontend.http.get("/openapi.json")).json()["paths"].items():
+            told = await frontend.http.options(path.replace("{", "").replace("}", ""))
+            methods = {"OPTIONS", *(method.upper() for method in operations)}
+            assert (told.status_code, set(told.headers["allow"].split(", "))) == (204, methods), path
+
+
 async def test_the_version_is_the_packages(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         assert (await frontend.http.get("/version")).json() == {"version": __version__}

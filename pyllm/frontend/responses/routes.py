@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from litestar import Request, Response, Router, delete, get, post
+from litestar import Request, Response, Router, delete, get, post, route
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
@@ -125,7 +125,14 @@ def responses_routes(state: ServerState) -> Router:
         return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
 
     handlers = [create_response, show_response, delete_response, cancel_response, list_input_items]
-    return Router("/v1/responses", route_handlers=handlers)
+    return Router("/v1/responses", route_handlers=[_tell_methods, *handlers])
+
+
+# Litestar's own would tell the methods of whichever handler of this path came first.
+@route("/{response_id:str}", http_method="OPTIONS", sync_to_thread=False, include_in_schema=False)
+def _tell_methods(response_id: FromPath[str]) -> Response[None]:
+    del response_id
+    return Response(None, status_code=204, headers={"Allow": "DELETE, GET, OPTIONS"})
 
 
 def _field_names(request: ResponsesRequest) -> dict[str, str]:
