@@ -111,10 +111,7 @@ class Journal:
 
     def lose_core(self) -> None:
         """Count the core that was just lost: as another one in a row if hardly anything new has come from it."""
-        num_known = sum(map(len, self._outputs)) - self._num_untold
-        if num_known - self._num_known >= CLEARING_TOKENS * len(self._outputs):
-            self.num_losses = self.num_losses_alone = 0
-        self._num_known = num_known
+        self._num_known = self._clear()
         self.num_losses += 1
         self.num_losses_alone += self._is_alone
         self._is_alone = False
@@ -128,6 +125,7 @@ class Journal:
         outputs = tuple(
             Output(output.tobytes(), closed) for output, closed in zip(self._outputs, self._closed, strict=True)
         )
+        self._clear()
         age = max(0.0, now - self._arrival)
         timeout = self._first.timeout
         sampling = self._first.sampling
@@ -143,3 +141,10 @@ class Journal:
             timeout=None if timeout is None else max(0.0, timeout - age),
             num_losses=self.num_losses,
         )
+
+    def _clear(self) -> int:
+        """Forget the cores that were lost if enough has come since the last one; gives the tokens that are known."""
+        num_known = sum(map(len, self._outputs)) - self._num_untold
+        if num_known - self._num_known >= CLEARING_TOKENS * len(self._outputs):
+            self.num_losses = self.num_losses_alone = 0
+        return num_known

@@ -51,6 +51,16 @@ def test_cores_that_are_lost_count_until_enough_has_come_from_one() -> None:
     assert counts == [(1, 0), (2, 0), (3, 1), (4, 1), (1, 0)]
 
 
+def test_a_core_that_gave_enough_and_is_asked_again_is_told_of_no_losses() -> None:
+    journal = Journal(FIRST, arrival=0.0)
+    journal.lose_core()
+    losses = []
+    for progress in ([], [7], [7] * CLEARING_TOKENS * FIRST.n):
+        journal.accept(1, 0, progress)
+        losses.append(journal.submission(1, 1, 0.0).num_losses)
+    assert losses == [1, 1, 0]
+
+
 def test_one_that_got_past_its_steps_alone_has_ended_no_core_alone() -> None:
     journal = Journal(FIRST, arrival=0.0)
     for _ in range(2):
