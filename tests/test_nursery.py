@@ -168,6 +168,7 @@ async def test_there_are_no_more_workers_than_allowed(start: Make, tmp_path: Pat
     assert await core.told() == Ended(worker.pid, -signal.SIGKILL)
     next_worker = await core.fork()
     core.close(worker, next_worker)
+    await ended(next_worker.child.pid)  # Before the nursery is, which ends it.
 
 
 async def test_workers_end_with_the_nursery_and_it_with_its_parent(start: Make, tmp_path: Path) -> None:
