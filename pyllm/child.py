@@ -42,13 +42,14 @@ class Child:
     """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
 
     A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
-    parent says why what this process needs will not come back.
+    parent says why what this process needs will not come back. `is_explained` is set by `explain`.
     """
 
     def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
         self.stage = stage
         self.step = -1
         self.given_up = ""
+        self.is_explained = False
         self._connection = connection
         self._lock = threading.Lock()
         self._writable = select.poll()
@@ -74,7 +75,12 @@ class Child:
     def enter(self, stage: str) -> None:
         """Name what the process does from now on, and tell the parent at once."""
         self.stage = stage
-        self._send(Heartbeat(stage, self.step))
+        self._tell_state()
+
+    def explain(self, is_explained: bool) -> None:
+        """Tell the parent, at once, whether an end of this process is the doing of one request from now on."""
+        self.is_explained = is_explained
+        self._tell_state()
 
     def started(self, address: str = "") -> None:
         """Report that the process does its work from now on."""
@@ -89,7 +95,7 @@ class Child:
         """Tell the parent that this process lives: to be called every `HEARTBEAT_INTERVAL`."""
         self._ticks_unheard += 1
         if self._has_pulse():
-            self._send(Heartbeat(self.stage, self.step))
+            self._tell_state()
 
     def listen(self) -> None:
         """Take the parent's next heartbeat; this process ends where the parent has."""
@@ -117,14 +123,21 @@ class Child:
             self.failed(f"{type(error).__name__}: {error}")
             return 1
 
+    def _tell_state(self) -> None:
+        with self._lock:  # Looked at in there: of two threads, the one that is last must not tell what was before.
+            self._send_locked(Heartbeat(self.stage, self.step, is_explained=self.is_explained))
+
     def _send(self, message: ChildMessage, patience: float = 0.0) -> None:
-        """Send it, or drop it where the parent reads nothing: one that is stopped must not stop this process."""
         with self._lock:
-            if self._writable.poll(patience * 1000):
-                try:
-                    self._connection.send_bytes(msgspec.msgpack.encode(message))
-                except OSError:
-                    os._exit(ORPHANED_EXIT_CODE)
+            self._send_locked(message, patience)
+
+    def _send_locked(self, message: ChildMessage, patience: float = 0.0) -> None:
+        """Send it, or drop it where the parent reads nothing: one that is stopped must not stop this process."""
+        if self._writable.poll(patience * 1000):
+            try:
+                self._connection.send_bytes(msgspec.msgpack.encode(message))
+            except OSError:
+                os._exit(ORPHANED_EXIT_CODE)
 
     def _beat_forever(self) -> None:
         next_beat = time.monotonic()

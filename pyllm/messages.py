@@ -311,12 +311,14 @@ class Heartbeat(Message, frozen=True):
     """Sent at 2 Hz, by a parent at 4 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
 
     A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason`
-    says why what its child needs will not come back, and is empty until then.
+    says why what its child needs will not come back, and is empty until then. What ends a child that `is_explained` is
+    the doing of one request.
     """
 
     stage: str = ""
     step: int = -1
     reason: str = ""
+    is_explained: bool = False
 
 
 class Started(Message, frozen=True):

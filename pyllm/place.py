@@ -17,6 +17,11 @@ from pyllm.restart_budget import WINDOW, RestartBudget
 from pyllm.spare import SPARE_DELAY, Spare
 from pyllm.supervisor import Process
 
+# Deaths by one request alone that cost nothing, for each restart that is allowed. Two of them fail the request, so that
+# they end when requests that kill do; those of a child that blames a request whenever it dies would not, nor those of
+# a client that never fails one. Beyond this bound they cost what others do.
+FREE_DEATHS = 10
+
 # Told the address that the child before served; empty for the first.
 Configure = Callable[[str], msgspec.Struct]
 
@@ -36,6 +41,7 @@ class Place:
     """`spawn` starts a child and `configure` makes what it is told; `on_death` is called with each one that has died.
 
     A child that ended by itself as if it had been told to, or for a reason that another would meet, has no successor.
+    What it has said to be one request's doing costs no restart: however many such there are, each fails by itself.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class Place:
         self._on_death = on_death
         self._clock = clock
         self._budget = RestartBudget(limits.max_restarts)
+        self._free_deaths = RestartBudget(FREE_DEATHS * limits.max_restarts)
         self._spare = Spare(self._spawn_watched, limits.spare_delay)
         self._address = ""
         self._stands_by = False
@@ -125,7 +132,7 @@ class Place:
             self._on_death(process)
             if process.exited.result() in (0, FINAL_EXIT_CODE):
                 return process.error()
-            delay = self._budget.take(self._clock())
+            delay = self._delay(process)
             if delay is None:
                 return GivenUpError(
                     f"{process.obituary()}; it is not started anew, max_restarts allows {self._limits.max_restarts} "
@@ -136,6 +143,13 @@ class Place:
             process = self.process = self._spare.take()
             process.configure(self._configure(self._address))
             await self._see_ready(process)
+
+    def _delay(self, dead: Process) -> float | None:
+        """Seconds to wait before its successor, or None where there is to be none."""
+        now = self._clock()
+        if dead.is_explained and self._free_deaths.take(now) is not None:
+            return 0.0
+        return self._budget.take(now)
 
     async def _see_ready(self, process: Process) -> None:
         try:

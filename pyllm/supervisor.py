@@ -61,6 +61,7 @@ class Process:
         self.stage = "starting"
         self.failure: str | None = None
         self.silent = False  # whether it was ended because it gave no sign of life
+        self.is_explained = False  # whether it has said that its end is the doing of one request
         self._connection = connection
         # The same socket, for what must not wait: a child that is stopped reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
@@ -170,8 +171,8 @@ class Process:
         self._has_spoken = True
         self._silent_ticks = 0
         match message:
-            case Heartbeat(stage):
-                self.stage = stage
+            case Heartbeat(stage, is_explained=is_explained):
+                self.stage, self.is_explained = stage, is_explained
             case Started(address):
                 self.stage = "ready"
                 if not self.started.done():

@@ -9,7 +9,7 @@ import pytest
 
 from pyllm.child import FINAL_EXIT_CODE
 from pyllm.errors import EngineDeadError, GivenUpError, StartError
-from pyllm.place import Place, PlaceLimits
+from pyllm.place import FREE_DEATHS, Place, PlaceLimits
 from pyllm.supervisor import Process
 
 
@@ -25,6 +25,7 @@ class FakeProcess:
     stage = "ready"
     failure: str | None = None
     given_up = ""
+    is_explained = False
     config: Config | None = None
 
     def __init__(self, number: int) -> None:
@@ -161,6 +162,30 @@ async def test_too_many_deaths_lose_the_place_with_the_last_obituary() -> None:
     assert isinstance(reason, GivenUpError)
     assert "child 2 was killed by SIGKILL" in str(reason)
     assert "max_restarts allows 2 times within 60 s" in str(reason)
+
+
+async def test_deaths_by_one_request_alone_cost_no_restart_and_wait_for_nothing() -> None:
+    family = Family(max_restarts=2)
+    await family.start()
+    for number in range(12):
+        child = await family.child(number)
+        child.is_explained = number not in (0, 4)
+        child.kill()
+    last = await family.child(12)
+    assert not family.lost.done()
+    last.kill()
+    assert "child 12 was killed" in str(await family.lost)
+
+
+async def test_who_blames_a_request_whenever_it_dies_is_lost_all_the_same() -> None:
+    family = Family(max_restarts=1)
+    await family.start()
+    for number in range(1 + FREE_DEATHS + 1):
+        child = await family.child(number)
+        child.is_explained = True
+        child.kill()
+    assert isinstance(await family.lost, GivenUpError)
+    assert len(family.children) == 1 + FREE_DEATHS + 1
 
 
 async def test_deaths_of_long_ago_do_not_count() -> None:

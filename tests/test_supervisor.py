@@ -36,7 +36,7 @@ threading.Event().wait()
 STUCK = ATTACHED + 'child.enter("loading weights"); threading.Event().wait()'
 STUBBORN = ATTACHED + "signal.signal(signal.SIGTERM, signal.SIG_IGN); child.started(); threading.Event().wait()"
 FAILING = ATTACHED + 'child.enter("loading weights"); child.failed("no memory"); sys.exit(3)'
-
+EXPLAINED = ATTACHED + "child.started()\nfor told in {}: child.explain(told)\nos.kill(os.getpid(), signal.SIGKILL)"
 
 # Holds the interpreter, so that no thread of it runs on.
 HANGING = ATTACHED + "child.started()\nwhile True: ctypes.PyDLL(None).pause()"
@@ -179,6 +179,13 @@ async def test_an_error_that_another_process_would_meet_has_a_code_of_its_own(er
     process = start(ATTACHED + "from pyllm import errors\n" + fail + "sys.exit(child.run(fail))")
     assert await process.exited == code
     assert process.failure == "no"
+
+
+@pytest.mark.parametrize("told", [[], [True], [True, False], [False, True, True]])
+async def test_what_a_child_said_of_its_end_last_is_known_after_it(told: list[bool]) -> None:
+    process = start(EXPLAINED.format(told))
+    assert await process.exited == -signal.SIGKILL
+    assert process.is_explained == bool(told and told[-1])
 
 
 async def test_the_exit_code_of_what_another_process_reaps_is_told_or_taken_for_a_kill() -> None:

@@ -23,6 +23,7 @@ from pyllm.core.quarantine import Name
 from pyllm.core.recording import Recording
 from pyllm.core.recovery import Recovery
 from pyllm.core.stalls import StallWatch
+from pyllm.core.turn import Turn
 from pyllm.errors import RequestError, WorkerDeadError
 from pyllm.ipc import Sender
 from pyllm.messages import (
@@ -35,7 +36,6 @@ from pyllm.messages import (
     Deltas,
     Heartbeat,
     Hello,
-    Isolated,
     Ready,
     Rejected,
     Reply,
@@ -56,7 +56,8 @@ class EngineCore:
     the settings that the scheduler was made with, `policy` gives requests their keys where it is of another package,
     `recording` keeps what the scheduler is told, and `logits_processors` are the names of those that workers can load.
     `on_crash` is given a name and what is known of each death of workers, as files by their names. `token_seconds` is
-    what a token takes in a step at most; 0: that is not known.
+    what a token takes in a step at most; 0: that is not known. `on_alone` is told whenever it changes whether what ends
+    this process from now on is the doing of one request.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class EngineCore:
         logits_processors: Collection[str] = (),
         token_seconds: float = 0.0,
         on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
+        on_alone: Callable[[bool], object] = lambda is_alone: None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.last_step = -1
@@ -94,6 +96,7 @@ class EngineCore:
         shrink = self._calls.halve_budget
         self._recovery = Recovery(scheduler, executor, budget, shrink=shrink, clock=clock, sleep=sleep)
         self._quarantine = self._recovery.quarantine
+        self._turn = Turn(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
         self._stalls = StallWatch()
         self._on_crash = on_crash
         self._told: tuple[CoreStage, str] = ("ready", "")  # what clients know of the stage
@@ -185,12 +188,12 @@ class EngineCore:
         """
         depth = self._depth
         if self._quarantine:
-            self._advance_quarantine()
+            self._turn.advance()
             depth = 1
         # What is planned for dead workers is in no step of theirs.
         while len(self._in_flight) < depth and self._executor.death is None and (plan := self._plan()) is not None:
             if self._quarantine:
-                self._tell_turn()
+                self._turn.tell()
             self._in_flight.append(_InFlight(plan.step, plan.num_tokens, self._clock(), self._executor.submit(plan)))
         if not self._in_flight:
             if (death := self._executor.death) is not None:
@@ -241,6 +244,7 @@ class EngineCore:
             _forget(each.answer)
         self._in_flight.clear()
         self._stalls.rest()
+        self._turn.lose_workers()
         verdict = self._recovery.begin(crash)
         self._tell_stage()
         if verdict is not None:
@@ -248,21 +252,6 @@ class EngineCore:
         self._clients.deliver(self._scheduler.pending_clients())
         await self._recovery.end(death)
         self._tell_stage()
-
-    def _advance_quarantine(self) -> None:
-        """Let a suspect run alone, and the client of the one before know that it was not to blame."""
-        before = self._quarantine.alone
-        self._quarantine.advance()
-        if before is not None and before != self._quarantine.alone:
-            self._clients.post(before.client, Isolated(self._ready.epoch, before.request, over=True))
-
-    def _tell_turn(self) -> None:
-        """Let the client of the one alone know whose step it is: if it is its own, what is lost then, even this core,
-        is its doing, and can be told by nobody afterwards."""
-        alone = self._quarantine.alone
-        if alone is not None:
-            aside = not self._quarantine.explains(self._scheduler.requests_in_flight())
-            self._clients.post(alone.client, Isolated(self._ready.epoch, alone.request, aside=aside))
 
     def _look_at_step(self, now: float) -> None:
         """Whether the oldest step in flight is stalled; workers that are stuck in it are ended."""

@@ -11,7 +11,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,7 +135,14 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
 
 
-def make_core(config: CoreConfig, parts: CoreParts, executor: Executor, sender: Sender[CoreMessage]) -> EngineCore:
+def make_core(
+    config: CoreConfig,
+    parts: CoreParts,
+    executor: Executor,
+    sender: Sender[CoreMessage],
+    *,
+    on_alone: Callable[[bool], object] = lambda is_alone: None,
+) -> EngineCore:
     """The core over what `start` gave, with the recording that the configuration names.
 
     Raises:
@@ -153,6 +160,7 @@ def make_core(config: CoreConfig, parts: CoreParts, executor: Executor, sender: 
         sender,
         parts.ready,
         on_crash=lambda name, report: recorder.record(f"core-{config.index}-{name}", report),
+        on_alone=on_alone,
         config=config.engine,
         clock=time.monotonic,
         depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
@@ -189,7 +197,7 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
             lambda *received: core.malformed(*received),  # noqa: PLW0108
         )
         try:
-            core = make_core(config, starting.result(), executor, endpoint)
+            core = make_core(config, starting.result(), executor, endpoint, on_alone=child.explain)
             gc.freeze()
             child.started(address)
             await _run(core, stop, child, config.shutdown_timeout)

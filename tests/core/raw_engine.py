@@ -63,6 +63,7 @@ class Engine:
         spy: Callable[[Scheduler], Any] = lambda scheduler: scheduler,
         on_crash: Callable[[str, Mapping[str, bytes]], None] = lambda name, parts: None,
         token_seconds: float = 0.0,
+        on_alone: Callable[[bool], None] = lambda is_alone: None,
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
@@ -97,6 +98,7 @@ class Engine:
             recording=log,
             on_crash=on_crash,
             token_seconds=token_seconds,
+            on_alone=on_alone,
             sleep=self.sleep,
         )
         self.receive(Hello(PROTOCOL_VERSION))

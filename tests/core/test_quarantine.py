@@ -182,7 +182,8 @@ async def test_smaller_steps_fail_nobody_where_they_are_small_enough() -> None:
 
 async def test_what_cores_were_lost_with_runs_alone_and_its_client_knows() -> None:
     executor = RememberingExecutor()
-    engine = Engine(executor)
+    alone: list[bool] = []
+    engine = Engine(executor, on_alone=alone.append)
     engine.submit(1, [1, 2], max_tokens=6)
     engine.submit(2, [11], max_tokens=6, num_losses=1)
     engine.submit(3, list(range(21, 51)), max_tokens=6, num_losses=2)  # two steps
@@ -201,6 +202,7 @@ async def test_what_cores_were_lost_with_runs_alone_and_its_client_knows() -> No
         for each in engine.messages(Isolated)
     ]
     assert told == [(3, "alone"), (3, "aside"), (3, "alone"), (3, "over"), (4, "aside"), (4, "alone"), (4, "over")]
+    assert alone == [True, False] * 3
     assert {finish for _, finish in engine.outputs().values()} == {FinishCode.LENGTH}
 
 
@@ -214,6 +216,26 @@ async def test_what_a_third_core_was_lost_with_runs_alone_for_longer() -> None:
     turns = 2 * CLEARING_TOKENS - 1
     assert rows[: turns + 1] == [*([[11], [1]] * CLEARING_TOKENS)[:turns], [1, 11]]
     assert [each.over for each in engine.messages(Isolated)] == [False] * turns + [True]
+
+
+async def test_what_has_not_changed_is_not_told_again() -> None:
+    alone: list[bool] = []
+    engine = Engine(RememberingExecutor(), on_alone=alone.append)
+    engine.submit(1, list(range(40)), max_tokens=6, num_losses=2)  # three steps
+    await engine.run_dry()
+    assert engine.messages(Isolated) == [Isolated(EPOCH, 1), Isolated(EPOCH, 1, over=True)]
+    assert alone == [True, False]
+
+
+@pytest.mark.parametrize("causes", [["crashed"], ["killed"]])
+async def test_an_end_while_workers_come_back_is_no_requests_doing(causes: list[Cause]) -> None:
+    alone: list[bool] = []
+    executor = PoisonedExecutor(*causes)
+    engine = Engine(executor, on_alone=alone.append)
+    engine.submit(1, [1, POISON], num_losses=2)
+    await engine.run_dry()
+    assert len(engine.messages(Rejected)) == 1
+    assert alone == [True, False] * executor.num_restarts
 
 
 @pytest.mark.parametrize(

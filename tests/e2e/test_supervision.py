@@ -21,9 +21,9 @@ from tests.e2e.titles import API, CORE, NURSERY, STATE, WORKER, find
 
 
 @contextmanager
-def streaming(server: Server, max_tokens: int) -> Iterator["Stream"]:
+def streaming(server: Server, max_tokens: int, **fields: object) -> Iterator["Stream"]:
     """A request that streams in a thread of its own; its first token has come when the block begins."""
-    stream = Stream(server, max_tokens)
+    stream = Stream(server, max_tokens, **fields)
     stream.thread.start()
     assert stream.first.wait(DEADLINE)
     yield stream
@@ -32,7 +32,7 @@ def streaming(server: Server, max_tokens: int) -> Iterator["Stream"]:
 
 
 class Stream:
-    def __init__(self, server: Server, max_tokens: int) -> None:
+    def __init__(self, server: Server, max_tokens: int, **fields: object) -> None:
         self.events: list[str] = []
         self.broken = False  # whether it ended without an end
         self.first = threading.Event()
@@ -46,7 +46,13 @@ class Stream:
             "stream_options": {"include_usage": True},
             "ignore_eos": True,
             "stream": True,
+            **fields,
         }
+
+    def text(self) -> str:
+        """What it was given so far."""
+        chunks = (json.loads(event) for event in self.events if event.startswith("{"))
+        return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
 
     def _read(self) -> None:
         try:
@@ -284,17 +290,23 @@ signal.pause()
     assert psutil.wait_procs(children, timeout=10.0)[1] == []
 
 
-def test_a_request_that_kills_its_core_fails_alone(tmp_path: Path) -> None:
+def test_requests_that_kill_their_core_fail_alone_and_cost_no_restarts(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
-    flag.write_text("kill")
     environment = faulty_processor.install(tmp_path / "packages")
-    with Server("--distributed-executor-backend", "uni", environment=environment, warm_spares=True) as server:
-        body = {"model": server.model(), "prompt": "Once", "vllm_xargs": {faulty_processor.NAME: {"flag": str(flag)}}}
-        with streaming(server, max_tokens=200) as stream:
-            response = httpx.post(f"{server.address}/v1/completions", json=body, timeout=DEADLINE)
-        assert response.status_code == 500
-        message = response.json()["error"]["message"]
-        assert message.startswith("this request ended the engine core that computed it 4 times, the last 2 alone: ")
-        assert ended_whole(stream, 200)
+    options = ("--distributed-executor-backend", "uni", "--max-restarts", "2")
+    with Server(*options, environment=environment, warm_spares=True) as server:
+        with streaming(server, max_tokens=200) as twin:
+            pass
+        killers = {"vllm_xargs": {faulty_processor.NAME: {"flag": str(flag)}}}
+        with contextlib.ExitStack() as running:
+            streams = [running.enter_context(streaming(server, 5000, **killers)) for _ in range(4)]
+            innocent = running.enter_context(streaming(server, max_tokens=200))
+            flag.write_text("kill")
+        for stream in streams:
+            message = json.loads(stream.events[-2])["error"]["message"]
+            assert message.startswith("this request ended the engine core that computed it ")
+            assert " times, the last 2 alone: " in message
+        assert ended_whole(innocent, 200)
+        assert innocent.text() == twin.text()
         assert server.stop(signal.SIGTERM) == 0
-        assert server.log.count("core 0 was killed by SIGKILL") == 4
+        assert server.log.count("core 0 was killed by SIGKILL") == 2 + 2 * 4

@@ -50,6 +50,7 @@ class Cores:
         self, depth: int, patience: int = 0, strikes: Callable[[list[list[int]]], bool] = lambda contexts: False
     ) -> None:
         self.num_deaths = 0
+        self.num_explained = 0  # of them
         self._depth = depth
         self._patience = patience
         self._strikes = strikes
@@ -87,6 +88,7 @@ class Cores:
                 is_busy = await self.engine.core.step()
             except CoreDiedError:
                 self.num_deaths += 1
+                self.num_explained += self._is_alone
                 self._read_all()
                 self._start()
                 for _, on_disconnect in list(self._lines.values()):
@@ -101,9 +103,14 @@ class Cores:
             pass
 
     def _start(self) -> None:
-        self.engine = Engine(RememberingExecutor(dies_of=self._die), depth=self._depth)
+        self._is_alone = False
+        self.engine = Engine(RememberingExecutor(dies_of=self._die), depth=self._depth, on_alone=self._note_alone)
         self._num_read = 0
         self._num_poisoned = 0  # plans of this core
+
+    def _note_alone(self, is_alone: bool) -> None:
+        assert is_alone != self._is_alone, "it is told of changes only"
+        self._is_alone = is_alone
 
     def _die(self, contexts: list[list[int]]) -> Cause | None:
         self._num_poisoned += any(POISON in context for context in contexts)
@@ -150,8 +157,20 @@ async def test_it_is_failed_when_it_has_ended_two_alone(place: int, depth: int) 
         "this request ended the engine core that computed it 4 times, the last 2 alone: the connection to the engine "
     )
     assert [str(error) for error in failed.errors] == [f"{text}core was lost"]
-    assert cores.num_deaths == 4
+    assert (cores.num_deaths, cores.num_explained) == (4, 2)
     for reader, twin in zip(readers, twins, strict=True):
+        assert (reader.tokens, reader.finishes, reader.errors) == (twin.tokens, twin.finishes, [])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_however_many_there_are_their_deaths_are_explained(depth: int) -> None:
+    others = [[1, 2], [11, 12, 13], [31] * 9]
+    poisoned = [[20 + number, POISON] for number in range(6)]
+    _, twins = await served({b"a": others[:2], b"b": others[2:]}, depth)
+    cores, readers = await served({b"a": others[:2] + poisoned[:3], b"b": others[2:] + poisoned[3:]}, depth)
+    assert [len(reader.errors) for reader in readers] == [0, 0, 1, 1, 1, 0, 1, 1, 1]
+    assert (cores.num_deaths, cores.num_explained) == (2 + 2 * 6, 2 * 6)
+    for reader, twin in zip([*readers[:2], readers[5]], twins, strict=True):
         assert (reader.tokens, reader.finishes, reader.errors) == (twin.tokens, twin.finishes, [])
 
 
