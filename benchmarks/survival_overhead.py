@@ -1,7 +1,7 @@
 """What surviving costs in a step in which nobody dies: its parts timed alone, as a share of a measured step.
 
-A step's share has an entry in the journal for each row and one look at the epoch; what is sent and read of heartbeats
-counts for as long as a step takes.
+A step's share has an entry in the journal for each row, one look at the epoch, and the core's note of it in its black
+box; what is sent and read of heartbeats counts for as long as a step takes.
 """
 
 import asyncio
@@ -15,12 +15,16 @@ import msgspec
 from benchmarks.load import equal_requests, measure
 from benchmarks.record import Record
 from benchmarks.startup import Server
+from pyllm import black_box
+from pyllm._rust import Scheduler
+from pyllm.black_box import BlackBox
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.frontend.journal import Journal
 from pyllm.messages import ChildMessage, Deltas, Heartbeat, Sampling, Submit
 from pyllm.supervisor import TICK
 
 ROWS = 8
+MANY_ROWS = 256
 TOKENS = 200
 # Who beats in an interval: worker, core, API process and nursery to their parents, the core to its client and back, and
 # parents to each of their children at every look at it.
@@ -31,14 +35,17 @@ REPEATS, NUMBER = 20, 2000
 def run() -> Iterator[Record]:
     step = _step_us()
     accept, check, heartbeat = _us(_accept()), _us(_epoch_check()), _us(_heartbeat())
+    note, long_note = _us(_note(ROWS)), _us(_note(MANY_ROWS))
     beats = HEARTBEATS * heartbeat * step / 1e6 / HEARTBEAT_INTERVAL
     yield {
         "name": "survival.overhead_percent",
-        "value": round(100 * (ROWS * accept + check + beats) / step, 3),
+        "value": round(100 * (ROWS * accept + check + note + beats) / step, 3),
         "unit": "%",
         "rows": ROWS,
         "accept_us": round(accept, 3),
         "epoch_check_us": round(check, 3),
+        "note_us": round(note, 2),
+        f"note_{MANY_ROWS}_rows_us": round(long_note, 2),
         "heartbeat_us": round(heartbeat, 2),
         "step_us": round(step),
     }
@@ -71,6 +78,30 @@ def _accept() -> Callable[[], object]:
 def _epoch_check() -> Callable[[], object]:
     deltas, epoch = Deltas(7, b"", b"", b"", b"", b"", b"", b""), 7
     return lambda: deltas.epoch != epoch
+
+
+def _note(num_rows: int) -> Callable[[], object]:
+    """One step noted, and noted as over."""
+    scheduler = Scheduler(
+        block_size=16,
+        num_blocks=2 * num_rows,
+        max_num_seqs=num_rows,
+        max_num_batched_tokens=num_rows,
+        max_model_len=16,
+        vocab_size=32,
+    )
+    for request in range(num_rows):
+        scheduler.add(0, request, bytes(4), seed=0, max_tokens=8)
+    plan = scheduler.schedule(0.0)
+    assert plan is not None
+    assert plan.num_rows == num_rows
+    box = BlackBox(bytearray(black_box.size(num_rows)), epoch=1)
+
+    def note() -> None:
+        scheduler.note_step(plan, box.note(plan.step))
+        box.end(plan.step)
+
+    return note
 
 
 def _heartbeat() -> Callable[[], object]:

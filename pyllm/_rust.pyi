@@ -237,6 +237,12 @@ class Scheduler:
         """
     def requests_in_flight(self) -> list[tuple[int, int]]:
         """Client and request of the rows of the steps in flight, each once; without those that have ended meanwhile."""
+    def note_step(self, plan: Plan, note: Buffer) -> None:
+        """Write which requests have rows in a step in flight into a writable buffer of uint32, for `black_box.py`.
+
+        The words: a checksum (two), the step (two), its tokens and its rows; then client and request (two) of as many
+        rows as there is room for. Raises `SchedulerError` if the step is not in flight, or the buffer is too short.
+        """
     def expected_seconds(self, step: int) -> float | None:
         """What a step in flight should take, by those measured; None where they do not tell.
 

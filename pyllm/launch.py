@@ -11,11 +11,12 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from setproctitle import setproctitle
 
-from pyllm import line_writer, log, supervisor
+from pyllm import black_box, line_writer, log, supervisor
 from pyllm.checkpoint import Checkpoint, check_tensor_parallel, read_checkpoint
 from pyllm.child import keep_exit_codes
 from pyllm.config import (
@@ -139,7 +140,10 @@ def core_place(config: CoreConfig) -> Place:
     )
     name = f"core {config.index}"
     return Place(
-        lambda: supervisor.spawn(name, "core"), successive_configs(config), limits, _recording(recovery, config)
+        lambda: supervisor.spawn(name, "core", memory_size=black_box.size(config.engine.scheduler.max_num_seqs)),
+        successive_configs(config),
+        limits,
+        _recording(recovery, config),
     )
 
 
@@ -168,8 +172,9 @@ def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[Pr
     recorder = FlightRecorder(Path(recovery.flight_recorder_dir))
 
     def record(process: Process) -> None:
-        report = {"death": process.obituary(), "stage": process.stage, "pid": process.pid}
+        report: dict[str, Any] = {"death": process.obituary(), "stage": process.stage, "pid": process.pid}
         name = process.name.replace(" ", "-")
+        report |= black_box.last_steps(process.memory)
         parts = {"report.json": msgspec.json.encode(report), "config.json": config_json(config)}
         recorder.record(name, parts | {f"{name}.log": process.log})
 

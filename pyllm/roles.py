@@ -4,7 +4,9 @@ Each imports the code of its own role, and of no other; configuration comes over
 """
 
 import logging
+import os
 import socket
+from mmap import mmap
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -26,7 +28,7 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
     """Play a role in a process that `supervisor.spawn` started, once the configuration has come.
 
     `thread_stays`: whether the thread that started this process ends only when its parent does. `files` are, for an API
-    process, the number of the listening socket.
+    process, the number of the listening socket, and for a core that of the memory for its last steps.
     """
     if thread_stays:
         die_with_parent()
@@ -34,7 +36,7 @@ def child_main(role: str, connection_file: int, thread_stays: int, *files: int) 
     setproctitle(SPARE_TITLE)
     connection = Connection(connection_file)
     if role == "core":
-        return _core_main(connection)
+        return _core_main(connection, *files)
     frame = await_configuration(connection)
     if role == "state":
         return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
@@ -53,7 +55,7 @@ def load_rank(config: CoreConfig) -> "ModelRunner":
     return load(worker, lambda stage: logger.info("%s", stage))
 
 
-def _core_main(connection: Connection) -> int:
+def _core_main(connection: Connection, memory_file: int) -> int:
     # What takes long comes before the configuration, so that a spare is ready to take the place of another core.
     import zmq
 
@@ -72,7 +74,9 @@ def _core_main(connection: Connection) -> int:
         executor = ProcessExecutor(config, context)
     else:
         executor = InlineExecutor(lambda: load_rank(config))
-    return process.run(config, executor, context, child)
+    memory = mmap(memory_file, 0)
+    os.close(memory_file)  # It stays mapped.
+    return process.run(config, executor, context, child, memory)
 
 
 def _nursery_main(config: NurseryConfig, connection: Connection) -> int:

@@ -42,8 +42,8 @@ class Process:
 
     `reap()` gives the exit code once the process has ended (negative: the signal), or None where that is still to be
     told by `tell_code`: another process has started it, and gives its `pidfd`. `stderr` is our end of a pipe that the
-    child writes its stderr to. Between construction and `watch` the child runs unwatched, so that it can be started by
-    a thread that has no event loop yet.
+    child writes its stderr to, `memory` a descriptor of memory that is its and ours. Between construction and `watch`
+    the child runs unwatched, so that it can be started by a thread that has no event loop yet.
     """
 
     def __init__(
@@ -55,18 +55,21 @@ class Process:
         stderr: int | None = None,
         *,
         pidfd: int | None = None,
+        memory: int | None = None,
     ) -> None:
         self.name = name
         self.pid = pid
         self.stage = "starting"
         self.failure: str | None = None
         self.silent = False  # whether it was ended because it gave no sign of life
+        self.memory = b""  # what was in the memory that it shared when it ended
         self.is_explained = False  # whether it has said that its end is the doing of one request
         self._connection = connection
         # The same socket, for what must not wait: a child that is stopped reads nothing.
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._unsent = bytearray()
         self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
+        self._memory = memory
         self._reap = reap
         self._pidfd = os.pidfd_open(pid) if pidfd is None else pidfd
         # Who was started by another process may have been reaped by now; it was given a group of its own.
@@ -254,6 +257,9 @@ class Process:
         if self._log is not None:
             loop.remove_reader(self._log.descriptor)
             self._log.close()
+        if self._memory is not None:
+            self.memory = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+            os.close(self._memory)
         if self._ticking is not None:
             self._ticking.cancel()
         os.close(self._pidfd)
@@ -273,15 +279,21 @@ class Process:
         return self._loop
 
 
-def spawn(name: str, role: str, *files: int) -> Process:
+def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> Process:
     """Start `python -m pyllm` in a child role; it waits for `configure`, and is a spare until then.
 
     The user's script is not imported again. `files` are descriptors that the child inherits; it is told their numbers.
+    With `memory_size` the last is one of so many bytes of memory, zeros at first, that is `Process.memory` in the end.
     Call it from the main thread or from the event loop's: the kernel's parent-death signal fires when the starting
     thread ends.
     """
     ours, theirs = Pipe()
     log, stderr = os.pipe()
+    memory = None
+    if memory_size:
+        memory = os.memfd_create(name)
+        os.ftruncate(memory, memory_size)
+        files += (memory,)
     with theirs, os.fdopen(stderr, "wb"):
         numbers = (theirs.fileno(), int(_thread_stays()), *files)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
@@ -291,7 +303,7 @@ def spawn(name: str, role: str, *files: int) -> Process:
             stderr=stderr,
             process_group=0,  # Ctrl-C in a terminal is for the parent, which then drains its children.
         )
-    return Process(name, process.pid, ours, partial(reap, process), log)
+    return Process(name, process.pid, ours, partial(reap, process), log, memory=memory)
 
 
 def reap(process: "subprocess.Popen[bytes]") -> int | None:

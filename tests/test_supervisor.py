@@ -37,6 +37,7 @@ STUCK = ATTACHED + 'child.enter("loading weights"); threading.Event().wait()'
 STUBBORN = ATTACHED + "signal.signal(signal.SIGTERM, signal.SIG_IGN); child.started(); threading.Event().wait()"
 FAILING = ATTACHED + 'child.enter("loading weights"); child.failed("no memory"); sys.exit(3)'
 EXPLAINED = ATTACHED + "child.started()\nfor told in {}: child.explain(told)\nos.kill(os.getpid(), signal.SIGKILL)"
+WRITING = CHILD + "os.pwrite(int(sys.argv[2]), b'end', 2); os.kill(os.getpid(), signal.SIGKILL)"
 
 # Holds the interpreter, so that no thread of it runs on.
 HANGING = ATTACHED + "child.started()\nwhile True: ctypes.PyDLL(None).pause()"
@@ -59,13 +60,14 @@ LISTENING = ATTACHED + (
 TALKING = ATTACHED + "sys.stderr.write('one\\n' + 'x' * 100_000 + 'end'); sys.stderr.flush(); os._exit(0)"
 
 
-def start(code: str, watched: bool = True) -> Process:
+def start(code: str, watched: bool = True, memory: int | None = None) -> Process:
     ours, theirs = Pipe()
     log, stderr = os.pipe()
     with theirs, os.fdopen(stderr, "wb"):
-        command = [sys.executable, "-c", code, str(theirs.fileno())]
-        child = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=stderr, process_group=0)
-    process = Process("the child", child.pid, ours, child.poll, log)
+        files = [theirs.fileno()] if memory is None else [theirs.fileno(), memory]
+        command = [sys.executable, "-c", code, *map(str, files)]
+        child = subprocess.Popen(command, pass_fds=files, stderr=stderr, process_group=0)
+    process = Process("the child", child.pid, ours, child.poll, log, memory=memory)
     if watched:
         process.watch()
     return process
@@ -186,6 +188,16 @@ async def test_what_a_child_said_of_its_end_last_is_known_after_it(told: list[bo
     process = start(EXPLAINED.format(told))
     assert await process.exited == -signal.SIGKILL
     assert process.is_explained == bool(told and told[-1])
+
+
+async def test_what_a_child_left_in_its_memory_is_known_after_its_end() -> None:
+    memory = os.memfd_create("memory")
+    os.ftruncate(memory, 8)
+    process = start(WRITING, memory=memory)
+    assert await process.exited == -signal.SIGKILL
+    assert process.memory == b"\0\0end\0\0\0"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(memory)
 
 
 async def test_the_exit_code_of_what_another_process_reaps_is_told_or_taken_for_a_kill() -> None:

@@ -7,11 +7,14 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from mmap import mmap
 from typing import Any, NamedTuple
 
 import msgspec
 
+from pyllm import black_box
 from pyllm._rust import NeverFitsError, Plan, Scheduler
+from pyllm.black_box import BlackBox
 from pyllm.config import EngineConfig
 from pyllm.core.admission import check_submit
 from pyllm.core.calls import Calls
@@ -57,7 +60,8 @@ class EngineCore:
     `recording` keeps what the scheduler is told, and `logits_processors` are the names of those that workers can load.
     `on_crash` is given a name and what is known of each death of workers, as files by their names. `token_seconds` is
     what a token takes in a step at most; 0: that is not known. `on_alone` is told whenever it changes whether what ends
-    this process from now on is the doing of one request.
+    this process from now on is the doing of one request. `memory`, of `black_box.size` bytes that are zeros, has the
+    last steps when this process has ended.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class EngineCore:
         token_seconds: float = 0.0,
         on_crash: Callable[[str, Mapping[str, bytes]], object] = lambda name, parts: None,
         on_alone: Callable[[bool], object] = lambda is_alone: None,
+        memory: mmap | bytearray | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.last_step = -1
@@ -97,6 +102,8 @@ class EngineCore:
         self._recovery = Recovery(scheduler, executor, budget, shrink=shrink, clock=clock, sleep=sleep)
         self._quarantine = self._recovery.quarantine
         self._turn = Turn(self._quarantine, scheduler, ready.epoch, self._clients.post, on_alone)
+        memory = bytearray(black_box.size(config.scheduler.max_num_seqs)) if memory is None else memory
+        self._black_box = BlackBox(memory, ready.epoch)
         self._stalls = StallWatch()
         self._on_crash = on_crash
         self._told: tuple[CoreStage, str] = ("ready", "")  # what clients know of the stage
@@ -194,6 +201,7 @@ class EngineCore:
         while len(self._in_flight) < depth and self._executor.death is None and (plan := self._plan()) is not None:
             if self._quarantine:
                 self._turn.tell()
+            self._scheduler.note_step(plan, self._black_box.note(plan.step))
             self._in_flight.append(_InFlight(plan.step, plan.num_tokens, self._clock(), self._executor.submit(plan)))
         if not self._in_flight:
             if (death := self._executor.death) is not None:
@@ -218,6 +226,7 @@ class EngineCore:
         clients = self._scheduler.commit(step, sampled.starts, sampled.tokens, seconds, logprobs, embeddings)
         self._clients.deliver(clients)
         self._gather()
+        self._black_box.end(step)
         self.last_step = step
         return True
 
@@ -242,6 +251,8 @@ class EngineCore:
         self._on_crash(f"worker-{death.cause}", crash_report(crash, self._scheduler, self.stats(), self._config))
         for each in self._in_flight:
             _forget(each.answer)
+        if steps:
+            self._black_box.end(steps[-1])
         self._in_flight.clear()
         self._stalls.rest()
         self._turn.lose_workers()

@@ -12,6 +12,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,10 +42,19 @@ CLOSE_LINGER = 2.0
 logger = logging.getLogger(__name__)
 
 
-def run(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
-    """Serve until SIGTERM, then drain; the exit code is 0 unless workers died too often or could not be started."""
+def run(
+    config: CoreConfig,
+    executor: Executor,
+    context: zmq.Context[zmq.Socket[bytes]],
+    child: Child,
+    memory: mmap | None = None,
+) -> int:
+    """Serve until SIGTERM, then drain; the exit code is 0 unless workers died too often or could not be started.
+
+    `memory` outlives this process, see `EngineCore`.
+    """
     try:
-        return child.run(lambda: uvloop.run(_serve(config, executor, context, child)))
+        return child.run(lambda: uvloop.run(_serve(config, executor, context, child, memory)))
     finally:
         context.destroy(int(CLOSE_LINGER * 1000))
 
@@ -142,6 +152,7 @@ def make_core(
     sender: Sender[CoreMessage],
     *,
     on_alone: Callable[[bool], object] = lambda is_alone: None,
+    memory: mmap | None = None,
 ) -> EngineCore:
     """The core over what `start` gave, with the recording that the configuration names.
 
@@ -161,6 +172,7 @@ def make_core(
         parts.ready,
         on_crash=lambda name, report: recorder.record(f"core-{config.index}-{name}", report),
         on_alone=on_alone,
+        memory=memory,
         config=config.engine,
         clock=time.monotonic,
         depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
@@ -171,7 +183,13 @@ def make_core(
     )
 
 
-async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zmq.Socket[bytes]], child: Child) -> int:
+async def _serve(
+    config: CoreConfig,
+    executor: Executor,
+    context: zmq.Context[zmq.Socket[bytes]],
+    child: Child,
+    memory: mmap | None,
+) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -197,7 +215,7 @@ async def _serve(config: CoreConfig, executor: Executor, context: zmq.Context[zm
             lambda *received: core.malformed(*received),  # noqa: PLW0108
         )
         try:
-            core = make_core(config, starting.result(), executor, endpoint, on_alone=child.explain)
+            core = make_core(config, starting.result(), executor, endpoint, on_alone=child.explain, memory=memory)
             gc.freeze()
             child.started(address)
             await _run(core, stop, child, config.shutdown_timeout)

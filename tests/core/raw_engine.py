@@ -64,6 +64,7 @@ class Engine:
         on_crash: Callable[[str, Mapping[str, bytes]], None] = lambda name, parts: None,
         token_seconds: float = 0.0,
         on_alone: Callable[[bool], None] = lambda is_alone: None,
+        memory: bytearray | None = None,
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
@@ -99,6 +100,7 @@ class Engine:
             on_crash=on_crash,
             token_seconds=token_seconds,
             on_alone=on_alone,
+            memory=memory,
             sleep=self.sleep,
         )
         self.receive(Hello(PROTOCOL_VERSION))

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from pyllm.black_box import NUM_STEPS
 from tests.e2e import faulty_processor
 from tests.e2e.server import DEADLINE, Server, until
 from tests.e2e.titles import API, CORE, NURSERY, STATE, WORKER, find
@@ -112,6 +113,25 @@ def test_dead_engine_processes_are_a_pause(titles: tuple[str, ...]) -> None:
         assert server.stop(signal.SIGTERM) == 0
         assert "was killed by SIGKILL" in server.log
         assert server.orphans() == []
+
+
+def test_the_record_of_a_dead_core_has_its_last_steps_and_who_was_in_flight(tmp_path: Path) -> None:
+    with Server("--flight-recorder-dir", str(tmp_path)) as server:
+        with contextlib.ExitStack() as running:
+            streams = [running.enter_context(streaming(server, max_tokens=200)) for _ in range(3)]
+            server.titled(CORE).kill()
+        assert all(ended_whole(stream, 200) for stream in streams)
+    (path,) = tmp_path.glob("*-core-0-*/report.json")
+    report = json.loads(path.read_bytes())
+    assert report["death"] == "core 0 was killed by SIGKILL while ready"
+    suspects, in_flight, steps = report["suspects"], report["steps_in_flight"], report["steps"]
+    assert len({(suspect["client"], suspect["request"]) for suspect in suspects}) == len(suspects) == len(streams)
+    assert 0 < len(steps) <= NUM_STEPS
+    assert [step["step"] for step in steps] == list(range(steps[0]["step"], steps[0]["step"] + len(steps)))
+    assert 1 <= len(in_flight) <= 2  # planning a step ahead
+    assert in_flight == [step["step"] for step in steps[-len(in_flight) :]]
+    assert steps[-1]["num_rows"] == steps[-1]["num_tokens"] == len(streams)
+    assert all(request in suspects for request in steps[-1]["requests"])
 
 
 def test_a_nursery_that_dies_while_a_worker_starts_is_a_longer_pause() -> None:

@@ -2,6 +2,7 @@
 //! `pyllm/_rust.pyi` is its documentation.
 
 mod buffers;
+mod notes;
 mod numbers;
 mod reports;
 mod settings;
@@ -11,6 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use pyllm_scheduler::{
     ClientId, Config, Embeddings, Error, LoadId, LogprobEntries, Logprobs, Output, Request, RequestId, StepId,
 };
+use pyo3::buffer::PyBuffer;
 use pyo3::create_exception;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -205,6 +207,16 @@ impl Scheduler {
     fn requests_in_flight(&self, py: Python<'_>) -> PyResult<Vec<(u32, u64)>> {
         let requests = self.call(py, |scheduler| Ok(scheduler.requests_in_flight()))?;
         Ok(requests.iter().map(|(client, request)| (client.0, request.0)).collect())
+    }
+
+    fn note_step(&self, py: Python<'_>, plan: &Bound<'_, Plan>, note: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (plan, note) = (&plan.get().0, PyBuffer::<u32>::get(note)?);
+        let cells = note.as_mut_slice(py).ok_or_else(|| SchedulerError::new_err("a note takes a writable buffer"))?;
+        let scheduler = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let rows = scheduler.requests_of(plan.step).map_err(|error| python_error(&error))?;
+        notes::write(cells, plan.step.0, plan.num_tokens(), rows).ok_or_else(|| {
+            SchedulerError::new_err(format!("a buffer of {} words is too short for a note", cells.len()))
+        })
     }
 
     fn expected_seconds(&self, py: Python<'_>, step: Number<u64>) -> PyResult<Option<f64>> {

@@ -267,6 +267,18 @@ impl Scheduler {
         Ok(request.map(|request| (request.client, request.id)))
     }
 
+    /// The requests of the rows of a step in flight, in their order; without those that have ended meanwhile.
+    ///
+    /// Errors: `UnknownStep`.
+    pub fn requests_of(&self, step: StepId) -> Result<impl Iterator<Item = (ClientId, RequestId)>> {
+        let planned = self.steps.iter().rfind(|planned| planned.id == step).ok_or(Error::UnknownStep { step })?;
+        let sequences = planned.rows.iter().filter_map(|row| self.sequences.get(row.sequence));
+        Ok(sequences.map(|sequence| {
+            let Request { client, id, .. } = self.requests[sequence.request].request;
+            (client, id)
+        }))
+    }
+
     /// The requests that have rows in the steps in flight and have not ended meanwhile, each once, in the order of rows.
     pub fn requests_in_flight(&self) -> Vec<(ClientId, RequestId)> {
         let rows = self.steps.iter().flat_map(|step| &step.rows);
