@@ -185,11 +185,12 @@ class SamplingSlots:
         """Copy slots in the order of the pairs, as one gather: each destination takes what its source began with."""
         tables = (self._temperature, self._top_k, self._top_p, self._min_p, self.num_logprobs)
         sources, destinations = gather(pairs)
+        any_state = bool(self.has_state.any())  # of who had a destination before, too
         for table in (*tables, self.has_state, self.is_constrained, self.is_pooling):
             table[destinations] = table[sources]
         for destination in destinations.tolist():  # Who had the slot before may have ended within its prompt.
             self.prompts.pop(destination, None)
-        if not self.has_state.any():
+        if not any_state:
             return
         self.states.copy(pairs)
         constraints = {slot: self.constraints.get(slot) for slot in sources.tolist()}

@@ -78,6 +78,17 @@ def test_a_fork_takes_all_along_but_the_prompt_that_is_told_of(slots: SamplingSl
     assert list(slots.prompts) == [2]
 
 
+def test_a_fork_without_state_leaves_none_in_a_slot_that_had_some(slots: SamplingSlots) -> None:
+    planner = Planner()
+    planner.start(0, Sampling(presence_penalty=1.0, allowed_token_ids=bytes(4)), ([5, 6], []))
+    planner.start(1)
+    slots.apply(step(planner, Row(0, [5, 6]), Row(1, [5], ())))
+    planner.fork(1, 0)
+    slots.apply(step(planner, Row(0, [7])))
+    assert not slots.has_state.any()
+    assert (slots.known_tokens(0, 0).tolist(), slots.constraints) == ([], {})
+
+
 def test_what_cannot_be_made_is_kept_as_the_requests_failure(slots: SamplingSlots) -> None:
     planner = Planner()
     planner.start(0, Sampling(grammar="start: /a/"), ([5], []))
