@@ -69,7 +69,9 @@ class EngineClient:
         self._died = asyncio.Event()
         self._ready: asyncio.Future[None] | None = None
         self._beating: asyncio.Task[None] | None = None
-        handlers = Handlers(self._become_ready, self._receive, self._malformed, self._lose_core, self.give_up)
+        handlers = Handlers(
+            self._become_ready, self._receive, self._malformed, self._calls.fail_all, self._lose_core, self.give_up
+        )
         self._connection = CoreConnection(handlers, connects, recovery_timeout, awaits_first)
         self._requests = RunningRequests(self._connection, self._ids, clock)
 
@@ -371,7 +373,6 @@ class EngineClient:
         self._requests.resubmit_all(previous_fingerprint in ("", self.fingerprint), is_known)
 
     def _lose_core(self, loss: EngineDeadError) -> None:
-        self._calls.fail_all(loss)
         self._requests.lose_core(loss)
 
     def _malformed(self, text: str) -> None:

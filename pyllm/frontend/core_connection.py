@@ -56,14 +56,16 @@ class Handlers(NamedTuple):
     """What is called, from the event loop.
 
     `on_ready(fingerprint, is_known)`: a core is ready, and has none of our requests; the fingerprint is that of the one
-    before it, if any, and with `is_known` it may have some of them still. `on_lost`: another core is looked for; after
-    `on_final` none is. `on_message` gets what the core says of requests and calls, in its epoch.
+    before it, if any, and with `is_known` it may have some of them still. `on_replaced` comes first where it is not the
+    core that was ready before, but one after it. `on_lost`: the connection is, and a core is looked for, the same or
+    another; after `on_final` none is. `on_message` gets what the core says of requests and calls, in its epoch.
     """
 
     on_ready: Callable[[str, bool], None]
     on_message: Callable[[Deltas | Reply | Rejected | Isolated], None]
     on_malformed: Callable[[str], None]
     on_lost: Callable[[EngineDeadError], None]
+    on_replaced: Callable[[EngineDeadError], None]
     on_final: Callable[[PyllmError], None]
 
 
@@ -188,6 +190,8 @@ class CoreConnection:
         previous, is_known = self.fingerprint, self.is_ready
         if ready.epoch != self.epoch:
             self.counts.num_core_connections += 1
+            if previous:
+                self._handlers.on_replaced(EngineDeadError(self._loss or "another engine core has taken its place"))
         if self._outage_beats and previous:
             logger.info("a core is ready after %g s", self._outage_beats * HEARTBEAT_INTERVAL)
         self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch

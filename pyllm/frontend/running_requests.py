@@ -50,6 +50,7 @@ class RunningRequests:
         now = self._clock()
         request = next(self._ids)
         stream = Stream(request, Journal(first, now), sink, on_embedding)
+        stream.is_sent = self._connection.is_ready
         self._streams.add(stream)  # Before it is sent: a core in this process may answer at once.
         try:
             self._connection.post(stream.journal.submission(self._connection.epoch, request, now))
@@ -123,8 +124,10 @@ class RunningRequests:
             stream.journal.isolate(isolated.over, isolated.aside)
 
     def lose_core(self, loss: EngineDeadError) -> None:
-        """Note that the core was lost that had all of these; the one that has ended several is failed."""
+        """Note that the core was lost that had what was sent; a request that has ended several is failed."""
         for stream in self._streams.all():
+            if not stream.is_sent:
+                continue
             journal = stream.journal
             journal.lose_core()
             if journal.num_losses_alone >= _LOSSES_ALONE:
@@ -163,6 +166,8 @@ class RunningRequests:
         if self._streams.get(stream.request) is None:
             return
         self._connection.counts.num_resubmitted_requests += 1
+        stream.is_sent = True
+        stream.journal.isolate(over=False, aside=True)  # until it is told again
         submission = stream.journal.submission(self._connection.epoch, stream.wire_id, self._clock())
         try:
             self._connection.post(submission)

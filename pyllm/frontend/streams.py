@@ -42,10 +42,11 @@ class Stream:
     """One request: its journal, its sink, and the samples that have not had their last delta.
 
     `cached_tokens` came with the first tokens, None before; those that another core has cached are no news of this
-    request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta.
+    request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta. A core has had
+    what `is_sent`.
     """
 
-    __slots__ = ("cached_tokens", "journal", "on_embedding", "open_samples", "request", "sink", "wire_id")
+    __slots__ = ("cached_tokens", "is_sent", "journal", "on_embedding", "open_samples", "request", "sink", "wire_id")
 
     def __init__(
         self, request: int, journal: Journal, sink: Sink, on_embedding: Callable[[bytes], None] | None = None
@@ -57,6 +58,7 @@ class Stream:
         self.on_embedding = on_embedding
         self.open_samples = set(range(journal.num_samples))
         self.cached_tokens: int | None = None
+        self.is_sent = False
 
     def note_cached(self, cached_tokens: int, is_output: bool) -> int:
         """Enter what a row says, if it is the first with output; gives what is to be told with it."""

@@ -65,6 +65,7 @@ class Engine:
         token_seconds: float = 0.0,
         on_alone: Callable[[bool], None] = lambda is_alone: None,
         memory: bytearray | None = None,
+        epoch: int = EPOCH,
         **options: Any,
     ) -> None:
         config = engine_config(OPTIONS | options)
@@ -77,7 +78,7 @@ class Engine:
             vocab_size=1000,
             max_pinned_blocks=config.cache.max_pinned_blocks,
             enable_kv_cache_events=config.cache.enable_kv_cache_events,
-            incarnation=EPOCH,
+            incarnation=epoch,
             **live_settings(config.scheduler),
         )
         log = None
@@ -91,7 +92,7 @@ class Engine:
             spy(self.scheduler),
             self.executor,
             self,
-            Ready(PROTOCOL_VERSION, EPOCH, MODEL, "fingerprint"),
+            Ready(PROTOCOL_VERSION, epoch, MODEL, "fingerprint"),
             config=config,
             clock=lambda: self.now,
             depth=depth,

@@ -1,6 +1,7 @@
 """When a core is ready, silent or gone, and what is waited for then; counted in heartbeats."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -8,7 +9,7 @@ from pyllm.child import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.client import EngineClient
 from pyllm.frontend.core_connection import ATTEMPT, CORE_LOSS, Condition
-from pyllm.messages import Abort, FinishCode, Heartbeat, Rejected, Submit
+from pyllm.messages import Abort, FinishCode, Heartbeat, Isolated, Rejected, Submit
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 from tests.frontend.fake_core import EPOCH, Cores, FakeCore, Row, connected, deltas
@@ -112,6 +113,30 @@ async def test_a_request_that_comes_without_a_core_is_sent_to_the_next() -> None
     assert [submit.prompt for submit in follower.sent(Submit)] == [b"\1\0\0\0", b"\2\0\0\0"]
     assert first not in [submit.request for submit in follower.sent(Submit)]
     assert follower.sent(Abort) == []
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+async def test_a_core_that_lives_is_not_lost_with_each_connection_to_it(is_alone: bool) -> None:
+    connections = [FakeCore() for _ in range(6)]
+    absent, follower, last = AbsentCore(), FakeCore(epoch=EPOCH + 1), FakeCore(epoch=EPOCH + 2)
+    client = await connected(Cores(*connections, absent, follower, last))
+    reader = Reader(1)
+    requests = [client.submit([1], GREEDY, reader)]
+    for before, after in itertools.pairwise(connections):
+        if is_alone:
+            before.say(Isolated(EPOCH, requests[-1]))
+        before.on_disconnect()
+        (again,) = after.sent(Submit)
+        assert again.num_losses == 0
+        requests.append(again.request)
+    connections[-1].on_disconnect()
+    client.submit([2], GREEDY, Reader(1))  # A core that nobody has met is no loss of this one's.
+    absent.on_disconnect()
+    client.beat()
+    follower.on_disconnect()
+    assert [submit.num_losses for submit in follower.sent(Submit)] == [1, 0]
+    assert [submit.num_losses for submit in last.sent(Submit)] == [2, 1]
+    assert reader.errors == []
 
 
 async def test_what_is_aborted_without_a_core_ends_at_once_and_is_not_sent_again() -> None:

@@ -104,7 +104,9 @@ class Cores:
 
     def _start(self) -> None:
         self._is_alone = False
-        self.engine = Engine(RememberingExecutor(dies_of=self._die), depth=self._depth, on_alone=self._note_alone)
+        executor = RememberingExecutor(dies_of=self._die)
+        epoch = 1 + self.num_deaths
+        self.engine = Engine(executor, depth=self._depth, on_alone=self._note_alone, epoch=epoch)
         self._num_read = 0
         self._num_poisoned = 0  # plans of this core
 
