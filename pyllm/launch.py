@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import itertools
 import logging
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -190,12 +191,24 @@ def successive_configs(config: CoreConfig) -> Callable[[str], CoreConfig]:
         number = next(numbers)
         scheduler = config.engine.scheduler
         if recording and number:  # Each records its own life.
-            scheduler = msgspec.structs.replace(scheduler, scheduler_recording=f"{recording}.{number}")
+            scheduler = msgspec.structs.replace(scheduler, scheduler_recording=_next_recording(recording, number))
         engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
         # Clients know the port that was chosen, where that was left open.
         return msgspec.structs.replace(config, engine=engine, bind=address or config.bind)
 
     return configure
+
+
+def _next_recording(path: str, number: int) -> str:
+    """A file for the recording of the core of this number; empty where none can be made: a core goes on without one."""
+    while os.path.lexists(f"{path}.{number}"):  # of an earlier run
+        number += 1
+    try:
+        check_new(Path(f"{path}.{number}"))
+    except ConfigError as error:
+        logger.warning("the next core is not recorded: %s", error)
+        return ""
+    return f"{path}.{number}"
 
 
 def serve(engine: EngineConfig, server: ServerConfig) -> int:

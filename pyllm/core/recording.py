@@ -88,6 +88,8 @@ def check_new(path: Path) -> None:
         raise ConfigError(f"scheduler_recording: {path} exists and is not overwritten; name a new file, or remove it")
     if not path.parent.is_dir():
         raise ConfigError(f"scheduler_recording: there is no folder {path.parent}; make it, or name another file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"scheduler_recording: no file may be made in {path.parent}; name another one")
 
 
 def _write_all(file: int, part: bytes) -> None:
