@@ -34,7 +34,7 @@ class Executor(Protocol):
         """Call a method on every rank, in order with the steps; the results in rank order.
 
         Raises:
-            WorkerDeadError: a rank is gone.
+            WorkerDeadError: a rank is gone, or has been ended because it did not answer in time.
             EngineDeadError: a rank refused the call.
         """
 

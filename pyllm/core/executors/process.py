@@ -102,7 +102,13 @@ class ProcessExecutor:
         futures = [asyncio.get_running_loop().create_future() for _ in self._ranks]
         self._calls.update({(rank, number): future for rank, future in enumerate(futures)})
         self._send(Control(number, method, args))
-        return await asyncio.gather(*futures)
+        try:
+            async with asyncio.timeout(self._config.ready_timeout):
+                return await asyncio.gather(*futures)
+        except TimeoutError:  # They may beat all the same, and nobody looks at calls as at steps.
+            self.kill("stalled")
+            assert self._death is not None
+            raise self._death from None
 
     async def close(self) -> None:
         await self._end_ranks()

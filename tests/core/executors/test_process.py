@@ -226,6 +226,14 @@ async def test_cause_of_a_death_and_last_words(start: Make, method: str, number:
     assert caught.value.log.startswith(b"its last words")
 
 
+async def test_a_call_that_does_not_end_ends_the_workers(start: Make) -> None:
+    """They beat meanwhile."""
+    executor, *_ = await start(f"{ENTRIES}:obedient", ready_timeout=1.0)
+    with pytest.raises(WorkerDeadError, match="the workers were ended as stalled") as caught:
+        await executor.collective("hang")
+    assert executor.death is caught.value
+
+
 async def test_a_worker_that_is_stopped_is_ended_as_silent(start: Make) -> None:
     started = await start()
     executor = started.executor
