@@ -99,6 +99,6 @@ class Faults:
         if size <= 0:
             return ""
         code = f"import time; memory = bytearray(b'1') * {size}; time.sleep({HOG_SECONDS})"
-        with subprocess.Popen([sys.executable, "-c", code]) as hog, contextlib.suppress(BaseException):
+        with subprocess.Popen([sys.executable, "-c", code]) as hog, contextlib.suppress(subprocess.TimeoutExpired):
             hog.wait(3 * HOG_SECONDS)
         return "memory hog"
