@@ -67,3 +67,8 @@ class WorkerDeadError(EngineDeadError):
 
 class GivenUpError(EngineDeadError):
     """A process is not started anew: it died more often than `max_restarts` allows, or for good; the text says why."""
+
+
+def blame(process: str, num_times: int, num_alone: int) -> str:
+    """What a request fails with that ended so many of the processes that computed it, the last ones alone there."""
+    return f"this request ended the {process} that computed it {num_times} times, the last {num_alone} alone"

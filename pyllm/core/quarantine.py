@@ -9,7 +9,7 @@ from collections import deque
 from typing import NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
-from pyllm.errors import Cause, WorkerDeadError
+from pyllm.errors import Cause, WorkerDeadError, blame
 from pyllm.messages import CLEARING_TOKENS
 
 HOLD = "quarantine"
@@ -18,7 +18,6 @@ _LOSSES = 2
 # Deaths of workers while they computed nothing but one request, after which it is failed. A signal from elsewhere, and
 # silence, may be the fault of the machine, and say less about the request.
 _DEATHS_ALONE: dict[Cause, int] = {"killed": 2, "silent": 2, "crashed": 1, "stalled": 1, "out_of_memory": 1}
-_TIMES = {2: "twice, the second time", 3: "three times, the last two"}
 
 logger = logging.getLogger(__name__)
 
@@ -50,9 +49,9 @@ class _Suspect(NamedTuple):
         is_first = self.cause is None or (cause == "out_of_memory" and self.cause != cause)
         return _DEATHS_ALONE[cause] + is_first
 
-    def times(self, deaths_alone: int) -> str:
-        """In words, how often it has ended workers if it has done so this often alone."""
-        return ("twice", "three times")[deaths_alone - 2] if self.cause is None else _TIMES[deaths_alone + 1]
+    def deaths(self, deaths_alone: int) -> int:
+        """How often it has ended workers if it has done so this often alone."""
+        return deaths_alone + (self.cause is not None)
 
 
 class Quarantine:
@@ -95,7 +94,8 @@ class Quarantine:
             self._deaths_alone += 1
             if self._deaths_alone < alone.deaths_alone(death.cause):
                 return None  # It is isolated still, and tried again.
-            verdict = Verdict(alone.name, _reason(death, steps[0], alone.times(self._deaths_alone)))
+            times = alone.deaths(self._deaths_alone)
+            verdict = Verdict(alone.name, f"{blame('worker', times, self._deaths_alone)}: {death}, in step {steps[0]}")
             logger.error("client %d's request %d is failed: %s", *verdict.name, verdict.reason)
             self._alone = None
             self.num_failures += 1
@@ -142,7 +142,3 @@ class Quarantine:
         except SchedulerError:
             return False
         return True
-
-
-def _reason(death: WorkerDeadError, step: int, times: str) -> str:
-    return f"this request ended the worker that computed it {times} alone: {death}, in step {step}"

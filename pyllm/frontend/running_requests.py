@@ -6,7 +6,7 @@ Keeps no connection: without one, requests wait in their journals. Knows neither
 import logging
 from collections.abc import Callable, Iterator
 
-from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError
+from pyllm.errors import EngineDeadError, PyllmError, RequestError, RequestTooLargeError, blame
 from pyllm.frontend.columns import decode_columns
 from pyllm.frontend.core_connection import CoreConnection
 from pyllm.frontend.journal import Journal
@@ -131,8 +131,7 @@ class RunningRequests:
             journal = stream.journal
             journal.lose_core()
             if journal.num_losses_alone >= _LOSSES_ALONE:
-                text = f"this request ended the engine core that computed it {journal.num_losses} times, "
-                error = PyllmError(f"{text}the last {_LOSSES_ALONE} alone: {loss}")
+                error = PyllmError(f"{blame('engine core', journal.num_losses, _LOSSES_ALONE)}: {loss}")
                 logger.error("request %d is failed: %s", stream.request, error)
                 self._streams.fail(stream, error)
 

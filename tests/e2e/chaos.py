@@ -1,8 +1,8 @@
 """`python -m tests.e2e.chaos [MINUTES] [SEED] [LOG]`: everything goes wrong at random under a live server.
 
 Many clients use it meanwhile. Counts from outside, and prints one JSON object: what was asked and what went wrong, then
-what must be 0, or the exit code is 1. A request that was alone in steps that ended workers fails by design, and is told
-in `failed` only. SEED draws the faults and the requests; LOG is a file that takes what the server logs.
+what must be 0, or the exit code is 1. A request that was alone with workers or cores that died fails by design, and is
+told in `blamed` only. SEED draws the faults and the requests; LOG is a file that takes what the server logs.
 """
 
 import contextlib
@@ -84,6 +84,7 @@ def run(seconds: float, seed: int, log_file: IO[str]) -> dict[str, Any]:
             "refused": account.refused,
             "faults": dict(faults.counted),
             "failed": dict(account.failed),
+            "blamed": dict(account.blamed),
             "differing": dict(account.differing),
             "grown": chaos_census.growth(before, after),
             "must_be_0": {

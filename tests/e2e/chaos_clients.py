@@ -4,6 +4,7 @@ Each is a thread with a request at a time. Knows HTTP and the pool of twins; kno
 """
 
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -19,8 +20,8 @@ from tests.e2e.survival_streams import Request, Transcript, compare
 SILENCE = 30.0
 PATIENCE = 300.0
 PAUSE = 0.2  # between two connections of one request
-# What the engine says of a request that was alone in a step that ended a worker, for the second time.
-QUARANTINED = "twice, the second time alone"
+# What the engine says of a request that was alone with what died, by a fault of its own or by one from outside.
+BLAMED = re.compile(r"this request ended the (worker|engine core) that computed it \d+ times, the last \d+ alone")
 
 # Streams resumed by the id of an answer that is kept, and by that of one that is generated anew; whole answers asked
 # for again by their key; streams whose client leaves.
@@ -40,6 +41,7 @@ class Account:
     def __init__(self) -> None:
         self.requests: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
+        self.blamed: Counter[str] = Counter()  # those that failed by design
         self.differing: Counter[str] = Counter()
         self.tokens = self.lost = self.repeated = self.resumed = self.refused = 0
         self._lock = threading.Lock()
@@ -52,7 +54,7 @@ class Account:
             self.resumed += num_connections > 1
             self.refused += num_refusals
             if seen.error:
-                self.failed[seen.error] += 1
+                (self.blamed if BLAMED.search(seen.error) else self.failed)[seen.error] += 1
             difference = compare(known.twin, seen, is_cut=way == "leaves" or bool(seen.error))
             self.lost += difference.lost
             self.repeated += difference.repeated
@@ -61,9 +63,8 @@ class Account:
 
     @property
     def num_blameworthy(self) -> int:
-        """Requests that failed although they had ended no worker twice, and answers that were not their twins."""
-        failed = sum(number for reason, number in self.failed.items() if QUARANTINED not in reason)
-        return failed + self.differing.total()
+        """Requests that failed without blame for a death, and answers that were not their twins."""
+        return self.failed.total() + self.differing.total()
 
 
 class Clients:

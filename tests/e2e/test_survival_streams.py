@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyllm.errors import blame
 from tests.e2e.chaos_census import Census, Leaks, leaks
 from tests.e2e.chaos_clients import Account, Known
 from tests.e2e.kills import Run, Tally
@@ -135,9 +136,10 @@ def test_tally_and_account_say_no() -> None:
     account.enter("anew", known, lossy, 1, 0)
     assert (account.lost, account.num_blameworthy) == (1, 1)
     failed = Transcript()
-    failed.error = "this request ended the worker that computed it twice, the second time alone"
-    account.enter("anew", known, failed, 1, 0)
-    assert account.num_blameworthy == 1
+    for number, process in enumerate(("worker", "engine core"), 1):
+        failed.error = f"500: {blame(process, 2 + number, number)}: it was killed"
+        account.enter("anew", known, failed, 1, 0)
+    assert (account.num_blameworthy, account.blamed.total()) == (1, 2)
     failed.error = "500"
     account.enter("anew", known, failed, 1, 0)
     assert account.num_blameworthy == 2
