@@ -5,7 +5,9 @@ Knows in which order they are told to end; not what they are for, nor how each i
 
 import asyncio
 import logging
+import os
 import signal
+import sys
 from collections.abc import Callable
 
 from pyllm.place import Place
@@ -30,7 +32,7 @@ async def supervise(
     """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
 
     `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order.
-    `on_ending` is called once all of the first group have been told to end, when none of it is replaced any more.
+    `on_ending` is called as the first group is told to end: once none of it is replaced any more.
 
     Raises:
         PyllmError: one did not start, or was lost for good; all have ended.
@@ -71,9 +73,18 @@ async def _start(places: list[Place], announcement: Callable[[list[str]], str], 
     except Exception as error:  # noqa: BLE001 - whatever it is, all that has been started has to end
         events.put_nowait(error)
         return
-    print(announcement(addresses), flush=True)
+    _announce(announcement(addresses))
     for place in places:
         place.stand_by()
+
+
+def _announce(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except OSError as error:  # Nobody reads what we say: that is no reason not to do it.
+        logger.warning("stdout cannot be written to: %s", error.strerror)
+        with open(os.devnull, "wb") as nothing:  # What is left in its buffer would fail again when this process ends.
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
 
 
 def _give_up(places: list[Place], failure: BaseException) -> None:
@@ -91,6 +102,6 @@ async def _end(groups: list[list[Place]], grace: float, on_ending: Callable[[], 
     for number, group in enumerate(groups):
         stopping = asyncio.gather(*(place.stop(grace) for place in group))
         if number == 0:
-            await asyncio.sleep(0)  # Each of them has been told by then.
+            await asyncio.sleep(0)  # None of them is replaced after that.
             on_ending()
         await stopping

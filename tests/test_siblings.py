@@ -1,6 +1,7 @@
 """The order in which siblings end, with places that only write down what they are told."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -24,7 +25,7 @@ class FakePlace:
         return "address"
 
     def stand_by(self) -> None:
-        """There is no spare."""
+        self._events.append(f"{self._name} has a spare")
 
     def expect_end(self) -> None:
         """It ends as it is told."""
@@ -47,7 +48,22 @@ async def test_groups_end_one_after_the_other_and_the_port_as_soon_as_nobody_new
 
     await supervise(cast("list[list[Place]]", groups), announce, 30.0, lambda: events.append("the port is closed"))
     within = f"is told to end in {30 + STOP_GRACE:g} s"
-    assert events[3:] == [
+    assert [event for event in events if not event.endswith(("starts", "spare"))] == [
         *(f"api 0 {within}", f"api 1 {within}", "the port is closed", "api 0 has ended", "api 1 has ended"),
         *(f"core {within}", "core has ended"),
     ]
+
+
+async def test_a_stdout_that_nobody_reads_keeps_nobody_from_standing_by() -> None:
+    events: list[str] = []
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    class LastPlace(FakePlace):
+        def stand_by(self) -> None:
+            super().stand_by()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):
+        await supervise(cast("list[list[Place]]", [[LastPlace("core", events)]]), lambda addresses: "ready", 30.0)
+    assert "core has a spare" in events
