@@ -120,7 +120,12 @@ class Place:
 
     async def _stop_child(self, grace: float) -> None:
         process = self.process
-        if process is not None and await process.stop(grace) not in (0, -signal.SIGTERM):
+        if process is None:
+            return
+        code = await process.stop(grace)
+        if code is None:
+            logger.error("%s could not be killed: it is left behind, while %s", process.name, process.stage)
+        elif code not in (0, -signal.SIGTERM):
             logger.warning("%s, instead of ending in order", process.obituary())
 
     async def _keep(self, process: Process) -> EngineDeadError | None:

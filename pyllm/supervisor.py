@@ -119,14 +119,14 @@ class Process:
             raise StartError(self.obituary())
         raise StartError(f"{self.name} was not ready after {deadline:g} s: it was still {self.stage}")
 
-    async def stop(self, grace: float) -> int:
-        """SIGTERM, then SIGKILL after `grace` seconds; gives the exit code."""
+    async def stop(self, grace: float) -> int | None:
+        """SIGTERM, then SIGKILL after `grace` seconds; gives the exit code, or None where it does not even end then."""
         self.signal(signal.SIGTERM)
         await asyncio.wait({self.exited}, timeout=grace)
         if not self.exited.done():
             self.kill()
-            await asyncio.wait_for(asyncio.shield(self.exited), KILL_TIMEOUT)
-        return self.exited.result()
+            await asyncio.wait({self.exited}, timeout=KILL_TIMEOUT)
+        return self.exited.result() if self.exited.done() else None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, unless the child has ended already."""

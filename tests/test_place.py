@@ -27,6 +27,7 @@ class FakeProcess:
     given_up = ""
     is_explained = False
     config: Config | None = None
+    is_unkillable = False
 
     def __init__(self, number: int) -> None:
         self.name = f"child {number}"
@@ -45,8 +46,10 @@ class FakeProcess:
     def kill(self) -> None:
         self.end(-signal.SIGKILL)
 
-    async def stop(self, grace: float) -> int:
+    async def stop(self, grace: float) -> int | None:
         del grace
+        if self.is_unkillable:
+            return None
         self.end(0)
         return self.exited.result()
 
@@ -226,6 +229,14 @@ async def test_a_dead_spare_takes_no_place() -> None:
     assert family.children[1].config is None
     assert family.children[2].config is None
     await family.place.stop(1.0)
+
+
+async def test_a_child_that_cannot_be_killed_is_told_of_and_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    family = Family()
+    await family.start()
+    family.children[0].is_unkillable = True
+    await family.place.stop(1.0)
+    assert "child 0 could not be killed: it is left behind, while ready" in caplog.text
 
 
 async def test_a_place_that_is_told_to_end_has_no_successor() -> None:
