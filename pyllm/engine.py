@@ -53,6 +53,7 @@ class AsyncEngine:
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
         self._folder: SocketFolder | None = None
         self._places: list[Place] = []  # the core's, and its nursery's
+        self._loss: asyncio.Future[PyllmError] | None = None  # of a process, for good; None: not started
         self._client: EngineClient | None = None
         self._prompts: PromptEncoder | None = None
         self._request_ids = itertools.count()
@@ -92,14 +93,24 @@ class AsyncEngine:
 
         Raises:
             StartError: it did not become ready; the text has the stage it was in.
+            EngineDeadError: a process was lost for good meanwhile.
+            PyllmError: it is started already, and not closed.
         """
+        if self._loss is not None:
+            raise PyllmError("this engine is started already: `start` is for a new one, or for one that was closed")
         if not self._places:
             self.spawn()
+        self._loss = asyncio.get_running_loop().create_future()
+        connecting = asyncio.create_task(self._connect())
         try:
-            address, *_ = await asyncio.gather(*(place.start(self._lose) for place in self._places))
-            self._client = await EngineClient.connect(address)
-            self._prompts = PromptEncoder(self.tokenizer, self._chat_template, self._client.model)
+            either: set[asyncio.Future[Any]] = {connecting, self._loss}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if self._loss.done():
+                raise self._loss.result()
+            await connecting
         except BaseException:
+            connecting.cancel()
+            await asyncio.wait({connecting})
             await self.close()
             raise
         for place in self._places:
@@ -119,7 +130,7 @@ class AsyncEngine:
 
         Raises:
             RequestError: the request cannot run.
-            EngineDeadError: the core or a worker died.
+            EngineDeadError: the engine was given up: the core or its workers died too often.
         """
         async with self._running(prompt, params, request_id, scheduling.with_priority(priority)) as (fold, changed):
             finished = False
@@ -226,6 +237,7 @@ class AsyncEngine:
         if self._client is not None:
             self._client.close()
             self._client = None
+        self._loss = None
         places, self._places = self._places, []
         for place in places:
             await place.stop(STOP_GRACE)
@@ -254,10 +266,18 @@ class AsyncEngine:
             processor.drop()
             del self._processors[name]
 
+    async def _connect(self) -> None:
+        address, *_ = await asyncio.gather(*(place.start(self._lose) for place in self._places))
+        self._client = await EngineClient.connect(address)
+        self._prompts = PromptEncoder(self.tokenizer, self._chat_template, self._client.model)
+
     def _lose(self, reason: BaseException) -> None:
         """The core, or the nursery that it needs, is gone for good."""
+        error = reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason))
+        if self._loss is not None and not self._loss.done():
+            self._loss.set_result(error)
         if self._client is not None:
-            self._client.give_up(reason if isinstance(reason, PyllmError) else EngineDeadError(str(reason)))
+            self._client.give_up(error)
 
     def _encoder(self) -> PromptEncoder:
         self._connected()

@@ -6,7 +6,7 @@ PyllmError
 │   └── RequestTooLargeError   it can never fit the context or the KV cache
 ├── DeadlineError          its timeout passed before there was anything to give
 ├── ProtocolError          a peer's frame that does not decode, or a wrong version
-└── EngineDeadError        a process that the request needs is gone
+└── EngineDeadError        a process that the request needs is gone for good
     ├── StartError         it never became ready
     ├── WorkerDeadError    a rank is gone, which its core replaces
     └── GivenUpError       it died more often than it may be started anew
@@ -49,7 +49,7 @@ class ProtocolError(PyllmError):
 
 
 class EngineDeadError(PyllmError):
-    """The core or one of its workers died; requests in flight end with this error."""
+    """What a request needs is gone for good. One death is not: other processes follow, and requests outlive it."""
 
 
 class StartError(EngineDeadError):

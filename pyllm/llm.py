@@ -69,7 +69,7 @@ class LLM:
 
         Raises:
             RequestError: one of the requests cannot run; none of them is left running.
-            EngineDeadError: the core or a worker died.
+            EngineDeadError: the engine was given up: the core or its workers died too often.
         """
         batch = _batch(prompts)
         return self._run(self._complete(batch, _requests(len(batch), params, priority, scheduling)))

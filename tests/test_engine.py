@@ -1,0 +1,66 @@
+"""How an engine starts, with places that only say what becomes of them; `e2e/test_ways_in.py` has real processes."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from pyllm.engine import AsyncEngine
+from pyllm.errors import EngineDeadError, PyllmError
+from pyllm.place import Place
+from tests.tiny_model import write_tiny_model
+
+
+class LoadingPlace:
+    """A child that is never ready."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+
+    async def start(self, on_lost: Callable[[BaseException], None]) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    async def stop(self, grace: float) -> None:
+        self.is_stopped = True
+
+
+class LostPlace(LoadingPlace):
+    """A child that is ready, and then gone for good."""
+
+    async def start(self, on_lost: Callable[[BaseException], None]) -> str:
+        on_lost(OSError("no more of it"))
+        return ""
+
+
+def engine_of(model: str, *places: LoadingPlace) -> AsyncEngine:
+    engine = AsyncEngine(model, device="cpu")
+    engine._places = [cast(Place, place) for place in places]
+    return engine
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+async def test_what_is_lost_for_good_while_the_rest_starts_ends_the_start(model: str) -> None:
+    places = LoadingPlace(), LostPlace()
+    with pytest.raises(EngineDeadError, match="no more of it"):
+        await engine_of(model, *places).start()
+    assert all(place.is_stopped for place in places)
+
+
+async def test_a_second_start_is_refused_and_changes_nothing(model: str) -> None:
+    place = LoadingPlace()
+    engine = engine_of(model, place)
+    starting = asyncio.create_task(engine.start())
+    await asyncio.sleep(0)
+    with pytest.raises(PyllmError, match="started already"):
+        await engine.start()
+    assert not place.is_stopped
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert place.is_stopped
