@@ -8,11 +8,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.ipc import PeerGoneError, Sender
 from pyllm.messages import CoreMessage, Deltas
 
 # A client that leaves this many answers unread, besides its deltas, does not read at all.
 MAX_HELD_MESSAGES = 1024
+# Seconds without a sign of life before a client loses its requests. Counted in our own heartbeats and not by the clock:
+# where all has stood still for a minute, what clients sent is read after the next of them.
+CLIENT_SILENCE = 10.0
 
 TakeDeltas = Callable[[int], Deltas | None]
 
@@ -20,10 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Client:
-    def __init__(self, index: int, identity: bytes, now: float) -> None:
+    def __init__(self, index: int, identity: bytes) -> None:
         self.index = index
         self.identity = identity
-        self.last_seen = now
+        self.silent_beats = 0
         self.held: deque[CoreMessage] = deque()
 
 
@@ -45,22 +49,23 @@ class Clients:
     def __len__(self) -> int:
         return len(self._by_index)
 
-    def register(self, identity: bytes, now: float) -> int:
+    def register(self, identity: bytes) -> int:
         """The index of a client that says hello; a second hello keeps the first index."""
         client = self._by_identity.get(identity)
         if client is None:
-            client = _Client(self._next_index, identity, now)
+            client = _Client(self._next_index, identity)
             self._next_index += 1
             self._by_identity[identity] = client
             self._by_index[client.index] = client
+        client.silent_beats = 0
         return client.index
 
-    def seen(self, identity: bytes, now: float) -> int | None:
+    def seen(self, identity: bytes) -> int | None:
         """Note a sign of life; gives the client's index, or None for a stranger."""
         client = self._by_identity.get(identity)
         if client is None:
             return None
-        client.last_seen = now
+        client.silent_beats = 0
         return client.index
 
     def post(self, index: int, message: CoreMessage) -> None:
@@ -87,11 +92,12 @@ class Clients:
             if client is not None and self._flush(client) and (deltas := self._take_deltas(index)) is not None:
                 self.post(index, deltas)
 
-    def expire(self, now: float, silence: float) -> None:
-        """Drop every client that gave no sign of life for `silence` seconds; try again to send what is held."""
+    def beat(self) -> None:
+        """Let half a second pass: drop who gave no sign of life for `CLIENT_SILENCE`; send what is held, if it goes."""
         for client in list(self._by_index.values()):
-            if now - client.last_seen > silence:
-                logger.warning("client %d was silent for %.1f s and is dropped", client.index, now - client.last_seen)
+            client.silent_beats += 1
+            if client.silent_beats * HEARTBEAT_INTERVAL > CLIENT_SILENCE:
+                logger.warning("client %d was silent for %g s and is dropped", client.index, CLIENT_SILENCE)
                 self._drop(client)
             else:
                 self._flush(client)

@@ -47,8 +47,6 @@ from pyllm.messages import (
 )
 from pyllm.restart_budget import RestartBudget
 
-CLIENT_SILENCE = 10.0  # seconds without a sign of life before a client loses its requests
-
 logger = logging.getLogger(__name__)
 
 
@@ -114,18 +112,17 @@ class EngineCore:
 
     def receive(self, identity: bytes, message: ClientMessage) -> None:
         """Take one message in; it acts at once on the scheduler, so that nothing queues up in Python."""
-        now = self._clock()
         if isinstance(message, Hello):
-            self._hello(identity, message, now)
+            self._hello(identity, message)
             return
-        client = self._clients.seen(identity, now)
+        client = self._clients.seen(identity)
         if client is None:
-            client = self._clients.register(identity, now)
+            client = self._clients.register(identity)
             self._clients.post(client, Rejected(None, "hello", "say Hello first: this core does not know you"))
             return
         match message:
             case Submit():
-                self._submit(client, message, now)
+                self._submit(client, message, self._clock())
             case Abort(epoch, request, sample) if epoch == self._ready.epoch:
                 self._scheduler.abort(client, request, sample)
                 self._clients.deliver(self._scheduler.pending_clients())
@@ -139,13 +136,13 @@ class EngineCore:
     def malformed(self, identity: bytes, text: str) -> None:
         """A frame that did not decode: tell its sender, count it, and go on."""
         self.malformed_frames += 1
-        client = self._clients.register(identity, self._clock())
+        client = self._clients.register(identity)
         self._clients.post(client, Rejected(None, "malformed", f"this frame does not decode: {text}"))
 
     def beat(self) -> None:
         """Send heartbeats and what slow clients did not take before, and drop silent ones; call it at 2 Hz."""
         now = self._clock()
-        self._clients.expire(now, CLIENT_SILENCE)
+        self._clients.beat()
         if self._recovery.reason:
             self._scheduler.expire(now)  # Nothing else does while nothing is planned.
         self._clients.deliver(self._scheduler.pending_clients())
@@ -298,8 +295,8 @@ class EngineCore:
     def _plan(self) -> Plan | None:
         return self._scheduler.schedule(self._clock())
 
-    def _hello(self, identity: bytes, message: Hello, now: float) -> None:
-        client = self._clients.register(identity, now)
+    def _hello(self, identity: bytes, message: Hello) -> None:
+        client = self._clients.register(identity)
         if message.version != PROTOCOL_VERSION:
             text = f"this core speaks version {PROTOCOL_VERSION} of the protocol, you said {message.version}"
             self._clients.post(client, Rejected(None, "version", text))

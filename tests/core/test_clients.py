@@ -1,4 +1,5 @@
-from pyllm.core.clients import MAX_HELD_MESSAGES, Clients
+from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.core.clients import CLIENT_SILENCE, MAX_HELD_MESSAGES, Clients
 from pyllm.ipc import PeerGoneError
 from pyllm.messages import CoreMessage, Deltas, Heartbeat, Reply
 
@@ -36,16 +37,16 @@ def deltas(tokens: bytes) -> Deltas:
 
 def test_second_hello_keeps_the_index() -> None:
     clients = Fixture().clients
-    assert [clients.register(name, 0.0) for name in (b"a", b"b", b"a")] == [0, 1, 0]
+    assert [clients.register(name) for name in (b"a", b"b", b"a")] == [0, 1, 0]
 
 
 def test_stranger_has_no_index() -> None:
-    assert Fixture().clients.seen(b"stranger", 0.0) is None
+    assert Fixture().clients.seen(b"stranger") is None
 
 
 def test_slow_client_gets_everything_in_order_and_deltas_wait_in_the_scheduler() -> None:
     fixture = Fixture()
-    index = fixture.clients.register(b"a", 0.0)
+    index = fixture.clients.register(b"a")
     fixture.sender.open = False
     fixture.clients.post(index, Reply(1, True))
     fixture.deltas[index] = deltas(b"1234")
@@ -58,28 +59,28 @@ def test_slow_client_gets_everything_in_order_and_deltas_wait_in_the_scheduler()
 
 def test_slow_client_that_goes_is_dropped_when_its_turn_comes() -> None:
     fixture = Fixture()
-    index = fixture.clients.register(b"a", 0.0)
+    index = fixture.clients.register(b"a")
     fixture.sender.open = False
     for number in range(3):
         fixture.clients.post(index, Reply(number, True))
     fixture.sender.gone.add(b"a")
-    fixture.clients.expire(now=1.0, silence=10.0)
+    fixture.clients.beat()
     assert fixture.dropped == [index]
 
 
-def test_held_messages_are_sent_again_on_expire() -> None:
+def test_held_messages_are_sent_again_on_a_beat() -> None:
     fixture = Fixture()
-    index = fixture.clients.register(b"a", 0.0)
+    index = fixture.clients.register(b"a")
     fixture.sender.open = False
     fixture.clients.post(index, Reply(1, True))
     fixture.sender.open = True
-    fixture.clients.expire(now=1.0, silence=10.0)
+    fixture.clients.beat()
     assert fixture.sender.sent == [(b"a", Reply(1, True))]
 
 
 def test_client_that_reads_nothing_is_dropped_once() -> None:
     fixture = Fixture()
-    index = fixture.clients.register(b"a", 0.0)
+    index = fixture.clients.register(b"a")
     fixture.sender.open = False
     for number in range(MAX_HELD_MESSAGES + 5):
         fixture.clients.post(index, Reply(number, True))
@@ -89,17 +90,20 @@ def test_client_that_reads_nothing_is_dropped_once() -> None:
 
 def test_silent_client_is_dropped_and_a_seen_one_is_not() -> None:
     fixture = Fixture()
-    silent = fixture.clients.register(b"silent", 0.0)
-    fixture.clients.register(b"alive", 0.0)
-    assert fixture.clients.seen(b"alive", 9.0) == 1
-    fixture.clients.expire(now=10.5, silence=10.0)
+    silent = fixture.clients.register(b"silent")
+    fixture.clients.register(b"alive")
+    for _ in range(int(CLIENT_SILENCE / HEARTBEAT_INTERVAL)):
+        fixture.clients.beat()
+    assert fixture.clients.seen(b"alive") == 1
+    assert fixture.dropped == []
+    fixture.clients.beat()
     assert fixture.dropped == [silent]
 
 
 def test_disconnected_client_is_dropped_on_send() -> None:
     fixture = Fixture()
-    index = fixture.clients.register(b"a", 0.0)
+    index = fixture.clients.register(b"a")
     fixture.sender.gone.add(b"a")
     fixture.clients.post_all(Heartbeat())
     assert fixture.dropped == [index]
-    assert fixture.clients.register(b"a", 1.0) != index  # ids are never used again
+    assert fixture.clients.register(b"a") != index  # ids are never used again

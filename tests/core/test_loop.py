@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from pyllm._rust import Plan, Scheduler, SchedulerError
+from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.core.clients import CLIENT_SILENCE
 from pyllm.core.policies import PolicyRequest
 from pyllm.messages import (
     Abort,
@@ -276,8 +278,11 @@ async def test_call_is_answered_and_unknown_methods_are_errors() -> None:
 async def test_silent_client_loses_its_requests() -> None:
     engine = Engine()
     engine.submit(1, [1, 2], max_tokens=50)
-    engine.now = 11.0
+    engine.now = 60.0  # All of the machine stood still: what the client has sent is yet to be read.
     engine.core.beat()
+    assert engine.core.stats()["num_requests"] == 1
+    for _ in range(int(CLIENT_SILENCE / HEARTBEAT_INTERVAL)):
+        engine.core.beat()
     assert engine.core.stats()["num_requests"] == 0
     assert engine.core.stats()["num_clients"] == 0
 

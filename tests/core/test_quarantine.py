@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pyllm.child import HEARTBEAT_INTERVAL
+from pyllm.core.clients import CLIENT_SILENCE
 from pyllm.errors import Cause, blame
 from pyllm.messages import CLEARING_TOKENS, Abort, FinishCode, Isolated, Rejected
 from tests.core.raw_engine import EPOCH, Engine
@@ -150,8 +152,8 @@ async def test_a_suspect_that_ends_before_its_turn_is_skipped(how: str) -> None:
     elif how == "deadline":
         engine.now = 5.0
     else:
-        engine.now = 11.0
-        engine.core.beat()
+        for _ in range(int(CLIENT_SILENCE / HEARTBEAT_INTERVAL) + 1):
+            engine.core.beat()
     await engine.run_dry()
     assert engine.core.stats()["num_suspects"] == 0
     assert engine.core.stats()["num_requests"] == 0
