@@ -8,8 +8,9 @@ import gc
 import logging
 import socket
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -17,7 +18,7 @@ from pyllm import log
 from pyllm.api_keys import KeyRing
 from pyllm.child import HEARTBEAT_INTERVAL, Child, attach
 from pyllm.episode import Episode
-from pyllm.errors import GivenUpError
+from pyllm.errors import GivenUpError, PyllmError
 from pyllm.frontend.shared.messages import QUEUE_REASONS
 from pyllm.process_config import ApiConfig
 
@@ -92,12 +93,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     tending = asyncio.ensure_future(_tend(child, client, shared, state.metrics, pressure))
     death = asyncio.ensure_future(client.death())
     try:
-        await asyncio.wait({serving, death}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            server.stop()  # No core will come; the streams have ended with this error, and the parent must hear of it.
-            await serving
-            raise death.result()
-        serving.result()
+        await _watch(serving, tending, death, server.stop)
     finally:
         tending.cancel()
         death.cancel()
@@ -106,6 +102,24 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
         if tracer is not None:
             tracer.close()
     return 0
+
+
+async def _watch(
+    serving: asyncio.Future[None],
+    tending: asyncio.Future[None],
+    death: asyncio.Future[PyllmError],
+    stop: Callable[[], None],
+) -> None:
+    """Until the server has ended; raises why it had to: no core will come, or what has to go on beside it did not."""
+    any_of_them: set[asyncio.Future[Any]] = {serving, tending, death}
+    await asyncio.wait(any_of_them, return_when=asyncio.FIRST_COMPLETED)
+    if tending.done():
+        tending.result()  # The parent hears of the error now, and not of silence a little later.
+    elif not serving.done():
+        stop()  # The streams have ended with this error, and the parent must hear of it.
+        await serving
+        raise death.result()
+    serving.result()
 
 
 async def _shared_state(config: ApiConfig) -> "Shared":

@@ -128,6 +128,14 @@ async def test_it_ends_with_its_parents_connection(tmp_path: Path) -> None:
         assert await process.exited != 0
 
 
+async def test_it_ends_with_the_reason_when_what_goes_on_beside_the_server_fails() -> None:
+    loop = asyncio.get_running_loop()
+    serving, tending, death = (loop.create_future() for _ in range(3))
+    tending.set_exception(OSError("no memory is told of"))
+    with pytest.raises(OSError, match="no memory is told of"):
+        await api._watch(serving, tending, death, lambda: None)
+
+
 def test_what_is_given_up_is_counted_and_told(caplog: pytest.LogCaptureFixture) -> None:
     metrics = Metrics("tiny", MODEL)
     shares: list[float] = []
