@@ -93,9 +93,11 @@ class InlineExecutor:
 
     def _end(self, number: int, step: "asyncio.Future[Sampled]", answer: asyncio.Future[Sampled]) -> None:
         """Hand a step's answer on, unless the rank was given up meanwhile."""
-        if step.cancelled() or answer.done():
+        if step.cancelled():
             return
-        error = step.exception()
+        error = step.exception()  # Asked for in any case: asyncio would log one that nobody has asked for.
+        if answer.done():
+            return
         if error is None:
             self._running.remove(answer)
             answer.set_result(step.result())

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import threading
 from array import array
 from typing import Any
@@ -103,6 +104,23 @@ async def test_a_thread_that_does_not_go_on_is_given_up() -> None:
     await executor.restart()
     assert (await executor.submit(plan)).step == 0
     goes_on.set()  # What it answers now is nobody's.
+    await executor.close()
+
+
+async def test_an_error_of_a_step_that_was_given_up_is_nobodys() -> None:
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    goes_on = threading.Event()
+    executor = InlineExecutor(lambda: FakeRank(goes_on=goes_on))
+    await executor.start()
+    answers = [executor.submit(plan) for plan in plans(2)]
+    executor.kill("stalled")
+    await asyncio.gather(*answers, return_exceptions=True)
+    goes_on.set()
+    await asyncio.get_running_loop().run_in_executor(executor._thread, lambda: None)
+    await asyncio.sleep(0)  # The steps before it have been told of by now.
+    gc.collect()
+    assert problems == []
     await executor.close()
 
 
