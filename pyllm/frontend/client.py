@@ -238,8 +238,8 @@ class EngineClient:
             raise EngineDeadError(self._connection.condition().reason)
         number = next(self._ids)
         answer = self._calls.open(number)
-        self._connection.post(Call(self.epoch, number, method, args))
         try:
+            self._connection.post(Call(self.epoch, number, method, args))
             async with asyncio.timeout(timeout):
                 reply = await answer
         except TimeoutError:

@@ -1,6 +1,7 @@
 """`EngineClient` against a fake core: streams, aborts, calls, and every way in which a core can go away."""
 
 import asyncio
+import gc
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -396,6 +397,24 @@ async def test_calls_are_matched_by_id() -> None:
     assert await calls[0] == {"x": 1}
     with pytest.raises(RequestError, match="unknown method"):
         await calls[1]
+
+
+async def test_a_call_that_does_not_encode_leaves_nothing_behind() -> None:
+    class Encoding(FakeCore):
+        def send(self, message: ClientMessage, *frames: object, identity: bytes = b"") -> bool:
+            if isinstance(message, Call):
+                raise OverflowError("can't serialize ints >= 2**64")
+            return super().send(message, *frames, identity=identity)
+
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context))
+    client = await connected(Encoding())
+    with pytest.raises(OverflowError):
+        await client.unpin(1 << 64)
+    client.close()
+    del client
+    gc.collect()
+    assert problems == []
 
 
 async def test_a_call_without_answer_is_a_timeout() -> None:
