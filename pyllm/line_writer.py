@@ -39,11 +39,12 @@ class LineWriter:
             # So many bytes a pipe takes as one, or says that it cannot take them.
             if not self._num_bytes and len(lines) <= select.PIPE_BUF and self._writable.poll(0):
                 _write(self._descriptor, lines)
-            elif self._num_bytes + len(lines) > MAX_WAITING:
-                self._num_dropped += len(lines)
             else:
-                self._waiting.append(lines)
-                self._num_bytes += len(lines)
+                if self._num_bytes + len(lines) > MAX_WAITING:
+                    self._num_dropped += len(lines)
+                else:
+                    self._waiting.append(lines)
+                    self._num_bytes += len(lines)
                 self._changed.notify_all()
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._write_forever, name="stderr", daemon=True)
@@ -59,7 +60,7 @@ class LineWriter:
     def finish(self, seconds: float = LAST_LINES_PATIENCE) -> None:
         """Wait at most so long until everything is written."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._num_bytes, seconds)
+            self._changed.wait_for(lambda: not (self._num_bytes or self._num_dropped), seconds)
 
     def _write_forever(self) -> None:
         while True:
@@ -67,9 +68,12 @@ class LineWriter:
                 self._changed.wait_for(lambda: self._waiting or self._num_dropped)
                 data = b"".join(self._waiting)
                 self._waiting.clear()
-                num_bytes, num_dropped, self._num_dropped = len(data), self._num_dropped, 0
-            if num_dropped:
-                data += b"pyllm: stderr is read too slowly, %d bytes were dropped here\n" % num_dropped
+                if self._num_dropped:
+                    note = b"pyllm: stderr is read too slowly, %d bytes were dropped here\n" % self._num_dropped
+                    data += note
+                    self._num_bytes += len(note)
+                    self._num_dropped = 0
+                num_bytes = len(data)
             _write(self._descriptor, data)
             with self._changed:
                 self._num_bytes -= num_bytes
