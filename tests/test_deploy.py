@@ -82,7 +82,7 @@ def test_flags_say_what_the_server_does_anyway() -> None:
 
 def test_a_server_has_the_time_to_end_in_order() -> None:
     config = server_config()
-    groups = 2 if config.api_server_count == 1 else 3  # API processes, what they share, the core
+    groups = 3 if config.api_server_count == 1 else 4  # API processes, what they share, the core, its nursery
     longest = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"] + groups * (config.shutdown_timeout + STOP_GRACE)
     assert longest < POD["terminationGracePeriodSeconds"]
 
