@@ -12,7 +12,7 @@ class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class CoreConfig(_ProcessConfig, frozen=True):
-    """What one EngineCore process is told. `engine` is resolved: nothing in it is `auto` or None."""
+    """What one EngineCore process is told."""
 
     engine: EngineConfig
     checkpoint: Checkpoint

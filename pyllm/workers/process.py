@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -91,8 +92,9 @@ def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
     Raises:
         ConfigError: the configuration and the model or device do not go together.
     """
-    enter("importing torch")
-    _import_everything()
+    if "torch" not in sys.modules:  # as it is in a fork of who has called `prepare`
+        enter("importing torch")
+        _import_everything()
     from pyllm.workers.parallel import RankGroup, set_threads
     from pyllm.workers.runner import ModelRunner, worker_device
 

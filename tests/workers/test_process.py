@@ -25,7 +25,7 @@ from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import greedy, loaded_runner, worker_config
 
-STAGES = ["importing torch", "joining ranks", "loading weights"]
+STAGES = ["joining ranks", "loading weights"]  # torch is there, as in a nursery
 FAULT, SLOW = 666, 999
 
 Socket = zmq.Socket[bytes]

@@ -44,7 +44,6 @@ async def _serve(config: StateConfig, child: Child) -> int:
             async with asyncio.timeout(HEARTBEAT_INTERVAL):
                 await stopped.wait()
         except TimeoutError:
-            child.pulse()
             server.beat()
             pressure.look()
     server.close()
