@@ -73,7 +73,8 @@ class SharedState:
         held = self._tickets.get(member, {}).get(ticket)
         if held is None:
             return Refused(LOST, "The server has lost this request. Please send it again.", 1.0)
-        refused = self._queue.charge(num_prompt_tokens)
+        # What has a token already waits no longer, nor do the tokens of its prompt.
+        refused = None if held.is_started else self._queue.charge(num_prompt_tokens)
         if refused is None:
             held.num_tokens += num_prompt_tokens
             refused = self._limits.charge(held.account, num_prompt_tokens)

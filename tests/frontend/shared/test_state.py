@@ -1,7 +1,7 @@
 """However requests end, and in whatever order, nothing stays taken."""
 
 import msgspec
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pyllm.api_keys import Allowance
@@ -18,6 +18,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
+@example([("admit", 0, 1), ("started", 0, 1), ("charge", 0, 1)])
 def test_no_place_is_lost_however_a_request_ends(steps: list[tuple[str, int, int]]) -> None:
     now = [0.0]
     state = SharedState(CONFIG, lambda: now[0])
