@@ -243,14 +243,13 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
             state_address=state.bind if count > 1 else "",
         )
         limits = PlaceLimits(ready_timeout=server.ready_timeout, max_restarts=engine.recovery.max_restarts)
-        record = _recording(engine.recovery, api)
         # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
         groups = [
             [
-                _api_process(msgspec.structs.replace(api, index=index), listener, limits, record)
+                _api_process(msgspec.structs.replace(api, index=index), listener, limits, engine.recovery)
                 for index in range(count)
             ],
-            [_state_process(state, limits, record)] if count > 1 else [],
+            [_state_process(state, limits, engine.recovery)] if count > 1 else [],
             *engine_places(core),
         ]
         announcement = _announcement(listener, api)
@@ -260,17 +259,16 @@ def serve(engine: EngineConfig, server: ServerConfig) -> int:
     return 0
 
 
-def _state_process(config: StateConfig, limits: PlaceLimits, record: Callable[[Process], None]) -> Place:
+def _state_process(config: StateConfig, limits: PlaceLimits, recovery: RecoveryConfig) -> Place:
+    record = _recording(recovery, config)
     return Place(lambda: supervisor.spawn("the shared state", "state"), lambda _: config, limits, record)
 
 
-def _api_process(
-    config: ApiConfig, listener: socket.socket, limits: PlaceLimits, record: Callable[[Process], None]
-) -> Place:
+def _api_process(config: ApiConfig, listener: socket.socket, limits: PlaceLimits, recovery: RecoveryConfig) -> Place:
     # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
     # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
     # process that is busy, or gone, would keep those clients waiting whom the others could serve.
-    name = f"API process {config.index}"
+    name, record = f"API process {config.index}", _recording(recovery, config)
     return Place(lambda: supervisor.spawn(name, "api", listener.fileno()), lambda _: config, limits, record)
 
 
