@@ -137,17 +137,26 @@ class Place:
             self._on_death(process)
             if process.exited.result() in (0, FINAL_EXIT_CODE):
                 return process.error()
-            delay = self._delay(process)
-            if delay is None:
-                return GivenUpError(
-                    f"{process.obituary()}; it is not started anew, max_restarts allows {self._limits.max_restarts} "
-                    f"times within {WINDOW:g} s"
-                )
-            logger.error("%s: another one takes its place", process.obituary())
-            await asyncio.sleep(delay)
-            process = self.process = self._spare.take()
+            process = self.process = await self._successor(process)
             process.configure(self._configure(self._address))
             await self._see_ready(process)
+
+    async def _successor(self, dead: Process) -> Process:
+        """Another child, as often as the budget allows; one that cannot be started costs a restart, too.
+
+        Raises:
+            GivenUpError: the budget is used up; the text has the last reason.
+        """
+        reason, delay = dead.obituary(), self._delay(dead)
+        while delay is not None:
+            logger.error("%s: another one takes its place", reason)
+            await asyncio.sleep(delay)
+            try:
+                return self._spare.take()
+            except OSError as error:
+                reason, delay = f"{dead.name} could not be started: {error}", self._budget.take(self._clock())
+        most = self._limits.max_restarts
+        raise GivenUpError(f"{reason}; it is not started anew, max_restarts allows {most} times within {WINDOW:g} s")
 
     def _delay(self, dead: Process) -> float | None:
         """Seconds to wait before its successor, or None where there is to be none."""

@@ -65,13 +65,20 @@ class Spare:
 
     def _start(self) -> None:
         if self._waiting is None:
-            process = self._waiting = self._spawn()
-            process.exited.add_done_callback(lambda _: self._replace(process))
+            try:
+                process = self._waiting = self._spawn()
+            except OSError as error:
+                self._retry(f"it could not be started: {error}")
+            else:
+                process.exited.add_done_callback(lambda _: self._replace(process))
 
     def _replace(self, process: Process) -> None:
         if process is self._waiting:
             self._waiting = None
-            logger.warning("a spare: %s", process.obituary())
-            delay = self._budget.take(asyncio.get_running_loop().time())
-            if delay is not None:
-                self._fill_after(delay)
+            self._retry(process.obituary())
+
+    def _retry(self, reason: str) -> None:
+        logger.warning("a spare: %s", reason)
+        delay = self._budget.take(asyncio.get_running_loop().time())
+        if delay is not None:
+            self._fill_after(delay)

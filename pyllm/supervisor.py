@@ -286,15 +286,21 @@ def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> Process:
     With `memory_size` the last is one of so many bytes of memory, zeros at first, that is `Process.memory` in the end.
     Call it from the main thread or from the event loop's: the kernel's parent-death signal fires when the starting
     thread ends.
+
+    Raises:
+        OSError: the kernel has no process, memory or descriptor for it just now; nothing is left open.
     """
     ours, theirs = Pipe()
     log, stderr = os.pipe()
     memory = None
-    if memory_size:
-        memory = os.memfd_create(name)
-        os.ftruncate(memory, memory_size)
-        files += (memory,)
-    with theirs, os.fdopen(stderr, "wb"):
+    with theirs, os.fdopen(stderr, "wb"), contextlib.ExitStack() as unless_started:
+        unless_started.callback(ours.close)
+        unless_started.callback(os.close, log)
+        if memory_size:
+            memory = os.memfd_create(name)
+            unless_started.callback(os.close, memory)
+            os.ftruncate(memory, memory_size)
+            files += (memory,)
         numbers = (theirs.fileno(), int(_thread_stays()), *files)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", "pyllm", "_child", role, *map(str, numbers)],
@@ -303,6 +309,7 @@ def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> Process:
             stderr=stderr,
             process_group=0,  # Ctrl-C in a terminal is for the parent, which then drains its children.
         )
+        unless_started.pop_all()
     return Process(name, process.pid, ours, partial(reap, process), log, memory=memory)
 
 

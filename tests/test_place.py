@@ -67,12 +67,16 @@ class Family:
         self.dead: list[str] = []
         self.lost: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.now = 0.0
+        self.num_failures = 0  # of the next starts
         limits = PlaceLimits(
             ready_timeout=ready_timeout, max_restarts=max_restarts, warm_spare=warm_spare, spare_delay=0.0
         )
         self.place = Place(self.spawn, Config, limits, lambda dead: self.dead.append(dead.name), lambda: self.now)
 
     def spawn(self) -> Process:
+        if self.num_failures:
+            self.num_failures -= 1
+            raise BlockingIOError("no process is left")
         self.children.append(FakeProcess(len(self.children)))
         return cast(Process, self.children[-1])
 
@@ -189,6 +193,38 @@ async def test_who_blames_a_request_whenever_it_dies_is_lost_all_the_same() -> N
         child.kill()
     assert isinstance(await family.lost, GivenUpError)
     assert len(family.children) == 1 + FREE_DEATHS + 1
+
+
+async def test_a_child_that_cannot_be_started_costs_a_restart() -> None:
+    family = Family(max_restarts=3)
+    await family.start()
+    family.num_failures = 2
+    family.children[0].kill()
+    await family.child(1)
+    assert not family.lost.done()
+    family.children[1].kill()
+    reason = await family.lost
+    assert isinstance(reason, GivenUpError)
+    assert "child 1 was killed by SIGKILL" in str(reason)
+
+
+async def test_what_can_never_be_started_loses_the_place_with_the_reason() -> None:
+    family = Family(max_restarts=2)
+    await family.start()
+    family.num_failures = 9
+    family.children[0].kill()
+    reason = await family.lost
+    assert isinstance(reason, GivenUpError)
+    assert "child 0 could not be started: no process is left; it is not started anew" in str(reason)
+
+
+async def test_a_spare_that_cannot_be_started_is_tried_again() -> None:
+    family = Family(warm_spare=True)
+    await family.start()
+    family.num_failures = 1
+    family.place.stand_by()
+    await family.child(1, configured=False)
+    await family.place.stop(1.0)
 
 
 async def test_deaths_of_long_ago_do_not_count() -> None:

@@ -14,7 +14,7 @@ import pytest
 from pyllm.child import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.errors import StartError
 from pyllm.messages import Heartbeat
-from pyllm.supervisor import Process, reap
+from pyllm.supervisor import Process, reap, spawn
 
 CHILD = """
 import ctypes, os, signal, subprocess, sys, threading, time
@@ -275,3 +275,10 @@ def test_an_exit_code_is_known_once_the_child_has_ended() -> None:
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert reap(process) == 3
+
+
+async def test_what_cannot_be_started_leaves_no_descriptor() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="too long"):
+        spawn("child", "x" * (1 << 20), memory_size=1)
+    assert os.listdir("/proc/self/fd") == before
