@@ -118,6 +118,7 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
     engine = engine_config(
         {
             "max_num_seqs": ROWS,
+            "max_num_batched_tokens": 2048,
             "max_model_len": 2048,
             "dtype": "float32",
             "served_model_name": "empty",

@@ -80,7 +80,14 @@ class CacheConfig(_Config, frozen=True):
 class SchedulerConfig(_Config, frozen=True):
     """What one step may hold, and whom it serves first."""
 
-    max_num_batched_tokens: Annotated[int, Meta(description="tokens computed in one step", ge=1, le=1 << 20)] = 2048
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(
+            description="tokens computed in one step; 0: 2048 on a GPU, 192 on a CPU, or max_num_seqs if that is more",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
     max_num_seqs: Annotated[int, Meta(description="sequences that run at once", ge=1, le=1 << 16)] = 128
     long_prefill_token_threshold: Annotated[
         int, Meta(description="tokens of one prompt computed in one step; 0: no cap", ge=0, le=(1 << 31) - 1)

@@ -25,6 +25,7 @@ from pyllm.config import (
     EngineConfig,
     HeadlessConfig,
     RecoveryConfig,
+    SchedulerConfig,
     ServerConfig,
 )
 from pyllm.core.policies import find_policy
@@ -42,6 +43,9 @@ from pyllm.workers.attention_backends import find_attention_backend
 
 # What workers are made of: a function that imports it all, and gives what each of them runs.
 WORKER_ENTRY = "pyllm.workers.process:prepare"
+# Tokens in a step unless said otherwise. A CPU computes as many a second in small steps as in large ones, and a stream
+# waits for each step with others' prompts in it; `benchmarks/README.md` has the figures.
+BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +92,20 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
                 max_model_len=max_model_len,
             ),
             cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
-            scheduler=msgspec.structs.replace(config.scheduler, scheduler_recording=recording),
+            scheduler=msgspec.structs.replace(
+                config.scheduler,
+                scheduler_recording=recording,
+                max_num_batched_tokens=_batched_tokens(config.scheduler, device),
+            ),
             device=msgspec.structs.replace(config.device, device=device),
             recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
         ),
         checkpoint,
     )
+
+
+def _batched_tokens(scheduler: SchedulerConfig, device: str) -> int:
+    return scheduler.max_num_batched_tokens or max(BATCHED_TOKENS[device], scheduler.max_num_seqs)
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:

@@ -33,6 +33,14 @@ def test_resolve_leaves_nothing_open(model: str) -> None:
     assert config.model.max_model_len == 512
     assert config.model.served_model_name == checkpoint.name
     assert config.device.device == "cpu"
+    assert config.scheduler.max_num_batched_tokens == 192
+
+
+def test_every_sequence_has_a_token_in_a_step_unless_said_otherwise(model: str) -> None:
+    options = {"model": model, "device": "cpu", "max_num_seqs": 300}
+    many, _ = launch.resolve(engine_config(options))
+    few, _ = launch.resolve(engine_config(options | {"max_num_batched_tokens": 64}))
+    assert (many.scheduler.max_num_batched_tokens, few.scheduler.max_num_batched_tokens) == (300, 64)
 
 
 def test_what_was_asked_for_stays(model: str) -> None:

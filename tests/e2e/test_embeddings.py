@@ -49,7 +49,7 @@ async def in_company(engine: AsyncEngine) -> list[Vectors]:
     await engine.reconfigure(max_num_batched_tokens=48)
     await engine.reset_prefix_cache()
     chunked, _ = await together(engine)
-    await engine.reconfigure(max_num_batched_tokens=2048)
+    await engine.reconfigure(max_num_batched_tokens=192)
     cached, num_cached = await together(engine)
     assert num_cached > sum(map(len, prompts())) // 2
     return [chunked, cached]
