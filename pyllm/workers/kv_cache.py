@@ -3,7 +3,9 @@
 Knows no sequence (block tables are in `slots.py`), nor why a block moves.
 """
 
+import ctypes
 import math
+import mmap
 import time
 import weakref
 from collections.abc import Callable
@@ -21,6 +23,8 @@ from pyllm.errors import ConfigError, ProtocolError
 from pyllm.workers.batch import IntArray
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector of a CPU
+_HUGE_PAGE = 2 << 20  # bytes
+_MADV_POPULATE_WRITE = 23
 _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 
 
@@ -59,6 +63,22 @@ class KVCache:
         block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
         self.layers: list[tuple[Tensor, Tensor]] = [(keys, values) for keys, values in self.memory]
+
+    def take_pages(self) -> None:
+        """On a CPU, take from the kernel what it hands out at the first touch: for a huge page a step waits up to 4 ms.
+
+        Changes nothing that is in the cache, so that steps may run meanwhile. A kernel before 5.14 has no way to do it.
+        """
+        if self.memory.device.type != "cpu":
+            return
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        begin, end = self.memory.data_ptr(), self.memory.data_ptr() + self.memory.nbytes
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        # Bit by bit: whoever maps memory meanwhile waits for the end of a call.
+        for start in range(first, last, _HUGE_PAGE):
+            if madvise(start, min(_HUGE_PAGE, last - start), _MADV_POPULATE_WRITE):
+                return
 
 
 class HostPool:

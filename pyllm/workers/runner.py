@@ -240,6 +240,8 @@ class ModelRunner:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
         self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
         self._forward = self._forward_pass(self._kv_cache)
+        # Beside the first steps: nobody waits for it, neither at a start nor in a recovery.
+        threading.Thread(target=self._kv_cache.take_pages, name="take-pages", daemon=True).start()
         if self._may_capture and self._placement.device.type == "cuda":
             self.capture(CudaCapture())
         elif self._may_capture and self._kernels.backend == "cpu" and self._is_rust_only():

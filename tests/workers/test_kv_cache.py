@@ -1,5 +1,7 @@
 """The KV cache's size and memory, its swap space, and the share of it, as of everything, that a rank gets."""
 
+import ctypes
+import mmap
 import re
 from collections.abc import Callable
 from itertools import accumulate
@@ -33,6 +35,25 @@ def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) ->
         assert not tensor.any()
         tensor.fill_(number + 1)
     assert [int(tensor.unique()) for tensor in tensors] == [1, 2, 3, 4, 5, 6]
+
+
+def test_pages_are_taken_and_nothing_is_changed() -> None:
+    shape = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+    cache = KVCache(shape, 1000, CPU)
+    cache.layers[1][0][500].fill_(3)
+    before = share_in_memory(cache)
+    cache.take_pages()
+    assert (before < 0.5, share_in_memory(cache)) == (True, 1)
+    assert float(cache.memory.sum()) == 3 * cache.layers[1][0][500].numel()
+
+
+def share_in_memory(cache: KVCache) -> float:
+    """Of the pages that the cache fills, by what the kernel says."""
+    first = -(-cache.memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_pages = (cache.memory.data_ptr() + cache.memory.nbytes - first) // mmap.PAGESIZE
+    pages = (ctypes.c_ubyte * num_pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(num_pages * mmap.PAGESIZE), pages) == 0
+    return sum(page & 1 for page in pages) / num_pages
 
 
 def host_pool(
