@@ -20,6 +20,7 @@ from torch import Tensor
 
 from pyllm.checkpoint import Architecture
 from pyllm.errors import ConfigError, ProtocolError
+from pyllm.host_memory import Memory, host_memory
 from pyllm.workers.batch import IntArray
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector of a CPU
@@ -64,10 +65,12 @@ class KVCache:
         self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
         self.layers: list[tuple[Tensor, Tensor]] = [(keys, values) for keys, values in self.memory]
 
-    def take_pages(self) -> None:
+    def take_pages(self, read: Callable[[], list[Memory]] = host_memory) -> None:
         """On a CPU, take from the kernel what it hands out at the first touch: for a huge page a step waits up to 4 ms.
 
-        Changes nothing that is in the cache, so that steps may run meanwhile. A kernel before 5.14 has no way to do it.
+        Changes nothing that is in the cache, so that steps may run meanwhile. Only while there is twice as much memory
+        as is still to be taken: a cache that is never filled must not bring the kernel to end this process. A kernel
+        before 5.14 has no way to do it.
         """
         if self.memory.device.type != "cpu":
             return
@@ -77,6 +80,8 @@ class KVCache:
         first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
         # Bit by bit: whoever maps memory meanwhile waits for the end of a call.
         for start in range(first, last, _HUGE_PAGE):
+            if any(memory.available < 2 * (last - start) for memory in read()):
+                return
             if madvise(start, min(_HUGE_PAGE, last - start), _MADV_POPULATE_WRITE):
                 return
 

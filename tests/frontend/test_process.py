@@ -14,8 +14,9 @@ import pytest
 from pyllm import launch, supervisor
 from pyllm.episode import Episode
 from pyllm.frontend import process as api
-from pyllm.frontend.memory_pressure import Memory, MemoryPressure
+from pyllm.frontend.memory_pressure import MemoryPressure
 from pyllm.frontend.metrics import Metrics
+from pyllm.host_memory import Memory
 from pyllm.messages import Submit
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pyllm_kernels import select
 
 from pyllm.errors import ConfigError, ProtocolError
+from pyllm.host_memory import Memory
 from pyllm.workers.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
@@ -45,6 +46,14 @@ def test_pages_are_taken_and_nothing_is_changed() -> None:
     cache.take_pages()
     assert (before < 0.5, share_in_memory(cache)) == (True, 1)
     assert float(cache.memory.sum()) == 3 * cache.layers[1][0][500].numel()
+
+
+def test_pages_that_memory_is_short_of_are_left_to_who_needs_them() -> None:
+    cache = KVCache(KVCacheShape(2, 16, 2, 64, torch.bfloat16), 1000, CPU)
+    cache.take_pages(
+        lambda: [Memory(1 << 40, 1 << 40, "the host"), Memory(cache.memory.nbytes, 1 << 30, "a container")]
+    )
+    assert share_in_memory(cache) < 0.5
 
 
 def share_in_memory(cache: KVCache) -> float:
