@@ -10,7 +10,6 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -154,19 +153,13 @@ def host_blocks_of_rank(size: int, ranks: int, block_bytes: int) -> int:
             f"kv_offloading_size of {size:,} bytes has no room for a block of {block_bytes:,} bytes on each of {ranks} "
             f"rank(s): give at least {ranks * block_bytes:,} bytes, or 0 for no swap space"
         )
-    available = _available_host_bytes() if size else 0
+    available = host_memory()[0].available if size else 0
     if size > available:
         raise ConfigError(
             f"kv_offloading_size of {size:,} bytes is more than the {available:,} bytes of memory that this machine "
             "has left: give less"
         )
     return num_blocks
-
-
-def _available_host_bytes() -> int:
-    """Memory that is free, or that Linux would take back from its caches."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
