@@ -5,6 +5,10 @@ from collections import deque
 WINDOW = 60.0  # seconds
 FIRST_DELAY = 0.1  # seconds before the second restart within the window; twice as many before each further one
 LONGEST_DELAY = 5.0
+# Deaths by one request alone that cost nothing, for each restart that is allowed. They fail the request, so that they
+# end when requests that kill do; those of a child that blames a request whenever it dies would not, nor those of a
+# client that never fails one. Beyond this bound they cost what others do.
+FREE_DEATHS = 10
 
 
 class RestartBudget:
@@ -16,10 +20,14 @@ class RestartBudget:
 
     def take(self, now: float) -> float | None:
         """Enter one restart; gives the seconds to wait before it, or None where there is none left."""
-        while self._restarts and self._restarts[0] <= now - WINDOW:
-            self._restarts.popleft()
-        if len(self._restarts) >= self.max_restarts:
+        if self.num_taken(now) >= self.max_restarts:
             return None
         delay = FIRST_DELAY * 2 ** (len(self._restarts) - 1) if self._restarts else 0.0
         self._restarts.append(now)
         return min(delay, LONGEST_DELAY)
+
+    def num_taken(self, now: float) -> int:
+        """Restarts within the window."""
+        while self._restarts and self._restarts[0] <= now - WINDOW:
+            self._restarts.popleft()
+        return len(self._restarts)

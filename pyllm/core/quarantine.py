@@ -15,6 +15,7 @@ from pyllm.messages import CLEARING_TOKENS
 HOLD = "quarantine"
 # Cores that a client has lost in a row with a request, each with hardly a token of it, which make it suspect.
 _LOSSES = 2
+_NUM_REMEMBERED = 4096  # requests that were accused
 # Deaths of workers while they computed nothing but one request, after which it is failed. A signal from elsewhere, and
 # silence, may be the fault of the machine, and say less about the request.
 _DEATHS_ALONE: dict[Cause, int] = {"killed": 2, "silent": 2, "crashed": 1, "stalled": 1, "out_of_memory": 1}
@@ -64,6 +65,7 @@ class Quarantine:
         self._alone: _Suspect | None = None
         self._steps_left = 0  # of the one alone, after the one that it is to get past now
         self._deaths_alone = 0
+        self._accused: deque[Name] = deque(maxlen=_NUM_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._held) + (self._alone is not None)
@@ -93,29 +95,39 @@ class Quarantine:
         if alone is not None and self.explains(requests):
             self._deaths_alone += 1
             if self._deaths_alone < alone.deaths_alone(death.cause):
-                return None  # It is isolated still, and tried again.
+                # It is isolated still, and tried again, from the first of the steps that it may take to do this.
+                self._steps_left = max(self._steps_left, CLEARING_TOKENS - 1)
+                return None
             times = alone.deaths(self._deaths_alone)
             verdict = Verdict(alone.name, f"{blame('worker', times, self._deaths_alone)}: {death}, in step {steps[0]}")
             logger.error("client %d's request %d is failed: %s", *verdict.name, verdict.reason)
             self._alone = None
             self.num_failures += 1
             return verdict
+        if alone is not None:
+            self._steps_left = alone.num_steps - 1  # It may end new workers only when they have done as many.
         for name in names:
             if alone is None or name != alone.name:
-                self._scheduler.hold(*name, HOLD)
-                self._held.append(_Suspect(name, death.cause, len(steps)))
+                # What was cleared and is here again may take some tokens, each time, to end the workers.
+                num_steps = CLEARING_TOKENS if name in self._accused else len(steps)
+                self._hold(_Suspect(name, death.cause, num_steps))
+        self._accused.extend(names)
         if names:
             logger.warning("%d requests were in the fatal step, and run one by one: %s", len(names), names)
         return None
 
-    def admit(self, name: Name, num_losses: int) -> None:
-        """Judge a request that has just come, by the number of cores that were lost while they had it."""
+    def admit(self, name: Name, num_losses: int, is_wary: bool) -> None:
+        """Judge a request that has just come, by the number of cores that were lost while they had it.
+
+        `is_wary`: workers die so often that whatever comes now is tried alone before it may join the others.
+        """
         if num_losses >= _LOSSES:
             # Most that ends a core does so at once. With one lost after that, too, it may be what takes some tokens.
             num_steps = 1 if num_losses == _LOSSES else CLEARING_TOKENS
-            self._scheduler.hold(*name, HOLD)
-            self._held.append(_Suspect(name, None, num_steps))
+            self._hold(_Suspect(name, None, num_steps))
             logger.warning("client %d's request %d was with %d cores that were lost: it runs alone", *name, num_losses)
+        elif is_wary:
+            self._hold(_Suspect(name, None, CLEARING_TOKENS))
 
     def advance(self) -> None:
         """Let the next one run alone if the one before is cleared or has ended; call it before each plan."""
@@ -134,6 +146,10 @@ class Quarantine:
                 continue  # It has ended meanwhile.
             self._isolate(suspect)
             self._alone, self._steps_left, self._deaths_alone = suspect, suspect.num_steps - 1, 0
+
+    def _hold(self, suspect: _Suspect) -> None:
+        self._scheduler.hold(*suspect.name, HOLD)
+        self._held.append(suspect)
 
     def _isolate(self, suspect: _Suspect) -> bool:
         """Whether it has not ended meanwhile."""

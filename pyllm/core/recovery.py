@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable
 from pyllm._rust import Scheduler
 from pyllm.core.crash import Crash
 from pyllm.core.executors.base import Executor
-from pyllm.core.quarantine import Quarantine, Verdict
+from pyllm.core.quarantine import Name, Quarantine, Verdict
 from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
-from pyllm.restart_budget import WINDOW, RestartBudget
+from pyllm.restart_budget import FREE_DEATHS, WINDOW, RestartBudget
+
+# What comes is tried alone once more than one of so many restarts is used up.
+_WARY_SHARE = 3
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +37,8 @@ class Recovery:
     ) -> None:
         self.reason = ""
         self._is_explained = False
+        self._last_fatal_step = -1
+        self._num_fruitless = 0  # deaths without a step in between that ended well
         self.num_recoveries = 0
         self.num_degradations = 0
         self.quarantine = Quarantine(scheduler)
@@ -44,6 +49,10 @@ class Recovery:
         self._clock = clock
         self._sleep = sleep
 
+    def admit(self, name: Name, num_losses: int) -> None:
+        """Judge a request that has just come; `num_losses` cores were lost while they had it."""
+        self.quarantine.admit(name, num_losses, self._is_wary())
+
     def begin(self, crash: Crash) -> Verdict | None:
         """Forget all that the ranks held, and what they were computing. Gives a request that is to end for it."""
         death = crash.death
@@ -51,8 +60,11 @@ class Recovery:
         self._scheduler.lose_device()
         # What workers are forked from computes nothing: no request is to blame for its end.
         requests = [] if death.cause == "orphaned" else crash.requests
-        # A request that is found out costs nobody's budget: however many there are, each fails by itself.
-        self._is_explained = self.quarantine.explains(requests)
+        self._count(crash.steps)
+        # A request that is found out costs nobody's budget: however many there are, each fails by itself. Not so where
+        # nothing else is ever computed: then it may be the workers.
+        may_be_explained = self._num_fruitless <= FREE_DEATHS * self._budget.max_restarts
+        self._is_explained = may_be_explained and self.quarantine.explains(requests)
         verdict = self.quarantine.accuse(death, crash.steps, requests)
         # What takes too much memory all by itself would take it of others' steps alone.
         if death.cause == "out_of_memory" and verdict is None and self._shrink():
@@ -75,6 +87,8 @@ class Recovery:
                 most = self._budget.max_restarts
                 text = f"the workers died more than {most} times within {WINDOW:.0f} s, which is max_restarts"
                 raise GivenUpError(f"{text}; the last time: {failure}")
+            if self._is_wary():
+                logger.warning("workers die often: for a minute, what comes is tried alone before it runs with others")
             await self._sleep(delay)
             try:
                 await self._executor.restart()
@@ -87,6 +101,15 @@ class Recovery:
         self.num_recoveries += 1
         self.reason = ""
         logger.info("new workers took over after %.2f s", self._clock() - began)
+
+    def _is_wary(self) -> bool:
+        return _WARY_SHARE * self._budget.num_taken(self._clock()) > self._budget.max_restarts
+
+    def _count(self, steps: list[int]) -> None:
+        if steps:
+            is_fruitless = steps[0] == self._last_fatal_step + 1
+            self._num_fruitless = self._num_fruitless + 1 if is_fruitless else 0
+            self._last_fatal_step = steps[-1]
 
     async def _allocate(self) -> None:
         """As many blocks as the scheduler has, which does not change while it lives."""

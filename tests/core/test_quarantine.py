@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.core.clients import CLIENT_SILENCE
-from pyllm.errors import Cause, blame
+from pyllm.errors import Cause, GivenUpError, blame
 from pyllm.messages import CLEARING_TOKENS, Abort, FinishCode, Isolated, Rejected
+from pyllm.restart_budget import FREE_DEATHS
 from tests.core.raw_engine import EPOCH, Engine
-from tests.core.remembering_executor import RememberingExecutor
+from tests.core.remembering_executor import NUM_ANSWERS, RememberingExecutor
 
 POISON = 999  # no answer has it
 PROMPTS = {1: [1, 2], 2: [11, 12, 13], 3: [21, POISON], 4: [31] * 9}
@@ -40,11 +41,11 @@ class PoisonedExecutor(RememberingExecutor):
 
 
 async def served(
-    executor: RememberingExecutor, prompts: dict[int, list[int]], **options: Any
+    executor: RememberingExecutor, prompts: dict[int, list[int]], max_tokens: int = 6, **options: Any
 ) -> tuple[Engine, Outputs]:
     engine = Engine(executor, **options)
     for request, prompt in prompts.items():
-        engine.submit(request, prompt, max_tokens=6, seed=request)
+        engine.submit(request, prompt, max_tokens=max_tokens, seed=request)
     await engine.run_dry()
     assert engine.core.stats()["num_suspects"] == engine.core.stats()["num_used_blocks"] == 0
     return engine, engine.outputs()
@@ -96,6 +97,69 @@ async def test_requests_that_are_found_out_cost_nobodys_restarts() -> None:
     assert {rejected.request for rejected in engine.messages(Rejected)} == poisoned.keys()
     assert executor.num_restarts == 1 + 2 * len(poisoned)
     assert outputs[1][1] == FinishCode.LENGTH
+
+
+class PatientExecutor(RememberingExecutor):
+    """Dies of a context that begins as no answer does when it has computed more than `patience` rows of it."""
+
+    def __init__(self, patience: int) -> None:
+        super().__init__(dies_of=self.judge)
+        self.patience = patience
+        self._num_rows: dict[int, int] = {}  # by the first token
+
+    def judge(self, contexts: list[list[int]]) -> Cause | None:
+        for context in contexts:
+            first = context[0]
+            if first >= NUM_ANSWERS:
+                self._num_rows[first] = self._num_rows.get(first, 0) + 1
+                if self._num_rows[first] > self.patience:
+                    return "crashed"
+        return None
+
+    async def restart(self) -> None:
+        self._num_rows.clear()
+        await super().restart()
+
+
+@pytest.mark.parametrize("patience", range(CLEARING_TOKENS))
+async def test_a_request_that_kills_after_some_tokens_each_time_is_found(patience: int) -> None:
+    executor = PatientExecutor(patience)
+    engine, outputs = await served(executor, {1: [1, 2], 2: [POISON]}, max_restarts=2, max_tokens=40)
+    assert [rejected.request for rejected in engine.messages(Rejected)] == [2]
+    assert outputs[1][1] == FinishCode.LENGTH
+
+
+@pytest.mark.parametrize("patience", range(CLEARING_TOKENS))
+async def test_clients_that_keep_sending_what_kills_end_nothing_else(patience: int) -> None:
+    executor = PatientExecutor(patience)
+    engine = Engine(executor, max_restarts=10)
+    engine.submit(1, [1, 2], max_tokens=100)
+    killers = range(2, 60)
+    for request in killers:
+        engine.submit(request, [NUM_ANSWERS + request], max_tokens=100)
+        for _ in range(7):
+            await engine.core.step()
+        if engine.outputs()[1][1] != FinishCode.NONE:
+            break
+    await engine.run_dry()
+    failed = [rejected.request for rejected in engine.messages(Rejected)]
+    assert sorted(failed) == list(range(2, request + 1))
+    assert len(failed) > 10
+    assert engine.outputs()[1][1] == FinishCode.LENGTH
+
+
+async def test_workers_that_are_ended_by_all_that_comes_are_given_up() -> None:
+    executor = RememberingExecutor(dies_of=lambda contexts: "crashed")
+    engine = Engine(executor, max_restarts=1)
+
+    async def ask_again_and_again() -> None:
+        for request in range(100):  # Each is tried alone, and would cost nothing.
+            engine.submit(request, [1, 2])
+            await engine.run_dry()
+
+    with pytest.raises(GivenUpError, match="more than 1 times"):
+        await ask_again_and_again()
+    assert executor.num_restarts == FREE_DEATHS
 
 
 def num_after(executor: RememberingExecutor) -> int:
