@@ -17,8 +17,8 @@ from pyllm.config import engine_config
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.prompts import PromptEncoder
 from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.launch import resolve
 from pyllm.messages import ModelInfo
+from pyllm.resolution import resolve
 
 RUNS = 9
 BATCH = 64

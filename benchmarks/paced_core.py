@@ -15,9 +15,9 @@ from pyllm._rust import Plan
 from pyllm.config import engine_config
 from pyllm.core.executors.simulated import SimulatedExecutor, StepCost
 from pyllm.errors import WorkerDeadError
-from pyllm.launch import resolve
 from pyllm.messages import Sampled
 from pyllm.process_config import CoreConfig
+from pyllm.resolution import resolve
 from pyllm.supervisor import Process
 
 NO_COST = StepCost(base=0.0, prefill_token=0.0, decode_row=0.0, context=0.0)

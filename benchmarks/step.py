@@ -21,8 +21,8 @@ from pyllm.config import engine_config
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import WorkerDeadError
 from pyllm.frontend.client import EngineClient
-from pyllm.launch import nursery_place
 from pyllm.messages import FinishCode, Sampled
+from pyllm.places import nursery_place
 from pyllm.process_config import CoreConfig
 
 ROWS = 256

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Any
 
-from pyllm import launch
+from pyllm import places
 from pyllm.config import ServerConfig, engine_config
 from pyllm.errors import EngineDeadError, PyllmError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
@@ -25,6 +25,7 @@ from pyllm.frontend.submission import refuse_input
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.place import Place
 from pyllm.process_config import CoreConfig
+from pyllm.resolution import resolve
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.siblings import STOP_GRACE
@@ -48,7 +49,7 @@ class AsyncEngine:
     """
 
     def __init__(self, model: str = "", **options: Any) -> None:
-        self._config, self._checkpoint = launch.resolve(engine_config({"model": model, **options}))
+        self._config, self._checkpoint = resolve(engine_config({"model": model, **options}))
         self.tokenizer = Tokenizer(self._checkpoint.tokenizer)
         self._chat_template = ChatTemplate.of(self._checkpoint.tokenizer)
         self._folder: SocketFolder | None = None
@@ -82,9 +83,9 @@ class AsyncEngine:
             socket_folder=self._folder.path,
             ready_timeout=LIMITS.ready_timeout,
             shutdown_timeout=LIMITS.shutdown_timeout,
-            nursery=launch.nursery_address(self._config, self._folder.path),
+            nursery=places.nursery_address(self._config, self._folder.path),
         )
-        self._places = [place for group in launch.engine_places(config) for place in group]
+        self._places = [place for group in places.engine_places(config) for place in group]
         for place in self._places:
             place.spawn()
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from pyllm import launch, roles
+from pyllm import roles
 from pyllm.config import ParallelConfig, engine_config
 from pyllm.core import process
 from pyllm.core.executors.inline import InlineExecutor
@@ -21,6 +21,7 @@ from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.ipc import MemoryEndpoint, MessageHandler
 from pyllm.messages import ClientMessage, CoreMessage
 from pyllm.process_config import CoreConfig
+from pyllm.resolution import resolve
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
@@ -41,7 +42,7 @@ class LLMEngine:
         config = engine_config({"model": model, "distributed_executor_backend": "uni", **options})
         if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
             raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")
-        engine, checkpoint = launch.resolve(config)
+        engine, checkpoint = resolve(config)
         core_config = CoreConfig(
             engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0
         )

@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from pyllm import launch, processor
+from pyllm import processor
 from pyllm.config import engine_config
 from pyllm.precision import fastest_quantization
+from pyllm.resolution import resolve
 
 
 @pytest.mark.parametrize(
@@ -18,19 +19,19 @@ from pyllm.precision import fastest_quantization
     ],
 )
 def test_a_quantised_file_is_computed_as_is_fastest_here(ranks: int, flags: set[str], quantization: str) -> None:
-    _, checkpoint = launch.resolve(engine_config({"device": "cpu"}))
+    _, checkpoint = resolve(engine_config({"device": "cpu"}))
     assert fastest_quantization(checkpoint.architecture, ranks, flags) == quantization
 
 
 def test_neither_attention_nor_feed_forward_is_cut_within_a_block() -> None:
-    _, checkpoint = launch.resolve(engine_config({"device": "cpu"}))
+    _, checkpoint = resolve(engine_config({"device": "cpu"}))
     uneven = msgspec.structs.replace(checkpoint.architecture, num_attention_heads=3, head_dim=24)
     assert fastest_quantization(uneven, 1, set()) == "int8"
 
 
 def test_the_embedded_model_is_computed_in_integers_unless_a_dtype_is_asked_for() -> None:
-    config, checkpoint = launch.resolve(engine_config({"device": "cpu"}))
+    config, checkpoint = resolve(engine_config({"device": "cpu"}))
     expected = fastest_quantization(checkpoint.architecture, 1, processor.instructions())
     assert (config.model.quantization, config.model.dtype) == (expected, "bfloat16")
-    config, _ = launch.resolve(engine_config({"device": "cpu", "dtype": "float32"}))
+    config, _ = resolve(engine_config({"device": "cpu", "dtype": "float32"}))
     assert config.model.quantization == "none"

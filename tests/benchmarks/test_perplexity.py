@@ -11,7 +11,7 @@ from benchmarks.perplexity import CONTEXT, TEXT, cut, perplexity, runner_logits,
 from pyllm.checkpoint import read_checkpoint
 from pyllm.config import engine_config
 from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.launch import resolve
+from pyllm.resolution import resolve
 from tests.tiny_model import write_tiny_model
 
 

@@ -18,9 +18,10 @@ from benchmarks.api_process import HOST, api_process
 from pyllm._rust import Plan
 from pyllm.config import engine_config
 from pyllm.core.executors.process import ProcessExecutor
-from pyllm.launch import nursery_address, nursery_place, resolve
 from pyllm.messages import Sampled
+from pyllm.places import nursery_address, nursery_place
 from pyllm.process_config import CoreConfig
+from pyllm.resolution import resolve
 from tests.e2e.titles import find
 
 CONTEXT = multiprocessing.get_context("spawn")

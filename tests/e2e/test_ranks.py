@@ -11,13 +11,14 @@ import psutil
 import pytest
 import zmq
 
-from pyllm import launch
+from pyllm import places
 from pyllm._rust import Scheduler
 from pyllm.config import engine_config
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import StartError, WorkerDeadError
 from pyllm.messages import Sampling
 from pyllm.process_config import CoreConfig
+from pyllm.resolution import resolve
 from tests.e2e.titles import find
 from tests.tiny_model import write_tiny_model
 
@@ -29,10 +30,10 @@ PROMPT = array("i", range(40)).tobytes()
 async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
     model = write_tiny_model(tmp_path / "tiny")
     options = {"model": model, "device": "cpu", "tensor_parallel_size": RANKS, "max_num_seqs": 8, "warm_spares": False}
-    engine, checkpoint = launch.resolve(engine_config(options))
+    engine, checkpoint = resolve(engine_config(options))
     folder = tmp_path / "sockets"
     folder.mkdir()
-    address = launch.nursery_address(engine, str(tmp_path))
+    address = places.nursery_address(engine, str(tmp_path))
     config = CoreConfig(
         engine=engine,
         checkpoint=checkpoint,
@@ -42,7 +43,7 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
         shutdown_timeout=0.0,
         nursery=address,
     )
-    nursery = launch.nursery_place(config)
+    nursery = places.nursery_place(config)
     await nursery.start(lambda reason: None)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor = ProcessExecutor(config, context)

@@ -10,9 +10,10 @@ import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyllm import launch, supervisor
+from pyllm import supervisor
 from pyllm.messages import ClientMessage, Heartbeat, Submit
 from pyllm.process_config import SharedConfig, StateConfig
+from pyllm.sockets import bind_listener
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import ScriptedCore
@@ -65,7 +66,7 @@ async def two_processes(folder: Path, num_steps: int = -1) -> AsyncGenerator[Pro
         for index, core in enumerate(cores):
             address = f"ipc://{folder}/core-{index}"
             await stack.enter_async_context(ZmqCore(core, address))
-            listener = stack.enter_context(launch.bind_listener("127.0.0.1", 0))
+            listener = stack.enter_context(bind_listener("127.0.0.1", 0))
             config = api_config(folder, address, index=index, shared=shared, state_address=state_address)
             children.append(supervisor.spawn(f"API process {index}", "api", listener.fileno()))
             children[-1].configure(config)

@@ -11,13 +11,14 @@ import httpx
 import psutil
 import pytest
 
-from pyllm import launch, supervisor
+from pyllm import supervisor
 from pyllm.episode import Episode
 from pyllm.frontend import process as api
 from pyllm.frontend.memory_pressure import MemoryPressure
 from pyllm.frontend.metrics import Metrics
 from pyllm.host_memory import Memory
 from pyllm.messages import Submit
+from pyllm.sockets import bind_listener
 from tests.frontend import tiny_tokenizers
 from tests.frontend.api_config import api_config
 from tests.frontend.fake_core import MODEL, ScriptedCore
@@ -30,7 +31,7 @@ from tests.waiting import until
 async def started(folder: Path) -> AsyncGenerator[tuple[supervisor.Process, str], None]:
     """The process, and the address that it serves; its core is looked for at `core_address`."""
     config = api_config(folder, core_address(folder))
-    with launch.bind_listener("127.0.0.1", 0) as listener:
+    with bind_listener("127.0.0.1", 0) as listener:
         process = supervisor.spawn("API process 0", "api", listener.fileno())
         process.configure(config)
         process.watch()

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, pre_tokenizers
 from pyllm.config import engine_config
 from pyllm.frontend import prompt_cuts
 from pyllm.frontend.prompt_cuts import MIN_PART, PromptCuts
-from pyllm.launch import resolve
+from pyllm.resolution import resolve
 from tests.frontend import tiny_tokenizers
 from tests.frontend.tiny_tokenizers import SPECIAL
 

@@ -1,12 +1,10 @@
-import shutil
 from pathlib import Path
 
 import pytest
 
-from pyllm import launch
 from pyllm.config import engine_config
 from pyllm.errors import ConfigError
-from pyllm.process_config import CoreConfig
+from pyllm.resolution import resolve
 from tests.tiny_model import write_tiny_model
 
 
@@ -15,20 +13,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
 
 
-def _core(model: str, folder: Path, **options: object) -> CoreConfig:
-    engine, checkpoint = launch.resolve(engine_config({"model": model, "device": "cpu", **options}))
-    return CoreConfig(
-        engine=engine,
-        checkpoint=checkpoint,
-        bind="tcp://127.0.0.1:0",
-        socket_folder=str(folder),
-        ready_timeout=1.0,
-        shutdown_timeout=1.0,
-    )
-
-
 def test_resolve_leaves_nothing_open(model: str) -> None:
-    config, checkpoint = launch.resolve(engine_config({"model": model, "device": "cpu"}))
+    config, checkpoint = resolve(engine_config({"model": model, "device": "cpu"}))
     assert config.model.dtype == "float32"
     assert config.model.max_model_len == 512
     assert config.model.served_model_name == checkpoint.name
@@ -38,14 +24,14 @@ def test_resolve_leaves_nothing_open(model: str) -> None:
 
 def test_every_sequence_has_a_token_in_a_step_unless_said_otherwise(model: str) -> None:
     options = {"model": model, "device": "cpu", "max_num_seqs": 300}
-    many, _ = launch.resolve(engine_config(options))
-    few, _ = launch.resolve(engine_config(options | {"max_num_batched_tokens": 64}))
+    many, _ = resolve(engine_config(options))
+    few, _ = resolve(engine_config(options | {"max_num_batched_tokens": 64}))
     assert (many.scheduler.max_num_batched_tokens, few.scheduler.max_num_batched_tokens) == (300, 64)
 
 
 def test_what_was_asked_for_stays(model: str) -> None:
     options = {"model": model, "device": "cpu", "dtype": "bfloat16", "max_model_len": 100, "async_scheduling": False}
-    config, _ = launch.resolve(engine_config(options | {"served_model_name": "mine"}))
+    config, _ = resolve(engine_config(options | {"served_model_name": "mine"}))
     assert config.model.dtype == "bfloat16"
     assert config.model.max_model_len == 100
     assert config.model.served_model_name == "mine"
@@ -73,7 +59,7 @@ def test_what_was_asked_for_stays(model: str) -> None:
 )
 def test_settings_that_do_not_go_together_are_refused(model: str, options: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        launch.resolve(engine_config({"model": model, "device": "cpu", **options}))
+        resolve(engine_config({"model": model, "device": "cpu", **options}))
 
 
 def test_a_recording_has_an_absolute_path_and_is_not_made_yet(
@@ -81,7 +67,7 @@ def test_a_recording_has_an_absolute_path_and_is_not_made_yet(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = {"model": model, "device": "cpu", "scheduler_recording": "recording"}
-    config, _ = launch.resolve(engine_config(options))
+    config, _ = resolve(engine_config(options))
     assert config.scheduler.scheduler_recording == str(tmp_path / "recording")
     assert not (tmp_path / "recording").exists()
 
@@ -90,43 +76,11 @@ def test_the_folder_for_crashes_is_absolute_and_tried_where_it_was_given(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    config, _ = launch.resolve(engine_config({"model": model, "device": "cpu"}))
+    config, _ = resolve(engine_config({"model": model, "device": "cpu"}))
     assert config.recovery.flight_recorder_dir == str(tmp_path / "state/pyllm/crashes")
     assert not (tmp_path / "state").exists()
     monkeypatch.chdir(tmp_path)
-    config, _ = launch.resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": "mine"}))
+    config, _ = resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": "mine"}))
     assert config.recovery.flight_recorder_dir == str(tmp_path / "mine")
     with pytest.raises(ConfigError, match="flight_recorder_dir"):
-        launch.resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": f"{__file__}/x"}))
-
-
-def test_a_core_that_takes_anothers_place_serves_its_address_and_records_to_a_file_of_its_own(
-    model: str, tmp_path: Path
-) -> None:
-    recording = tmp_path / "recording"
-    core = _core(model, tmp_path, scheduler_recording=str(recording))
-    configure = launch.successive_configs(core)
-    assert configure("") == core
-    for number in (1, 2):
-        successor = configure("tcp://127.0.0.1:4711")
-        assert successor.bind == "tcp://127.0.0.1:4711"
-        assert successor.engine.scheduler.scheduler_recording == f"{recording}.{number}"
-
-
-def test_what_an_earlier_run_recorded_does_not_keep_a_core_from_taking_anothers_place(
-    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = tmp_path / "recordings"
-    folder.mkdir()
-    for number in (1, 3):
-        (folder / f"recording.{number}").touch()
-    configure = launch.successive_configs(_core(model, tmp_path, scheduler_recording=str(folder / "recording")))
-    recordings = []
-    for _ in range(3):
-        recordings.append(configure("").engine.scheduler.scheduler_recording)
-        if len(recordings) > 1:
-            Path(recordings[-1]).touch()
-    assert recordings == [str(folder / name) for name in ("recording", "recording.2", "recording.4")]
-    shutil.rmtree(folder)
-    assert configure("").engine.scheduler.scheduler_recording == ""
-    assert "the next core is not recorded" in caplog.text
+        resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": f"{__file__}/x"}))
