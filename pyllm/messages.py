@@ -247,13 +247,16 @@ class Rejected(Message, frozen=True):
     parameter: str | None = None
 
 
+# Whether nothing but the request is computed now, or, as it is others' turn, none of it; and when that has ended.
+IsolationStage = Literal["alone", "aside", "over"]
+
+
 class Isolated(Message, frozen=True):
-    """This request runs alone: it may be what ended workers or cores. `aside`: it is others' turn; `over`: no more."""
+    """This request shares no step with others: it may be what ended workers or cores."""
 
     epoch: int
     request: int
-    over: bool = False
-    aside: bool = False
+    stage: IsolationStage
 
 
 # Core to workers.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from pyllm._rust import Scheduler
 from pyllm.core.quarantine import Name, Quarantine
-from pyllm.messages import Isolated
+from pyllm.messages import Isolated, IsolationStage
 
 
 class Turn:
@@ -29,7 +29,7 @@ class Turn:
         self._epoch = epoch
         self._post = post
         self._on_alone = on_alone
-        self._told: tuple[Name, bool] | None = None  # the one alone, and whether it is others' turn
+        self._told: tuple[Name, IsolationStage] | None = None
         self._is_alone = False  # as `on_alone` was told
 
     def advance(self) -> None:
@@ -38,7 +38,7 @@ class Turn:
         self._quarantine.advance()
         if before is not None and before != self._quarantine.alone:
             self._told = None
-            self._post(before.client, Isolated(self._epoch, before.request, over=True))
+            self._post(before.client, Isolated(self._epoch, before.request, "over"))
             self._tell_alone(False)
 
     def tell(self) -> None:
@@ -46,11 +46,12 @@ class Turn:
         alone = self._quarantine.alone
         if alone is None:
             return
-        aside = not self._quarantine.explains(self._scheduler.requests_in_flight())
-        if self._told != (alone, aside):
-            self._told = alone, aside
-            self._post(alone.client, Isolated(self._epoch, alone.request, aside=aside))
-        self._tell_alone(not aside)
+        is_alone = self._quarantine.explains(self._scheduler.requests_in_flight())
+        stage: IsolationStage = "alone" if is_alone else "aside"
+        if self._told != (alone, stage):
+            self._told = alone, stage
+            self._post(alone.client, Isolated(self._epoch, alone.request, stage))
+        self._tell_alone(is_alone)
 
     def lose_workers(self) -> None:
         """Nothing is computed until there are others, so that nothing is a request's doing."""

@@ -4,7 +4,7 @@ from array import array
 
 import msgspec
 
-from pyllm.messages import CLEARING_TOKENS, FinishCode, Output, Submit
+from pyllm.messages import CLEARING_TOKENS, FinishCode, IsolationStage, Output, Submit
 
 
 class Journal:
@@ -100,13 +100,13 @@ class Journal:
             return FinishCode.STOP
         return FinishCode.LENGTH if output and len(output) >= first.max_tokens else FinishCode.NONE
 
-    def isolate(self, over: bool, aside: bool = False) -> None:
-        """Note that the core computes nothing but this request, or none of it (`aside`), or that that is `over`.
+    def isolate(self, stage: IsolationStage) -> None:
+        """Note what the core has told of this request.
 
-        It has shown then that it does not end a core at once; what ends one a little later is yet to be told.
+        When that is over, it has shown that it does not end a core at once; a little later it may still.
         """
-        self._is_alone = not (over or aside)
-        if over:
+        self._is_alone = stage == "alone"
+        if stage == "over":
             self.num_losses_alone = 0
 
     def lose_core(self) -> None:

@@ -121,7 +121,7 @@ class RunningRequests:
         """Note that a request is computed by itself, or is no longer."""
         stream = self._streams.get_by_wire_id(isolated.request)
         if stream is not None:
-            stream.journal.isolate(isolated.over, isolated.aside)
+            stream.journal.isolate(isolated.stage)
 
     def lose_core(self, loss: EngineDeadError) -> None:
         """Note that the core was lost that had what was sent; a request that has ended several is failed."""
@@ -166,7 +166,7 @@ class RunningRequests:
             return
         self._connection.counts.num_resubmitted_requests += 1
         stream.is_sent = True
-        stream.journal.isolate(over=False, aside=True)  # until it is told again
+        stream.journal.isolate("aside")  # until it is told again
         submission = stream.journal.submission(self._connection.epoch, stream.wire_id, self._clock())
         try:
             self._connection.post(submission)

@@ -263,10 +263,7 @@ async def test_what_cores_were_lost_with_runs_alone_and_its_client_knows() -> No
         [61],
         [1, 11, 21, 61],
     ]
-    told = [
-        (each.request, "over" if each.over else "aside" if each.aside else "alone")
-        for each in engine.messages(Isolated)
-    ]
+    told = [(each.request, each.stage) for each in engine.messages(Isolated)]
     assert told == [(3, "alone"), (3, "aside"), (3, "alone"), (3, "over"), (4, "aside"), (4, "alone"), (4, "over")]
     assert alone == [True, False] * 3
     assert {finish for _, finish in engine.outputs().values()} == {FinishCode.LENGTH}
@@ -281,7 +278,10 @@ async def test_what_a_third_core_was_lost_with_runs_alone_for_longer() -> None:
     rows = [[context[0] for context in contexts] for contexts in executor.contexts]
     turns = 2 * CLEARING_TOKENS - 1
     assert rows[: turns + 1] == [*([[11], [1]] * CLEARING_TOKENS)[:turns], [1, 11]]
-    assert [each.over for each in engine.messages(Isolated)] == [False] * turns + [True]
+    assert [each.stage for each in engine.messages(Isolated)] == [
+        *(["alone", "aside"] * CLEARING_TOKENS)[:turns],
+        "over",
+    ]
 
 
 async def test_what_has_not_changed_is_not_told_again() -> None:
@@ -289,7 +289,7 @@ async def test_what_has_not_changed_is_not_told_again() -> None:
     engine = Engine(RememberingExecutor(), on_alone=alone.append)
     engine.submit(1, list(range(40)), max_tokens=6, num_losses=2)  # three steps
     await engine.run_dry()
-    assert engine.messages(Isolated) == [Isolated(EPOCH, 1), Isolated(EPOCH, 1, over=True)]
+    assert engine.messages(Isolated) == [Isolated(EPOCH, 1, "alone"), Isolated(EPOCH, 1, "over")]
     assert alone == [True, False]
 
 

@@ -122,9 +122,9 @@ class MortalCore(FakeCore):
         def tell() -> None:
             self.told_alone = request
             if before is not None:
-                self.say(Isolated(self.epoch, before, over=True))
+                self.say(Isolated(self.epoch, before, "over"))
             if request is not None:
-                self.say(Isolated(self.epoch, request))
+                self.say(Isolated(self.epoch, request, "alone"))
 
         self.said.append(tell)
 

@@ -124,7 +124,7 @@ async def test_a_core_that_lives_is_not_lost_with_each_connection_to_it(is_alone
     requests = [client.submit([1], GREEDY, reader)]
     for before, after in itertools.pairwise(connections):
         if is_alone:
-            before.say(Isolated(EPOCH, requests[-1]))
+            before.say(Isolated(EPOCH, requests[-1], "alone"))
         before.on_disconnect()
         (again,) = after.sent(Submit)
         assert again.num_losses == 0

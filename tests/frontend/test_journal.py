@@ -41,7 +41,7 @@ def test_cores_that_are_lost_count_until_enough_has_come_from_one() -> None:
     for progress in (
         lambda: None,
         lambda: journal.accept(1, 0, [7]),
-        lambda: journal.isolate(over=False),
+        lambda: journal.isolate("alone"),
         lambda: journal.accept(1, 1, [7] * (enough - 1)),
         lambda: journal.accept(0, 0, [7] * enough),
     ):
@@ -64,10 +64,10 @@ def test_a_core_that_gave_enough_and_is_asked_again_is_told_of_no_losses() -> No
 def test_one_that_got_past_its_steps_alone_has_ended_no_core_alone() -> None:
     journal = Journal(FIRST, arrival=0.0)
     for _ in range(2):
-        journal.isolate(over=False)
+        journal.isolate("alone")
         journal.lose_core()
-    journal.isolate(over=False)
-    journal.isolate(over=True)
+    journal.isolate("alone")
+    journal.isolate("over")
     assert (journal.num_losses, journal.num_losses_alone) == (2, 0)
 
 
