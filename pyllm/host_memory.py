@@ -1,6 +1,7 @@
-"""Memory that can still be had: the machine's, and that of each control group around this process."""
+"""Memory that can still be had, of the machine and of each control group around this process; whom its want ended."""
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ LOW_SHARE = 0.05
 LOW_BYTES = 1 << 30
 
 _ROOT = Path("/")
+_OOM_KILLS = "oom_kill"
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -42,11 +44,14 @@ class _Version(NamedTuple):
     mount: str
     limit: str
     used: str
+    events: str
 
 
 _VERSIONS = (
-    _Version("0::/", "sys/fs/cgroup", "memory.max", "memory.current"),
-    _Version("memory:/", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    _Version("0::/", "sys/fs/cgroup", "memory.max", "memory.current", "memory.events"),
+    _Version(
+        "memory:/", "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"
+    ),
 )
 
 
@@ -69,6 +74,18 @@ def host_memory(root: Path = _ROOT) -> list[Memory]:
                     Memory(max(0, int(limit) - int(used) + _file_bytes(group)), int(limit), "the container")
                 )
     return memories
+
+
+def num_oom_kills(root: Path = _ROOT) -> int:
+    """Processes that the kernel has ended for want of memory: of this control group, else of the machine."""
+    return _figures(_counter_of_oom_kills(root)).get(_OOM_KILLS, 0)
+
+
+@cache
+def _counter_of_oom_kills(root: Path) -> Path:
+    """The file that has their number."""
+    counters = (group / version.events for version in _VERSIONS for group in _groups(root, version))
+    return next((path for path in counters if _OOM_KILLS in _figures(path)), root / "proc/vmstat")
 
 
 def _file_bytes(group: Path) -> int:

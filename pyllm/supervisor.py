@@ -26,6 +26,7 @@ from pyllm import line_writer
 from pyllm.child import HEARTBEAT_INTERVAL, SILENCE
 from pyllm.child_log import ChildLog
 from pyllm.errors import EngineDeadError, StartError
+from pyllm.host_memory import num_oom_kills
 from pyllm.messages import ChildMessage, Failed, Heartbeat, Started
 
 # Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
@@ -56,6 +57,7 @@ class Process:
         *,
         pidfd: int | None = None,
         memory: int | None = None,
+        count_oom_kills: Callable[[], int] = num_oom_kills,
     ) -> None:
         self.name = name
         self.pid = pid
@@ -80,6 +82,8 @@ class Process:
         self._ticking: asyncio.TimerHandle | None = None
         self._silent_ticks = 0
         self._has_spoken = False
+        self._count_oom_kills = count_oom_kills
+        self._num_oom_kills = count_oom_kills()
         self._given_up = ""
 
     @property
@@ -190,6 +194,7 @@ class Process:
 
     def _tick(self) -> None:
         self._ticking = self._watching.call_later(TICK, self._tick)
+        self._num_oom_kills = self._count_oom_kills()
         self._send_heartbeat()
         # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
         counts = self.started.done() or self._stands_still()
@@ -252,6 +257,8 @@ class Process:
             self._awaiting_code.cancel()
             self._awaiting_code = None
         self._read()
+        if code == -signal.SIGKILL and self._count_oom_kills() > self._num_oom_kills:
+            self.failure = self.failure or "the kernel ended it for want of memory"
         loop.remove_reader(self._connection.fileno())
         loop.remove_writer(self._socket.fileno())
         if self._log is not None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import psutil
 
-from pyllm.host_memory import LOW_BYTES, Memory, host_memory
+from pyllm.host_memory import LOW_BYTES, Memory, host_memory, num_oom_kills
 
 GIB = 1 << 30
 
@@ -67,3 +67,20 @@ def test_this_machine_tells_of_its_memory() -> None:
     host = host_memory()[0]
     assert host.total == psutil.virtual_memory().total
     assert 0 < host.available < host.total
+
+
+def test_the_kernels_kills_are_those_of_the_own_control_group_or_else_the_machines(tmp_path: Path) -> None:
+    machine, first, second = (tmp_path / name for name in ("machine", "first", "second"))
+    for root in (machine, first, second):
+        write(root / "proc/vmstat", "pgfault 9\noom_kill 7\n")
+    assert num_oom_kills(machine) == 7
+    write(first / "proc/self/cgroup", "2:memory:/docker/1\n0::/docker/1\n")
+    write(first / "sys/fs/cgroup/memory/docker/1/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    assert num_oom_kills(first) == 2
+    write(second / "proc/self/cgroup", "0::/\n")
+    events = second / "sys/fs/cgroup/memory.events"
+    write(events, "oom 4\noom_kill 3\noom_group_kill 0\n")
+    assert num_oom_kills(second) == 3
+    write(events, "oom 5\noom_kill 4\n")
+    assert num_oom_kills(second) == 4
+    assert num_oom_kills(tmp_path / "none") == 0

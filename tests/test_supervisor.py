@@ -60,14 +60,19 @@ LISTENING = ATTACHED + (
 TALKING = ATTACHED + "sys.stderr.write('one\\n' + 'x' * 100_000 + 'end'); sys.stderr.flush(); os._exit(0)"
 
 
-def start(code: str, watched: bool = True, memory: int | None = None) -> Process:
+def start(
+    code: str,
+    watched: bool = True,
+    memory: int | None = None,
+    count_oom_kills: Callable[[], int] = lambda: 0,
+) -> Process:
     ours, theirs = Pipe()
     log, stderr = os.pipe()
     with theirs, os.fdopen(stderr, "wb"):
         files = [theirs.fileno()] if memory is None else [theirs.fileno(), memory]
         command = [sys.executable, "-c", code, *map(str, files)]
         child = subprocess.Popen(command, pass_fds=files, stderr=stderr, process_group=0)
-    process = Process("the child", child.pid, ours, child.poll, log, memory=memory)
+    process = Process("the child", child.pid, ours, child.poll, log, memory=memory, count_oom_kills=count_oom_kills)
     if watched:
         process.watch()
     return process
@@ -112,6 +117,16 @@ async def test_killed_child_has_an_obituary() -> None:
     process.kill()
     process.give_up("too late")
     process.configure(Heartbeat())
+
+
+async def test_a_child_that_the_kernel_ended_for_want_of_memory_is_said_to_be_one() -> None:
+    num_oom_kills = 3
+    process = start(SERVE, count_oom_kills=lambda: num_oom_kills)
+    await process.ready(30.0)
+    num_oom_kills += 1
+    process.signal(signal.SIGKILL)
+    await process.exited
+    assert process.obituary() == "the child was killed by SIGKILL while ready: the kernel ended it for want of memory"
 
 
 async def test_silent_children_are_ended_and_a_slow_start_is_not_silence() -> None:
