@@ -141,11 +141,11 @@ class HostPool:
         weakref.finalize(self, runtime.cudaHostUnregister, self.memory.data_ptr())
 
 
-def host_blocks_of_rank(size: int, ranks: int, block_bytes: int) -> int:
+def host_blocks_of_rank(size: int, ranks: int, block_bytes: int, read: Callable[[], list[Memory]] = host_memory) -> int:
     """How many blocks each of `ranks` keeps in `size` bytes of host memory, which is for all of them together.
 
     Raises:
-        ConfigError: there is room for none, or the machine has less memory left.
+        ConfigError: there is room for none, or the machine or a control group has less memory left.
     """
     num_blocks = size // ranks // block_bytes
     if size and not num_blocks:
@@ -153,12 +153,12 @@ def host_blocks_of_rank(size: int, ranks: int, block_bytes: int) -> int:
             f"kv_offloading_size of {size:,} bytes has no room for a block of {block_bytes:,} bytes on each of {ranks} "
             f"rank(s): give at least {ranks * block_bytes:,} bytes, or 0 for no swap space"
         )
-    available = host_memory()[0].available if size else 0
-    if size > available:
-        raise ConfigError(
-            f"kv_offloading_size of {size:,} bytes is more than the {available:,} bytes of memory that this machine "
-            "has left: give less"
-        )
+    for memory in read() if size else []:
+        if size > memory.available:
+            raise ConfigError(
+                f"kv_offloading_size of {size:,} bytes is more than the {memory.available:,} bytes of memory that "
+                f"{memory.owner} has left: give less"
+            )
     return num_blocks
 
 

@@ -117,8 +117,10 @@ def test_all_ranks_share_the_size_of_the_host_pool() -> None:
 def test_a_host_pool_that_cannot_be_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"of 1,000 bytes has no room for a block of 100 bytes on each of 11 rank"):
         host_blocks_of_rank(1000, 11, 100)
-    with pytest.raises(ConfigError, match=r"of 1,125,899,906,842,624 bytes is more than the [\d,]+ bytes of memory"):
-        host_blocks_of_rank(1 << 50, 1, 100)
+    memories = [Memory(4000, 5000, "the host"), Memory(1000, 2000, "the container")]
+    assert host_blocks_of_rank(1000, 1, 100, lambda: memories) == 10
+    with pytest.raises(ConfigError, match="of 1,001 bytes is more than the 1,000 .* that the container has"):
+        host_blocks_of_rank(1001, 1, 100, lambda: memories)
 
 
 @given(st.integers(0, 1000), st.integers(1, 9))
