@@ -119,7 +119,7 @@ def test_a_host_pool_that_cannot_be_is_refused_with_the_numbers() -> None:
         host_blocks_of_rank(1000, 11, 100)
     memories = [Memory(4000, 5000, "the host"), Memory(1000, 2000, "the container")]
     assert host_blocks_of_rank(1000, 1, 100, lambda: memories) == 10
-    with pytest.raises(ConfigError, match="of 1,001 bytes is more than the 1,000 .* that the container has"):
+    with pytest.raises(ConfigError, match=r"of 1,001 bytes is more than the 1,000 .* that the container has"):
         host_blocks_of_rank(1001, 1, 100, lambda: memories)
 
 
