@@ -81,13 +81,13 @@ class Recovery:
         began = self._clock()
         while True:
             logger.warning("%s; all requests wait for new workers", failure)
-            delay = 0.0 if self._is_explained else self._budget.take(self._clock())
-            self._is_explained = False
+            is_explained, self._is_explained = self._is_explained, False
+            delay = 0.0 if is_explained else self._budget.take(self._clock())
             if delay is None:
                 most = self._budget.max_restarts
                 text = f"the workers died more than {most} times within {WINDOW:.0f} s, which is max_restarts"
                 raise GivenUpError(f"{text}; the last time: {failure}")
-            if self._is_wary():
+            if self._is_wary() and not is_explained:
                 logger.warning("workers die often: for a minute, what comes is tried alone before it runs with others")
             await self._sleep(delay)
             try:
