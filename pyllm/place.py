@@ -13,9 +13,14 @@ import msgspec
 
 from pyllm.child import FINAL_EXIT_CODE
 from pyllm.errors import EngineDeadError, GivenUpError, StartError
-from pyllm.restart_budget import FREE_DEATHS, WINDOW, RestartBudget
+from pyllm.restart_budget import WINDOW, RestartBudget
 from pyllm.spare import SPARE_DELAY, Spare
 from pyllm.supervisor import Process
+
+# Deaths by one request alone that cost nothing, for each restart that is allowed. Two of them fail the request, so that
+# they end when requests that kill do; those of a child that blames a request whenever it dies would not, nor those of
+# a client that never fails one. Beyond this bound they cost what others do.
+FREE_DEATHS = 10
 
 # Told the address that the child before served; empty for the first.
 Configure = Callable[[str], msgspec.Struct]

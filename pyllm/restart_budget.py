@@ -5,10 +5,6 @@ from collections import deque
 WINDOW = 60.0  # seconds
 FIRST_DELAY = 0.1  # seconds before the second restart within the window; twice as many before each further one
 LONGEST_DELAY = 5.0
-# Deaths by one request alone that cost nothing, for each restart that is allowed. They fail the request, so that they
-# end when requests that kill do; those of a child that blames a request whenever it dies would not, nor those of a
-# client that never fails one. Beyond this bound they cost what others do.
-FREE_DEATHS = 10
 
 
 class RestartBudget:

@@ -340,7 +340,7 @@ class EngineCore:
                 length_penalty=submit.length_penalty,
                 pooling=bool(submit.sampling.pooling),
             )
-            self._recovery.admit(Name(client, submit.request), submit.num_losses)
+            self._quarantine.admit(Name(client, submit.request), submit.num_losses)
         except NeverFitsError as error:
             self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
         except ValueError as error:

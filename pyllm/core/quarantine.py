@@ -6,6 +6,7 @@ Judges by the scheduler's word alone; who is told, and how workers come back, is
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import NamedTuple
 
 from pyllm._rust import Scheduler, SchedulerError
@@ -15,7 +16,6 @@ from pyllm.messages import CLEARING_TOKENS
 HOLD = "quarantine"
 # Cores that a client has lost in a row with a request, each with hardly a token of it, which make it suspect.
 _LOSSES = 2
-_NUM_REMEMBERED = 4096  # requests that were accused
 # Deaths of workers while they computed nothing but one request, after which it is failed. A signal from elsewhere, and
 # silence, may be the fault of the machine, and say less about the request.
 _DEATHS_ALONE: dict[Cause, int] = {"killed": 2, "silent": 2, "crashed": 1, "stalled": 1, "out_of_memory": 1}
@@ -39,8 +39,9 @@ class Verdict(NamedTuple):
 
 class _Suspect(NamedTuple):
     name: Name
-    cause: Cause | None  # of the death for which it is one; None: no worker's, but those of cores
-    num_steps: int  # that were in flight then: it has to get past each of them
+    cause: Cause | None  # of the death for which it is one; None: no worker's
+    num_steps: int  # that it has to get past alone
+    is_new: bool = False  # whether it has come where workers died often, and nothing else is held against it
 
     def deaths_alone(self, cause: Cause) -> int:
         """How many it may cause in this way.
@@ -56,16 +57,20 @@ class _Suspect(NamedTuple):
 
 
 class Quarantine:
-    """Empty in ordinary times. Plan no step ahead while it is not, so that each death has one step to blame."""
+    """Empty in ordinary times. Plan no step ahead while it is not, so that each death has one step to blame.
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    `is_wary()` says whether workers die so often that it may be the doing of requests that come again and again. While
+    they do, whatever comes is tried alone before it may join the others, and all suspects are for longer.
+    """
+
+    def __init__(self, scheduler: Scheduler, is_wary: Callable[[], bool]) -> None:
         self.num_failures = 0
         self._scheduler = scheduler
+        self._is_wary = is_wary
         self._held: deque[_Suspect] = deque()
         self._alone: _Suspect | None = None
         self._steps_left = 0  # of the one alone, after the one that it is to get past now
         self._deaths_alone = 0
-        self._accused: deque[Name] = deque(maxlen=_NUM_REMEMBERED)
 
     def __len__(self) -> int:
         return len(self._held) + (self._alone is not None)
@@ -96,7 +101,8 @@ class Quarantine:
             self._deaths_alone += 1
             if self._deaths_alone < alone.deaths_alone(death.cause):
                 # It is isolated still, and tried again, from the first of the steps that it may take to do this.
-                self._steps_left = max(self._steps_left, CLEARING_TOKENS - 1)
+                self._alone = alone._replace(num_steps=max(alone.num_steps, CLEARING_TOKENS))
+                self._steps_left = self._alone.num_steps - 1
                 return None
             times = alone.deaths(self._deaths_alone)
             verdict = Verdict(alone.name, f"{blame('worker', times, self._deaths_alone)}: {death}, in step {steps[0]}")
@@ -106,28 +112,24 @@ class Quarantine:
             return verdict
         if alone is not None:
             self._steps_left = alone.num_steps - 1  # It may end new workers only when they have done as many.
+        # What ends workers again and again may take some tokens each time.
+        num_steps = CLEARING_TOKENS if self._is_wary() else len(steps)
         for name in names:
             if alone is None or name != alone.name:
-                # What was cleared and is here again may take some tokens, each time, to end the workers.
-                num_steps = CLEARING_TOKENS if name in self._accused else len(steps)
                 self._hold(_Suspect(name, death.cause, num_steps))
-        self._accused.extend(names)
         if names:
             logger.warning("%d requests were in the fatal step, and run one by one: %s", len(names), names)
         return None
 
-    def admit(self, name: Name, num_losses: int, is_wary: bool) -> None:
-        """Judge a request that has just come, by the number of cores that were lost while they had it.
-
-        `is_wary`: workers die so often that whatever comes now is tried alone before it may join the others.
-        """
+    def admit(self, name: Name, num_losses: int) -> None:
+        """Judge a request that has just come, by the number of cores that were lost while they had it."""
         if num_losses >= _LOSSES:
             # Most that ends a core does so at once. With one lost after that, too, it may be what takes some tokens.
             num_steps = 1 if num_losses == _LOSSES else CLEARING_TOKENS
             self._hold(_Suspect(name, None, num_steps))
             logger.warning("client %d's request %d was with %d cores that were lost: it runs alone", *name, num_losses)
-        elif is_wary:
-            self._hold(_Suspect(name, None, CLEARING_TOKENS))
+        elif self._is_wary():
+            self._hold(_Suspect(name, None, CLEARING_TOKENS, is_new=True))
 
     def advance(self) -> None:
         """Let the next one run alone if the one before is cleared or has ended; call it before each plan."""
@@ -138,14 +140,16 @@ class Quarantine:
                 self._steps_left -= 1
                 return
             self._alone = None
+        is_wary = self._is_wary()
         while self._held and self._alone is None:
             suspect = self._held.popleft()
             try:
                 self._scheduler.release(*suspect.name)
             except SchedulerError:
                 continue  # It has ended meanwhile.
-            self._isolate(suspect)
-            self._alone, self._steps_left, self._deaths_alone = suspect, suspect.num_steps - 1, 0
+            if is_wary or not suspect.is_new:
+                self._isolate(suspect)
+                self._alone, self._steps_left, self._deaths_alone = suspect, suspect.num_steps - 1, 0
 
     def _hold(self, suspect: _Suspect) -> None:
         self._scheduler.hold(*suspect.name, HOLD)

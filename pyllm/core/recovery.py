@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 from pyllm._rust import Scheduler
 from pyllm.core.crash import Crash
 from pyllm.core.executors.base import Executor
-from pyllm.core.quarantine import Name, Quarantine, Verdict
+from pyllm.core.quarantine import Quarantine, Verdict
 from pyllm.errors import EngineDeadError, GivenUpError, WorkerDeadError
-from pyllm.restart_budget import FREE_DEATHS, WINDOW, RestartBudget
+from pyllm.restart_budget import WINDOW, RestartBudget
 
-# What comes is tried alone once more than one of so many restarts is used up.
+# Workers die often where more than one of so many of the restarts that are allowed is used up; a first one is nothing.
 _WARY_SHARE = 3
 
 logger = logging.getLogger(__name__)
@@ -41,17 +41,13 @@ class Recovery:
         self._num_fruitless = 0  # deaths without a step in between that ended well
         self.num_recoveries = 0
         self.num_degradations = 0
-        self.quarantine = Quarantine(scheduler)
+        self.quarantine = Quarantine(scheduler, self._is_wary)
         self._scheduler = scheduler
         self._executor = executor
         self._budget = budget
         self._shrink = shrink
         self._clock = clock
         self._sleep = sleep
-
-    def admit(self, name: Name, num_losses: int) -> None:
-        """Judge a request that has just come; `num_losses` cores were lost while they had it."""
-        self.quarantine.admit(name, num_losses, self._is_wary())
 
     def begin(self, crash: Crash) -> Verdict | None:
         """Forget all that the ranks held, and what they were computing. Gives a request that is to end for it."""
@@ -62,8 +58,8 @@ class Recovery:
         requests = [] if death.cause == "orphaned" else crash.requests
         self._count(crash.steps)
         # A request that is found out costs nobody's budget: however many there are, each fails by itself. Not so where
-        # nothing else is ever computed: then it may be the workers.
-        may_be_explained = self._num_fruitless <= FREE_DEATHS * self._budget.max_restarts
+        # nothing else is computed in between: then it may be the workers.
+        may_be_explained = self._num_fruitless <= self._budget.max_restarts
         self._is_explained = may_be_explained and self.quarantine.explains(requests)
         verdict = self.quarantine.accuse(death, crash.steps, requests)
         # What takes too much memory all by itself would take it of others' steps alone.
@@ -88,7 +84,7 @@ class Recovery:
                 text = f"the workers died more than {most} times within {WINDOW:.0f} s, which is max_restarts"
                 raise GivenUpError(f"{text}; the last time: {failure}")
             if self._is_wary() and not is_explained:
-                logger.warning("workers die often: for a minute, what comes is tried alone before it runs with others")
+                logger.warning("workers die often: while they do, what comes is tried alone before it runs with others")
             await self._sleep(delay)
             try:
                 await self._executor.restart()
@@ -103,7 +99,7 @@ class Recovery:
         logger.info("new workers took over after %.2f s", self._clock() - began)
 
     def _is_wary(self) -> bool:
-        return _WARY_SHARE * self._budget.num_taken(self._clock()) > self._budget.max_restarts
+        return self._budget.num_taken(self._clock()) > max(1, self._budget.max_restarts // _WARY_SHARE)
 
     def _count(self, steps: list[int]) -> None:
         if steps:

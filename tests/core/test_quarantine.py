@@ -11,7 +11,7 @@ from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.core.clients import CLIENT_SILENCE
 from pyllm.errors import Cause, GivenUpError, blame
 from pyllm.messages import CLEARING_TOKENS, Abort, FinishCode, Isolated, Rejected
-from pyllm.restart_budget import FREE_DEATHS
+from pyllm.restart_budget import WINDOW
 from tests.core.raw_engine import EPOCH, Engine
 from tests.core.remembering_executor import NUM_ANSWERS, RememberingExecutor
 
@@ -124,7 +124,7 @@ class PatientExecutor(RememberingExecutor):
 @pytest.mark.parametrize("patience", range(CLEARING_TOKENS))
 async def test_a_request_that_kills_after_some_tokens_each_time_is_found(patience: int) -> None:
     executor = PatientExecutor(patience)
-    engine, outputs = await served(executor, {1: [1, 2], 2: [POISON]}, max_restarts=2, max_tokens=40)
+    engine, outputs = await served(executor, {1: [1, 2], 2: [POISON]}, max_tokens=40)
     assert [rejected.request for rejected in engine.messages(Rejected)] == [2]
     assert outputs[1][1] == FinishCode.LENGTH
 
@@ -150,16 +150,17 @@ async def test_clients_that_keep_sending_what_kills_end_nothing_else(patience: i
 
 async def test_workers_that_are_ended_by_all_that_comes_are_given_up() -> None:
     executor = RememberingExecutor(dies_of=lambda contexts: "crashed")
-    engine = Engine(executor, max_restarts=1)
+    engine = Engine(executor, max_restarts=4)
 
     async def ask_again_and_again() -> None:
-        for request in range(100):  # Each is tried alone, and would cost nothing.
+        for request in range(100):  # Each is tried alone, which costs nothing otherwise.
             engine.submit(request, [1, 2])
             await engine.run_dry()
 
-    with pytest.raises(GivenUpError, match="more than 1 times"):
+    with pytest.raises(GivenUpError, match="more than 4 times"):
         await ask_again_and_again()
-    assert executor.num_restarts == FREE_DEATHS
+    assert executor.num_restarts == 4 + 2
+    assert len(engine.messages(Rejected)) == 3
 
 
 def num_after(executor: RememberingExecutor) -> int:
@@ -177,6 +178,30 @@ async def test_those_that_did_nothing_are_cleared_one_by_one_and_run_together_ag
     assert {len(contexts) for contexts in executor.contexts[4:]} == {1}
     assert {finish for _, finish in outputs.values()} == {FinishCode.LENGTH}
     assert (executor.num_restarts, engine.messages(Rejected)) == (1, [])
+
+
+async def test_a_second_death_costs_the_streams_no_more_than_the_first() -> None:
+    executor = RememberingExecutor(deaths=[2, 40])
+    prompts = {request: [10 * request] for request in range(1, 9)}
+    await served(executor, prompts, max_tokens=60)
+    alone = [len(contexts) == 1 for contexts in executor.contexts]
+    assert executor.num_restarts == 2
+    assert max(sum(alone[3:40]), sum(alone[41:78])) < 3 * len(prompts)
+
+
+async def test_what_came_while_workers_died_often_is_let_go_when_they_do_no_more() -> None:
+    executor = RememberingExecutor()
+    executor._dies_of = lambda contexts: "orphaned" if len(executor.contexts) <= 4 else None  # nobody's fault
+    engine = Engine(executor, max_restarts=10)
+    engine.submit(0, [1], max_tokens=1)
+    for _ in range(4):
+        await engine.core.step()
+    for request in range(1, 9):
+        engine.submit(request, [10 * request], max_tokens=2)
+    assert engine.core.stats()["num_suspects"] == 8
+    engine.now += WINDOW
+    await engine.run_dry()
+    assert [len(contexts) for contexts in executor.contexts[4:]] == [8, 8, 1]
 
 
 async def test_what_comes_meanwhile_waits_for_nobody() -> None:
