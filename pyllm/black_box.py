@@ -16,7 +16,6 @@ _HEAD_SIZE = 64
 # As `rust/pyllm-python/src/notes.rs` writes them, in words of 32 bits: checksum, step, tokens, rows; each row.
 _NOTE = struct.Struct("=QQII")
 _ROW = struct.Struct("=IQ")
-_WORD = 4
 
 
 class BlackBox:

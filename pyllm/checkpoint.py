@@ -1,4 +1,4 @@
-"""What is in a model's files: architecture, tensor table, tokenizer. Read once, in `launch.py`, sent to children.
+"""What is in a model's files: architecture, tensor table, tokenizer. Read once, in `resolution.py`, sent to children.
 
 Knows neither torch nor transformers; `workers/loaders` turns the tensor table into weights.
 """

@@ -1,4 +1,4 @@
-"""Configuration: small frozen structs, composed; resolved once in `launch.py`, then sent to each process.
+"""Configuration: small frozen structs, composed; resolved once in `resolution.py`, then sent to each process.
 
 One definition gives the keyword, the command-line flag (`cli.py`) and the documentation. Names are vLLM's where vLLM
 has the thing. Does not read models or devices.

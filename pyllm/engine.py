@@ -1,6 +1,6 @@
 """`AsyncEngine`: an engine inside an asyncio application. The model runs in processes of its own.
 
-Composes launch, client and tokenizer; it decides nothing itself.
+Composes places, client and tokenizer; it decides nothing itself.
 """
 
 import asyncio
@@ -239,11 +239,16 @@ class AsyncEngine:
             self._client.close()
             self._client = None
         self._loss = None
-        places, self._places = self._places, []
-        for place in places:
-            await place.stop(STOP_GRACE)
-        if self._folder is not None:
-            self._folder.close()
+        try:
+            while self._places:
+                await self._places[0].stop(STOP_GRACE)
+                del self._places[0]
+        finally:  # Nothing may be left behind, even where nobody waits for it any more.
+            for place in self._places:
+                place.kill()
+            self._places = []
+            if self._folder is not None:
+                self._folder.close()
 
     @contextlib.asynccontextmanager
     async def _running(

@@ -66,8 +66,9 @@ class Endpoint(Generic[Received, Sent]):
         self._on_disconnect = on_disconnect
         self._has_identity = socket.type == zmq.ROUTER
         self._drain_scheduled = False
-        self._loop.add_reader(socket.fileno(), self._drain)
+        # First, as it may fail: what the event loop reads stays open.
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) if on_disconnect else None
+        self._loop.add_reader(socket.fileno(), self._drain)
         if self._monitor is not None:
             self._loop.add_reader(self._monitor.fileno(), self._read_monitor)
             self._loop.call_soon(self._read_monitor)  # The descriptor signals changes only after a first look.

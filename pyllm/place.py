@@ -40,7 +40,8 @@ class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
 class Place:
     """`spawn` starts a child and `configure` makes what it is told; `on_death` is called with each one that has died.
 
-    A child that ended by itself as if it had been told to, or for a reason that another would meet, has no successor.
+    A child that ended for a reason that another would meet has no successor, nor one that ends in order when that is
+    expected.
     What it has said to be one request's doing costs no restart: however many such there are, each fails by itself.
     """
 
@@ -135,7 +136,7 @@ class Place:
             if process.exited.result() == 0 and self._may_end:
                 return None
             self._on_death(process)
-            if process.exited.result() in (0, FINAL_EXIT_CODE):
+            if process.exited.result() == FINAL_EXIT_CODE:
                 return process.error()
             process = self.process = await self._successor(process)
             process.configure(self._configure(self._address))

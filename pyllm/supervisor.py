@@ -62,6 +62,7 @@ class Process:
         self.name = name
         self.pid = pid
         self.stage = "starting"
+        self.step = -1  # the last that it has completed, where it does steps
         self.failure: str | None = None
         self.silent = False  # whether it was ended because it gave no sign of life
         self.memory = b""  # what was in the memory that it shared when it ended
@@ -160,8 +161,9 @@ class Process:
     def obituary(self) -> str:
         """One sentence on how the child ended, for the log and the streams that it took along."""
         code = self.exited.result()
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"{self.name} {how} while {self.stage}" + (f": {self.failure}" if self.failure else "")
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        after = f", after step {self.step}" if self.step >= 0 else ""
+        return f"{self.name} {how} while {self.stage}{after}" + (f": {self.failure}" if self.failure else "")
 
     def error(self) -> EngineDeadError:
         """The child's end as an exception."""
@@ -177,9 +179,11 @@ class Process:
     def _handle(self, message: ChildMessage) -> None:
         self._has_spoken = True
         self._silent_ticks = 0
+        # What the kernel has chosen to end says no more, though it may take its time to go.
+        self._num_oom_kills = self._count_oom_kills()
         match message:
-            case Heartbeat(stage, is_explained=is_explained):
-                self.stage, self.is_explained = stage, is_explained
+            case Heartbeat(stage, step, is_explained=is_explained):
+                self.stage, self.step, self.is_explained = stage, step, is_explained
             case Started(address):
                 self.stage = "ready"
                 if not self.started.done():
@@ -194,7 +198,6 @@ class Process:
 
     def _tick(self) -> None:
         self._ticking = self._watching.call_later(TICK, self._tick)
-        self._num_oom_kills = self._count_oom_kills()
         self._send_heartbeat()
         # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
         counts = self.started.done() or self._stands_still()
@@ -256,8 +259,9 @@ class Process:
         if self._awaiting_code is not None:
             self._awaiting_code.cancel()
             self._awaiting_code = None
+        lacked_memory = code == -signal.SIGKILL and self._count_oom_kills() > self._num_oom_kills
         self._read()
-        if code == -signal.SIGKILL and self._count_oom_kills() > self._num_oom_kills:
+        if lacked_memory:
             self.failure = self.failure or "the kernel ended it for want of memory"
         loop.remove_reader(self._connection.fileno())
         loop.remove_writer(self._socket.fileno())
@@ -334,6 +338,13 @@ def reap(process: "subprocess.Popen[bytes]") -> int | None:
     else:
         process.returncode = os.waitstatus_to_exitcode(status) if pid else None
     return process.returncode
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Those of real time have no name each.
+        return f"signal {number}"
 
 
 async def end(processes: list[Process]) -> list[Process]:

@@ -23,6 +23,7 @@ class FakeProcess:
     """A child that starts and ends when the test says so."""
 
     stage = "ready"
+    step = -1
     failure: str | None = None
     given_up = ""
     is_explained = False
@@ -138,15 +139,23 @@ async def test_a_successor_that_is_late_is_killed_and_followed() -> None:
     await family.place.stop(1.0)
 
 
-@pytest.mark.parametrize("code", [0, FINAL_EXIT_CODE])
-async def test_a_child_that_had_a_reason_to_end_is_not_followed(code: int) -> None:
+async def test_a_child_that_had_a_reason_to_end_is_not_followed() -> None:
     family = Family()
     await family.start()
-    family.children[0].end(code)
+    family.children[0].end(FINAL_EXIT_CODE)
     reason = await family.lost
     assert isinstance(reason, EngineDeadError)
-    assert str(reason) == f"child 0 exited with code {code} while ready"
+    assert str(reason) == f"child 0 exited with code {FINAL_EXIT_CODE} while ready"
     assert len(family.children) == 1
+
+
+async def test_a_child_that_somebody_else_has_told_to_end_is_followed() -> None:
+    family = Family()
+    await family.start()
+    family.children[0].end(0)
+    (await family.child(1)).started.set_result("")
+    assert not family.lost.done()
+    await family.place.stop(1.0)
 
 
 async def test_who_ends_when_that_is_expected_is_not_lost() -> None:

@@ -44,6 +44,7 @@ HANGING = ATTACHED + "child.started()\nwhile True: ctypes.PyDLL(None).pause()"
 # Its event loop runs no more, but its threads do.
 PULSELESS = CHILD + "child = attached(pulse_patience=0.5); child.started(); child.pulse(); threading.Event().wait()"
 WITH_CHILD = ATTACHED + "child.started(str(subprocess.Popen(['sleep', '600']).pid)); threading.Event().wait()"
+STEPPING = ATTACHED + "child.step = 41; child.enter('stepping'); threading.Event().wait()"
 UNCONFIGURED = CHILD + (
     "connection = Connection(int(sys.argv[1]))\n"
     "size = len(await_configuration(connection))\n"
@@ -119,11 +120,28 @@ async def test_killed_child_has_an_obituary() -> None:
     process.configure(Heartbeat())
 
 
-async def test_a_child_that_the_kernel_ended_for_want_of_memory_is_said_to_be_one() -> None:
-    num_oom_kills = 3
-    process = start(SERVE, count_oom_kills=lambda: num_oom_kills)
+async def test_signals_without_a_name_have_their_number() -> None:
+    process = start(SERVE)
     await process.ready(30.0)
-    num_oom_kills += 1
+    os.kill(process.pid, signal.SIGRTMIN + 6)
+    assert await process.exited == -signal.SIGRTMIN - 6
+    assert process.obituary() == f"the child was killed by signal {signal.SIGRTMIN + 6} while ready"
+
+
+async def test_the_last_step_of_a_child_is_in_its_obituary() -> None:
+    process = start(STEPPING)
+    while process.step < 0:
+        await asyncio.sleep(0)
+    process.kill()
+    await process.exited
+    assert process.obituary() == "the child was killed by SIGKILL while stepping, after step 41"
+
+
+async def test_a_child_that_the_kernel_ended_for_want_of_memory_is_said_to_be_one() -> None:
+    ended: list[psutil.Process] = []
+    process = start(SERVE, count_oom_kills=lambda: 3 + (bool(ended) and not ended[0].is_running()))
+    ended.append(psutil.Process(process.pid))
+    await process.ready(30.0)
     process.signal(signal.SIGKILL)
     await process.exited
     assert process.obituary() == "the child was killed by SIGKILL while ready: the kernel ended it for want of memory"

@@ -145,6 +145,6 @@ class Journal:
     def _clear(self) -> int:
         """Forget the cores that were lost if enough has come since the last one; gives the tokens that are known."""
         num_known = sum(map(len, self._outputs)) - self._num_untold
-        if num_known - self._num_known >= CLEARING_TOKENS * len(self._outputs):
+        if num_known - self._num_known >= CLEARING_TOKENS * self._closed.count(False):
             self.num_losses = self.num_losses_alone = 0
         return num_known

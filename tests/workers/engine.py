@@ -12,7 +12,7 @@ from tests.plans import Planner, Row
 
 
 def resolved(model: str, **options: object) -> EngineConfig:
-    """Options as `launch.resolve` leaves them, on the CPU."""
+    """Options as `resolve` leaves them, on the CPU."""
     defaults = {"model": model, "dtype": "float32", "max_model_len": 512, "device": "cpu", "max_num_seqs": 8}
     defaults["max_num_batched_tokens"] = 2048
     chosen = defaults | {"quantization": "none", "kv_cache_dtype": options.get("dtype", "float32")} | options

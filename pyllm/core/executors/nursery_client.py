@@ -105,14 +105,20 @@ class NurseryClient:
                 return
             match msgspec.msgpack.decode(data, type=NurseryMessage):
                 case Forked(pid):
-                    self._take(self._pending.popleft(), pid, files[0])
+                    self._take(self._pending.popleft(), pid, files)
                 case NotForked(reason):
                     self._pending.popleft().fail(StartError(reason))
                 case Ended(pid, code):
-                    self._workers.pop(pid).tell_code(code)
+                    if (worker := self._workers.pop(pid, None)) is not None:
+                        worker.tell_code(code)
 
-    def _take(self, pending: "_PendingFork", pid: int, pidfd: int) -> None:
-        worker = Process(pending.name, pid, pending.connection, lambda: None, pending.stderr, pidfd=pidfd)
+    def _take(self, pending: "_PendingFork", pid: int, files: list[int]) -> None:
+        try:
+            (pidfd,) = files
+            worker = Process(pending.name, pid, pending.connection, lambda: None, pending.stderr, pidfd=pidfd)
+        except (OSError, ValueError) as error:  # What is forked ends when it finds nobody at its connection.
+            pending.fail(StartError(f"worker {pid} cannot be watched: {error}; raise the limit of open files"))
+            return
         worker.watch()
         self._workers[pid] = worker
         pending.worker.set_result(worker)

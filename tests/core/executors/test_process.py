@@ -17,7 +17,7 @@ import zmq
 
 from benchmarks import empty_worker
 from benchmarks.step import ENTRY, core_config
-from pyllm import ipc, launch
+from pyllm import ipc, places
 from pyllm.child import OUT_OF_MEMORY_EXIT_CODE, SILENCE
 from pyllm.core.executors.process import ProcessExecutor
 from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
@@ -55,7 +55,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Make]:
 
     async def start(entry: str = ENTRY, ranks: int = 1, ready_timeout: float = 60.0) -> Started:
         config = msgspec.structs.replace(core_config(str(tmp_path), ranks), socket_folder=str(sockets))
-        nursery = launch.nursery_place(config, entry)
+        nursery = places.nursery_place(config, entry)
         config = msgspec.structs.replace(config, ready_timeout=ready_timeout)
         made.append(Started(ProcessExecutor(config, context), sockets, nursery))
         await nursery.start(lambda reason: None)
