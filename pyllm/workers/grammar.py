@@ -19,7 +19,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from pyllm.errors import ConfigError
 from pyllm.workers.fair_thread import FairThread, Share, settle
-from pyllm.workers.grammar_compiler import Compilation, GrammarCompiler
+from pyllm.workers.grammar_compiler import Compilation, GrammarCompiler, NotNowError
 from pyllm.workers.grammar_matcher import compile_grammar, error_text
 from pyllm.workers.grammar_trials import GrammarTrials, TrialConfig
 
@@ -36,7 +36,7 @@ Mask = npt.NDArray[np.int32]
 class GrammarRow:
     """One slot's place in its grammar. `Grammars` writes it on its thread; what it says is there after `wait`."""
 
-    __slots__ = ("__weakref__", "done", "error", "forced", "mask", "matcher", "share", "source")
+    __slots__ = ("__weakref__", "done", "error", "forced", "is_put_off", "mask", "matcher", "share", "source")
 
     def __init__(
         self, mask: Mask, share: Share, done: "Future[Any]", source: "Compilation | GrammarRow | None" = None
@@ -44,6 +44,9 @@ class GrammarRow:
         self.mask = mask  # int32 [1, words], bit t of word w: token 32 w + t may come next
         self.forced: list[int] = []  # what must come next; the mask allows its first alone. Empty: there is a choice
         self.error = ""  # why the request cannot go on
+        self.is_put_off = (
+            False  # its output has begun elsewhere, and its grammar cannot be had just now: begin it again
+        )
         self.matcher: LLMatcher | None = None
         self.share = share  # of the thread of the masks: one for a row and all its forks
         self.done = done  # all that was asked of it
@@ -147,7 +150,9 @@ class Grammars:
         compilation, row.source = row.source, None
         assert isinstance(compilation, Compilation)
         if failure := compilation.future.exception():
-            row.error = str(failure)
+            # Who has had some of its output is not to end for want of time, as one that comes may.
+            row.is_put_off = bool(output) and isinstance(failure, NotNowError)
+            row.error = "" if row.is_put_off else str(failure)
             return
         row.matcher = compilation.future.result().deep_copy()
         self._move(row, output)
@@ -214,7 +219,7 @@ class Grammars:
 def _copy(row: GrammarRow) -> None:
     origin, row.source = row.source, None
     assert isinstance(origin, GrammarRow)
-    row.error = origin.error
+    row.error, row.is_put_off = origin.error, origin.is_put_off
     if origin.matcher is not None:
         row.matcher, row.forced = origin.matcher.deep_copy(), origin.forced
         row.mask[:] = origin.mask

@@ -177,7 +177,7 @@ class TokenSampler:
                 continue
             last = constraint.num_consumed - 1
             known = self._slots.known_tokens(slot, last)
-            if not len(known) or known[0] != constraint.last_consumed:
+            if not len(known) or known[0] != constraint.last_consumed or constraint.grammar.is_put_off:
                 self._slots.begin_grammar(constraint, self._slots.known_tokens(slot, 0))
             elif len(known) > 1:
                 self._consume(constraint, known[1:].tolist())
@@ -210,7 +210,7 @@ class TokenSampler:
         failure = constraint.failure
         masks = [] if allowed is None else [allowed]
         if grammar is not None and not failure:
-            if not grammar.wait(max(0.0, deadline - self._clock())):
+            if not grammar.wait(max(0.0, deadline - self._clock())) or grammar.is_put_off:
                 return None
             failure = grammar.error
             if failure:

@@ -8,11 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from llguidance import LLMatcher, LLTokenizer
 
 from pyllm.checkpoint import read_checkpoint
 from pyllm.messages import Sampled, Sampling
 from pyllm.workers.batch import PlanBuffer
 from pyllm.workers.grammar import PATIENCE, Grammars
+from pyllm.workers.grammar_compiler import NotNowError
+from pyllm.workers.grammar_matcher import compile_grammar
 from pyllm.workers.logprobs import PromptLogprobs
 from pyllm.workers.sampling_slots import SamplingSlots
 from pyllm.workers.token_sampler import Draw, TokenSampler
@@ -390,6 +393,7 @@ class NeverReady:
     """A grammar's row, and its grammars, of which nothing comes; the clock goes on by as much as is waited."""
 
     error = ""
+    is_put_off = False
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -411,6 +415,26 @@ def test_all_rows_that_are_not_ready_share_one_wait() -> None:
     rows = [Row(slot, PROMPT, 4, [{5: 1.0}]) for slot in (0, 1, 2)]
     assert tokens_by_row(steps.draw(*rows)) == [[], [], []]
     assert never.asked == pytest.approx([PATIENCE, 0.0, 0.0])
+
+
+def test_what_has_begun_waits_for_a_grammar_that_cannot_be_had_now_and_what_comes_fails(document: list[int]) -> None:
+    refusals = ["this machine is busy"] * 3
+
+    def compile_later(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+        if refusals:
+            raise NotNowError(refusals.pop())
+        return compile_grammar(tokenizer, text)
+
+    ends = list(CHECKPOINT.tokenizer.eos_token_ids)
+    grammars = Grammars(LLTokenizer(CHECKPOINT.tokenizer.path, n_vocab=TOKENS, eos_token=ends), compile_later)
+    steps = Steps(TOKENS, lambda: grammars)
+    steps.start(0, greedy(grammar=GRAMMAR))
+    settle(steps)
+    assert steps.draw(Row(0, PROMPT, len(PROMPT), [LIKES])).failures == {0: "this machine is busy"}
+    steps.start(1, greedy(grammar=GRAMMAR), output=tuple(document[:2]))
+    assert draw_when_ready(steps, Row(1, [document[1]], len(PROMPT) + 2, [LIKES]))[0][0] == document[2]
+    assert not refusals
+    grammars.close()
 
 
 def test_a_grammar_that_is_none_fails_its_request_alone(grammars: Grammars) -> None:
