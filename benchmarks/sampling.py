@@ -71,7 +71,7 @@ def figures() -> Iterator[Record]:
 
 def parameters(top_k: int, top_p: float) -> SamplingRows:
     ones = torch.ones(ROWS)
-    return SamplingRows(ones * TEMPERATURE, torch.full((ROWS,), top_k), ones * top_p, ones * 0)
+    return SamplingRows(ones * TEMPERATURE, torch.full((ROWS,), top_k, dtype=torch.int32), ones * top_p, ones * 0)
 
 
 def known_tokens() -> tuple[Callable[[], LogitsEdits], Callable[[Tensor, Tensor], Tensor]]:

@@ -21,8 +21,8 @@ def sample(
 ) -> Tensor:
     """Tokens int32 [samples], by `pyllm/workers/sampler.py`'s rules; -1 where no logit is above minus infinity.
 
-    logits float32 [rows, vocabulary], each row contiguous; the others [samples] on the same device: float32, `top_k`
-    int32 (0: off), `rows` int32, the row of logits that each sample is drawn from.
+    logits [rows, vocabulary], each row contiguous, of a float dtype; the others [samples] on the same device: float32,
+    `top_k` int32 (0: off), `rows` int32, the row of logits that each sample is drawn from.
     """
     tokens = torch.empty(len(rows), dtype=torch.int32, device=logits.device)
     if not len(rows):
@@ -49,7 +49,12 @@ def sample(
     return tokens
 
 
-@triton.jit(do_not_specialize=["logits_stride"])
+# A program reads one number of each of these, which need not begin where the memory that they are a part of does: one
+# that is aligned today and not tomorrow must not make a step wait for another version.
+_PARAMETERS = ("temperature_ptr", "top_k_ptr", "top_p_ptr", "min_p_ptr", "uniforms_ptr", "rows_ptr", "tokens_ptr")
+
+
+@triton.jit(do_not_specialize=["logits_stride"], do_not_specialize_on_alignment=_PARAMETERS)
 def _sample_kernel(
     logits_ptr,
     temperature_ptr,
@@ -71,7 +76,7 @@ def _sample_kernel(
     largest, first_largest = _largest(row_ptr, VOCABULARY, LANES, PARTS)
     if largest == float("-inf"):
         tl.store(tokens_ptr + sample, -1)
-    elif temperature == 0:
+    elif (temperature == 0) | (largest == float("inf")):  # No temperature makes weights of infinite logits.
         tl.store(tokens_ptr + sample, first_largest)
     else:
         top_k = tl.load(top_k_ptr + sample)
@@ -100,6 +105,12 @@ def _sample_kernel(
 
 
 @triton.jit
+def _load(row_ptr, tokens, VOCABULARY: tl.constexpr):
+    """Logits in float32, which holds those of every dtype; minus infinity past the row's end."""
+    return tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
 def _largest(row_ptr, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.constexpr):
     """The largest logit and its first id; minus infinity where none is a number."""
     lanes = tl.arange(0, LANES)
@@ -108,7 +119,7 @@ def _largest(row_ptr, VOCABULARY: tl.constexpr, LANES: tl.constexpr, PARTS: tl.c
     for start in range(0, VOCABULARY, LANES * PARTS):
         for part in tl.static_range(PARTS):
             tokens = start + part * LANES + lanes
-            logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+            logits = _load(row_ptr, tokens, VOCABULARY)
             better = logits > best
             best = tl.where(better, logits, best)
             ids = tl.where(better, tokens, ids)
@@ -129,7 +140,7 @@ def _alive(row_ptr, largest, temperature, min_p, VOCABULARY: tl.constexpr, LANES
     for start in range(0, VOCABULARY, LANES * PARTS):
         for part in tl.static_range(PARTS):
             tokens = start + part * LANES + lanes
-            logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+            logits = _load(row_ptr, tokens, VOCABULARY)
             weights = tl.exp((logits - largest) / temperature)
             alive = (weights > 0) & (weights >= min_p)
             smallest = tl.where(alive & (logits < smallest), logits, smallest)
@@ -148,7 +159,7 @@ def _above(row_ptr, cut, largest, temperature, VOCABULARY: tl.constexpr, LANES: 
     for start in range(0, VOCABULARY, LANES * PARTS):
         for part in tl.static_range(PARTS):
             tokens = start + part * LANES + lanes
-            logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+            logits = _load(row_ptr, tokens, VOCABULARY)
             counts += (logits > cut).to(tl.int32)
             equal += (logits == cut).to(tl.int32)
             sums += tl.where(logits > cut, tl.exp((logits - largest) / temperature), 0.0)
@@ -188,7 +199,7 @@ def _cut(
         for start in range(0, VOCABULARY, LANES * PARTS):
             for part in tl.static_range(PARTS):
                 tokens = start + part * LANES + lanes
-                logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+                logits = _load(row_ptr, tokens, VOCABULARY)
                 amounts = tl.exp((logits - largest) / temperature) if BY_SUM else 1.0
                 measure_0 += tl.where(logits > low, amounts, 0.0)
                 measure_1 += tl.where(logits > pivot_1, amounts, 0.0)
@@ -227,7 +238,7 @@ def _invert(row_ptr, cut, num_equal, target, largest, temperature, VOCABULARY: t
     before = target - target
     while (found < 0) & (start < VOCABULARY):
         tokens = start + within
-        logits = tl.load(row_ptr + tokens, mask=tokens < VOCABULARY, other=float("-inf"))
+        logits = _load(row_ptr, tokens, VOCABULARY)
         equal = (logits == cut).to(tl.int32)
         num_equal_here = tl.sum(equal, axis=0)
         ranks = equal * 0

@@ -23,7 +23,7 @@ class SamplingRows:
     """The parameters of each row of logits, on the host, so that the branches below cost a GPU no wait."""
 
     temperature: Tensor  # float32 [rows], 0: greedy
-    top_k: Tensor  # int64 [rows], 0: off
+    top_k: Tensor  # int32 [rows], 0: off
     top_p: Tensor  # float32 [rows], 1: off
     min_p: Tensor  # float32 [rows], 0: off
 
@@ -35,14 +35,14 @@ class SamplingRows:
 def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
     """Choose tokens as `sample_by_torch` does, by a kernel: a greedy batch costs one pass over the logits."""
     if logits.is_cuda:
-        return sample_by_kernel(logits.float(), parameters, uniforms, rows)
+        return sample_by_kernel(logits, parameters, uniforms, rows)
     if logits.dtype is torch.float16:
         return sample_by_torch(logits.float(), parameters, uniforms, rows)
     rows = None if rows is None else rows.to(torch.int32)
     if bool((parameters.temperature == 0).all()):
         return cpu.sample_greedily(logits, rows)
-    top_k = parameters.top_k.to(torch.int32)
-    return cpu.sample(logits, parameters.temperature, top_k, parameters.top_p, parameters.min_p, uniforms, rows)
+    numbers = parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
+    return cpu.sample(logits, *numbers, uniforms, rows)
 
 
 def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -51,17 +51,17 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
     `rows` int64 [samples] names the row of logits that each sample is drawn from; None: every row once, in order.
     The first of equal logits wins where a row is greedy, and the lower id is kept where top-k or top-p cut through
     equal ones. A token of probability zero is never chosen: the sample is -1 where no logit is above minus infinity.
-    Logits that are no numbers do not count.
+    Of infinite logits the first is chosen, at any temperature. Logits that are no numbers do not count.
     """
     logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     greatest, best = logits.max(dim=-1)  # [rows]
-    nothing_left = greatest == -torch.inf
+    best = torch.where(greatest == -torch.inf, -1, best).to(torch.int32)
     greedy = parameters.temperature == 0
     if bool(greedy.all()):
-        best = torch.where(nothing_left, -1, best).to(torch.int32)
         return best if rows is None else best[rows]
     limited = ~greedy & ((parameters.top_k > 0) | (parameters.top_p < 1))
-    logits.masked_fill_(nothing_left.unsqueeze(-1), 0)  # Anything that can be drawn from.
+    certain = greatest.isinf()  # Nothing is left, or no temperature makes weights of what is.
+    logits.masked_fill_(certain.unsqueeze(-1), 0)  # Anything that can be drawn from.
     tokens = torch.empty(len(uniforms), dtype=torch.int32, device=logits.device)
     at_once = _CPU_ROWS_AT_ONCE if logits.device.type == "cpu" else len(logits)
     for samples, choose in ((greedy, _argmax), (~greedy & ~limited, _from_all), (limited, _from_best)):
@@ -69,7 +69,7 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
             there = some.to(logits.device)
             their_logits = logits[there if rows is None else rows[there]]
             tokens[there] = choose(their_logits, parameters.select(some), uniforms[there]).to(torch.int32)
-    return tokens.masked_fill_(nothing_left if rows is None else nothing_left[rows], -1)
+    return torch.where(certain, best, tokens) if rows is None else torch.where(certain[rows], best[rows], tokens)
 
 
 def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -79,9 +79,8 @@ def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor,
     if rows is None:
         rows = torch.arange(len(uniforms), device=logits.device)
     # As one copy: the integers travel as the bits of floats.
-    numbers = (parameters.temperature, parameters.top_p, parameters.min_p)
-    top_k = parameters.top_k.to(torch.int32).view(torch.float32)
-    packed = to_device(torch.stack((*numbers, top_k)), logits.device)
+    numbers = (parameters.temperature, parameters.top_p, parameters.min_p, parameters.top_k.view(torch.float32))
+    packed = to_device(torch.stack(numbers), logits.device)
     temperature, top_p, min_p = packed[:3]
     return sampling.sample(
         logits, temperature, packed[3].view(torch.int32), top_p, min_p, uniforms, rows.to(torch.int32)

@@ -64,7 +64,7 @@ class SamplingSlots:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._temperature = np.zeros(num_slots, np.float32)
-        self._top_k = np.zeros(num_slots, np.int64)
+        self._top_k = np.zeros(num_slots, np.int32)
         self._top_p = np.ones(num_slots, np.float32)
         self._min_p = np.zeros(num_slots, np.float32)
         self._decoder = msgspec.msgpack.Decoder(Sampling)

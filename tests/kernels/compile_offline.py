@@ -86,8 +86,10 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
     key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)
     positions = torch.zeros(tokens, dtype=torch.int32)
-    ones = torch.ones(2)
-    sampling.sample(torch.zeros(2, 5000), ones, positions[:2], ones, ones, ones, positions[:2])
+    for samples in range(1, 5):  # Parameters of a step lie side by side: where one begins follows from their number.
+        ones = torch.ones(5, samples)
+        parameters = ones[1], ones[2].view(torch.int32), ones[3], ones[4], ones[0], positions[1 : 1 + samples]
+        sampling.sample(torch.zeros(2, 5000, dtype=dtype), *parameters)
     cos_sin = torch.zeros(64, head_dim)
     rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, key_cache, value_cache)
     blocks.copy_blocks(key_cache, value_cache, positions.view(-1, 2))

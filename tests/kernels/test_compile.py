@@ -42,6 +42,8 @@ def test_every_kernel_compiles(
     assert process.returncode == 0, process.stderr
     reports = [json.loads(line) for line in process.stdout.splitlines()]
     assert {report["kernel"] for report in reports} == KERNELS
+    # One version serves any number of samples.
+    assert [report["kernel"] for report in reports].count("_sample_kernel") == 1
     units = {report["kernel"]: report for report in reports}
     for kernel, unit in (("_prefill_kernel", prefill_unit), ("_decode_split_kernel", decode_unit)):
         used = {name for name in ("warpgroup_mma", "mma") if units[kernel][name]}

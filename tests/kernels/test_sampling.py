@@ -102,6 +102,25 @@ def test_where_nothing_is_left_the_token_is_minus_one(parameters: Parameters) ->
     assert sample(logits, [parameters] * 4, [0.7] * 4, [0, 1, 2, 3]) == [-1, 7, -1, 40]
 
 
+@pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), PLAIN, (2.0, 3, 0.9, 0.1)])
+def test_of_infinite_logits_the_first_is_chosen(parameters: Parameters) -> None:
+    logits = np.zeros((2, 3000), np.float32)
+    logits[0, [40, 2000]] = np.inf
+    logits[1, [7, 8]] = [np.nan, np.inf]
+    assert sample(logits, [parameters] * 3, [0.9] * 3, [1, 0, 1]) == [8, 40, 8]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_a_narrow_dtype_count_as_what_they_are_in_float32(dtype: torch.dtype) -> None:
+    narrow = torch.randn(5, 3000).to(dtype)
+    chosen: list[Parameters] = [(0.0, 0, 1.0, 0.0), PLAIN, (0.8, 20, 1.0, 0.0), (0.9, 0, 0.9, 0.05), (1.0, 9, 0.5, 0.0)]
+    uniforms = torch.tensor([0.2, 0.4, 0.6, 0.8, 0.9], device=DEVICE)
+    narrow_tokens, wide_tokens = (
+        sample_by_kernel(logits.to(DEVICE), rows(*chosen), uniforms) for logits in (narrow, narrow.float())
+    )
+    assert narrow_tokens.tolist() == wide_tokens.tolist()
+
+
 @pytest.mark.parametrize("vocabulary", [1, 3, 1024, 5000])
 def test_vocabularies_of_any_size(vocabulary: int) -> None:
     logits = np.linspace(-3, 3, vocabulary, dtype=np.float32)[None]

@@ -27,7 +27,8 @@ def sample(request: pytest.FixtureRequest) -> Sample:
 
 def rows(*parameters: Parameters) -> SamplingRows:
     temperature, top_k, top_p, min_p = zip(*parameters, strict=True)
-    return SamplingRows(torch.tensor(temperature), torch.tensor(top_k), torch.tensor(top_p), torch.tensor(min_p))
+    largest = torch.tensor(top_k, dtype=torch.int32)
+    return SamplingRows(torch.tensor(temperature), largest, torch.tensor(top_p), torch.tensor(min_p))
 
 
 def naive(logits: np.ndarray, uniform: float, parameters: Parameters) -> int:
@@ -112,6 +113,16 @@ def test_where_nothing_is_left_the_token_is_minus_one(sample: Sample, parameters
     assert chosen.tolist() == [-1, 40, -1, 7, -1, 40]
     alone = sample(logits, rows(*[parameters] * 5), torch.full((5,), 0.7))
     assert alone.tolist() == [-1, 7, -1, 40, -1]
+
+
+@pytest.mark.parametrize("parameters", [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (2.0, 3, 0.9, 0.1)])
+def test_of_infinite_logits_the_first_is_chosen(sample: Sample, parameters: Parameters) -> None:
+    logits = torch.zeros(2, VOCABULARY)
+    logits[0, [40, 2000]] = torch.inf
+    logits[1, [7, 8]] = torch.tensor([torch.nan, torch.inf])
+    drawn_from = torch.tensor([1, 0, 1])
+    assert sample(logits, rows(*[parameters] * 3), torch.full((3,), 0.9), drawn_from).tolist() == [8, 40, 8]
+    assert sample(logits, rows(*[parameters] * 2), torch.full((2,), 0.9)).tolist() == [40, 8]
 
 
 def test_the_first_of_equal_logits_wins(sample: Sample) -> None:
