@@ -37,12 +37,8 @@ def decode_attention(
     _, block_size, kv_heads, _ = key_cache.shape
     num_rows, max_splits = metadata.slots.shape[0], tasks.splits.shape[0]
     block_d = max(triton.next_power_of_2(head_dim), 16)
-    # One split needs no merge: it is written out at once, to the same bits that a merge of one would give.
-    may_split = metadata.max_sequence_length > tile.min_split
-    split_outputs, log_sums = output, output
-    if may_split:
-        split_outputs = torch.empty((max_splits, heads, head_dim), dtype=torch.float32, device=query.device)
-        log_sums = torch.empty((max_splits, heads), dtype=torch.float32, device=query.device)
+    split_outputs = torch.empty((max_splits, heads, head_dim), dtype=torch.float32, device=query.device)
+    log_sums = torch.empty((max_splits, heads), dtype=torch.float32, device=query.device)
     # The heads of one split run side by side, so that the blocks they share are read from DRAM together.
     _decode_split_kernel[(kv_heads, max_splits)](
         query,
@@ -64,7 +60,6 @@ def decode_attention(
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
-        MAY_SPLIT=may_split,
         BLOCK_M=max(triton.next_power_of_2(heads // kv_heads), 16),  # `tl.dot` takes no fewer than 16 rows.
         BLOCK_N=tile.block_n,
         BLOCK_D=block_d,
@@ -72,7 +67,8 @@ def decode_attention(
         num_stages=tile.num_stages,
         enable_fp_fusion=True,
     )
-    if may_split:
+    # One split needs no merge: it was written out at once, to the same bits that a merge of one would give.
+    if metadata.max_sequence_length > tile.min_split:
         _merge_kernel[(heads, num_rows)](
             split_outputs,
             log_sums,
@@ -111,7 +107,6 @@ def _decode_split_kernel(
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    MAY_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -161,7 +156,7 @@ def _decode_split_kernel(
     if sequence_length <= split_tokens:
         output_ptrs = output_ptr + token * HEADS * HEAD_DIM + head_offsets
         tl.store(output_ptrs, output.to(output_ptr.dtype.element_ty), mask=mask)
-    elif MAY_SPLIT:
+    else:
         split_ptrs = split_outputs_ptr + (task * HEADS).to(tl.int64) * HEAD_DIM + head_offsets
         tl.store(split_ptrs, output, mask=mask)
         tl.store(log_sums_ptr + task * HEADS + heads, running_max + tl.log2(running_sum), mask=members < GROUP)

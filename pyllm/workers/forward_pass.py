@@ -108,31 +108,41 @@ class ForwardPass:
 
     def compute_largest(self) -> Tensor | None:
         """Compute the step that needs the most memory: every token of the budget; gives logits for every slot."""
-        return self._compute_any(self._limits.max_num_batched_tokens)
+        lengths = self._lengths(self._limits.max_num_batched_tokens)
+        return self._compute_any(lengths, max(lengths))
+
+    def compute_mixed(self) -> Tensor | None:
+        """Compute a small step that has all that a step may have, by every kernel; gives some logits."""
+        longest = self._limits.max_model_len
+        return self._compute_any([min(2, longest), 1], longest)
 
     def time_tokens(self, clock: Callable[[], float]) -> float:
         """Seconds that a token takes in a step of a few, op by op: no more than that in one of many."""
         started = clock()
-        self._compute_any(TIMED_TOKENS)
+        lengths = self._lengths(TIMED_TOKENS)
+        self._compute_any(lengths, max(lengths))
         return (clock() - started) / TIMED_TOKENS
 
-    def _compute_any(self, num_tokens: int) -> Tensor | None:
-        """Compute so many tokens, or as many as there may be; gives logits of some.
+    def _lengths(self, num_tokens: int) -> list[int]:
+        """The lengths of prompts that have so many tokens together, or as many as there may be."""
+        limits = self._limits
+        num_tokens = min(num_tokens, limits.max_num_seqs * limits.max_model_len)
+        return [min(limits.max_model_len, num_tokens - start) for start in range(0, num_tokens, limits.max_model_len)]
+
+    def _compute_any(self, lengths: list[int], max_sequence_length: int) -> Tensor | None:
+        """Compute prompts of these lengths; gives logits of some tokens.
 
         It reads the first block of the cache over and over and writes nothing.
         """
-        limits = self._limits
-        num_tokens = min(num_tokens, limits.max_num_seqs * limits.max_model_len)
-        starts = [*range(0, num_tokens, limits.max_model_len), num_tokens]
-        lengths = np.diff(starts)
-        rows = (self._ints(np.arange(len(lengths))), self._ints(starts), self._ints(lengths))
-        longest = int(lengths.max())
+        starts = np.cumsum([0, *lengths])
+        num_tokens = int(starts[-1])
+        rows = (self._ints(np.zeros(len(lengths))), self._ints(starts), self._ints(lengths))
         tables = torch.zeros_like(self._slots.block_tables)
-        attention = self._attention(rows, longest, longest, num_tokens, tables)
+        attention = self._attention(rows, max(lengths), max_sequence_length, num_tokens, tables)
         positions = self._ints(np.concatenate([np.arange(length) for length in lengths]))
         context = self._context(attention, positions, self._ints(np.full(num_tokens, -1)))
         hidden = self._model(self._ints(np.zeros(num_tokens)), context)
-        return self._model.logits(hidden[: limits.max_num_seqs])
+        return self._model.logits(hidden[: self._limits.max_num_seqs])
 
     def _decode(self, inputs: DecodeInputs) -> Tensor:
         """What a graph holds: the pass over one token of each row, whatever the lengths."""

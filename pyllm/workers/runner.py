@@ -17,12 +17,9 @@ from pyllm_kernels import (
     BackendError,
     CardError,
     Kernels,
-    LogitsEdits,
     batch_invariant,
     check_card,
-    edit_logits,
     instruction_set,
-    logprobs,
     select,
 )
 from torch import Tensor
@@ -45,11 +42,11 @@ from pyllm.workers.models.registry import build_model
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
 from pyllm.workers.pooling import pool
-from pyllm.workers.sampler import SamplingRows, sample
 from pyllm.workers.sampling_slots import SamplingSlots
 from pyllm.workers.slots import Slots
 from pyllm.workers.staging import HostCopy, to_device
 from pyllm.workers.token_sampler import Draw, TokenSampler
+from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
 
 DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
 
@@ -242,8 +239,10 @@ class ModelRunner:
         self._forward = self._forward_pass(self._kv_cache)
         # Beside the first steps: nobody waits for it, neither at a start nor in a recovery.
         threading.Thread(target=self._kv_cache.take_pages, name="take-pages", daemon=True).start()
-        if self._may_capture and self._placement.device.type == "cuda":
-            self.capture(CudaCapture())
+        if self._placement.device.type == "cuda":
+            launch_every_kernel(self._forward, self._kernels, self._kv_cache)
+            if self._may_capture:
+                self.capture(CudaCapture())
         elif self._may_capture and self._kernels.backend == "cpu" and self._is_rust_only():
             self._forward.capture_step()
         if num_host_blocks:
@@ -284,19 +283,8 @@ class ModelRunner:
     @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Compute the step that needs the most memory; change, sample and tell the logits of every slot."""
-        logits = self._forward_pass(KVCache(self._cache_shape, 1, self._placement.device)).compute_largest()
-        if logits is not None:
-            rows = len(logits)
-            some_filter = SamplingRows(
-                torch.ones(rows), torch.zeros(rows, dtype=torch.int64), torch.full((rows,), 0.9), torch.zeros(rows)
-            )
-            device = self._placement.device
-            sample(logits, some_filter, torch.full((rows,), 0.5, device=device))
-            every = torch.arange(rows, dtype=torch.int32, device=device)
-            none = torch.zeros(rows + 1, dtype=torch.int32, device=device)
-            nothing = torch.empty(0, device=device)
-            edit_logits(logits, every, LogitsEdits(none, none[:0], nothing, nothing, nothing))
-            logprobs(logits, every, none[:rows], min(self._engine.model.max_logprobs, logits.shape[1]))
+        forward = self._forward_pass(KVCache(self._cache_shape, 1, self._placement.device))
+        run_largest_step(forward, self._engine.model.max_logprobs)
 
     def _prompt_logprobs(self, batch: Batch, hidden: Tensor) -> list[PromptLogprobs]:
         """Of the prompts that want them: each position computed here tells of the token after it."""

@@ -96,29 +96,28 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     card = Card(capability, 100)
     shape = AttentionShape(heads, kv_heads, head_dim, dtype)
     prefill, decode = (tile(card, head_dim, dtype.itemsize) for tile in (prefill_tile, decode_tile))
-    for longest in (200, 1000):  # One KV split, and several.
-        metadata = AttentionMetadata(
-            block_tables=torch.zeros(4, 64, dtype=torch.int32),
-            slots=positions[:2],
-            query_starts=positions[:3],
-            sequence_lengths=positions[:2],
-            max_query_length=39,
-            max_sequence_length=longest,
-            num_tokens=tokens,
+    metadata = AttentionMetadata(
+        block_tables=torch.zeros(4, 64, dtype=torch.int32),
+        slots=positions[:2],
+        query_starts=positions[:3],
+        sequence_lengths=positions[:2],
+        max_query_length=39,
+        max_sequence_length=1000,
+        num_tokens=tokens,
+    )
+    metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
+    output = torch.empty_like(query)
+    caches = [(key_cache, value_cache)]
+    if capability >= 89:
+        caches.append((key_cache.to(torch.float8_e4m3fn), value_cache.to(torch.float8_e4m3fn)))
+    for keys, values in caches:
+        attention_prefill.prefill_attention(query, keys, values, metadata, 0.1, prefill, output)
+        attention_decode.decode_attention(query, keys, values, metadata, 0.1, decode, output)
+        rope.norm_rope_and_kv_write(
+            QKNorm(cos_sin[0], cos_sin[0], 1e-5),
+            KVScales(),
+            *(query, key, key, positions, cos_sin, positions, keys, values),
         )
-        metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
-        output = torch.empty_like(query)
-        caches = [(key_cache, value_cache)]
-        if capability >= 89:
-            caches.append((key_cache.to(torch.float8_e4m3fn), value_cache.to(torch.float8_e4m3fn)))
-        for keys, values in caches:
-            attention_prefill.prefill_attention(query, keys, values, metadata, 0.1, prefill, output)
-            attention_decode.decode_attention(query, keys, values, metadata, 0.1, decode, output)
-            rope.norm_rope_and_kv_write(
-                QKNorm(cos_sin[0], cos_sin[0], 1e-5),
-                KVScales(),
-                *(query, key, key, positions, cos_sin, positions, keys, values),
-            )
 
 
 def main(capability: int, dtype: torch.dtype) -> None:

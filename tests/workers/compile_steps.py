@@ -1,0 +1,100 @@
+"""Launches every kernel as a worker does at its start, then steps of many kinds, and prints what either compiled.
+
+A process of its own (`python -m tests.workers.compile_steps MODEL`), because it must not see TRITON_INTERPRET. A kernel
+that is launched computes nothing (`OfflineDriver`), so what comes of the steps means nothing.
+"""
+
+import json
+import sys
+from collections import Counter
+
+import torch
+import triton
+from pyllm_kernels import AttentionShape, Kernels, select
+
+from pyllm.checkpoint import read_checkpoint
+from pyllm.workers.batch import PlanBuffer
+from pyllm.workers.forward_pass import ForwardPass, Limits
+from pyllm.workers.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.layers.rope import rope_table
+from pyllm.workers.loaders import TensorTable, weight_reader
+from pyllm.workers.models.registry import build_model
+from pyllm.workers.parallel import RankGroup
+from pyllm.workers.placement import Placement
+from pyllm.workers.sampler import SamplingRows, sample_by_kernel
+from pyllm.workers.slots import Slots
+from pyllm.workers.warm_up import launch_every_kernel
+from tests.kernels.compile_offline import MODULES, OfflineDriver
+from tests.plans import Planner, Row
+
+CPU = torch.device("cpu")
+MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS = 512, 8, 64
+
+
+def make_forward(folder: str, kernels: Kernels, dtype: torch.dtype) -> tuple[ForwardPass, KVCache, Slots]:
+    """The model of a folder, over a cache of its own."""
+    checkpoint = read_checkpoint(folder)
+    architecture = checkpoint.architecture
+    model = build_model(architecture, Placement(RankGroup(), dtype, CPU, kernels))
+    model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
+    kv_cache = KVCache(KVCacheShape.of(architecture, 16, 1, dtype), NUM_BLOCKS, CPU)
+    slots = Slots(MAX_NUM_SEQS, MAX_MODEL_LEN // 16, CPU)
+    heads = architecture.num_attention_heads, architecture.num_key_value_heads, architecture.head_dim
+    forward = ForwardPass(
+        model,
+        kernels=kernels,
+        kv_cache=kv_cache,
+        slots=slots,
+        cos_sin=rope_table(architecture.head_dim, architecture.rope_theta, MAX_MODEL_LEN, CPU),
+        shape=AttentionShape(*heads, dtype),
+        limits=Limits(MAX_NUM_SEQS, 2048, MAX_MODEL_LEN),
+        batch_invariant=False,
+    )
+    return forward, kv_cache, slots
+
+
+def compiled() -> Counter[str]:
+    """How many versions of each kernel there are."""
+    functions = [function for module in MODULES for function in vars(module).values()]
+    jitted = [function for function in functions if isinstance(function, triton.JITFunction)]
+    return Counter({function.fn.__name__: len(function.device_caches[0][0]) for function in jitted})
+
+
+@torch.inference_mode()
+def main(folder: str) -> None:
+    triton.runtime.driver.set_active(OfflineDriver(90))
+    kernels = select("triton", "cuda")
+    forward, kv_cache, slots = make_forward(folder, kernels, torch.float16)
+    launch_every_kernel(forward, kernels, kv_cache, sample_by_kernel)
+    at_start = compiled()
+
+    planner, plans = Planner(NUM_BLOCKS), PlanBuffer(CPU)
+    for slot in range(5):
+        planner.start(slot)
+    lengths = (1, 5, 33, 300, 16)
+    for rows in (
+        [Row(0, [7] * lengths[0])],
+        [Row(1, [7] * lengths[1])],
+        [Row(0, [7]), Row(2, [7] * lengths[2]), Row(1, [7])],
+        [Row(slot, [7]) for slot in range(3)],  # Short rows alone.
+        [Row(3, [7] * lengths[3]), Row(4, [7] * lengths[4])],
+        [Row(3, [7])],
+        [Row(slot, [7]) for slot in range(5)],
+    ):
+        step, frame = planner.step(*rows)
+        batch = plans.load(step.counts, frame)
+        slots.apply(batch)
+        logits = forward.logits(forward.hidden(batch), batch.device.logits_rows)
+        assert logits is not None
+        for some in (logits, logits.float()):
+            ones = torch.ones(len(rows))
+            parameters = SamplingRows(ones, ones.int(), ones, ones)
+            sample_by_kernel(some, parameters, batch.device.uniforms, batch.device.logits_rows * 0)
+        copies = torch.zeros((len(rows), 2), dtype=torch.int32)
+        for keys, values in kv_cache.layers:
+            kernels.copy_blocks(keys, values, copies)
+    print(json.dumps({"at_start": at_start, "in_steps": compiled() - at_start}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
