@@ -28,7 +28,7 @@ from pyllm.config import EngineConfig
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampled, Step
 from pyllm.process_config import WorkerConfig
-from pyllm.workers.attention_backends import load_attention_backend
+from pyllm.workers.attention_backends import AttentionBackend, load_attention_backend
 from pyllm.workers.batch import Batch, PlanBuffer
 from pyllm.workers.context import AttentionHook
 from pyllm.workers.decode_graphs import Capture, CudaCapture
@@ -74,9 +74,7 @@ class ModelRunner:
         kernels = _kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
         self._kernels = replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)
-        # A CPU's graph holds Rust's ops and no others.
-        in_graphs = attention.in_graphs if device.type == "cuda" else attention.attend is kernels.paged_attention
-        self._may_capture = in_graphs and not engine.device.enforce_eager
+        self._may_capture = fits_graphs(device.type, kernels, attention) and not engine.device.enforce_eager
         self._placement = Placement(
             group, _DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization
         )
@@ -243,7 +241,7 @@ class ModelRunner:
             launch_every_kernel(self._forward, self._kernels, self._kv_cache)
             if self._may_capture:
                 self.capture(CudaCapture())
-        elif self._may_capture and self._kernels.backend == "cpu" and self._is_rust_only():
+        elif self._may_capture and self._is_rust_only():
             self._forward.capture_step()
         if num_host_blocks:
             self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
@@ -380,6 +378,13 @@ def worker_device(config: WorkerConfig) -> torch.device:
     """The device of a rank: GPU number `rank`, or the CPU."""
     kind = config.engine.device.device
     return torch.device("cuda", config.rank) if kind == "cuda" else torch.device(kind)
+
+
+def fits_graphs(device_type: str, kernels: Kernels, attention: AttentionBackend) -> bool:
+    """Whether a graph can hold the ops: none of them asks a GPU for a number, or all of them are Rust's on a CPU."""
+    if device_type == "cuda":
+        return kernels.backend == "triton" and attention.in_graphs
+    return kernels.backend == "cpu" and attention.attend is kernels.paged_attention
 
 
 def _kernels(engine: EngineConfig, device: torch.device) -> Kernels:

@@ -16,10 +16,10 @@ from transformers import LlamaForCausalLM
 from pyllm.checkpoint import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.messages import Sampling, Step
-from pyllm.workers.attention_backends import GROUP, AttentionBackend
+from pyllm.workers.attention_backends import GROUP, AttentionBackend, load_attention_backend
 from pyllm.workers.context import ForwardContext
 from pyllm.workers.parallel import RankGroup
-from pyllm.workers.runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner
+from pyllm.workers.runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner, fits_graphs
 from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model
 from tests.workers.engine import greedy, loaded_runner, run, worker_config
@@ -170,6 +170,25 @@ def test_a_cpus_graph_holds_no_attention_but_rusts(
     monkeypatch.syspath_prepend(tmp_path)
     runner = loaded_runner(model, attention_backend="theirs")
     assert greedy(runner, Planner(), 0, PROMPTS[1], len(expected[1])) == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "attention_backend", "fits"),
+    [
+        ("cuda", "triton", "auto", True),
+        ("cuda", "triton", "sdpa", False),
+        ("cuda", "reference", "triton", False),  # The reference asks which rows are written at all.
+        ("cuda", "reference", "auto", False),
+        ("cpu", "cpu", "auto", True),
+        ("cpu", "cpu", "sdpa", False),
+        ("cpu", "reference", "auto", False),
+    ],
+)
+def test_graphs_hold_no_op_that_waits_for_the_device(
+    device: str, backend: str, attention_backend: str, fits: bool
+) -> None:
+    attention = load_attention_backend(attention_backend, torch.device(device), backend)
+    assert fits_graphs(device, select(backend, device), attention) == fits
 
 
 def test_what_was_swapped_out_goes_on_as_if_it_had_stayed(model: str, expected: list[list[int]]) -> None:
