@@ -4,11 +4,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from pyllm_kernels import AttentionShape, select
+from pyllm_kernels import AttentionMetadata, AttentionShape, select
+from torch import Tensor
 
 from benchmarks.gpu import checks, figures, llama
 from benchmarks.gpu.__main__ import precisions
@@ -54,6 +56,32 @@ def test_a_kernel_that_differs_or_raises_is_reported() -> None:
     first, second = checks.judge(setting, {"differs": (differs, 0.6), "fails": (fails, None)})
     assert (first.ok, first.error) == (False, float("inf"))
     assert (second.ok, second.error) == (False, "RuntimeError: out of registers")
+
+
+@pytest.mark.parametrize(("lost", "ok"), [(0, True), (2000, False)])
+def test_a_tenth_of_a_long_context_is_missed(lost: int, ok: bool) -> None:
+    """All numbers of such a row are as small as the average of so many values."""
+
+    def forgetful(
+        query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    ) -> Tensor:
+        lengths = metadata.sequence_lengths
+        metadata = replace(metadata, sequence_lengths=lengths - lost * (lengths > 20_000).int())
+        return select("reference", CPU).paged_attention(query, key_cache, value_cache, metadata, scale)
+
+    kernels = replace(select("reference", CPU), paged_attention=forgetful)
+    setting = checks.Setting(kernels, select("reference", CPU), CPU, torch.bfloat16, small=False)
+    (result,) = checks.judge(setting, {"attention": checks.checks(setting, False)["attention"]})
+    assert result.ok == ok
+
+
+def test_integers_are_equal_or_wrong() -> None:
+    def differs(setting: checks.Setting) -> checks.Pairs:
+        return [(torch.tensor([100_000, 7]), torch.tensor([100_001, 7]))]
+
+    setting = checks.Setting(select("triton", CPU), select("reference", CPU), CPU, torch.float32, small=True)
+    (result,) = checks.judge(setting, {"differs": (differs, 0.5)})
+    assert not result.ok
 
 
 def test_bytes_and_operations_are_counted_as_the_table_counts_them() -> None:
