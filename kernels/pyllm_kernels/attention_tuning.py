@@ -39,7 +39,9 @@ class PrefillTile:
 class DecodeTile:
     """`block_n` positions at a time; a split has at least `min_split` of them.
 
-    Splits are cut so that about `programs_per_multiprocessor` run on each multiprocessor.
+    Splits are cut so that each multiprocessor gets about `programs_per_multiprocessor` programs. How many of these run
+    at once follows from their shared memory and registers: a number that is no multiple of that ends in a wave that
+    leaves some idle.
     """
 
     block_n: int
