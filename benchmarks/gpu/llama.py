@@ -1,13 +1,14 @@
 """A decode step of Llama-3.1-8B's shape with random weights: our layers, a CUDA graph, logits, greedy tokens.
 
-Needs pyllm itself beside the kernels. Does not know the scheduler: the step is what a worker does on the device.
+Needs pyllm itself beside the kernels. Does not know the scheduler: the step is what a worker launches for a batch, less
+its copies from and to the host.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels
+from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels, sampling
 from torch import Tensor
 
 from benchmarks.gpu.figures import Bench, Figure
@@ -18,6 +19,7 @@ from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.models.llama import LlamaForCausalLM
 from pyllm.workers.parallel import RankGroup
 from pyllm.workers.placement import Placement
+from pyllm.workers.slots import Slots
 
 # Rows, tokens in the cache of each, and the milliseconds that a step may take on an H200.
 Cases = dict[str, tuple[int, int, float]]
@@ -83,22 +85,30 @@ class Model:
         return cls(llama, placement, shape, cos_sin)
 
     def decode_step(self, num_rows: int, context: int) -> Callable[[], Tensor]:
-        """One token for each of `num_rows` sequences of `context` tokens; gives the next tokens."""
+        """One token for each of `num_rows` sequences of `context` tokens; gives the next tokens.
+
+        Planned for any length, as a graph is, so that splits are merged wherever a longer context would have several.
+        """
         device, kernels = self.placement.device, self.placement.kernels
         blocks_of_row = -(-context // BLOCK_SIZE)
+        max_model_len = self.architecture.max_position_embeddings
         cache_shape = KVCacheShape.of(self.architecture, BLOCK_SIZE, 1, self.placement.dtype)
         kv_cache = KVCache(cache_shape, num_rows * blocks_of_row, device)
+        slots = Slots(num_rows, -(-max_model_len // BLOCK_SIZE), device)
         order = torch.randperm(num_rows * blocks_of_row, generator=torch.Generator().manual_seed(0))
-        tables = order.view(num_rows, blocks_of_row).to(device, torch.int32)
+        slots.block_tables[:, :blocks_of_row] = order.view(num_rows, blocks_of_row)
         rows = torch.arange(num_rows, dtype=torch.int32, device=device)
+        tokens = torch.full_like(rows, -1)
         last = context - 1
+        positions = torch.full_like(rows, last)
+        slot_mapping = slots.block_tables[:, last // BLOCK_SIZE] * BLOCK_SIZE + last % BLOCK_SIZE
         metadata = AttentionMetadata(
-            block_tables=tables,
+            block_tables=slots.block_tables,
             slots=rows,
             query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
             sequence_lengths=torch.full_like(rows, context),
             max_query_length=1,
-            max_sequence_length=context,
+            max_sequence_length=max_model_len,
             num_tokens=num_rows,
         )
         shape = AttentionShape(
@@ -107,19 +117,23 @@ class Model:
             self.architecture.head_dim,
             self.placement.dtype,
         )
+        greedy, top_k, off = torch.zeros(num_rows, device=device), torch.zeros_like(rows), torch.ones_like(rows).float()
 
         def step() -> Tensor:
             forward = ForwardContext(
                 kernels=kernels,
                 kv_cache=kv_cache,
                 attention=kernels.plan_attention(metadata, shape),
-                positions=torch.full_like(rows, last),
-                slot_mapping=tables[:, last // BLOCK_SIZE] * BLOCK_SIZE + last % BLOCK_SIZE,
+                positions=positions,
+                slot_mapping=slot_mapping,
                 cos_sin=self.cos_sin,
             )
-            logits = self.llama.logits(self.llama(rows, forward))
+            known = torch.where(tokens < 0, slots.last_tokens[rows], tokens)
+            logits = self.llama.logits(self.llama(known, forward)[rows])
             assert logits is not None
-            return logits.argmax(dim=-1)
+            drawn = sampling.sample(logits, greedy, top_k, off, greedy, off, rows)
+            slots.last_tokens[rows] = drawn.clamp(min=0)
+            return drawn
 
         return step
 
