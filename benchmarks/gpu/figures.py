@@ -113,19 +113,23 @@ def decode_attention_float8(
 
 
 def prefill_attention(bench: Bench, cases: dict[str, tuple[int, int, bool, float]] = PREFILLS) -> Iterator[Figure]:
-    """Whole prompts, and beside them torch's own attention over keys and values that lie in one piece."""
+    """Whole prompts."""
     shape = attention_shape(bench.dtype)
     for name, (length, block_size, in_order, goal) in cases.items():
         batch = paged_batch([(length, 0)], shape, bench.device, block_size=block_size, in_order=in_order)
         batch = replace(batch, metadata=bench.kernels.plan_attention(batch.metadata, shape))
         seconds = bench.timer(partial(_attend, bench.kernels, batch))
         yield _of_matrix_rate(bench, ("prefill_attention", name), seconds, prefill_operations(shape, length), goal)
-    for length in {length for length, *_ in cases.values()}:
-        query = torch.randn(1, shape.heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
-        key, value = torch.randn(2, 1, shape.kv_heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
-        attend = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True, enable_gqa=True)
-        case = ("torch_attention", f"{length} dense")
-        yield _of_matrix_rate(bench, case, bench.timer(attend), prefill_operations(shape, length))
+
+
+def torch_attention(bench: Bench, length: int) -> Iterator[Figure]:
+    """Beside ours torch's own, over keys and values that lie in one piece."""
+    shape = attention_shape(bench.dtype)
+    query = torch.randn(1, shape.heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
+    key, value = torch.randn(2, 1, shape.kv_heads, length, shape.head_dim, dtype=bench.dtype, device=bench.device)
+    attend = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True, enable_gqa=True)
+    case = ("torch_attention", f"{length} dense")
+    yield _of_matrix_rate(bench, case, bench.timer(attend), prefill_operations(shape, length))
 
 
 def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Iterator[Figure]:
@@ -147,7 +151,7 @@ def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterat
     """Rows of logits as a model gives them, cut by top-k, by top-p, by both and not at all."""
     from pyllm_kernels.sampling import sample
 
-    logits = torch.randn(rows, vocabulary, device=bench.device) * 3
+    logits = torch.randn(rows, vocabulary, dtype=bench.dtype, device=bench.device) * 3
     ones = torch.ones(rows, device=bench.device)
     every_row = torch.arange(rows, dtype=torch.int32, device=bench.device)
     uniforms = torch.rand(rows, device=bench.device)
@@ -160,7 +164,7 @@ def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterat
 
 def logits_ops(bench: Bench, rows: int = 128, vocabulary: int = 131_072, edits: int = 1000) -> Iterator[Figure]:
     """What is done to a batch's logits where every row asks for it: edits and a mask, and the five likeliest tokens."""
-    logits = torch.randn(rows, vocabulary, device=bench.device) * 3
+    logits = torch.randn(rows, vocabulary, dtype=bench.dtype, device=bench.device) * 3
     every_row = torch.arange(rows, dtype=torch.int32, device=bench.device)
     starts = torch.arange(rows + 1, dtype=torch.int32, device=bench.device) * edits
     ids = torch.arange(edits, dtype=torch.int32, device=bench.device).repeat(rows)

@@ -1,9 +1,10 @@
 """What `python -m benchmarks.gpu` says: its checks, its arithmetic, and its answer where there is no card."""
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import torch
 from pyllm_kernels import AttentionMetadata, AttentionShape, select
 from torch import Tensor
 
-from benchmarks.gpu import checks, figures, llama
-from benchmarks.gpu.__main__ import precisions
+from benchmarks.gpu import checks, figures, graphs, llama
+from benchmarks.gpu.__main__ import emit_parts, parts, precisions
 from benchmarks.gpu.figures import Bench, Yardstick
-from benchmarks.gpu.timing import copy_bandwidth, matrix_rate
+from benchmarks.gpu.timing import copy_bandwidth, copy_size, matrix_rate
+from tests.tiny_model import write_tiny_model
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parent.parent.parent
@@ -113,7 +115,8 @@ def test_decode_attention_is_a_share_of_the_bandwidth() -> None:
 def test_prefill_attention_is_a_rate() -> None:
     cases = {"paged": (48, 16, False, 1e9), "dense": (48, 128, True, 1e15)}
     operations = 2 * 32 * 128 * 48**2
-    first, second, torchs = figures.prefill_attention(bench(operations / 50e12), cases)
+    first, second = figures.prefill_attention(bench(operations / 50e12), cases)
+    (torchs,) = figures.torch_attention(bench(operations / 50e12), 48)
     assert (first["value"], first["share"], first["goal"], first["met"]) == (50.0, 0.5, 0.001, True)
     assert second["met"] is False
     assert (torchs["name"], torchs["case"]) == ("gpu.torch_attention", "48 dense")
@@ -131,6 +134,44 @@ def test_the_other_figures_run() -> None:
 def test_the_yardstick_counts_both_ways_of_a_copy() -> None:
     assert copy_bandwidth(FakeTimer(2.0), CPU, 1000) == 1000
     assert matrix_rate(FakeTimer(0.5), CPU, torch.float32, 10) == 4000
+
+
+def test_the_yardstick_copies_what_there_is_room_for() -> None:
+    assert copy_size(80 << 30) == 2 << 30
+    assert copy_size(4 << 30) == 1 << 30
+
+
+def test_what_a_figure_raises_stands_in_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    def halves() -> Iterator[figures.Figure]:
+        yield {"name": "gpu.first", "value": 1.0}
+        raise RuntimeError("an illegal memory access was encountered")
+
+    def whole() -> Iterator[figures.Figure]:
+        yield {"name": "gpu.second", "value": 2.0}
+
+    assert emit_parts([("whole", whole)])
+    assert not emit_parts([("halves", halves), ("whole", whole)])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        {"name": "gpu.second", "value": 2.0},
+        {"name": "gpu.first", "value": 1.0},
+        {"name": "gpu.halves", "error": "RuntimeError: an illegal memory access was encountered"},
+        {"name": "gpu.second", "value": 2.0},
+    ]
+
+
+def test_every_figure_is_a_part_of_its_own() -> None:
+    names = [name for name, _ in parts(bench(1.0), float8=True)]
+    assert len(names) == len(set(names)) == 2 * len(figures.DECODES) + len(figures.PREFILLS) + 6
+    assert len(list(parts(bench(1.0), float8=False))) == len(names) - len(figures.DECODES)
+
+
+def test_tokens_are_the_same_with_graphs_and_without(tmp_path: Path) -> None:
+    """On a CPU, by the graphs of a CPU."""
+    setting = checks.Setting(select("triton", CPU), select("reference", CPU), CPU, torch.float32, small=True)
+    ((with_graphs, without),) = graphs.same_tokens(setting, write_tiny_model(tmp_path))
+    assert len(with_graphs) == sum(graphs.LENGTHS)
+    assert torch.equal(with_graphs, without)
 
 
 def test_a_step_of_the_model_is_one_pass() -> None:
