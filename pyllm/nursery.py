@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -31,6 +32,7 @@ from pyllm.process_config import NurseryConfig
 from pyllm.unused_memory import forget_files, return_freed_memory
 
 MAX_CORES = 64  # that are connected at once
+MOST_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that has ended: the kernel may not get to it
 
 # What a worker runs: it is given its connection to its core, over which its configuration comes. Its stderr is the
 # core's pipe by then.
@@ -54,6 +56,7 @@ class Nursery:
         self._max_workers = max_workers
         self._num_cores = 0
         self._workers: dict[int, _Worker] = {}
+        self._wanted: deque[_Wanted] = deque()
         # Standard streams, and what libraries hold: workers have these, too.
         self._shared = _open_descriptors() - {child.fileno(), listener.fileno()}
         self._selector = selectors.PollSelector()
@@ -69,6 +72,7 @@ class Nursery:
             if time.monotonic() >= next_beat:
                 next_beat = time.monotonic() + HEARTBEAT_INTERVAL
                 self._child.beat()
+                self._fork_wanted()
 
     def _accept(self, listener: socket.socket) -> None:
         core, _ = listener.accept()
@@ -89,10 +93,23 @@ class Nursery:
             return
         except (OSError, ValueError, msgspec.DecodeError):  # Its end, or no message of ours.
             self._lose(core)
+            _close(files)
         else:
-            self._fork(core, connection, stderr)
-        for descriptor in files:
-            os.close(descriptor)
+            self._wanted.append(_Wanted(core, connection, stderr, time.monotonic()))
+            self._fork_wanted()
+
+    def _fork_wanted(self) -> None:
+        """Fork what cores want, once those of cores that have ended are gone: they may hold a device's memory."""
+        while self._wanted:
+            core, *files, since = self._wanted[0]
+            is_lost = core.fileno() < 0
+            is_early = any(worker.core.fileno() < 0 for worker in self._workers.values())
+            if is_early and not is_lost and time.monotonic() < since + MOST_PATIENCE:
+                return
+            self._wanted.popleft()
+            if not is_lost:
+                self._fork(core, *files)
+            _close(files)
 
     def _fork(self, core: socket.socket, connection: int, stderr: int) -> None:
         if len(self._workers) >= self._max_workers:
@@ -145,6 +162,7 @@ class Nursery:
         _kill_group(pid)
         _, status = os.waitpid(pid, 0)
         self._send(core, Ended(pid, os.waitstatus_to_exitcode(status)))
+        self._fork_wanted()
 
     def _send(self, core: socket.socket, message: NurseryMessage, files: Sequence[int] = ()) -> None:
         """Send it; a core that has ended, or reads nothing, has no workers any more."""
@@ -170,6 +188,15 @@ class Nursery:
 class _Worker(NamedTuple):
     pidfd: int
     core: socket.socket
+
+
+class _Wanted(NamedTuple):
+    """A worker that a core has asked for, and when."""
+
+    core: socket.socket
+    connection: int
+    stderr: int
+    since: float
 
 
 def _work(config: NurseryConfig, child: Child) -> NoReturn:
@@ -216,6 +243,11 @@ def _check_threads() -> None:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _open_descriptors() -> set[int]:

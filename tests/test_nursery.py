@@ -131,6 +131,19 @@ async def test_ends_are_told_though_who_starts_the_nursery_ignores_its_children(
     core.close(worker)
 
 
+async def test_a_core_that_follows_another_has_workers_when_those_of_the_other_are_gone(
+    start: Make, tmp_path: Path
+) -> None:
+    """They may hold all the memory of a device until they are."""
+    await start()
+    first, second = Core(tmp_path), Core(tmp_path)
+    workers = [await first.fork() for _ in range(8)]
+    first.close(*workers)
+    worker = await second.fork()
+    assert not any(psutil.pid_exists(each.pid) for each in workers)
+    second.close(worker)
+
+
 async def test_workers_end_with_their_core_and_those_of_another_live_on(start: Make, tmp_path: Path) -> None:
     await start()
     one, other = Core(tmp_path), Core(tmp_path)
