@@ -239,16 +239,16 @@ class AsyncEngine:
             self._client.close()
             self._client = None
         self._loss = None
+        places, self._places = self._places, []
+        folder, self._folder = self._folder, None
         try:
-            while self._places:
-                await self._places[0].stop(STOP_GRACE)
-                del self._places[0]
+            for place in places:
+                await place.stop(STOP_GRACE)
         finally:  # Nothing may be left behind, even where nobody waits for it any more.
-            for place in self._places:
+            for place in places:
                 place.kill()
-            self._places = []
-            if self._folder is not None:
-                self._folder.close()
+            if folder is not None:
+                folder.close()
 
     @contextlib.asynccontextmanager
     async def _running(

@@ -62,7 +62,7 @@ class Process:
         self.name = name
         self.pid = pid
         self.stage = "starting"
-        self.step = -1  # the last that it has completed, where it does steps
+        self.step = -1  # the last that it has told of, twice a second, where it does steps
         self.failure: str | None = None
         self.silent = False  # whether it was ended because it gave no sign of life
         self.memory = b""  # what was in the memory that it shared when it ended
@@ -84,7 +84,11 @@ class Process:
         self._silent_ticks = 0
         self._has_spoken = False
         self._count_oom_kills = count_oom_kills
-        self._num_oom_kills = count_oom_kills()
+        self._was_heard = True  # since the last tick
+        self._is_killed = False  # by us
+        # As many as there were while it lived for sure: what the kernel has chosen to end may take its time to go, but
+        # says no more.
+        self._num_oom_kills = self._next_num_oom_kills = count_oom_kills()
         self._given_up = ""
 
     @property
@@ -143,6 +147,7 @@ class Process:
 
     def kill(self) -> None:
         """SIGKILL to the child, and to all of its process group where it has one of its own."""
+        self._is_killed = True
         self.signal(signal.SIGKILL)
         if not self.exited.done():
             self._kill_group()
@@ -162,8 +167,8 @@ class Process:
         """One sentence on how the child ended, for the log and the streams that it took along."""
         code = self.exited.result()
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        after = f", after step {self.step}" if self.step >= 0 else ""
-        return f"{self.name} {how} while {self.stage}{after}" + (f": {self.failure}" if self.failure else "")
+        when = f", at step {self.step} or later" if self.step >= 0 else ""
+        return f"{self.name} {how} while {self.stage}{when}" + (f": {self.failure}" if self.failure else "")
 
     def error(self) -> EngineDeadError:
         """The child's end as an exception."""
@@ -179,8 +184,7 @@ class Process:
     def _handle(self, message: ChildMessage) -> None:
         self._has_spoken = True
         self._silent_ticks = 0
-        # What the kernel has chosen to end says no more, though it may take its time to go.
-        self._num_oom_kills = self._count_oom_kills()
+        self._was_heard = True
         match message:
             case Heartbeat(stage, step, is_explained=is_explained):
                 self.stage, self.step, self.is_explained = stage, step, is_explained
@@ -199,6 +203,10 @@ class Process:
     def _tick(self) -> None:
         self._ticking = self._watching.call_later(TICK, self._tick)
         self._send_heartbeat()
+        if self._was_heard:
+            self._was_heard = False
+            self._num_oom_kills = max(self._num_oom_kills, self._next_num_oom_kills)
+            self._next_num_oom_kills = self._count_oom_kills()
         # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
         counts = self.started.done() or self._stands_still()
         # Counted in our own ticks, not by the clock: a parent that was stopped must not blame its child.
@@ -259,10 +267,9 @@ class Process:
         if self._awaiting_code is not None:
             self._awaiting_code.cancel()
             self._awaiting_code = None
-        lacked_memory = code == -signal.SIGKILL and self._count_oom_kills() > self._num_oom_kills
         self._read()
-        if lacked_memory:
-            self.failure = self.failure or "the kernel ended it for want of memory"
+        if code == -signal.SIGKILL and not self._is_killed and self._count_oom_kills() > self._num_oom_kills:
+            self.failure = self.failure or "probably by the kernel, for want of memory"
         loop.remove_reader(self._connection.fileno())
         loop.remove_writer(self._socket.fileno())
         if self._log is not None:

@@ -17,13 +17,18 @@ class LoadingPlace:
 
     def __init__(self) -> None:
         self.is_stopped = False
+        self.is_killed = False
 
     async def start(self, on_lost: Callable[[BaseException], None]) -> str:
         await asyncio.Event().wait()
         return ""
 
     async def stop(self, grace: float) -> None:
+        await asyncio.sleep(0)
         self.is_stopped = True
+
+    def kill(self) -> None:
+        self.is_killed = True
 
 
 class LostPlace(LoadingPlace):
@@ -64,3 +69,21 @@ async def test_a_second_start_is_refused_and_changes_nothing(model: str) -> None
     with pytest.raises(asyncio.CancelledError):
         await starting
     assert place.is_stopped
+
+
+async def test_two_that_close_an_engine_at_once_stop_everything(model: str) -> None:
+    places = LoadingPlace(), LoadingPlace()
+    engine = engine_of(model, *places)
+    await asyncio.gather(engine.close(), engine.close())
+    assert all(place.is_stopped for place in places)
+
+
+async def test_a_close_that_is_cancelled_leaves_nothing_behind(model: str) -> None:
+    places = LoadingPlace(), LoadingPlace()
+    closing = asyncio.create_task(engine_of(model, *places).close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert not any(place.is_stopped for place in places)
+    assert all(place.is_killed for place in places)

@@ -15,6 +15,7 @@ from pyllm.child import FINAL_EXIT_CODE, ORPHANED_EXIT_CODE
 from pyllm.errors import StartError
 from pyllm.messages import Heartbeat
 from pyllm.supervisor import Process, reap, spawn
+from tests.waiting import until
 
 CHILD = """
 import ctypes, os, signal, subprocess, sys, threading, time
@@ -130,11 +131,10 @@ async def test_signals_without_a_name_have_their_number() -> None:
 
 async def test_the_last_step_of_a_child_is_in_its_obituary() -> None:
     process = start(STEPPING)
-    while process.step < 0:
-        await asyncio.sleep(0)
+    await until(lambda: process.step >= 0)
     process.kill()
     await process.exited
-    assert process.obituary() == "the child was killed by SIGKILL while stepping, after step 41"
+    assert process.obituary() == "the child was killed by SIGKILL while stepping, at step 41 or later"
 
 
 async def test_a_child_that_the_kernel_ended_for_want_of_memory_is_said_to_be_one() -> None:
@@ -144,7 +144,7 @@ async def test_a_child_that_the_kernel_ended_for_want_of_memory_is_said_to_be_on
     await process.ready(30.0)
     process.signal(signal.SIGKILL)
     await process.exited
-    assert process.obituary() == "the child was killed by SIGKILL while ready: the kernel ended it for want of memory"
+    assert process.obituary().endswith("while ready: probably by the kernel, for want of memory")
 
 
 async def test_silent_children_are_ended_and_a_slow_start_is_not_silence() -> None:

@@ -117,7 +117,7 @@ class Model:
             self.architecture.head_dim,
             self.placement.dtype,
         )
-        greedy, top_k, off = torch.zeros(num_rows, device=device), torch.zeros_like(rows), torch.ones_like(rows).float()
+        zeros, ones, no_top_k = (torch.full((num_rows,), number, device=device) for number in (0.0, 1.0, 0))
 
         def step() -> Tensor:
             forward = ForwardContext(
@@ -131,7 +131,9 @@ class Model:
             known = torch.where(tokens < 0, slots.last_tokens[rows], tokens)
             logits = self.llama.logits(self.llama(known, forward)[rows])
             assert logits is not None
-            drawn = sampling.sample(logits, greedy, top_k, off, greedy, off, rows)
+            drawn = sampling.sample(
+                logits, temperature=zeros, top_k=no_top_k, top_p=ones, min_p=zeros, uniforms=zeros, rows=rows
+            )
             slots.last_tokens[rows] = drawn.clamp(min=0)
             return drawn
 

@@ -1,5 +1,5 @@
-"""The requests that had rows in a fatal step, or that cores died with. Each runs alone until it has shown that it did
-not end them.
+"""The requests that had rows in a fatal step, or that cores died with, and whatever comes while workers die often. Each
+runs alone until it has shown that it does not end them.
 
 Judges by the scheduler's word alone; who is told, and how workers come back, is not its concern.
 """

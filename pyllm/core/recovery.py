@@ -37,7 +37,7 @@ class Recovery:
     ) -> None:
         self.reason = ""
         self._is_explained = False
-        self._last_fatal_step = -1
+        self._last_fatal_step: int | None = None
         self._num_fruitless = 0  # deaths without a step in between that ended well
         self.num_recoveries = 0
         self.num_degradations = 0
@@ -103,7 +103,7 @@ class Recovery:
 
     def _count(self, steps: list[int]) -> None:
         if steps:
-            is_fruitless = steps[0] == self._last_fatal_step + 1
+            is_fruitless = self._last_fatal_step is not None and steps[0] == self._last_fatal_step + 1
             self._num_fruitless = self._num_fruitless + 1 if is_fruitless else 0
             self._last_fatal_step = steps[-1]
 

@@ -42,12 +42,7 @@ GAUGES = (
     (OURS, "num_requests_held", "Requests that are held back.", "num_held"),
     (OURS, "num_requests_loading", "Requests that wait for keys and values from outside.", "num_loading"),
     (OURS, "num_pinned_blocks", "Blocks that pins keep from eviction.", "num_pinned_blocks"),
-    (
-        OURS,
-        "num_suspects",
-        "Requests that run alone: they may be what ends workers or cores.",
-        "num_suspects",
-    ),
+    (OURS, "num_suspects", "Requests that run alone or wait to, as they may end workers or cores.", "num_suspects"),
 )
 COUNTERS = (
     (VLLM, "num_preemptions", "Preemptions.", "num_preemptions"),

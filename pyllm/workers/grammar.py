@@ -44,9 +44,8 @@ class GrammarRow:
         self.mask = mask  # int32 [1, words], bit t of word w: token 32 w + t may come next
         self.forced: list[int] = []  # what must come next; the mask allows its first alone. Empty: there is a choice
         self.error = ""  # why the request cannot go on
-        self.is_put_off = (
-            False  # its output has begun elsewhere, and its grammar cannot be had just now: begin it again
-        )
+        # Its output has begun elsewhere, and its grammar cannot be had just now: it is to be begun again.
+        self.is_put_off = False
         self.matcher: LLMatcher | None = None
         self.share = share  # of the thread of the masks: one for a row and all its forks
         self.done = done  # all that was asked of it

@@ -4,6 +4,7 @@ Knows no sequence (block tables are in `slots.py`), nor why a block moves.
 """
 
 import ctypes
+import logging
 import math
 import mmap
 import time
@@ -21,6 +22,8 @@ from pyllm.checkpoint import Architecture
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.host_memory import Memory, host_memory
 from pyllm.workers.batch import IntArray
+
+logger = logging.getLogger(__name__)
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector of a CPU
 _HUGE_PAGE = 2 << 20  # bytes
@@ -145,7 +148,7 @@ def host_blocks_of_rank(size: int, ranks: int, block_bytes: int, read: Callable[
     """How many blocks each of `ranks` keeps in `size` bytes of host memory, which is for all of them together.
 
     Raises:
-        ConfigError: there is room for none, or the machine or a control group has less memory left.
+        ConfigError: there is room for none, or the machine or a control group has less memory in all.
     """
     num_blocks = size // ranks // block_bytes
     if size and not num_blocks:
@@ -154,10 +157,15 @@ def host_blocks_of_rank(size: int, ranks: int, block_bytes: int, read: Callable[
             f"rank(s): give at least {ranks * block_bytes:,} bytes, or 0 for no swap space"
         )
     for memory in read() if size else []:
-        if size > memory.available:
+        if size > memory.total:
             raise ConfigError(
-                f"kv_offloading_size of {size:,} bytes is more than the {memory.available:,} bytes of memory that "
-                f"{memory.owner} has left: give less"
+                f"kv_offloading_size of {size:,} bytes is more than the {memory.total:,} bytes of memory that "
+                f"{memory.owner} has: give less"
+            )
+        if size > memory.available:  # Which may change, and is no reason not to take the place of a worker that died.
+            left = memory.available
+            logger.warning(
+                "kv_offloading_size is %d bytes, and %s has %d bytes of memory left", size, memory.owner, left
             )
     return num_blocks
 

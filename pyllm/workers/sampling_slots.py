@@ -31,6 +31,7 @@ class Constraint:
     num_prompt_tokens: int = 0
     num_consumed: int = 0  # tokens, the prompt's included, that the grammar knows
     last_consumed: int = -1
+    retry_at: float = 0.0  # by the sampler's clock, where the grammar could not be had
     may_jump: bool = (
         False  # what the grammar forces may come at once, as nothing else can exclude it or wants to see it
     )

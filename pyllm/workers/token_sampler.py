@@ -23,6 +23,9 @@ from pyllm.workers.sampler import sample
 from pyllm.workers.sampling_slots import Constraint, SamplingSlots
 from pyllm.workers.staging import HostCopy, to_device
 
+# Between two tries to have the grammar of a stream that has begun.
+RETRY_SECONDS = 1.0
+
 Ints = npt.NDArray[np.int32]
 Places = npt.NDArray[np.signedinteger]
 
@@ -177,7 +180,11 @@ class TokenSampler:
                 continue
             last = constraint.num_consumed - 1
             known = self._slots.known_tokens(slot, last)
-            if not len(known) or known[0] != constraint.last_consumed or constraint.grammar.is_put_off:
+            if constraint.grammar.is_put_off:
+                if self._clock() >= constraint.retry_at:
+                    constraint.retry_at = self._clock() + RETRY_SECONDS
+                    self._slots.begin_grammar(constraint, self._slots.known_tokens(slot, 0))
+            elif not len(known) or known[0] != constraint.last_consumed:
                 self._slots.begin_grammar(constraint, self._slots.known_tokens(slot, 0))
             elif len(known) > 1:
                 self._consume(constraint, known[1:].tolist())

@@ -60,21 +60,20 @@ def test_a_kernel_that_differs_or_raises_is_reported() -> None:
     assert (second.ok, second.error) == (False, "RuntimeError: out of registers")
 
 
-@pytest.mark.parametrize(("lost", "ok"), [(0, True), (2000, False)])
-def test_a_tenth_of_a_long_context_is_missed(lost: int, ok: bool) -> None:
+def test_the_loss_of_a_tenth_of_a_long_context_is_found() -> None:
     """All numbers of such a row are as small as the average of so many values."""
 
     def forgetful(
         query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
     ) -> Tensor:
         lengths = metadata.sequence_lengths
-        metadata = replace(metadata, sequence_lengths=lengths - lost * (lengths > 20_000).int())
+        metadata = replace(metadata, sequence_lengths=lengths - 2000 * (lengths > 20_000).int())
         return select("reference", CPU).paged_attention(query, key_cache, value_cache, metadata, scale)
 
     kernels = replace(select("reference", CPU), paged_attention=forgetful)
     setting = checks.Setting(kernels, select("reference", CPU), CPU, torch.bfloat16, small=False)
     (result,) = checks.judge(setting, {"attention": checks.checks(setting, False)["attention"]})
-    assert result.ok == ok
+    assert not result.ok
 
 
 def test_integers_are_equal_or_wrong() -> None:

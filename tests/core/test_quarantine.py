@@ -159,8 +159,8 @@ async def test_workers_that_are_ended_by_all_that_comes_are_given_up() -> None:
 
     with pytest.raises(GivenUpError, match="more than 4 times"):
         await ask_again_and_again()
-    assert executor.num_restarts == 4 + 2
-    assert len(engine.messages(Rejected)) == 3
+    assert executor.num_restarts == 4 + 3
+    assert len(engine.messages(Rejected)) == 4
 
 
 def num_after(executor: RememberingExecutor) -> int:

@@ -51,6 +51,14 @@ def test_cores_that_are_lost_count_until_enough_has_come_from_one() -> None:
     assert counts == [(1, 0), (2, 0), (3, 1), (4, 1), (1, 0)]
 
 
+def test_samples_that_are_done_need_give_no_more() -> None:
+    journal = Journal(FIRST, arrival=0.0)
+    journal.close(0)
+    journal.lose_core()
+    journal.accept(1, 0, [7] * CLEARING_TOKENS)
+    assert journal.submission(1, 1, 0.0).num_losses == 0
+
+
 def test_a_core_that_gave_enough_and_is_asked_again_is_told_of_no_losses() -> None:
     journal = Journal(FIRST, arrival=0.0)
     journal.lose_core()

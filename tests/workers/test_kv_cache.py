@@ -118,9 +118,9 @@ def test_a_host_pool_that_cannot_be_is_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"of 1,000 bytes has no room for a block of 100 bytes on each of 11 rank"):
         host_blocks_of_rank(1000, 11, 100)
     memories = [Memory(4000, 5000, "the host"), Memory(1000, 2000, "the container")]
-    assert host_blocks_of_rank(1000, 1, 100, lambda: memories) == 10
-    with pytest.raises(ConfigError, match=r"of 1,001 bytes is more than the 1,000 .* that the container has"):
-        host_blocks_of_rank(1001, 1, 100, lambda: memories)
+    assert host_blocks_of_rank(2000, 1, 100, lambda: memories) == 20
+    with pytest.raises(ConfigError, match=r"of 2,001 bytes is more than the 2,000 .* that the container has"):
+        host_blocks_of_rank(2001, 1, 100, lambda: memories)
 
 
 @given(st.integers(0, 1000), st.integers(1, 9))

@@ -117,6 +117,8 @@ class NurseryClient:
             (pidfd,) = files
             worker = Process(pending.name, pid, pending.connection, lambda: None, pending.stderr, pidfd=pidfd)
         except (OSError, ValueError) as error:  # What is forked ends when it finds nobody at its connection.
+            for descriptor in files:
+                os.close(descriptor)
             pending.fail(StartError(f"worker {pid} cannot be watched: {error}; raise the limit of open files"))
             return
         worker.watch()
