@@ -1,11 +1,17 @@
-"""For every test: processes that share cores do not spin while they wait, and crashes are recorded out of the way."""
+"""For every test: processes that share cores do not spin while they wait, crashes are recorded out of the way, and no
+example has a deadline, as how long one takes depends on what else runs.
+"""
 
 import os
 from collections.abc import Generator
 
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # OpenMP reads this when it is loaded.
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture(autouse=True, scope="session")

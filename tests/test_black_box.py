@@ -4,7 +4,7 @@ from array import array
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm._rust import Plan, Scheduler, SchedulerError
@@ -75,7 +75,6 @@ class Core:
         }
 
 
-@settings(deadline=None)
 @given(
     num_samples=st.lists(st.integers(1, 3), min_size=1, max_size=4),
     num_steps=st.integers(0, 2 * NUM_STEPS),
@@ -93,7 +92,6 @@ def test_the_last_steps_are_known_and_which_of_them_were_in_flight(
     assert last_steps(bytes(core.memory)) == core.expected()
 
 
-@settings(deadline=None)
 @given(num_before=st.sampled_from([0, 1, 5, NUM_STEPS, NUM_STEPS + 3]), data=st.data())
 def test_a_note_that_was_half_written_is_left_out_and_no_other(num_before: int, data: st.DataObject) -> None:
     core = Core([2, 1, 3])
@@ -115,7 +113,6 @@ def test_a_note_that_was_half_written_is_left_out_and_no_other(num_before: int, 
     assert last_steps(bytes(torn)) in expected
 
 
-@settings(deadline=None)
 @given(st.integers(1, 7))
 def test_more_rows_than_there_is_room_for_are_counted(room: int) -> None:
     core = Core([1] * MAX_NUM_SEQS, room)

@@ -45,7 +45,7 @@ def test_it_equals_that_of_transformers(ours: Tokenizer, theirs: PreTrainedToken
     assert ours.decode([1, 2, 0]) == theirs.decode([1, 2, 0], skip_special_tokens=True) == ""
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.characters(exclude_categories=("Cs", "Nd", "Nl", "No"))))
 def test_it_equals_that_of_transformers_on_any_text_without_digits(
     ours: Tokenizer, theirs: PreTrainedTokenizerFast, text: str

@@ -66,7 +66,6 @@ def test_a_part_that_is_too_large_keeps_its_end_and_says_so(tmp_path: Path) -> N
     assert written["core.log"].endswith(log[-300:])
 
 
-@settings(deadline=None)
 @given(
     parts=st.dictionaries(st.text(max_size=6), st.binary(max_size=120), max_size=6),
     max_bytes=st.integers(0, 300),
@@ -82,7 +81,7 @@ def test_all_parts_together_are_within_the_bound_and_whole_where_they_fit(
             assert sorted(written.values()) == sorted(parts.values())
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(keep=st.integers(1, 5), steps=st.lists(st.integers(-3, 3), max_size=12))
 def test_there_are_never_more_records_and_the_last_is_one_of_them(keep: int, steps: list[int]) -> None:
     """Whatever the clock does meanwhile."""

@@ -347,7 +347,7 @@ async def test_a_first_dead_worker_is_not_held_against_what_cores_were_lost_with
         assert told == messages
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     poisoned=st.sets(st.integers(0, 5), max_size=2),

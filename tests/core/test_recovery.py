@@ -186,7 +186,7 @@ def submit(engine: Engine, number: int, request: dict[str, Any]) -> None:
     engine.submit(number, request["prompt"], **fields)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(
     requests=st.lists(REQUESTS, min_size=1, max_size=6),
     deaths=st.sets(st.integers(0, 25), min_size=1, max_size=2),  # A third might fail a request.

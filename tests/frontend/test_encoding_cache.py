@@ -1,6 +1,6 @@
 """The cache gives what was put, keeps what was used last, and stays within its bounds."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.frontend.encoding_cache import ENTRY_BYTES, EncodingCache, EncodingCounts
@@ -34,7 +34,6 @@ def test_a_text_that_would_push_out_the_others_is_left_out() -> None:
     assert (cache.get("a"), cache.get("b")) == (IDS, None)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=9), st.integers(0, 400), st.booleans())))
 def test_it_never_holds_more_than_it_may(steps: list[tuple[str, int, bool]]) -> None:
     cache = EncodingCache(EncodingCounts(), max_bytes=3000, max_entries=9)

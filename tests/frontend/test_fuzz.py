@@ -25,7 +25,7 @@ from tests.frontend.serving import Frontend, behind_uvicorn
 INTERVAL = 0.002  # seconds between two steps of the core
 LONG = msgspec.structs.replace(MODEL, max_model_len=1 << 20, kv_cache_tokens=1 << 20)
 NEIGHBOUR = [42, 43, 44]  # the prompt of the stream that nobody may disturb
-SETTINGS = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(database=None, suppress_health_check=list(HealthCheck))
 
 
 class Ticking(ScriptedCore):

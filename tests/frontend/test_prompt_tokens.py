@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import RequestError
@@ -13,7 +13,6 @@ from pyllm.frontend.prompt_tokens import PromptTokens, known_tokens, pack_tokens
 VOCABULARY = 600
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, VOCABULARY - 1)))
 def test_known_ids_are_the_ids_however_they_come(ids: list[int]) -> None:
     packed = array("i", ids).tobytes()

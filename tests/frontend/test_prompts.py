@@ -163,7 +163,7 @@ PIECES = st.one_of(st.sampled_from([*tiny_tokenizers.SPECIAL, "the world ", "na√
 
 
 @pytest.mark.parametrize("make", ["byte_level", "with_bos", "byte_fallback"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=st.lists(st.lists(st.tuples(PIECES, st.integers(1, 200)), max_size=12), min_size=1, max_size=4),
     data=st.data(),

@@ -176,7 +176,7 @@ def check(asked: Asked, reader: Reader, aborted: set[int]) -> None:
         assert of_prompt == whole if len(aborted) < params.n else of_prompt == whole[: len(of_prompt)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(ACTIONS, max_size=40))
 def test_every_stream_is_its_uncrashed_twin(actions: list[tuple[str, object]]) -> None:
     async def live() -> None:

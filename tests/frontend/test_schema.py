@@ -89,7 +89,6 @@ def _served(server: Server, operation: Any, mode: schemathesis.GenerationMode) -
         max_examples=CASES,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

@@ -70,7 +70,7 @@ def test_the_interpreter_refuses_bfloat16() -> None:
 @pytest.mark.parametrize(
     "backend", ["reference", "triton"] if torch.cuda.is_available() else ["reference", "cpu", "triton"]
 )
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=ROWS, seed=st.integers(0, 1000), block_size=st.sampled_from([1, 4, 16]))
 def test_any_batch_over_any_blocks(backend: str, rows: list[tuple[int, int]], seed: int, block_size: int) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

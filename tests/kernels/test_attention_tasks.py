@@ -37,7 +37,7 @@ def used(tasks: Tensor) -> list[tuple[int, int]]:
     return [(row, number) for row, number in tasks.tolist() if row >= 0]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=ROWS, batch_invariant=st.booleans())
 def test_tiles_and_splits_cover_each_row_once(rows: list[tuple[int, int]], batch_invariant: bool) -> None:
     from pyllm_kernels.attention_tasks import queries_of_tile

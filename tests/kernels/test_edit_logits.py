@@ -31,7 +31,7 @@ def naive(logits: np.ndarray, edits: dict[int, tuple[float, float, float]], allo
     return edited
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("edit", IMPLEMENTATIONS.values(), ids=IMPLEMENTATIONS)
 @given(data=st.data())

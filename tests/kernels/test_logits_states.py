@@ -115,7 +115,7 @@ def test_drafts_count_only_at_their_position() -> None:
 tokens = st.lists(st.integers(0, 7), max_size=12)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     prompt=tokens,
     output=tokens,

@@ -55,7 +55,7 @@ parameters = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     chosen=st.lists(parameters, min_size=1, max_size=4),
     seed=st.integers(0, 2**32 - 1),

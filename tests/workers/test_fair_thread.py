@@ -121,7 +121,7 @@ def test_new_parties_wait_behind_those_that_are_known_to_ask_for_little() -> Non
 
 
 @given(costs=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_those_who_always_ask_for_more_get_the_same(costs: list[float]) -> None:
     bench = Bench()
     had = [0.0] * len(costs)

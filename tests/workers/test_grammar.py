@@ -99,7 +99,7 @@ def walk(grammars: Grammars, tokenizer: LLTokenizer, text: str, seed: int, num_t
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_row_resumes_where_single_tokens_lead(
     grammars: Grammars, tokenizer: LLTokenizer, text: str, seed: int
@@ -112,7 +112,7 @@ def test_a_row_resumes_where_single_tokens_lead(
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_what_is_forced_is_all_that_the_mask_allows(
     grammars: Grammars, tokenizer: LLTokenizer, text: str, seed: int

@@ -101,7 +101,7 @@ def embed_one_token(runner: ModelRunner) -> npt.NDArray[np.float32]:
     return embed(runner, planner.step(Row(0, [3]), Row(1, [9])), 2)[1]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 1 << 32), num_threads=st.sampled_from([1, 2, 3]))
 def test_an_embedding_depends_on_its_prompt_alone(runner: ModelRunner, seed: int, num_threads: int) -> None:
     pyllm_kernels.set_num_threads(num_threads)

@@ -62,7 +62,7 @@ parameters = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @pytest.mark.parametrize("sample", SAMPLERS.values(), ids=SAMPLERS)
 @given(st.lists(parameters, min_size=1, max_size=9), st.integers(0, 2**32 - 1), st.sampled_from([0.01, 1.0, 4.0]))
 def test_it_chooses_as_a_naive_loop_does(sample: Sample, chosen: list[Parameters], seed: int, spread: float) -> None:
