@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use crate::isa::Isa;
 use crate::linear::Element;
-use crate::op::{Extent, Op, OutOfRange, Rows, run_rows};
+use crate::op::{Extent, Op, OutOfRange, RowWriter, Rows, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -25,24 +25,39 @@ impl Op for SiluAndMul {
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
+        unsafe { self.write(extent.tokens, isa, pool, &|_| {}) };
+        Ok(())
+    }
+
+    fn as_row_writer(&self) -> Option<&dyn RowWriter> {
+        Some(self)
+    }
+}
+
+impl RowWriter for SiluAndMul {
+    fn out(&self) -> Rows {
+        self.out
+    }
+
+    unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: as the caller promises.
         unsafe {
             match self.x.element {
-                Element::Float32 => self.run_as::<f32>(extent, isa, pool),
-                Element::Bfloat16 => self.run_as::<Bfloat16>(extent, isa, pool),
+                Element::Float32 => self.run_as::<f32>(num_tokens, isa, pool, then),
+                Element::Bfloat16 => self.run_as::<Bfloat16>(num_tokens, isa, pool, then),
             }
         }
-        Ok(())
     }
 }
 
 impl SiluAndMul {
     /// # Safety
     ///
-    /// As for `Op::run`; x is made of X.
-    unsafe fn run_as<X: Storage>(&self, extent: Extent, isa: Isa, pool: &mut Pool) {
+    /// As for `RowWriter::write`; x is made of X.
+    unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
         let kernel = Gate::<X> { op: self, element: PhantomData };
         // SAFETY: as the caller promises.
-        unsafe { run_rows(&kernel, extent.tokens, 2 * self.intermediate, isa, pool) }
+        unsafe { run_rows(&kernel, num_tokens, 2 * self.intermediate, isa, pool, then) }
     }
 }
 

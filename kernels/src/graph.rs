@@ -80,12 +80,23 @@ impl Graph {
         pool.keep_awake(|pool| {
             let mut coming = self.ops.iter().filter_map(|op| op.weights());
             coming.next().into_iter().for_each(|first| pool.announce(first));
-            for op in &self.ops {
-                if op.weights().is_some() {
+            let mut ops = self.ops.iter().peekable();
+            while let Some(op) = ops.next() {
+                let writer = op.as_row_writer();
+                let product = ops.peek().and_then(|next| next.as_product());
+                let joined = writer.zip(product).filter(|(writer, product)| product.takes_rows_of(*writer));
+                if op.weights().is_some() || joined.is_some() {
                     coming.next().into_iter().for_each(|next| pool.announce(next));
                 }
                 // SAFETY: as the caller promises; the extent was checked.
-                unsafe { op.run(extent, isa, pool) }.map_err(GraphError::Index)?;
+                unsafe {
+                    if let Some((writer, product)) = joined {
+                        product.run_after(Some(writer), extent.tokens, isa, pool);
+                        ops.next();
+                    } else {
+                        op.run(extent, isa, pool).map_err(GraphError::Index)?;
+                    }
+                }
             }
             Ok(())
         })

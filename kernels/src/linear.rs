@@ -17,6 +17,7 @@ use std::mem;
 use std::ops::Range;
 
 use crate::isa::Isa;
+use crate::op::RowWriter;
 use crate::threads::{Memory, Pool};
 use format::GROUP;
 pub(crate) use format::{Element, Format, Quantised, Source, round_to_bfloat16};
@@ -142,6 +143,23 @@ impl Product {
     /// x and out have `num_rows` rows, `packed` has the linear's `packed_bytes`, written by `Linear::pack`; nothing
     /// writes to x and `packed` during the call and nothing else touches out; this machine has `isa`.
     pub(crate) unsafe fn run(&self, num_rows: usize, isa: Isa, pool: &mut Pool) {
+        // SAFETY: as the caller promises.
+        unsafe { self.run_after(None, num_rows, isa, pool) };
+    }
+
+    /// Whether a row that `writer` has just written is best taken at once.
+    pub(crate) fn takes_rows_of(&self, writer: &dyn RowWriter) -> bool {
+        let out = writer.out();
+        let is_x = out.address == self.x.addr() && out.stride == self.linear.in_features;
+        is_x && out.element == self.linear.element && self.linear.format != Format::Element
+    }
+
+    /// Run the writer of x, if one is given, and then this: each row is made into integers where it was written.
+    ///
+    /// # Safety
+    ///
+    /// As for `run`, and for the writer's `write`; where one is given, this takes its rows.
+    pub(crate) unsafe fn run_after(&self, writer: Option<&dyn RowWriter>, num_rows: usize, isa: Isa, pool: &mut Pool) {
         match self.linear.format {
             Format::Element => {
                 self.run_parts(num_rows, FLOAT_ROWS_AT_ONCE, pool, &|part, output| {
@@ -152,8 +170,11 @@ impl Product {
             Format::Int8(source) => {
                 let mut scratch = mem::take(&mut pool.scratch);
                 let rows = int8::Rows::within(&self.linear, source, self.x, num_rows, &mut scratch);
-                // SAFETY: as the caller promises.
-                unsafe { rows.quantise(isa, pool) };
+                // SAFETY: as the caller promises; each row is told once.
+                match writer {
+                    None => unsafe { rows.quantise(isa, pool) },
+                    Some(writer) => unsafe { writer.write(num_rows, isa, pool, &|row| rows.quantise_row(row, isa)) },
+                }
                 self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
                     // SAFETY: as the caller promises; the rows were just written.
                     unsafe { rows.multiply(isa, &part, output) };
@@ -163,8 +184,14 @@ impl Product {
             Format::Quantised(format) => {
                 let mut scratch = mem::take(&mut pool.scratch);
                 let rows = quantised::Rows::within(&self.linear, format, self.x, num_rows, &mut scratch);
-                // SAFETY: as the caller promises.
-                unsafe { rows.quantise(isa, pool) };
+                // SAFETY: as the caller promises; each row is told once.
+                match writer {
+                    None => unsafe { rows.quantise(isa, pool) },
+                    Some(writer) => unsafe {
+                        rows.fill_last_side();
+                        writer.write(num_rows, isa, pool, &|row| rows.quantise_row(row, isa));
+                    },
+                }
                 self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
                     // SAFETY: as the caller promises; the rows were just written.
                     unsafe { rows.multiply(isa, &part, output) };

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 
 use crate::isa::Isa;
 use crate::linear::Element;
-use crate::op::{Extent, Op, OutOfRange, Rows, run_rows};
+use crate::op::{Extent, Op, OutOfRange, RowWriter, Rows, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -39,26 +39,49 @@ impl Op for RmsNorm {
 
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
+        unsafe { self.write(extent.tokens, isa, pool, &|_| {}) };
+        Ok(())
+    }
+
+    fn as_row_writer(&self) -> Option<&dyn RowWriter> {
+        Some(self)
+    }
+}
+
+impl RowWriter for RmsNorm {
+    fn out(&self) -> Rows {
+        self.out
+    }
+
+    unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
+        // SAFETY: as the caller promises.
         unsafe {
             match (self.x.element, self.weight.element) {
-                (Element::Float32, Element::Float32) => self.run_as::<f32, f32>(extent, isa, pool),
-                (Element::Float32, Element::Bfloat16) => self.run_as::<f32, Bfloat16>(extent, isa, pool),
-                (Element::Bfloat16, Element::Float32) => self.run_as::<Bfloat16, f32>(extent, isa, pool),
-                (Element::Bfloat16, Element::Bfloat16) => self.run_as::<Bfloat16, Bfloat16>(extent, isa, pool),
+                (Element::Float32, Element::Float32) => self.run_as::<f32, f32>(num_tokens, isa, pool, then),
+                (Element::Float32, Element::Bfloat16) => self.run_as::<f32, Bfloat16>(num_tokens, isa, pool, then),
+                (Element::Bfloat16, Element::Float32) => self.run_as::<Bfloat16, f32>(num_tokens, isa, pool, then),
+                (Element::Bfloat16, Element::Bfloat16) => {
+                    self.run_as::<Bfloat16, Bfloat16>(num_tokens, isa, pool, then);
+                }
             }
         }
-        Ok(())
     }
 }
 
 impl RmsNorm {
     /// # Safety
     ///
-    /// As for `Op::run`; x and the weight are made of X and W.
-    unsafe fn run_as<X: Storage, W: Storage>(&self, extent: Extent, isa: Isa, pool: &mut Pool) {
+    /// As for `RowWriter::write`; x and the weight are made of X and W.
+    unsafe fn run_as<X: Storage, W: Storage>(
+        &self,
+        num_tokens: usize,
+        isa: Isa,
+        pool: &mut Pool,
+        then: &(dyn Fn(usize) + Sync),
+    ) {
         let kernel = Normalise::<X, W> { norm: self, elements: PhantomData };
         // SAFETY: as the caller promises.
-        unsafe { run_rows(&kernel, extent.tokens, self.hidden, isa, pool) }
+        unsafe { run_rows(&kernel, num_tokens, self.hidden, isa, pool, then) }
     }
 }
 

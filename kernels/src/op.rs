@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::isa::Isa;
-use crate::linear::Element;
+use crate::linear::{Element, Product};
 use crate::threads::{Memory, Pool};
 use crate::vector::{self, Kernel};
 
@@ -32,10 +32,33 @@ pub(crate) trait Op: Send + Sync {
     /// machine has `isa`.
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange>;
 
+    /// Itself, where its result is rows that are each written at once.
+    fn as_row_writer(&self) -> Option<&dyn RowWriter> {
+        None
+    }
+
+    /// The product that it is, if it is one.
+    fn as_product(&self) -> Option<&Product> {
+        None
+    }
+
     /// Memory worth bringing before the op runs, as its tasks will read it.
     fn weights(&self) -> Option<Memory> {
         None
     }
+}
+
+/// What writes a row of its result at once, so that what reads it can begin with it while it is near.
+pub(crate) trait RowWriter {
+    /// The result.
+    fn out(&self) -> Rows;
+
+    /// Write the rows of so many tokens, and call `then` with each, on the thread that wrote it.
+    ///
+    /// # Safety
+    ///
+    /// As for `Op::run`.
+    unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync));
 }
 
 /// A number in a tensor of indices that names nothing.
@@ -113,16 +136,25 @@ impl Indices {
 }
 
 /// Run a kernel whose parts are rows of `width` elements: side by side where they are many, else by this thread alone.
+/// `then` is called with each row that is done.
 ///
 /// # Safety
 ///
 /// As for `Kernel::run`, for every row; the machine has `isa`.
-pub(crate) unsafe fn run_rows<K: Kernel>(kernel: &K, num_rows: usize, width: usize, isa: Isa, pool: &mut Pool) {
+pub(crate) unsafe fn run_rows<K: Kernel>(
+    kernel: &K,
+    num_rows: usize,
+    width: usize,
+    isa: Isa,
+    pool: &mut Pool,
+    then: &(dyn Fn(usize) + Sync),
+) {
     let rows_a_task = (ELEMENTS_A_TASK / width.max(1)).clamp(1, num_rows.div_ceil(pool.num_threads()).max(1));
     pool.run(num_rows.div_ceil(rows_a_task), &|task| {
         for row in task * rows_a_task..((task + 1) * rows_a_task).min(num_rows) {
             // SAFETY: as the caller promises.
             unsafe { vector::run(isa, kernel, row) };
+            then(row);
         }
     });
 }

@@ -28,6 +28,10 @@ impl Op for PackedLinear {
         Ok(())
     }
 
+    fn as_product(&self) -> Option<&Product> {
+        Some(&self.product)
+    }
+
     fn weights(&self) -> Option<Memory> {
         Some(self.product.weights())
     }

@@ -62,7 +62,7 @@ impl RopeAndKvWrite {
         let kernel = Token::<X, C> { op: self, positions, cells, elements: PhantomData };
         let width = (self.heads + 2 * self.cache.kv_heads) * self.cache.head_dim;
         // SAFETY: as the caller promises.
-        unsafe { run_rows(&kernel, positions.len(), width, isa, pool) }
+        unsafe { run_rows(&kernel, positions.len(), width, isa, pool, &|_| {}) }
     }
 }
 

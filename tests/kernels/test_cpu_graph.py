@@ -2,11 +2,12 @@
 
 import gc
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
-from pyllm_kernels import AttentionMetadata, Graph, KVScales, _cpu, select
+from pyllm_kernels import AttentionMetadata, Graph, KVScales, PackedLinear, _cpu, select
 from torch import Tensor
 
 KERNELS = select("cpu", "cpu")
@@ -17,9 +18,9 @@ MAX_TOKENS, MAX_ROWS, MAX_BLOCKS = 24, 5, 8
 class Model:
     """A decoder's layers on random weights, with inputs at fixed addresses."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        def linear(out_features: int, in_features: int) -> object:
-            return KERNELS.pack_linear((torch.randn(out_features, in_features) / in_features**0.5).to(dtype))
+    def __init__(self, dtype: torch.dtype, pack: Callable[[Tensor], PackedLinear] = KERNELS.pack_linear) -> None:
+        def linear(out_features: int, in_features: int) -> PackedLinear:
+            return pack((torch.randn(out_features, in_features) / in_features**0.5).to(dtype))
 
         qkv = (HEADS + 2 * KV_HEADS) * HEAD_DIM
         self.embedding = linear(VOCABULARY, HIDDEN)
@@ -90,9 +91,12 @@ class Model:
         return KERNELS.add_rms_norm(x, residual, weight, 1e-5)
 
 
+@pytest.mark.parametrize("pack", [KERNELS.pack_linear, KERNELS.pack_int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_replay_is_the_calls_for_any_part_of_the_batch(dtype: torch.dtype) -> None:
-    model, graph = Model(dtype), Graph()
+def test_a_replay_is_the_calls_for_any_part_of_the_batch(
+    dtype: torch.dtype, pack: Callable[[Tensor], PackedLinear]
+) -> None:
+    model, graph = Model(dtype, pack), Graph()
     with graph.capture():
         hidden = model(MAX_TOKENS, MAX_ROWS)
     assert graph.num_ops == 1 + LAYERS * 9 + 1

@@ -83,17 +83,25 @@ impl Rows {
     ///
     /// x has as many rows, and their room is still theirs; this machine has `isa`.
     pub(super) unsafe fn quantise(&self, isa: Isa, pool: &mut Pool) {
-        let x_bytes = self.in_features * self.element.bytes();
         pool.run(self.count.div_ceil(SIDE), &|side| {
             for row in side * SIDE..self.count.min((side + 1) * SIDE) {
                 // SAFETY: as the caller promises; no other task has a row of this side.
-                unsafe {
-                    let x = std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes);
-                    let first = self.integers_of(side * SIDE).add(row % SIDE * CHUNK);
-                    self.factors.add(row).write(planes::quantise(isa, self.element, x, first));
-                }
+                unsafe { self.quantise_row(row, isa) };
             }
         });
+    }
+
+    /// # Safety
+    ///
+    /// As for `quantise`; no other thread has this row.
+    pub(super) unsafe fn quantise_row(&self, row: usize, isa: Isa) {
+        let x_bytes = self.in_features * self.element.bytes();
+        // SAFETY: as the caller promises.
+        unsafe {
+            let x = std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes);
+            let first = self.integers_of(row / SIDE * SIDE).add(row % SIDE * CHUNK);
+            self.factors.add(row).write(planes::quantise(isa, self.element, x, first));
+        }
     }
 
     /// Multiply some of the rows with one panel.

@@ -89,14 +89,24 @@ impl Rows {
                 // SAFETY: as the caller promises.
                 unsafe { self.quantise_row(row, isa) };
             }
-            // A tile of AMX is computed whole: what anyone left there may be numbers that are slow to compute with.
-            for row in self.count.max(side * SIDE)..(side + 1) * SIDE {
-                for group in 0..self.num_groups {
-                    // SAFETY: as the caller promises: there is room for whole tiles.
-                    unsafe { self.factors_of(row).add(group * SIDE).write(Factors::default()) };
-                }
-            }
         });
+        // SAFETY: as the caller promises.
+        unsafe { self.fill_last_side() };
+    }
+
+    /// Make zeros of the factors past the last row: a tile of AMX is computed whole, and what anyone left there may be
+    /// numbers that are slow to compute with.
+    ///
+    /// # Safety
+    ///
+    /// The rows' room is still theirs.
+    pub(super) unsafe fn fill_last_side(&self) {
+        for row in self.count..self.count.next_multiple_of(SIDE) {
+            for group in 0..self.num_groups {
+                // SAFETY: as the caller promises: there is room for whole tiles.
+                unsafe { self.factors_of(row).add(group * SIDE).write(Factors::default()) };
+            }
+        }
     }
 
     /// Multiply some of the rows with one panel.
@@ -128,8 +138,8 @@ impl Rows {
 
     /// # Safety
     ///
-    /// As for `quantise`; no other thread has a row of this side.
-    unsafe fn quantise_row(&self, row: usize, isa: Isa) {
+    /// As for `quantise`; no other thread has this row.
+    pub(super) unsafe fn quantise_row(&self, row: usize, isa: Isa) {
         let x_bytes = self.in_features * self.element.bytes();
         // SAFETY: as the caller promises.
         let x = unsafe { std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes) };

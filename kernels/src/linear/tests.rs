@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::format::{from_bfloat16, from_float16, round_to_bfloat16};
 use super::*;
+use crate::op::Rows;
 
 const FORMATS: [Format; 7] = [
     Format::Element,
@@ -46,6 +47,57 @@ fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -
     };
     // SAFETY: the lengths are as the linear says, and the instructions are available ones.
     unsafe { product.run(num_rows, isa, &mut Pool::new(num_threads)) };
+    out
+}
+
+/// Writes the rows of x, which are elsewhere before.
+struct Copier<'a> {
+    from: &'a [u8],
+    row_bytes: usize,
+    out: Rows,
+}
+
+impl RowWriter for Copier<'_> {
+    fn out(&self) -> Rows {
+        self.out
+    }
+
+    unsafe fn write(&self, num_tokens: usize, _: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
+        pool.run(num_tokens, &|row| {
+            let from = &self.from[row * self.row_bytes..][..self.row_bytes];
+            // SAFETY: there is room for the row, which no other task has.
+            unsafe {
+                self.out.row::<u8>(0).add(row * self.row_bytes).copy_from_nonoverlapping(from.as_ptr(), from.len());
+            };
+            then(row);
+        });
+    }
+}
+
+fn run_after_writer(linear: &Linear, isa: Isa, num_threads: usize, from: &[u8], packed: &[u8]) -> Vec<u8> {
+    let (num_rows, out_bytes) = (from.len() / linear.in_bytes(), linear.out_features * linear.element.bytes());
+    let (mut x, mut out) = (vec![0xff; from.len()], vec![0xff; num_rows * out_bytes]);
+    let address = x.as_mut_ptr().expose_provenance();
+    let rows = Rows { element: linear.element, address, stride: linear.in_features };
+    let writer = Copier { from, row_bytes: linear.in_bytes(), out: rows };
+    let product = Product {
+        linear: *linear,
+        x: x.as_ptr(),
+        packed: packed.as_ptr(),
+        out: out.as_mut_ptr(),
+        out_stride: out_bytes,
+    };
+    assert_eq!(product.takes_rows_of(&writer), linear.format != Format::Element);
+    let mut pool = Pool::new(num_threads);
+    // SAFETY: the lengths are as the linear says, and the instructions are available ones.
+    unsafe {
+        if product.takes_rows_of(&writer) {
+            product.run_after(Some(&writer), num_rows, isa, &mut pool);
+        } else {
+            writer.write(num_rows, isa, &mut pool, &|_| {});
+            product.run(num_rows, isa, &mut pool);
+        }
+    }
     out
 }
 
@@ -218,6 +270,15 @@ proptest! {
             let alone = x.chunks_exact(linear.in_bytes());
             let alone: Vec<u8> = alone.flat_map(|row| run(&linear, isa, 1, row, &packed)).collect();
             prop_assert_eq!(&run(&linear, isa, num_threads, &x, &packed), &alone, "{:?}", isa);
+        }
+    }
+
+    #[test]
+    fn rows_that_are_taken_where_they_are_written_are_the_same((linear, weight, x) in products(), num_threads in 1..4_usize) {
+        let packed = packed(&linear, &weight);
+        for isa in Isa::available() {
+            let expected = run(&linear, isa, 1, &x, &packed);
+            prop_assert_eq!(&run_after_writer(&linear, isa, num_threads, &x, &packed), &expected, "{:?}", isa);
         }
     }
 
