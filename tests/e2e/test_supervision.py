@@ -77,7 +77,7 @@ def have_successors(server: Server, old: list[psutil.Process]) -> bool:
     """Whether others carry the titles of processes that have ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         server.tree = server.processes()
-        titles = {process.cmdline()[0]: process for process in server.tree if process.cmdline()}
+        titles = {title: process for process in server.tree for title in process.cmdline()[:1]}
         return all(titles.get(title, process) != process for title, process in zip(TITLES, old, strict=True))
     return False
 
