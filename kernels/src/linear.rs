@@ -187,10 +187,7 @@ impl Product {
                 // SAFETY: as the caller promises; each row is told once.
                 match writer {
                     None => unsafe { rows.quantise(isa, pool) },
-                    Some(writer) => unsafe {
-                        rows.fill_last_side();
-                        writer.write(num_rows, isa, pool, &|row| rows.quantise_row(row, isa));
-                    },
+                    Some(writer) => unsafe { writer.write(num_rows, isa, pool, &|row| rows.quantise_row(row, isa)) },
                 }
                 self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
                     // SAFETY: as the caller promises; the rows were just written.

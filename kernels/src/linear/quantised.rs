@@ -61,7 +61,7 @@ impl Rows {
         let integer_bytes = whole_rows * num_groups * GROUP;
         let factor_bytes = whole_rows * num_groups * size_of::<Factors>();
         let (integers, factors) = scratch.bytes(integer_bytes + factor_bytes).split_at_mut(integer_bytes);
-        Self {
+        let rows = Self {
             format,
             element: linear.element,
             in_features: linear.in_features,
@@ -70,7 +70,10 @@ impl Rows {
             num_groups,
             integers: integers.as_mut_ptr().cast(),
             factors: factors.as_mut_ptr().cast(),
-        }
+        };
+        // SAFETY: this is their room.
+        unsafe { rows.fill_last_side() };
+        rows
     }
 
     /// How many of the rows fill so many bytes.
@@ -90,8 +93,6 @@ impl Rows {
                 unsafe { self.quantise_row(row, isa) };
             }
         });
-        // SAFETY: as the caller promises.
-        unsafe { self.fill_last_side() };
     }
 
     /// Make zeros of the factors past the last row: a tile of AMX is computed whole, and what anyone left there may be
@@ -100,7 +101,7 @@ impl Rows {
     /// # Safety
     ///
     /// The rows' room is still theirs.
-    pub(super) unsafe fn fill_last_side(&self) {
+    unsafe fn fill_last_side(&self) {
         for row in self.count..self.count.next_multiple_of(SIDE) {
             for group in 0..self.num_groups {
                 // SAFETY: as the caller promises: there is room for whole tiles.

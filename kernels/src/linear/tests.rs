@@ -36,17 +36,17 @@ fn packed(linear: &Linear, weight: &[u8]) -> Vec<u8> {
 
 fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -> Vec<u8> {
     let num_rows = x.len() / linear.in_bytes();
+    run_product(linear, x.as_ptr(), num_rows, packed, |product| {
+        // SAFETY: the lengths are as the linear says, and the instructions are available ones.
+        unsafe { product.run(num_rows, isa, &mut Pool::new(num_threads)) };
+    })
+}
+
+/// What a product writes when it is run.
+fn run_product(linear: &Linear, x: *const u8, num_rows: usize, packed: &[u8], run: impl FnOnce(&Product)) -> Vec<u8> {
     let out_bytes = linear.out_features * linear.element.bytes();
     let mut out = vec![0xff; num_rows * out_bytes];
-    let product = Product {
-        linear: *linear,
-        x: x.as_ptr(),
-        packed: packed.as_ptr(),
-        out: out.as_mut_ptr(),
-        out_stride: out_bytes,
-    };
-    // SAFETY: the lengths are as the linear says, and the instructions are available ones.
-    unsafe { product.run(num_rows, isa, &mut Pool::new(num_threads)) };
+    run(&Product { linear: *linear, x, packed: packed.as_ptr(), out: out.as_mut_ptr(), out_stride: out_bytes });
     out
 }
 
@@ -75,30 +75,23 @@ impl RowWriter for Copier<'_> {
 }
 
 fn run_after_writer(linear: &Linear, isa: Isa, num_threads: usize, from: &[u8], packed: &[u8]) -> Vec<u8> {
-    let (num_rows, out_bytes) = (from.len() / linear.in_bytes(), linear.out_features * linear.element.bytes());
-    let (mut x, mut out) = (vec![0xff; from.len()], vec![0xff; num_rows * out_bytes]);
-    let address = x.as_mut_ptr().expose_provenance();
-    let rows = Rows { element: linear.element, address, stride: linear.in_features };
-    let writer = Copier { from, row_bytes: linear.in_bytes(), out: rows };
-    let product = Product {
-        linear: *linear,
-        x: x.as_ptr(),
-        packed: packed.as_ptr(),
-        out: out.as_mut_ptr(),
-        out_stride: out_bytes,
-    };
-    assert_eq!(product.takes_rows_of(&writer), linear.format != Format::Element);
-    let mut pool = Pool::new(num_threads);
-    // SAFETY: the lengths are as the linear says, and the instructions are available ones.
-    unsafe {
-        if product.takes_rows_of(&writer) {
-            product.run_after(Some(&writer), num_rows, isa, &mut pool);
-        } else {
-            writer.write(num_rows, isa, &mut pool, &|_| {});
-            product.run(num_rows, isa, &mut pool);
+    let (num_rows, mut x) = (from.len() / linear.in_bytes(), vec![0xff; from.len()]);
+    let first = x.as_mut_ptr();
+    let out = Rows { element: linear.element, address: first.expose_provenance(), stride: linear.in_features };
+    let writer = Copier { from, row_bytes: linear.in_bytes(), out };
+    run_product(linear, first, num_rows, packed, |product| {
+        assert_eq!(product.takes_rows_of(&writer), linear.format != Format::Element);
+        let mut pool = Pool::new(num_threads);
+        // SAFETY: the lengths are as the linear says, and the instructions are available ones.
+        unsafe {
+            if product.takes_rows_of(&writer) {
+                product.run_after(Some(&writer), num_rows, isa, &mut pool);
+            } else {
+                writer.write(num_rows, isa, &mut pool, &|_| {});
+                product.run(num_rows, isa, &mut pool);
+            }
         }
-    }
-    out
+    })
 }
 
 fn look_up(linear: &Linear, packed: &[u8], indices: &[i32]) -> Result<Vec<u8>, i32> {
