@@ -41,8 +41,8 @@ class Place:
     """`spawn` starts a child and `configure` makes what it is told; `on_death` is called with each one that has died.
 
     A child that ended for a reason that another would meet has no successor, nor has one that ended in order when that
-    was expected.
-    What it has said to be one request's doing costs no restart: however many such there are, each fails by itself.
+    was expected. What it has said to be one request's doing costs no restart: however many such there are, each fails
+    by itself.
     """
 
     def __init__(
