@@ -1,3 +1,5 @@
+import errno
+
 import pytest
 
 from pyllm.out_of_memory import is_out_of_memory
@@ -11,6 +13,8 @@ class OutOfMemoryError(RuntimeError):
     ("error", "expected"),
     [
         (MemoryError(), True),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+        (OSError(errno.EINVAL, "Invalid argument"), False),
         (OutOfMemoryError("Tried to allocate 20.00 MiB"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: not enough memory"), True),
         (RuntimeError("can't allocate memory: you tried to allocate 8 bytes. Error code 12"), True),

@@ -10,6 +10,7 @@ import mmap
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -25,7 +26,6 @@ from pyllm.workers.batch import IntArray
 
 logger = logging.getLogger(__name__)
 
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector of a CPU
 _HUGE_PAGE = 2 << 20  # bytes
 _MADV_POPULATE_WRITE = 23
 _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
@@ -174,7 +174,8 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Zeros that cost nothing until they are touched: on a CPU the kernel hands out such pages one by one."""
     if device.type != "cpu":
         return torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device).view(dtype)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(num_bytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return torch.from_numpy(memory[start : start + num_bytes]).view(dtype).view(shape)
+    # Not by the heap, which may give out what it has cleared itself, and so touched.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # A kernel may have been built without.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
