@@ -45,6 +45,10 @@ class ByteDecoder:
         known = self._begun + b"".join([piece.encode() if isinstance(piece, str) else piece for piece in pieces])
         text, end = codecs.utf_8_decode(known, "replace", False)
         self._begun = known[end:]
+        if self._begun and len(rest := self._begun.decode(errors="replace")) > 1:
+            # Half a surrogate, which Python waits for the end of, and UTF-8 does not have.
+            self._begun = b""
+            return text + rest
         return text
 
 

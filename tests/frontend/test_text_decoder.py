@@ -73,6 +73,12 @@ def test_a_token_that_the_vocabulary_does_not_have_is_no_text(tokenizer: Tokeniz
     assert tokenizer.text_decoder([], skip).decode([padding]) == ""
 
 
+def test_half_a_surrogate_begins_no_character(tokenizer: Tokenizer, skip: bool) -> None:
+    lead, continuation = tokenizer.encode("\ud000")[0], tokenizer.encode("\u2820")[-1]  # ED 80 80, and E2 A0 A0
+    decoder = tokenizer.text_decoder([], skip)
+    assert [decoder.decode([token]) for token in (lead, continuation)] == ["", "\ufffd\ufffd"]
+
+
 @given(data=st.data())
 def test_any_tokens_in_any_split(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
     (last,) = tokenizer.encode("naïve ✓")
