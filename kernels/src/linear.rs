@@ -18,6 +18,7 @@ use std::ops::Range;
 
 use crate::isa::Isa;
 use crate::op::RowWriter;
+use crate::scratch::Scratch;
 use crate::threads::{Memory, Pool};
 use format::GROUP;
 pub(crate) use format::{Element, Format, Quantised, Source, round_to_bfloat16};
@@ -119,6 +120,27 @@ impl Linear {
     }
 }
 
+/// Input rows that are made into integers before they are multiplied.
+trait IntegerRows: Sync {
+    /// How many of them fill so many bytes.
+    fn at_once(&self, bytes: usize) -> usize;
+
+    /// Make a row into integers.
+    ///
+    /// # Safety
+    ///
+    /// x has the row, whose room is still its own; no other thread has it; this machine has `isa`.
+    unsafe fn quantise_row(&self, row: usize, isa: Isa);
+
+    /// Multiply some of the rows with one panel.
+    ///
+    /// # Safety
+    ///
+    /// The rows have been quantised, the part's panel is of their format and has their features, and nothing else
+    /// touches the output, which begins at row 0; the part begins at a multiple of `SIDE`; this machine has `isa`.
+    unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output);
+}
+
 /// `out = x @ weight.T`, of as many rows as it is run with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Product {
@@ -167,35 +189,48 @@ impl Product {
                     unsafe { self.multiply_floats(isa, &part, output) };
                 });
             }
-            Format::Int8(source) => {
-                let mut scratch = mem::take(&mut pool.scratch);
-                let rows = int8::Rows::within(&self.linear, source, self.x, num_rows, &mut scratch);
-                // SAFETY: as the caller promises; each row is told once.
-                match writer {
-                    None => unsafe { rows.quantise(isa, pool) },
-                    Some(writer) => unsafe { writer.write(num_rows, isa, pool, &|row| rows.quantise_row(row, isa)) },
-                }
-                self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
-                    // SAFETY: as the caller promises; the rows were just written.
-                    unsafe { rows.multiply(isa, &part, output) };
-                });
-                pool.scratch = scratch;
-            }
-            Format::Quantised(format) => {
-                let mut scratch = mem::take(&mut pool.scratch);
-                let rows = quantised::Rows::within(&self.linear, format, self.x, num_rows, &mut scratch);
-                // SAFETY: as the caller promises; each row is told once.
-                match writer {
-                    None => unsafe { rows.quantise(isa, pool) },
-                    Some(writer) => unsafe { writer.write(num_rows, isa, pool, &|row| rows.quantise_row(row, isa)) },
-                }
-                self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
-                    // SAFETY: as the caller promises; the rows were just written.
-                    unsafe { rows.multiply(isa, &part, output) };
-                });
-                pool.scratch = scratch;
-            }
+            // SAFETY: as the caller promises.
+            Format::Int8(source) => unsafe {
+                let rows = |scratch: &mut Scratch| int8::Rows::within(&self.linear, source, self.x, num_rows, scratch);
+                self.run_integers(rows, writer, num_rows, isa, pool);
+            },
+            // SAFETY: as the caller promises.
+            Format::Quantised(format) => unsafe {
+                let rows =
+                    |scratch: &mut Scratch| quantised::Rows::within(&self.linear, format, self.x, num_rows, scratch);
+                self.run_integers(rows, writer, num_rows, isa, pool);
+            },
         }
+    }
+
+    /// # Safety
+    ///
+    /// As for `run_after`; `rows_within` gives the rows of x.
+    unsafe fn run_integers<R: IntegerRows>(
+        &self,
+        rows_within: impl FnOnce(&mut Scratch) -> R,
+        writer: Option<&dyn RowWriter>,
+        num_rows: usize,
+        isa: Isa,
+        pool: &mut Pool,
+    ) {
+        let mut scratch = mem::take(&mut pool.scratch);
+        let rows = rows_within(&mut scratch);
+        // SAFETY: as the caller promises; each row is taken once.
+        let quantise = |row: usize| unsafe { rows.quantise_row(row, isa) };
+        match writer {
+            // In the calling thread where they are few.
+            None => pool.run(num_rows.div_ceil(SIDE), &|side| {
+                (side * SIDE..num_rows.min((side + 1) * SIDE)).for_each(quantise);
+            }),
+            // SAFETY: as the caller promises.
+            Some(writer) => unsafe { writer.write(num_rows, isa, pool, &quantise) },
+        }
+        self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
+            // SAFETY: as the caller promises; the rows were just quantised.
+            unsafe { rows.multiply(isa, &part, output) };
+        });
+        pool.scratch = scratch;
     }
 
     /// What the tasks of a few rows read, a panel each.

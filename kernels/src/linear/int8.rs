@@ -19,10 +19,9 @@ mod tile;
 
 use super::format::{Element, Source};
 use super::output::{Output, SIDE};
-use super::{Linear, Part};
+use super::{IntegerRows, Linear, Part};
 use crate::isa::Isa;
 use crate::scratch::Scratch;
-use crate::threads::Pool;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
 use tile::{Bytes, CHUNK, Factors, Nibbles, PLANES, Tile};
 
@@ -34,7 +33,6 @@ pub(super) struct Rows {
     in_features: usize,
     /// [rows, `in_features`]
     x: *const u8,
-    count: usize,
     num_chunks: usize,
     /// As `Tile` has them.
     integers: *mut i8,
@@ -65,36 +63,27 @@ impl Rows {
             element: linear.element,
             in_features: linear.in_features,
             x,
-            count: num_rows,
             num_chunks,
             integers: integers.as_mut_ptr().cast(),
             factors: factors.as_mut_ptr().cast(),
         }
     }
 
-    /// How many of the rows fill so many bytes.
-    pub(super) fn at_once(&self, bytes: usize) -> usize {
+    /// # Safety
+    ///
+    /// There is room for the row, the first of a side.
+    unsafe fn integers_of(&self, row: usize) -> *mut i8 {
+        // SAFETY: as the caller promises.
+        unsafe { self.integers.add(row * self.num_chunks * PLANES * CHUNK) }
+    }
+}
+
+impl IntegerRows for Rows {
+    fn at_once(&self, bytes: usize) -> usize {
         (bytes / (self.num_chunks * PLANES * CHUNK)).max(1)
     }
 
-    /// Fill the rows, in the calling thread where they are few.
-    ///
-    /// # Safety
-    ///
-    /// x has as many rows, and their room is still theirs; this machine has `isa`.
-    pub(super) unsafe fn quantise(&self, isa: Isa, pool: &mut Pool) {
-        pool.run(self.count.div_ceil(SIDE), &|side| {
-            for row in side * SIDE..self.count.min((side + 1) * SIDE) {
-                // SAFETY: as the caller promises; no other task has a row of this side.
-                unsafe { self.quantise_row(row, isa) };
-            }
-        });
-    }
-
-    /// # Safety
-    ///
-    /// As for `quantise`; no other thread has this row.
-    pub(super) unsafe fn quantise_row(&self, row: usize, isa: Isa) {
+    unsafe fn quantise_row(&self, row: usize, isa: Isa) {
         let x_bytes = self.in_features * self.element.bytes();
         // SAFETY: as the caller promises.
         unsafe {
@@ -104,13 +93,7 @@ impl Rows {
         }
     }
 
-    /// Multiply some of the rows with one panel.
-    ///
-    /// # Safety
-    ///
-    /// The rows have been quantised, the part's panel is of this source and has their features, and nothing else
-    /// touches the output, which begins at row 0; the part begins at a multiple of `SIDE`; this machine has `isa`.
-    pub(super) unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output) {
+    unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output) {
         let first = part.rows.start;
         debug_assert!(first.is_multiple_of(SIDE));
         // SAFETY: as the caller promises.
@@ -129,13 +112,5 @@ impl Rows {
                 Source::Q4_0 | Source::Q4_1 => tile.multiply::<Nibbles>(isa),
             }
         }
-    }
-
-    /// # Safety
-    ///
-    /// There is room for the row, the first of a side.
-    unsafe fn integers_of(&self, row: usize) -> *mut i8 {
-        // SAFETY: as the caller promises.
-        unsafe { self.integers.add(row * self.num_chunks * PLANES * CHUNK) }
     }
 }

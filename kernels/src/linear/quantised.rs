@@ -18,10 +18,9 @@ mod tile;
 
 use super::format::{Element, GROUP, Quantised};
 use super::output::{Output, SIDE};
-use super::{Linear, Part};
+use super::{IntegerRows, Linear, Part};
 use crate::isa::Isa;
 use crate::scratch::Scratch;
-use crate::threads::Pool;
 use integers::Places;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
 use tile::{Factors, Q4_0, Q4_1, Q8_0, Tile};
@@ -34,7 +33,6 @@ pub(super) struct Rows {
     in_features: usize,
     /// [rows, `in_features`]
     x: *const u8,
-    count: usize,
     num_groups: usize,
     /// As `Tile` has them.
     integers: *mut i8,
@@ -66,33 +64,13 @@ impl Rows {
             element: linear.element,
             in_features: linear.in_features,
             x,
-            count: num_rows,
             num_groups,
             integers: integers.as_mut_ptr().cast(),
             factors: factors.as_mut_ptr().cast(),
         };
         // SAFETY: this is their room.
-        unsafe { rows.fill_last_side() };
+        unsafe { rows.fill_last_side(num_rows) };
         rows
-    }
-
-    /// How many of the rows fill so many bytes.
-    pub(super) fn at_once(&self, bytes: usize) -> usize {
-        (bytes / (self.num_groups * GROUP)).max(1)
-    }
-
-    /// Fill the rows, in the calling thread where they are few.
-    ///
-    /// # Safety
-    ///
-    /// x has as many rows, and their room is still theirs; this machine has `isa`.
-    pub(super) unsafe fn quantise(&self, isa: Isa, pool: &mut Pool) {
-        pool.run(self.count.div_ceil(SIDE), &|side| {
-            for row in side * SIDE..self.count.min((side + 1) * SIDE) {
-                // SAFETY: as the caller promises.
-                unsafe { self.quantise_row(row, isa) };
-            }
-        });
     }
 
     /// Make zeros of the factors past the last row: a tile of AMX is computed whole, and what anyone left there may be
@@ -101,8 +79,8 @@ impl Rows {
     /// # Safety
     ///
     /// The rows' room is still theirs.
-    unsafe fn fill_last_side(&self) {
-        for row in self.count..self.count.next_multiple_of(SIDE) {
+    unsafe fn fill_last_side(&self, num_rows: usize) {
+        for row in num_rows..num_rows.next_multiple_of(SIDE) {
             for group in 0..self.num_groups {
                 // SAFETY: as the caller promises: there is room for whole tiles.
                 unsafe { self.factors_of(row).add(group * SIDE).write(Factors::default()) };
@@ -110,13 +88,38 @@ impl Rows {
         }
     }
 
-    /// Multiply some of the rows with one panel.
-    ///
     /// # Safety
     ///
-    /// The rows have been quantised, the part's panel is of this format and has their features, and nothing else
-    /// touches the output, which begins at row 0; the part begins at a multiple of `SIDE`; this machine has `isa`.
-    pub(super) unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output) {
+    /// There is room for the row.
+    unsafe fn factors_of(&self, row: usize) -> *mut Factors {
+        // SAFETY: as the caller promises.
+        unsafe { self.factors.add(row / SIDE * SIDE * self.num_groups + row % SIDE) }
+    }
+}
+
+impl IntegerRows for Rows {
+    fn at_once(&self, bytes: usize) -> usize {
+        (bytes / (self.num_groups * GROUP)).max(1)
+    }
+
+    unsafe fn quantise_row(&self, row: usize, isa: Isa) {
+        let x_bytes = self.in_features * self.element.bytes();
+        // SAFETY: as the caller promises.
+        let x = unsafe { std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes) };
+        let (side, within) = (row / SIDE * SIDE, row % SIDE);
+        // SAFETY: as the caller promises: a row has factors for each of its groups.
+        unsafe {
+            let first = self.integers.add(side * self.num_groups * GROUP + within * GROUP);
+            let mut factors = self.factors_of(row);
+            let places = Places { first, stride: SIDE * GROUP };
+            integers::quantise(isa, self.element, x, places, |scale, sum| {
+                factors.write(Factors::new(scale, sum, self.format.offset()));
+                factors = factors.wrapping_add(SIDE);
+            });
+        }
+    }
+
+    unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output) {
         let first = part.rows.start;
         debug_assert!(first.is_multiple_of(SIDE));
         // SAFETY: as the caller promises.
@@ -135,33 +138,5 @@ impl Rows {
                 Quantised::Q4_1 => tile.multiply::<Q4_1>(isa),
             }
         }
-    }
-
-    /// # Safety
-    ///
-    /// As for `quantise`; no other thread has this row.
-    pub(super) unsafe fn quantise_row(&self, row: usize, isa: Isa) {
-        let x_bytes = self.in_features * self.element.bytes();
-        // SAFETY: as the caller promises.
-        let x = unsafe { std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes) };
-        let (side, within) = (row / SIDE * SIDE, row % SIDE);
-        // SAFETY: as the caller promises: a row has factors for each of its groups.
-        unsafe {
-            let first = self.integers.add(side * self.num_groups * GROUP + within * GROUP);
-            let mut factors = self.factors_of(row);
-            let places = Places { first, stride: SIDE * GROUP };
-            integers::quantise(isa, self.element, x, places, |scale, sum| {
-                factors.write(Factors::new(scale, sum, self.format.offset()));
-                factors = factors.wrapping_add(SIDE);
-            });
-        }
-    }
-
-    /// # Safety
-    ///
-    /// There is room for the row.
-    unsafe fn factors_of(&self, row: usize) -> *mut Factors {
-        // SAFETY: as the caller promises.
-        unsafe { self.factors.add(row / SIDE * SIDE * self.num_groups + row % SIDE) }
     }
 }
