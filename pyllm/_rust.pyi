@@ -79,6 +79,7 @@ class Scheduler:
         enable_kv_cache_events: bool = False,
         incarnation: int = 0,
         swap_block_seconds: float = 0.0,
+        num_speculative_tokens: int = 0,
         long_prefill_token_threshold: int = 0,
         inter_token_target: float = 0.0,
         policy: str = "fcfs",
@@ -91,7 +92,8 @@ class Scheduler:
 
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its
-        events. The others are explained at `reconfigure`.
+        events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup.
+        The others are explained at `reconfigure`.
 
         Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that
         is not there.

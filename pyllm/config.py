@@ -123,6 +123,13 @@ class SchedulerConfig(_Config, frozen=True):
         str, Meta(description="new file for all that the scheduler is told, prompts included; see pyllm replay")
     ] = ""
     async_scheduling: Annotated[bool, Meta(description="plan a step while the one before is computed")] = True
+    num_speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=16)] | None,
+        Meta(
+            description="tokens that a stream alone guesses from its own text and verifies in one step; 0: none; "
+            "default: 5 with the Rust kernels, else 0"
+        ),
+    ] = None
 
 
 class ParallelConfig(_Config, frozen=True):

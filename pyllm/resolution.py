@@ -20,6 +20,7 @@ from pyllm.workers.attention_backends import find_attention_backend
 # Tokens in a step unless said otherwise. A CPU computes as many a second in small steps as in large ones, and a stream
 # waits for each step with others' prompts in it; `benchmarks/README.md` has the figures.
 BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
+SPECULATIVE_TOKENS = 5
 
 
 def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
@@ -68,6 +69,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
                 config.scheduler,
                 scheduler_recording=recording,
                 max_num_batched_tokens=_batched_tokens(config.scheduler, device),
+                num_speculative_tokens=_speculative_tokens(config, device, {dtype, kv_cache_dtype}),
             ),
             device=msgspec.structs.replace(config.device, device=device),
             recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
@@ -78,6 +80,15 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
 
 def _batched_tokens(scheduler: SchedulerConfig, device: str) -> int:
     return scheduler.max_num_batched_tokens or max(BATCHED_TOKENS[device], scheduler.max_num_seqs)
+
+
+def _speculative_tokens(config: EngineConfig, device: str, dtypes: set[str]) -> int:
+    """None by default but where a token is bitwise the same however many its row has: with the Rust kernels."""
+    if (chosen := config.scheduler.num_speculative_tokens) is not None:
+        return chosen
+    backends = {config.device.kernel_backend, config.device.attention_backend}
+    is_rust = device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes
+    return SPECULATIVE_TOKENS if is_rust else 0
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:

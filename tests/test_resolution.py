@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,23 @@ def test_every_sequence_has_a_token_in_a_step_unless_said_otherwise(model: str) 
     many, _ = resolve(engine_config(options))
     few, _ = resolve(engine_config(options | {"max_num_batched_tokens": 64}))
     assert (many.scheduler.max_num_batched_tokens, few.scheduler.max_num_batched_tokens) == (300, 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 5),
+        ({"kernel_backend": "cpu", "attention_backend": "cpu"}, 5),
+        ({"kernel_backend": "reference"}, 0),
+        ({"attention_backend": "sdpa"}, 0),
+        ({"dtype": "float16"}, 0),
+        ({"dtype": "float16", "num_speculative_tokens": 3}, 3),
+        ({"num_speculative_tokens": 0}, 0),
+    ],
+)
+def test_tokens_are_guessed_where_that_changes_no_bit(model: str, options: dict[str, Any], expected: int) -> None:
+    config, _ = resolve(engine_config({"model": model, "device": "cpu", **options}))
+    assert config.scheduler.num_speculative_tokens == expected
 
 
 def test_what_was_asked_for_stays(model: str) -> None:

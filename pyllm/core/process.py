@@ -117,6 +117,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             max_pinned_blocks=engine.cache.max_pinned_blocks,
             enable_kv_cache_events=engine.cache.enable_kv_cache_events,
             incarnation=epoch,
+            num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
             **live_settings(engine.scheduler),
         )
     except SchedulerError as error:

@@ -16,7 +16,12 @@ Tokens = list[int]
 NUM_OTHERS = 31
 NEW_TOKENS = 24
 PRECISIONS: dict[str, dict[str, Any]] = {"default": {}, "float32": {"dtype": "float32"}}
-ALONE: dict[str, Any] = {"max_num_seqs": 1, "enable_prefix_caching": False, "max_num_batched_tokens": 2048}
+ALONE: dict[str, Any] = {
+    "max_num_seqs": 1,
+    "enable_prefix_caching": False,
+    "max_num_batched_tokens": 2048,
+    "num_speculative_tokens": 0,
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "in small chunks": {"max_num_batched_tokens": 40},
     "with a prefix cache": {"max_num_batched_tokens": 2048},
@@ -76,6 +81,14 @@ def test_tokens_are_those_of_the_request_alone(precision: str, setting: str) -> 
     assert together == alone(precision)
     assert (stats["num_preemptions"] > 0) == (tokens is not None)
     assert (stats["num_swapped"] > 0) == ("kv_offloading_size" in options)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("precision", ["default", pytest.param("float32", marks=pytest.mark.oracle)])
+def test_what_a_stream_alone_guesses_changes_nothing(precision: str) -> None:
+    guessed, stats = generate(one_by_one=True, num_speculative_tokens=16, **PRECISIONS[precision])
+    assert guessed == alone(precision)
+    assert 0 < stats["num_accepted_drafts"] < stats["num_drafts"]
 
 
 @pytest.mark.timeout(600)

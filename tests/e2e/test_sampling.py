@@ -90,6 +90,18 @@ def test_changes_depend_on_nothing_but_the_request(setting: str, alone: list[Com
         assert stats["num_preemptions"] > 0
 
 
+def test_what_repeats_itself_is_guessed_and_is_told_as_without(llm: LLM) -> None:
+    prompt = "One, two, three, four, five. One, two, three, four, five. One, two,"
+    each = {"max_tokens": 60, "ignore_eos": True, "logprobs": 3}
+    params = [SamplingParams(**each, temperature=0), SamplingParams(**each, temperature=0.5, seed=1, stop=["five. T"])]
+    before = llm.stats()["num_accepted_drafts"]
+    guessed = [llm.generate(prompt, own)[0].outputs for own in params]
+    assert llm.stats()["num_accepted_drafts"] >= before + 10
+    with LLM(num_speculative_tokens=0) as plain:
+        assert [plain.generate(prompt, own)[0].outputs for own in params] == guessed
+        assert plain.stats()["num_drafts"] == 0
+
+
 def test_log_probabilities_of_a_prompt_are_those_that_it_was_written_with(llm: LLM) -> None:
     prompts = [stretch[:100] for stretch in stretches()[:8]]
     params = SamplingParams(max_tokens=20, seed=3, logprobs=4, ignore_eos=True)

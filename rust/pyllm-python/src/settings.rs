@@ -31,6 +31,7 @@ fn set(config: &mut Config, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()
         "enable_kv_cache_events" => config.enable_kv_cache_events = value.extract()?,
         "incarnation" => config.incarnation = number(name, value)?,
         "swap_block_seconds" => config.swap_block_seconds = number(name, value)?,
+        "num_speculative_tokens" => config.num_speculative_tokens = number(name, value)?,
         "max_num_batched_tokens" => config.max_num_batched_tokens = number(name, value)?,
         "long_prefill_token_threshold" => config.long_prefill_token_threshold = number(name, value)?,
         "inter_token_target" => config.inter_token_target = number(name, value)?,

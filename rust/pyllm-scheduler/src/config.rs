@@ -33,6 +33,9 @@ pub struct Config {
     pub incarnation: u64,
     /// Seconds to move one block to the host and back. 0: nothing.
     pub swap_block_seconds: f64,
+    /// Drafts that a sequence which runs alone may propose to itself for one row. 0: none.
+    #[serde(default)] // older recordings
+    pub num_speculative_tokens: u32,
 
     /// *Live.* Tokens one step may compute, prefill chunks and decodes together.
     pub max_num_batched_tokens: u32,
@@ -83,6 +86,7 @@ impl Default for Config {
             enable_kv_cache_events: false,
             incarnation: 0,
             swap_block_seconds: 0.0,
+            num_speculative_tokens: 0,
             max_num_batched_tokens: 0,
             long_prefill_token_threshold: 0,
             inter_token_target: 0.0,
@@ -113,6 +117,7 @@ impl Config {
         for &weight in self.tenant_weights.values() {
             in_range("a tenant's weight", weight, 1, Self::MAX_TENANT_WEIGHT)?;
         }
+        in_range("num_speculative_tokens", self.num_speculative_tokens, 0, Self::MAX_SPECULATIVE_TOKENS)?;
         not_negative("swap_block_seconds", self.swap_block_seconds, f64::MAX)?;
         not_negative("inter_token_target", self.inter_token_target, f64::MAX)?;
         not_negative("expected_growth", self.expected_growth, 16.0)?;
@@ -126,6 +131,9 @@ impl Config {
         }
         Ok(())
     }
+
+    /// Most drafts of a row.
+    pub const MAX_SPECULATIVE_TOKENS: u32 = 16;
 
     /// Largest weight of a tenant.
     pub const MAX_TENANT_WEIGHT: u32 = 1_000_000;
@@ -159,6 +167,7 @@ impl Config {
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
+            num_speculative_tokens,
             max_num_batched_tokens: _,
             long_prefill_token_threshold: _,
             inter_token_target: _,
@@ -180,6 +189,7 @@ impl Config {
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),
             ("incarnation", *incarnation == other.incarnation),
             ("swap_block_seconds", swap_block_seconds.to_bits() == other.swap_block_seconds.to_bits()),
+            ("num_speculative_tokens", *num_speculative_tokens == other.num_speculative_tokens),
         ];
         fixed.into_iter().find_map(|(name, equal)| (!equal).then_some(name))
     }

@@ -38,6 +38,8 @@
 //!   siblings; then the best go on. At the end the best that are complete become the request's samples.
 //! - Several steps may be in flight. A sequence whose last token is on its way is planned with token -1; what turns out
 //!   to be needless is dropped at commit.
+//! - A row may verify **drafts**: it samples after each, and those that were sampled count. A caller proposes them, or a
+//!   sequence that runs alone finds them in its own text.
 //! - The worker may choose the tokens of a **stateful** request by all that came before. It is told them when a slot is
 //!   initialised. A row of such a request may come back without a token, and its last one is planned again, or with more
 //!   than were planned, and those that follow are computed next.
@@ -76,6 +78,7 @@ mod pins;
 mod swaps;
 mod events;
 mod philox;
+mod prompt_lookup;
 
 pub use config::{Config, PolicyName};
 pub use deltas::DeltaColumns;

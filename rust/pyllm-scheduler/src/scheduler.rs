@@ -13,6 +13,7 @@ mod loads;
 mod planning;
 mod preemption;
 mod prompts;
+mod speculation;
 mod ranking;
 mod settings;
 mod stats;

@@ -210,7 +210,10 @@ impl Scheduler {
                     } else {
                         planning.cut(planning.blocks_reason());
                     }
-                } else if planning.samples > 0 {
+                } else if planning.samples == 0 {
+                    planning.cut(Reason::Samples);
+                } else if !self.speculate(key) {
+                    let sequence = &self.sequences[key];
                     // Drafts get what is left when every stream has its next token.
                     let num_others = (self.running.len() - index) as u32;
                     let left = planning.budget.min(planning.samples).saturating_sub(num_others);
@@ -223,8 +226,6 @@ impl Scheduler {
                     } else {
                         planning.cut(planning.blocks_reason());
                     }
-                } else {
-                    planning.cut(Reason::Samples);
                 }
             }
             index += 1;
@@ -358,6 +359,9 @@ impl Scheduler {
         sequence.num_computed = end;
         sequence.num_in_flight += u32::from(num_samples > 0);
         sequence.awaits_commit = num_drafts > 0;
+        if sequence.awaits_commit {
+            sequence.drafts.truncate(num_drafts as usize);
+        }
         sequence.last_step = planning.step;
         sequence.last_share = num_tokens;
         planning.budget -= num_tokens;

@@ -229,7 +229,8 @@ pub fn ints(plan: &Plan, name: &str) -> Vec<i32> {
     words.map(|word| i32::from_le_bytes(word.try_into().expect("four bytes"))).collect()
 }
 
-fn bytes<'a>(plan: &'a Plan, name: &str) -> &'a [u8] {
+/// A section of any element.
+pub fn bytes<'a>(plan: &'a Plan, name: &str) -> &'a [u8] {
     let mut end = 0_usize;
     for ((section, element), count) in SECTIONS.into_iter().zip(plan.counts) {
         let start = end.next_multiple_of(ALIGNMENT);

@@ -2,6 +2,7 @@
 
 mod fair;
 mod newcomers;
+mod speculation;
 mod starvation;
 mod priority;
 mod way;

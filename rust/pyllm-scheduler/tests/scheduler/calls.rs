@@ -136,10 +136,11 @@ pub fn case() -> impl Strategy<Value = Case> {
 
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=8_u32, 4..=24_u32, 0..=16_u32, 1..=6_u32, 8..=64_u32, 0..12_u32);
-    let features = (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]));
+    let features = (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]), 0..=16_u32);
     (sizes, features, vec(change::change(), 12)).prop_map(|(sizes, features, changes)| {
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, max_pinned_blocks) = sizes;
-        let (enable_prefix_caching, enable_kv_cache_events, incarnation, swap_block_seconds) = features;
+        let (enable_prefix_caching, enable_kv_cache_events, incarnation, ..) = features;
+        let (.., swap_block_seconds, num_speculative_tokens) = features;
         let mut config = Config {
             block_size,
             num_blocks,
@@ -152,6 +153,7 @@ fn config() -> impl Strategy<Value = Config> {
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
+            num_speculative_tokens,
             max_num_batched_tokens: 32,
             ..Config::default()
         };

@@ -129,7 +129,7 @@ proptest! {
 /// The property above proves nothing about what its cases do not reach.
 #[test]
 fn the_cases_reach_every_corner() {
-    check_corners(case(), 600, &CORNERS);
+    check_corners(case(), 800, &CORNERS);
 }
 
 #[test]

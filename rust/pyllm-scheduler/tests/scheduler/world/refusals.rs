@@ -183,6 +183,7 @@ impl World {
             7 => Config { max_pinned_blocks: num_blocks - 1, ..config },
             8 => Config { enable_kv_cache_events: !enable_kv_cache_events, ..config },
             9 => Config { incarnation: !incarnation, ..config },
+            10 => Config { num_speculative_tokens: (self.config.num_speculative_tokens + 1) % 17, ..config },
             _ => Config { swap_block_seconds: 0.5, ..config },
         };
         // Nor does what else it asks for come to be.

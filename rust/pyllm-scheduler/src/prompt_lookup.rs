@@ -1,0 +1,102 @@
+//! Prompt lookup: what followed a sequence's last tokens when they came before is what may follow them again. Knows no
+//! scheduler. (Saxena, 2023: prompt lookup decoding; `ngram` in other engines.)
+
+/// So many last tokens must have come before; fewer say little about the next.
+const LEAST_MATCH: usize = 3;
+/// A match of so many is not asked for more.
+const MOST_MATCH: usize = 16;
+/// Tokens that are looked back at: some microseconds.
+const WINDOW: usize = 4096;
+
+/// Fills `drafts` with what followed the longest match, the last one of that length: as many tokens as match, `most` at
+/// most. Where the text repeats itself at once the drafts do, too. None if fewer than `LEAST_MATCH` match.
+pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut Vec<i32>) {
+    drafts.clear();
+    let length = prompt.len() + output.len();
+    let token = |index: usize| if index < prompt.len() { prompt[index] } else { output[index - prompt.len()] };
+    let (mut longest, mut next) = (0, length);
+    for end in (length.saturating_sub(WINDOW) + 1..length).rev() {
+        // Of the tokens before `end` and of the last ones.
+        let num_equal = (1..=end.min(MOST_MATCH)).take_while(|&back| token(end - back) == token(length - back)).count();
+        if num_equal > longest {
+            (longest, next) = (num_equal, end);
+        }
+        if longest == MOST_MATCH {
+            break;
+        }
+    }
+    if longest < LEAST_MATCH {
+        return;
+    }
+    for index in next..next + longest.min(most) {
+        drafts.push(if index < length { token(index) } else { drafts[index - length] });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn drafts(prompt: &[i32], output: &[i32], most: usize) -> Vec<i32> {
+        let mut drafts = vec![99];
+        look_up(prompt, output, most, &mut drafts);
+        drafts
+    }
+
+    #[test]
+    fn what_came_after_the_same_tokens_comes_again() {
+        assert_eq!(drafts(&[7, 1, 2, 3, 4, 5, 6], &[9, 1, 2, 3], 5), [4, 5, 6]);
+        assert_eq!(drafts(&[1, 2, 3, 4, 5, 6, 1, 2], &[3], 2), [4, 5]);
+    }
+
+    #[test]
+    fn the_longest_match_is_taken_and_of_equal_ones_the_last() {
+        assert_eq!(drafts(&[0, 1, 2, 3, 50, 9, 1, 2, 3, 60, 0, 1, 2, 3], &[], 1), [50]);
+        assert_eq!(drafts(&[1, 2, 3, 50, 1, 2, 3, 60, 8, 1, 2, 3], &[], 1), [60]);
+    }
+
+    #[test]
+    fn two_tokens_say_too_little() {
+        assert_eq!(drafts(&[1, 2, 3], &[1, 2], 4), []);
+        assert_eq!(drafts(&[], &[1], 4), []);
+        assert_eq!(drafts(&[], &[], 4), []);
+    }
+
+    #[test]
+    fn a_loop_goes_on_beyond_the_last_token() {
+        assert_eq!(drafts(&[5, 5, 5, 5], &[], 6), [5, 5, 5]);
+        assert_eq!(drafts(&[1, 2, 1, 2, 1, 2], &[1, 2, 1], 5), [2, 1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn what_lies_far_back_is_not_looked_at() {
+        let far: Vec<i32> = [1, 2, 3, 4].into_iter().chain(100..5000).chain([1, 2, 3]).collect();
+        assert_eq!(drafts(&far, &[], 4), []);
+        assert_eq!(drafts(&far[2000..], &[100, 101, 102], 1), []);
+        assert_eq!(drafts(&far[2000..], &far[2000..2003], 1), [far[2003]]);
+    }
+
+    proptest! {
+        /// A sequence's own tokens are cut where it does not matter, and a draft is what one would find by hand.
+        #[test]
+        fn drafts_are_what_followed(tokens in prop::collection::vec(0..3_i32, 0..40), cut in 0..40_usize, most in 0..9_usize) {
+            let cut = cut.min(tokens.len());
+            let found = drafts(&tokens[..cut], &tokens[cut..], most);
+            prop_assert_eq!(&found, &drafts(&tokens, &[], most));
+            let all: Vec<i32> = tokens.iter().chain(&found).copied().collect();
+            let length = tokens.len();
+            let suffix_at = |end: usize, size: usize| size <= end && tokens[end - size..end] == tokens[length - size..];
+            let longest = (1..=MOST_MATCH.min(length)).rev().find(|&size| (1..length).any(|end| suffix_at(end, size)));
+            match longest.filter(|&size| size >= LEAST_MATCH) {
+                None => prop_assert_eq!(found.len(), 0),
+                Some(size) => {
+                    prop_assert_eq!(found.len(), size.min(most));
+                    let end = (1..length).rev().find(|&end| suffix_at(end, size)).unwrap();
+                    prop_assert_eq!(&all[end..end + found.len()], &found[..]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! A sequence that runs alone proposes drafts to itself: a step of a few of its tokens takes hardly longer than one of
+//! one token, and what is accepted takes no step. Beside others they would cost those time.
+
+use crate::arena::Key;
+use crate::prompt_lookup;
+use crate::sequence::{Beam, Sequence};
+
+use super::Scheduler;
+
+impl Scheduler {
+    /// Proposes drafts to a sequence that is to have a row, if it runs alone and nobody has proposed others. True: it is
+    /// to have none before its row in flight is committed, as there will probably be drafts for the next one then.
+    pub(super) fn speculate(&mut self, key: Key<Sequence>) -> bool {
+        if self.config.num_speculative_tokens == 0 || self.running.len() > 1 {
+            return false;
+        }
+        let sequence = &mut self.sequences[key];
+        if sequence.is_stateful || sequence.beam != Beam::None || !sequence.drafts.is_empty() {
+            return false;
+        }
+        // Each draft makes the output one longer, and so does the token after them.
+        let num_left = sequence.max_length.saturating_sub(sequence.length() + 1);
+        let most = self.config.num_speculative_tokens.min(num_left) as usize;
+        let prompt = &self.requests[sequence.request].request.prompt;
+        prompt_lookup::look_up(prompt, &sequence.output, most, &mut sequence.drafts);
+        let will_draft = sequence.num_in_flight > 0 && !sequence.drafts.is_empty();
+        if sequence.num_in_flight > 0 {
+            sequence.drafts.clear(); // They would follow another token than the next row's.
+        }
+        will_draft
+    }
+}
