@@ -34,7 +34,6 @@ pub struct Config {
     /// Seconds to move one block to the host and back. 0: nothing.
     pub swap_block_seconds: f64,
     /// Drafts that a sequence which runs alone may propose to itself for one row. 0: none.
-    #[serde(default)] // older recordings
     pub num_speculative_tokens: u32,
 
     /// *Live.* Tokens one step may compute, prefill chunks and decodes together.

@@ -12,7 +12,7 @@ use crate::request::{Finish, Request};
 use crate::scheduler::{Scheduler, Stats};
 
 /// What a recording begins with. The number grows when old recordings can no longer be read.
-const MAGIC: &[u8] = b"pyllm scheduler recording 4\n";
+const MAGIC: &[u8] = b"pyllm scheduler recording 5\n";
 
 /// One call that changed a scheduler. Of log-probabilities those are kept by which beams go on, and no embeddings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
