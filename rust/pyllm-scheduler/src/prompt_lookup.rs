@@ -15,7 +15,7 @@ pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut 
     let length = prompt.len() + output.len();
     let token = |index: usize| if index < prompt.len() { prompt[index] } else { output[index - prompt.len()] };
     let (mut longest, mut next) = (0, length);
-    for end in (length.saturating_sub(WINDOW) + 1..length).rev() {
+    for end in ends_like_the_last(prompt, output) {
         // Of the tokens before `end` and of the last ones.
         let num_equal = (1..=end.min(MOST_MATCH)).take_while(|&back| token(end - back) == token(length - back)).count();
         if num_equal > longest {
@@ -31,6 +31,21 @@ pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut 
     for index in next..next + longest.min(most) {
         drafts.push(if index < length { token(index) } else { drafts[index - length] });
     }
+}
+
+/// The places behind each token that equals the last one, the last of them first. Slices are gone through one by one, as
+/// this is what takes the time.
+fn ends_like_the_last<'a>(prompt: &'a [i32], output: &'a [i32]) -> impl Iterator<Item = usize> + 'a {
+    let last = output.last().or(prompt.last()).copied();
+    let equal = move |tokens: &'a [i32], start: usize| {
+        let places = tokens.iter().enumerate().rev();
+        places.filter(move |(_, token)| Some(**token) == last).map(move |(index, _)| start + index + 1)
+    };
+    let prompt_window = WINDOW.saturating_sub(output.len()).min(prompt.len());
+    let output_window = WINDOW.min(output.len());
+    let (prompt_start, output_start) = (prompt.len() - prompt_window, output.len() - output_window);
+    let in_output = equal(&output[output_start..], prompt.len() + output_start);
+    in_output.chain(equal(&prompt[prompt_start..], prompt_start)).skip(1) // the last one itself
 }
 
 #[cfg(test)]
