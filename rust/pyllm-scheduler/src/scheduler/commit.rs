@@ -53,7 +53,10 @@ impl Scheduler {
             logprobs: deciding,
         });
         let Some(step) = self.steps.pop_front() else { return Err(Error::UnknownStep { step }) };
-        self.times.measure(step.num_prefill_tokens, seconds);
+        // A step of drafts alone takes longer than those that streams are planned for.
+        if step.num_prefill_tokens > 0 || step.rows.iter().all(|row| !row.is_verifying) {
+            self.times.measure(step.num_prefill_tokens, seconds);
+        }
         self.finish_loads_of(step.loads);
         if let Some(logprobs) = logprobs.filter(|logprobs| !logprobs.prompt_tokens.is_empty()) {
             self.tell_prompts(step.id, &step.rows, starts, logprobs);

@@ -64,6 +64,12 @@ impl Planning {
         !self.rows.is_empty()
     }
 
+    /// This stream waits for the step's end, with a row in it or for one after it.
+    fn heed_target(&mut self, sequence: &Sequence) {
+        let target = sequence.tpot_target.unwrap_or(self.default_target);
+        self.inter_token_target = self.inter_token_target.min(target);
+    }
+
     fn cut(&mut self, reason: Reason) {
         self.cut.get_or_insert(reason);
     }
@@ -212,7 +218,9 @@ impl Scheduler {
                     }
                 } else if planning.samples == 0 {
                     planning.cut(Reason::Samples);
-                } else if !self.speculate(key) {
+                } else if self.speculate(key) {
+                    planning.heed_target(&self.sequences[key]);
+                } else {
                     let sequence = &self.sequences[key];
                     // Drafts get what is left when every stream has its next token.
                     let num_others = (self.running.len() - index) as u32;
@@ -227,6 +235,8 @@ impl Scheduler {
                         planning.cut(planning.blocks_reason());
                     }
                 }
+            } else if sequence.awaits_commit && planning.turn.admits(sequence.request) {
+                planning.heed_target(sequence);
             }
             index += 1;
         }
@@ -350,8 +360,7 @@ impl Scheduler {
         draft.end_row(slot, end);
 
         if is_decode {
-            let target = sequence.tpot_target.unwrap_or(planning.default_target);
-            planning.inter_token_target = planning.inter_token_target.min(target);
+            planning.heed_target(sequence);
         } else {
             planning.num_prefill_tokens += num_tokens;
             planning.prefill_room = planning.prefill_room.saturating_sub(num_tokens);

@@ -22,6 +22,10 @@ struct Engine {
     scheduler: Scheduler,
     depth: usize,
     stateful: bool, // whether requests are
+    stop_token_ids: Vec<i32>,
+    /// What a step takes, and each of its prefill tokens.
+    step_seconds: f64,
+    token_seconds: f64,
     in_flight: VecDeque<Plan>,
     periods: HashMap<i32, i32>, // by slot
     outputs: BTreeMap<u64, Vec<i32>>,
@@ -36,6 +40,9 @@ impl Engine {
             scheduler: Scheduler::new(settings).expect("the settings are in range"),
             depth,
             stateful: false,
+            stop_token_ids: Vec::new(),
+            step_seconds: 0.0,
+            token_seconds: 0.0,
             in_flight: VecDeque::new(),
             periods: HashMap::new(),
             outputs: BTreeMap::new(),
@@ -48,8 +55,9 @@ impl Engine {
         self.outputs.insert(id, Vec::new());
         let prompt = (0..prompt_length).map(|position| token(period, position)).collect();
         let sampling = i64::from(period).to_le_bytes().to_vec();
+        let (stateful, stop_token_ids) = (self.stateful, self.stop_token_ids.clone());
         self.scheduler
-            .add(Request { prompt, sampling, stateful: self.stateful, ..request(id, 0, max_tokens) })
+            .add(Request { prompt, sampling, stateful, stop_token_ids, ..request(id, 0, max_tokens) })
             .expect("the request fits");
     }
 
@@ -76,7 +84,9 @@ impl Engine {
                 tokens.push(if is_right { token(self.periods[slot], position + 1) } else { NOBODYS });
             }
         }
-        self.scheduler.commit(plan.step, &starts, &tokens, 0.0, None, None).expect("the step is due");
+        let num_prefill = f64::from(plan.num_tokens() - tokens.len() as u32);
+        let seconds = self.step_seconds + self.token_seconds * num_prefill;
+        self.scheduler.commit(plan.step, &starts, &tokens, seconds, None, None).expect("the step is due");
         self.scheduler.audit().expect("the books add up");
         if let Some(deltas) = self.scheduler.take_deltas(CLIENT) {
             for row in 0..deltas.len() {
@@ -113,6 +123,41 @@ fn what_was_guessed_wrong_is_computed_again() {
     let stats = engine.finish();
     assert_eq!(engine.outputs[&0], (40..100).map(|position| token(6, position)).collect::<Vec<_>>());
     assert!(0 < stats.num_accepted_drafts && stats.num_accepted_drafts < stats.num_drafts, "{stats:?}");
+}
+
+#[test]
+fn what_waits_for_its_drafts_keeps_its_target_when_another_comes() {
+    let settings = Config {
+        num_speculative_tokens: 5,
+        inter_token_target: 0.010,
+        max_num_batched_tokens: 64,
+        ..config(PolicyName::Fcfs, 64, 4)
+    };
+    let mut engine = Engine { scheduler: Scheduler::new(settings).expect("in range"), ..Engine::new(0, 2) };
+    engine.step_seconds = 0.005;
+    engine.token_seconds = 0.001; // of a prompt
+    engine.add(4, 40, 100);
+    engine.add(6, 30, 2);
+    for _ in 0..12 {
+        engine.step();
+    }
+    engine.row_lengths.clear();
+    engine.add(7, 150, 1);
+    for _ in 0..6 {
+        engine.step();
+    }
+    let longest = engine.row_lengths.iter().flatten().max();
+    assert!(longest <= Some(&8), "{:?}", engine.row_lengths);
+}
+
+#[test]
+fn nothing_is_drafted_after_a_stop_token() {
+    let mut engine = Engine::new(5, 1);
+    engine.stop_token_ids = vec![token(4, 13)];
+    engine.add(4, 12, 60);
+    let stats = engine.finish();
+    assert_eq!(engine.outputs[&0], [token(4, 12), token(4, 13)]);
+    assert_eq!((stats.num_drafts, stats.num_accepted_drafts), (1, 1));
 }
 
 #[test]
