@@ -13,9 +13,9 @@ mod loads;
 mod planning;
 mod preemption;
 mod prompts;
-mod speculation;
 mod ranking;
 mod settings;
+mod speculation;
 mod stats;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};

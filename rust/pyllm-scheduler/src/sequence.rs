@@ -187,8 +187,12 @@ impl Sequence {
         if self.drafts.is_empty() || self.num_in_flight > 0 || self.num_samples > 1 {
             return 0;
         }
-        // Each draft makes the output one longer, and so does the token after them.
-        (self.drafts.len() as u32).min((self.max_length - self.num_known()).saturating_sub(1))
+        (self.drafts.len() as u32).min(self.most_drafts())
+    }
+
+    /// Room for drafts: each makes the output one longer, and so does the token after them.
+    pub(crate) fn most_drafts(&self) -> u32 {
+        self.max_length.saturating_sub(self.length() + 1)
     }
 
     /// The samples that a row with `num_samples` positions to sample draws for.

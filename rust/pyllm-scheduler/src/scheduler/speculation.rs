@@ -18,17 +18,15 @@ impl Scheduler {
         if sequence.is_stateful || sequence.beam != Beam::None || !sequence.drafts.is_empty() {
             return false;
         }
-        // Each draft makes the output one longer, and so does the token after them.
-        let num_left = sequence.max_length.saturating_sub(sequence.length() + 1);
-        let most = self.config.num_speculative_tokens.min(num_left) as usize;
+        let most = self.config.num_speculative_tokens.min(sequence.most_drafts()) as usize;
         let request = &self.requests[sequence.request].request;
         prompt_lookup::look_up(&request.prompt, &sequence.output, most, &mut sequence.drafts);
         let stop = sequence.drafts.iter().position(|token| request.stop_token_ids.binary_search(token).is_ok());
         sequence.drafts.truncate(stop.map_or(most, |last| last + 1));
-        let will_draft = sequence.num_in_flight > 0 && !sequence.drafts.is_empty();
-        if sequence.num_in_flight > 0 {
-            sequence.drafts.clear(); // They would follow another token than the next row's.
+        if sequence.num_in_flight == 0 || sequence.drafts.is_empty() {
+            return false;
         }
-        will_draft
+        sequence.drafts.clear(); // They would follow another token than the next row's.
+        true
     }
 }
