@@ -22,6 +22,7 @@ Quantization = Literal["auto", "none", "int8", "gguf"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["auto", "none", "think"]
+UnknownFields = Literal["warn", "refuse", "ignore"]
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,6 +223,13 @@ class ServerConfig(_Config, frozen=True):
     trust_request_chat_template: Annotated[
         bool, Meta(description="let requests bring a chat template of their own")
     ] = False
+    unknown_fields: Annotated[
+        UnknownFields,
+        Meta(
+            description="what becomes of fields of requests that have no effect: warn names them in the log, metrics "
+            "and the header pyllm-ignored-fields; refuse answers 400; ignore says nothing"
+        ),
+    ] = "warn"
     uds: Annotated[str, Meta(description="Unix socket to listen on, instead of host and port")] = ""
     ssl_certfile: Annotated[str, Meta(description="certificate chain in PEM, for TLS")] = ""
     ssl_keyfile: Annotated[str, Meta(description="its private key in PEM; empty: it is in the certificate's file")] = ""

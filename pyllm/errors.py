@@ -37,7 +37,17 @@ class RequestError(PyllmError, ValueError):
 
 
 class RequestTooLargeError(RequestError):
-    """A request that could never run: longer than the context, or than the whole KV cache."""
+    """A request that could never run: longer than the context, or than the whole KV cache.
+
+    Where the prompt alone is too long, it has `num_tokens` or more, and at most `limit` fit.
+    """
+
+    def __init__(
+        self, message: str, parameter: str | None = None, num_tokens: int | None = None, limit: int | None = None
+    ) -> None:
+        super().__init__(message, parameter)
+        self.num_tokens = num_tokens
+        self.limit = limit
 
 
 class DeadlineError(PyllmError):

@@ -14,6 +14,7 @@ from pyllm import __version__
 from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
 from pyllm.frontend.anthropic.messages import count_tokens_route, messages_route
+from pyllm.frontend.body_shape import find_ignored
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
@@ -44,7 +45,7 @@ class JsonRequest(Request[Any, Any, State]):
 
         Raises:
             MediaTypeError: it is announced as something other than JSON.
-            RequestError: it does not decode.
+            RequestError: it does not decode, or has fields without effect and the server is strict.
         """
         media_type = self.content_type[0]
         if media_type not in ("", "application/json"):
@@ -52,9 +53,14 @@ class JsonRequest(Request[Any, Any, State]):
         field = self.route_handler.parsed_data_field
         assert field is not None
         try:
-            return _decoder(field.annotation).decode(await self.body())
+            body = await self.body()
+            data = _decoder(field.annotation).decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise decoding_error(error) from None
+        fields = context_in(self.scope).fields
+        if fields.policy != "ignore":
+            find_ignored(body, field.annotation, fields)
+        return data
 
 
 def create_app(state: ServerState) -> ASGIApp:

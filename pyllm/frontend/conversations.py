@@ -17,6 +17,7 @@ from pyllm.frontend.conversation import (
     Prepared,
     check_tools,
 )
+from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.parsers.pieces import Parser
 from pyllm.frontend.parsers.sample import SampleParser
@@ -78,17 +79,19 @@ class Conversations:
         """Whether the model's template looks at a variable."""
         return self._template is not None and variable in self._template.variables
 
-    async def encode(self, conversation: Conversation) -> Sequence[int]:
+    async def encode(self, conversation: Conversation, ignore: Ignore) -> Sequence[int]:
         """The prompt alone, however long it is.
 
         Raises:
             RequestError: a field is not honoured, or the template refuses the conversation.
         """
         check_tools(conversation)
-        return await self._encode(conversation, await self._template_of(conversation), None)
+        return await self._encode(conversation, await self._template_of(conversation), None, ignore)
 
-    async def prepare(self, conversation: Conversation, params: SamplingParams) -> Prepared:
+    async def prepare(self, conversation: Conversation, params: SamplingParams, ignore: Ignore) -> Prepared:
         """The prompt, the parameters with what tools ask of them, texts resolved, and the parser of the answer.
+
+        `ignore` hears of what has no effect on this model.
 
         Where a parser runs, the text keeps special tokens, since markers may be some.
 
@@ -104,7 +107,7 @@ class Conversations:
             params = params if form is None else _with_form(params, form)
         params = await resolve_texts_aside(params, self._tokenizer)
         too_long = refuse_prompt if conversation.truncation is None else None
-        prompt = await self._encode(conversation, template, too_long)
+        prompt = await self._encode(conversation, template, too_long, ignore)
         opened = self._opens_reasoning(conversation, prompt) if self.has_reasoning else None
         if opened is not None and params.structured_outputs is not None:
             assert params.structured_outputs.grammar is not None
@@ -120,9 +123,9 @@ class Conversations:
         return Prepared(prompt, msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
 
     async def _encode(
-        self, conversation: Conversation, template: ChatTemplate | None, too_long: TooLong
+        self, conversation: Conversation, template: ChatTemplate | None, too_long: TooLong, ignore: Ignore
     ) -> Sequence[int]:
-        variables = _variables(conversation, template, self.has_reasoning)
+        variables = _variables(conversation, template, self.has_reasoning, ignore)
         messages = conversation.messages
         # A model that is to call nothing is told of nothing.
         tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
@@ -230,8 +233,13 @@ def _with_form(params: SamplingParams, form: StructuredOutputsParams) -> Samplin
         raise RequestError(f"{error} (calls that must keep to a schema are structured outputs)", field) from None
 
 
-def _variables(conversation: Conversation, template: ChatTemplate | None, has_reasoning: bool) -> dict[str, Any]:
-    """What the template is given beside the messages; refuses what it does not look at."""
+def _variables(
+    conversation: Conversation, template: ChatTemplate | None, has_reasoning: bool, ignore: Ignore
+) -> dict[str, Any]:
+    """What the template is given beside the messages.
+
+    Documents that it does not look at are refused, as the answer would know nothing of them; other variables are hints.
+    """
     known = frozenset[str]() if template is None else template.variables
     fields = {"reasoning_effort": conversation.reasoning_effort, "documents": conversation.documents or None}
     variables: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
@@ -241,14 +249,18 @@ def _variables(conversation: Conversation, template: ChatTemplate | None, has_re
             variables["enable_thinking"] = False
         elif not has_reasoning:
             del variables["reasoning_effort"]  # There is none to be left out.
-    for name in variables:
-        if name not in known:
-            raise RequestError(f"{name} has no effect: the model's chat template does not look at it", name)
+    for name in variables.keys() - known:
+        text = f"{name} has no effect: the model's chat template does not look at it"
+        if name == "documents":
+            raise RequestError(text, name)
+        ignore(name, text)
+        del variables[name]
     for name, value in conversation.template_variables.items():
         field = f"chat_template_kwargs.{name}"
         if name in RESERVED_VARIABLES:
             raise RequestError(f"{field} is set by the server or by a field of its own; leave it out", field)
-        if name not in known:
-            raise RequestError(f"{field} has no effect: the model's chat template does not look at it", field)
-        variables[name] = value
+        if name in known:
+            variables[name] = value
+        else:
+            ignore(field, f"{field} has no effect: the model's chat template does not look at it")
     return variables

@@ -18,7 +18,8 @@ class Failure(msgspec.Struct, frozen=True):
     """What went wrong, for the caller. `parameter` is the field at fault, `code` a word for programs.
 
     `kind` is what ran out, where that is all that is wrong: requests or tokens. After `retry_after` seconds it is worth
-    another try; a 429 without it never is. `allow` has the methods of a 405.
+    another try; a 429 without it never is. `allow` has the methods of a 405. A prompt of `num_tokens` is too long:
+    at most `limit` fit.
     """
 
     status: int
@@ -28,6 +29,8 @@ class Failure(msgspec.Struct, frozen=True):
     kind: str | None = None
     retry_after: float | None = None
     allow: str = ""
+    num_tokens: int | None = None
+    limit: int | None = None
 
 
 class UnknownModelError(RequestError):
@@ -35,6 +38,10 @@ class UnknownModelError(RequestError):
 
     def __init__(self, name: str, served: str) -> None:
         super().__init__(f"The model {name!r} does not exist; this server has {served!r}.", "model")
+
+
+class UnsupportedThreadError(RequestError):
+    """A message of a thread that the server is to remember, as Anthropic's does."""
 
 
 class UnknownResponseError(RequestError):
@@ -93,6 +100,8 @@ def describe(error: Exception) -> Failure:
                 code,
                 getattr(error, "kind", None),
                 retry_after,
+                num_tokens=getattr(error, "num_tokens", None),
+                limit=getattr(error, "limit", None),
             )
     if isinstance(error, ValidationException):  # Litestar's own; the one thing that it can miss is the body.
         return Failure(400, "The request has no body; send a JSON object.")
@@ -108,8 +117,9 @@ def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
     headers = []
     if failure.retry_after is not None:
         headers.append((b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after))))
-    elif failure.status in (429, 500):
-        # Clients of OpenAI and Anthropic try these again otherwise: what ended cores would end as many again.
+    elif failure.status in (408, 429, 500):
+        # Clients of OpenAI and Anthropic try these again otherwise: what ended cores would end as many again, and what
+        # had too little time has no more the next time.
         headers.append((b"x-should-retry", b"false"))
     if failure.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -141,6 +151,7 @@ _STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
     (IdempotencyConflictError, 422, "idempotency_conflict"),
     (BodyTooLargeError, 413, "request_too_large"),
     (RequestTooLargeError, 400, "context_length_exceeded"),
+    (UnsupportedThreadError, 400, "thread_unsupported_request"),
     (RequestError, 400, None),
     (AuthenticationError, 401, "invalid_api_key"),
     (DeadlineError, 408, "request_timeout"),

@@ -62,6 +62,9 @@ class Generation:
         context: RequestContext,
     ) -> None:
         self.num_choices = num_choices(len(prompts), params)
+        room = state.client.model.max_model_len - max(map(len, prompts))
+        if params.max_tokens is not None and 0 < room < params.max_tokens:
+            context.max_tokens = room
         self._state = state
         self._prompts = prompts
         self._params = params

@@ -18,7 +18,9 @@ from prometheus_client.registry import Collector
 
 from pyllm.frontend.core_connection import Condition, ConnectionCounts
 from pyllm.frontend.encoding_cache import EncodingCounts
+from pyllm.frontend.ignored_fields import IgnoredFields
 from pyllm.frontend.shared.messages import LIMIT_REASONS, QUEUE_REASONS, REASONS
+from pyllm.frontend.shared.totals import Row, decode_row, encode_row
 from pyllm.messages import FinishCode, ModelInfo
 
 CONTENT_TYPE = "text/plain; version=0.0.4"  # the charset is appended by the framework
@@ -116,6 +118,7 @@ class Metrics(Collector):
         self.finished = dict.fromkeys(FINISH_REASONS, 0)
         self.rejected = dict.fromkeys(REASONS, 0)
         self.degradations = dict.fromkeys(DEGRADATIONS, 0)
+        self.ignored_fields = IgnoredFields()
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
         self.request_seconds = Histogram(REQUEST_BOUNDS)
@@ -135,11 +138,11 @@ class Metrics(Collector):
         return RequestMetrics(self, num_prompt_tokens, num_samples)
 
     def counted(self) -> bytes:
-        """All that was counted here so far, as a row of float64."""
+        """All that was counted here so far: an encoded `Row` of `shared/totals.py`."""
         row = array("d")
         for name in COUNTED:
             row.extend(_numbers(getattr(self, name)))
-        return row.tobytes()
+        return encode_row(Row(row.tobytes(), self.ignored_fields.counts))
 
     def expose(self, stats: Stats, totals: bytes, condition: Condition) -> bytes:
         """Prometheus' text. `totals` are the sums of all rows of `counted`, `condition` is that of this process.
@@ -147,7 +150,9 @@ class Metrics(Collector):
         `stats` are the core's; what is not in them, as where it does not answer, is left out.
         """
         shown = Metrics(self._labels["model_name"], self._model, self.clock)
-        numbers = iter(array("d", totals))
+        total = decode_row(totals)
+        shown.ignored_fields.counts = total.named
+        numbers = iter(array("d", total.numbers))
         for name in COUNTED:
             setattr(shown, name, _filled(getattr(shown, name), numbers))
         shown._stats, shown._condition = stats, condition
@@ -177,6 +182,8 @@ class Metrics(Collector):
         if "num_degradations" in self._stats:
             degradations[CORE_DEGRADATION] = self._stats["num_degradations"]
         yield self._counters(OURS, "degradations", "Times that something was given up.", "reason", degradations)
+        text = "Requests with a field that had no effect."
+        yield self._counters(OURS, "ignored_fields", text, "field", self.ignored_fields.counts)
         looked_up, found = self.encoding.num_queried, self.encoding.num_found
         yield self._counter(OURS, "encoding_cache_queries", "Tokens of texts to encode.", looked_up)
         yield self._counter(OURS, "encoding_cache_hits", "Of these, known from earlier texts.", found)

@@ -27,8 +27,10 @@ CHARACTERS_PER_TOKEN = 4  # to look one token up takes as long as to encode so m
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Makes the error for what is too long, of how many tokens it has, in words; None: no length is too long.
-TooLong = Callable[[str, ModelInfo], RequestTooLargeError] | None
+# Makes the error for what has so many tokens, or, where the last argument is false, at least so many.
+Refuse = Callable[[int, ModelInfo, bool], RequestTooLargeError]
+# None: no length is too long.
+TooLong = Refuse | None
 
 _NO_VARIABLES: Mapping[str, Any] = {}
 
@@ -116,15 +118,10 @@ class PromptEncoder:
         """Keep at most this share of the texts' ids that are kept otherwise."""
         self._cache.resize(share)
 
-    def _check_length(
-        self, prompt: str | Sequence[int], too_long: Callable[[str, ModelInfo], RequestTooLargeError]
-    ) -> None:
-        if isinstance(prompt, str):
-            least, length = self._tokenizer.min_tokens(prompt), "at least {}"
-        else:
-            least, length = len(prompt), "{}"
+    def _check_length(self, prompt: str | Sequence[int], too_long: Refuse) -> None:
+        least = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
         if least > self._model.max_model_len:  # Whether one more must fit is for the request to say.
-            raise too_long(length.format(least), self._model)
+            raise too_long(least, self._model, not isinstance(prompt, str))
 
     async def _check_ids(self, prompt: bytes | Sequence[int], name: str) -> PromptTokens:
         if self._is_covered and isinstance(prompt, bytes):

@@ -13,6 +13,7 @@ from litestar.types import Scope
 from pyllm.api_keys import Allowance
 from pyllm.errors import RequestError
 from pyllm.frontend.event_ids import Position
+from pyllm.frontend.ignored_fields import RequestFields
 from pyllm.frontend.shared.messages import Granted, Refused
 from pyllm.frontend.ticket import Ticket
 from pyllm.frontend.trace_context import TraceContext
@@ -31,7 +32,8 @@ class RequestContext(msgspec.Struct):
     `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
 
     `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
-    events have ids with `wants_event_ids`.
+    events have ids with `wants_event_ids`. `fields` are those of its body that have no effect.
+    `max_tokens` is how many tokens the context leaves room for, where the body asks for more.
 
     `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
     events then; None: they are not wanted. `field_names` has the caller's names of fields that errors call otherwise.
@@ -51,6 +53,16 @@ class RequestContext(msgspec.Struct):
     idempotency_key: bytes | None = None
     last_event_id: bytes = b""
     wants_event_ids: bool = False
+    fields: RequestFields = msgspec.field(default_factory=RequestFields)
+    max_tokens: int | None = None
+
+    def ignore(self, name: str, refusal: str | None = None) -> None:
+        """Note a field that has no effect, by the name that errors have for it.
+
+        Raises:
+            RequestError: the server is strict; `refusal` is the text.
+        """
+        self.fields.ignore(self.field_names.get(name, name), refusal)
 
     def say_field(self, error: Exception) -> None:
         """Have an error speak of the fields that the caller knows; doing so again changes nothing."""

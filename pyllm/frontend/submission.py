@@ -75,7 +75,7 @@ def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingPa
     if not num_tokens:
         raise RequestError("the input is empty; give at least one token", "input")
     if num_tokens > model.max_model_len:
-        raise refuse_input(str(num_tokens), model)
+        raise refuse_input(num_tokens, model)
     if num_tokens > model.kv_cache_tokens:
         raise RequestTooLargeError(
             f"The KV cache holds {model.kv_cache_tokens} tokens. However, your input has {num_tokens} tokens. Please "
@@ -87,21 +87,27 @@ def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingPa
     return _placed(submit, scheduling)
 
 
-def refuse_input(length: str, model: ModelInfo) -> RequestTooLargeError:
-    """The error for what is too long to be embedded; `length` says how many tokens it has."""
+def refuse_input(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
+    """The error for what is too long to be embedded; unless it `is_exact`, the number is a lower bound."""
+    length = num_tokens if is_exact else f"at least {num_tokens}"
     return RequestTooLargeError(
         f"This model's maximum context length is {model.max_model_len} tokens. However, your input has {length} "
         f"tokens. Please shorten the input, or have it cut by truncate_prompt_tokens.",
         "input",
+        num_tokens,
+        model.max_model_len,
     )
 
 
-def refuse_prompt(length: str, model: ModelInfo) -> RequestTooLargeError:
-    """The error for a prompt that leaves no room for output; `length` says how many tokens it has."""
+def refuse_prompt(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
+    """The error for a prompt that leaves no room for output; unless it `is_exact`, the number is a lower bound."""
+    length = num_tokens if is_exact else f"at least {num_tokens}"
     return RequestTooLargeError(
         f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has {length} "
         f"tokens and at least one more is needed for the output. Please shorten the prompt.",
         "prompt",
+        num_tokens,
+        model.max_model_len - 1,
     )
 
 
@@ -192,7 +198,7 @@ def _num_tokens(prompt: Prompt) -> int:
 def _max_tokens(num_prompt_tokens: int, wanted: int | None, model: ModelInfo) -> int:
     room = model.max_model_len - num_prompt_tokens
     if room < 1:
-        raise refuse_prompt(str(num_prompt_tokens), model)
+        raise refuse_prompt(num_prompt_tokens, model)
     # The last token that is sampled is never written to the cache.
     cache_room = model.kv_cache_tokens - num_prompt_tokens + 1
     max_tokens = min(room, max(cache_room - 1, 1)) if wanted is None else min(room, wanted)

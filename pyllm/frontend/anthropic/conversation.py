@@ -3,25 +3,34 @@
 from collections.abc import Iterator
 from typing import Any
 
+from msgspec import Struct
+
 from pyllm.errors import RequestError
 from pyllm.frontend.anthropic.protocol import (
+    Block,
     CountTokensRequest,
+    DocumentBlock,
+    ImageBlock,
     InputMessage,
+    Part,
+    RedactedThinkingBlock,
     TextBlock,
     ThinkingBlock,
     ThinkingParam,
     ToolChoiceParam,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
 )
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
 from pyllm.frontend.conversations import Conversations
-from pyllm.frontend.unsupported import refuse_unsupported
+from pyllm.frontend.ignored_fields import Ignore
 
+_BILLING = "x-anthropic-billing-header"
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def conversation_of(request: CountTokensRequest) -> Conversation:
+def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation:
     """The conversation of a request. A last message of the assistant's is what the answer goes on with.
 
     Raises:
@@ -29,7 +38,7 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     """
     messages: list[dict[str, Any]] = []
     if request.system:
-        messages.append({"role": "system", "content": _text(request.system, "system")})
+        messages.append({"role": "system", "content": _system(request.system, ignore)})
     for index, message in enumerate(request.messages):
         messages += _plain(message, f"messages.{index}")
     continues = bool(messages) and messages[-1]["role"] == "assistant"
@@ -39,7 +48,7 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     effort = None if request.output_config is None else request.output_config.effort
     return Conversation(
         messages=messages,
-        tools=tuple(_tools(request)),
+        tools=tuple(_tools(request, ignore)),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=not choice.disable_parallel_tool_use,
         reasoning_effort=effort,
@@ -49,62 +58,79 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     )
 
 
-def check_thinking(thinking: ThinkingParam | None, max_tokens: int, conversations: Conversations) -> None:
-    """Refuse thinking that cannot be told from the answer or turned off, and a budget that would have to be kept.
+def check_thinking(thinking: ThinkingParam | None, conversations: Conversations, ignore: Ignore) -> None:
+    """Note thinking that the model can neither do nor leave.
 
     Raises:
-        RequestError: names the field.
+        RequestError: the server is strict.
     """
-    if thinking is None:
+    if thinking is None or conversations.reads("enable_thinking"):
         return
-    refuse_unsupported(thinking, "thinking.")
-    if thinking.type == "disabled" and conversations.has_reasoning and not conversations.reads("enable_thinking"):
-        raise RequestError("thinking cannot be disabled: the model's chat template has no switch for it", "thinking")
-    if thinking.type == "enabled" and not conversations.has_reasoning:
-        text = "thinking cannot be enabled: this server tells no thinking from answers (--reasoning-parser)"
-        raise RequestError(text, "thinking")
-    budget = thinking.budget_tokens
-    if budget is not None and budget < max_tokens:
-        text = f"thinking.budget_tokens: a budget of {budget} tokens cannot be kept; leave it out or send type adaptive"
-        raise RequestError(text, "thinking.budget_tokens")
+    if thinking.type == "disabled":
+        if conversations.has_reasoning:
+            ignore("thinking", "thinking cannot be disabled: the model's chat template has no switch for it")
+    elif not conversations.has_reasoning:
+        ignore("thinking", "thinking has no effect: this server tells no thinking from answers (--reasoning-parser)")
 
 
 def _plain(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
     """One message as templates know it; results of tools are messages of their own."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
-        return
+    elif message.role == "assistant":
+        yield _assistant_message(message.content, where)
+    else:
+        yield from _input_messages(message.role, message.content, where)
+
+
+def _input_messages(role: str, blocks: list[Block], where: str) -> Iterator[dict[str, Any]]:
     texts: list[str] = []
-    thoughts: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for index, block in enumerate(message.content):
+    for index, block in enumerate(blocks):
         place = f"{where}.content.{index}"
-        refuse_unsupported(block, f"{place}.")
         match block:
             case TextBlock():
                 texts.append(block.text)
-            case ToolResultBlock() if message.role == "user":
+            case ToolResultBlock() if role == "user":
                 if texts:
-                    yield {"role": "user", "content": "\n".join(texts)}
+                    yield {"role": role, "content": "\n".join(texts)}
                     texts = []
                 yield _tool_message(block, place)
-            case ThinkingBlock() if message.role == "assistant":
+            case _:
+                raise _misplaced(block, role, place)
+    if texts:
+        yield {"role": role, "content": "\n".join(texts)}
+
+
+def _assistant_message(blocks: list[Block], where: str) -> dict[str, Any]:
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for index, block in enumerate(blocks):
+        match block:
+            case TextBlock():
+                texts.append(block.text)
+            case ThinkingBlock():
                 thoughts.append(block.thinking)
-            case ToolUseBlock() if message.role == "assistant":
+            case RedactedThinkingBlock():
+                pass  # Nobody here can read it.
+            case ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})
             case _:
-                kind = type(block).__struct_config__.tag
-                raise RequestError(f"{place}: a block of type {kind} is not for the role {message.role}", place)
-    if message.role == "assistant":
-        plain: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
-        if calls:
-            plain["tool_calls"] = calls
-        if thoughts:
-            plain["reasoning"] = plain["reasoning_content"] = "".join(thoughts)
-        yield plain
-    elif texts:
-        yield {"role": "user", "content": "\n".join(texts)}
+                raise _misplaced(block, "assistant", f"{where}.content.{index}")
+    plain: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
+    if calls:
+        plain["tool_calls"] = calls
+    if thoughts:
+        plain["reasoning"] = plain["reasoning_content"] = "".join(thoughts)
+    return plain
+
+
+def _misplaced(block: Block, role: str, where: str) -> RequestError:
+    if isinstance(block, ImageBlock | DocumentBlock):
+        return _not_text(block, where)
+    kind = block.__struct_config__.tag
+    return RequestError(f"{where}: a block of type {kind} is not for the role {role}", where)
 
 
 def _tool_message(block: ToolResultBlock, where: str) -> dict[str, Any]:
@@ -113,17 +139,48 @@ def _tool_message(block: ToolResultBlock, where: str) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": block.tool_use_id, "content": f"Error: {text}" if block.is_error else text}
 
 
-def _text(content: str | list[TextBlock], where: str) -> str:
+def _system(content: str | list[Part], ignore: Ignore) -> str:
+    """The system prompt, without the line that Claude Code puts first for Anthropic's accounts.
+
+    It differs between conversations, which would have no cached beginning in common.
+    """
+    if isinstance(content, list) and content and isinstance(content[0], TextBlock):
+        name = content[0].text.partition(":")[0]
+        if name == _BILLING:
+            ignore(f"system.{_BILLING}", f"system.0: {_BILLING} is for Anthropic's accounts; leave it out")
+            content = content[1:]
+    return _text(content, "system")
+
+
+def _text(content: str | list[Part], where: str) -> str:
     if isinstance(content, str):
         return content
-    for index, block in enumerate(content):
-        refuse_unsupported(block, f"{where}.{index}.")
-    return "\n".join(block.text for block in content)
+    return "\n".join(_text_of_part(block, f"{where}.{index}") for index, block in enumerate(content))
 
 
-def _tools(request: CountTokensRequest) -> Iterator[Tool]:
+def _text_of_part(block: Part, where: str) -> str:
+    match block:
+        case TextBlock():
+            return block.text
+        case ToolReferenceBlock():
+            return f"The tool {block.tool_name} can be called now."
+        case _:
+            raise _not_text(block, where)
+
+
+def _not_text(block: Struct, where: str) -> RequestError:
+    return RequestError(f"{where}: a block of type {block.__struct_config__.tag} is not supported; send text", where)
+
+
+def _tools(request: CountTokensRequest, ignore: Ignore) -> Iterator[Tool]:
     for index, tool in enumerate(request.tools or []):
-        refuse_unsupported(tool, f"tools.{index}.")
+        if tool.type not in (None, "custom"):
+            ignore(f"tools.{tool.type}", f"tools.{index}: tools of type {tool.type:.80} run on a server; leave it out")
+            continue
+        for name in ("name", "input_schema"):
+            if getattr(tool, name) is None:
+                raise RequestError(f"tools.{index}.{name} is missing", f"tools.{index}.{name}")
+        assert tool.name is not None
         yield Tool(
             name=tool.name,
             description=tool.description,

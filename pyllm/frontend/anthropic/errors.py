@@ -17,11 +17,18 @@ _TYPES = {
 }
 
 
-class AnthropicErrorBody(Struct):
+class ErrorDetails(Struct):
+    """A word for programs."""
+
+    error_code: str
+
+
+class AnthropicErrorBody(Struct, omit_defaults=True):
     """What went wrong."""
 
     type: str
     message: str
+    details: ErrorDetails | None = None
 
 
 class AnthropicError(Struct):
@@ -41,4 +48,8 @@ ERROR_RESPONSES = dict.fromkeys((400, 401, 404, 408, 413, 415, 429, 500, 503), _
 def error_response(failure: Failure, request_id: str = "") -> AnthropicError:
     """The body."""
     kind = _TYPES.get(failure.status) or ("invalid_request_error" if failure.status < 500 else "api_error")
-    return AnthropicError(AnthropicErrorBody(kind, failure.text), request_id or None)
+    # Programs look for these two: the text tells them by how much to shorten a prompt, the code to send all of it.
+    too_long = f"prompt is too long: {failure.num_tokens} tokens > {failure.limit} maximum"
+    text = failure.text if failure.num_tokens is None else too_long
+    details = ErrorDetails(failure.code) if failure.code == "thread_unsupported_request" else None
+    return AnthropicError(AnthropicErrorBody(kind, text, details), request_id or None)

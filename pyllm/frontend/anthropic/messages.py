@@ -13,6 +13,7 @@ from pyllm.frontend.anthropic.conversation import check_thinking, conversation_o
 from pyllm.frontend.anthropic.errors import ERROR_RESPONSES
 from pyllm.frontend.anthropic.form import MessageForm
 from pyllm.frontend.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
+from pyllm.frontend.failure import UnsupportedThreadError
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.parameters import form_names
 from pyllm.frontend.request_context import context_of
@@ -48,11 +49,14 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         has_form = data.output_config is not None and data.output_config.format is not None
         context.field_names = FIELD_NAMES | form_names("output_config.format", has_form, bool(data.tools))
         _check(state, data)
-        check_thinking(data.thinking, data.max_tokens, state.conversations)
+        if data.thread is not None:
+            text = "thread is not supported: the server keeps no messages; send all of the conversation without it"
+            raise UnsupportedThreadError(text, "thread")
+        check_thinking(data.thinking, state.conversations, context.ignore)
         scheduling = place_of(context, data.priority, cache_salt=data.cache_salt)
-        conversation, params = conversation_of(data), _sampling_params(data)
+        conversation, params = conversation_of(data, context.ignore), _sampling_params(data)
         await admit(state, context)
-        prepared = await state.conversations.prepare(conversation, params)
+        prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))
         usage = MessageUsage(len(prepared.prompt), 0)
         message = Message(f"msg_{context.request_id}", state.model_name, [], usage)
@@ -81,7 +85,8 @@ def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
         context.field_names = FIELD_NAMES
         _check(state, data)
         await admit(state, context, num_sequences=0)
-        return TokenCount(len(await state.conversations.encode(conversation_of(data))))
+        conversation = conversation_of(data, context.ignore)
+        return TokenCount(len(await state.conversations.encode(conversation, context.ignore)))
 
     return count_message_tokens
 

@@ -1,84 +1,107 @@
 """Anthropic's requests and answers as structs. Knows names and types, not behaviour.
 
-A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`).
+A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`), a `Hint` has no effect
+(`frontend/ignored_fields.py`).
 """
 
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from pyllm.frontend.unsupported import Unsupported
+from pyllm.frontend.ignored_fields import Hint, NoEffect
 
 
-class CacheControl(Struct):
-    """Where Anthropic is to cache up to. Accepted without effect: the prefix cache finds every common beginning."""
-
-    type: Literal["ephemeral"] = "ephemeral"
-    ttl: str | None = None
-
-
-class TextBlock(Struct, kw_only=True, tag="text", tag_field="type", forbid_unknown_fields=True):
+class TextBlock(Struct, kw_only=True, tag="text", tag_field="type"):
     """Text."""
 
     text: str
-    cache_control: CacheControl | None = None
-    citations: Unsupported[list[Any]] = []
+    cache_control: NoEffect = None
+    citations: Hint = None
 
 
-class ToolUseBlock(Struct, kw_only=True, tag="tool_use", tag_field="type", forbid_unknown_fields=True):
+class ImageBlock(Struct, kw_only=True, tag="image", tag_field="type"):
+    """An image. Known for the sake of the refusal."""
+
+    source: Any = None
+
+
+class DocumentBlock(Struct, kw_only=True, tag="document", tag_field="type"):
+    """A document. Known for the sake of the refusal."""
+
+    source: Any = None
+
+
+class ToolReferenceBlock(Struct, kw_only=True, tag="tool_reference", tag_field="type"):
+    """A tool that a search for tools has found. Its definition is among the request's tools."""
+
+    tool_name: str
+
+
+# Where only text is supported. Of several types, a block must say which it is.
+Part = TextBlock | ImageBlock | DocumentBlock | ToolReferenceBlock
+
+
+class ToolUseBlock(Struct, kw_only=True, tag="tool_use", tag_field="type"):
     """A call that the model made."""
 
     id: str
     name: str
     input: dict[str, Any]
-    cache_control: CacheControl | None = None
-    caller: Unsupported[Any] = None
-    toolset_name: Unsupported[str] = None
+    cache_control: NoEffect = None
+    caller: Hint = None
+    toolset_name: Hint = None
 
 
-class ToolResultBlock(Struct, kw_only=True, tag="tool_result", tag_field="type", forbid_unknown_fields=True):
+class ToolResultBlock(Struct, kw_only=True, tag="tool_result", tag_field="type"):
     """What came of a call."""
 
     tool_use_id: str
-    content: str | list[TextBlock] | None = None
+    content: str | list[Part] | None = None
     is_error: bool | None = False
-    cache_control: CacheControl | None = None
-    toolset_name: Unsupported[str] = None
+    cache_control: NoEffect = None
+    toolset_name: Hint = None
 
 
-class ThinkingBlock(Struct, kw_only=True, tag="thinking", tag_field="type", forbid_unknown_fields=True):
+class ThinkingBlock(Struct, kw_only=True, tag="thinking", tag_field="type"):
     """What the model thought before. The signature is not looked at."""
 
     thinking: str
-    signature: str = ""
+    signature: str | None = ""
 
 
-Block = TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock
+class RedactedThinkingBlock(Struct, kw_only=True, tag="redacted_thinking", tag_field="type"):
+    """What a model thought before, in a form that only Anthropic reads. The model here is told nothing of it."""
+
+    data: NoEffect = None
 
 
-class InputMessage(Struct, kw_only=True, forbid_unknown_fields=True):
+Block = TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+
+
+class InputMessage(Struct, kw_only=True):
     """One turn of a conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class ToolParam(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool of the caller's. Tools that Anthropic runs itself are refused by their type."""
+class ToolParam(Struct, kw_only=True):
+    """A tool. The model is told of those of type `custom`, which is the default; others run on a server."""
 
-    name: str
-    input_schema: dict[str, Any]
+    name: str | None = None
+    input_schema: dict[str, Any] | None = None
     description: str | None = None
-    type: Literal["custom"] | None = None
+    type: str | None = None
     strict: bool | None = False
-    cache_control: CacheControl | None = None
-    eager_input_streaming: bool | None = None
-    allowed_callers: Unsupported[list[str]] = []
-    defer_loading: Unsupported[bool] = False
-    input_examples: Unsupported[list[Any]] = []
+
+    cache_control: NoEffect = None
+    eager_input_streaming: NoEffect = None
+    allowed_callers: Hint = None
+    defer_loading: Hint = False
+    input_examples: Hint = None
 
 
-class ToolChoiceParam(Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolChoiceParam(Struct, kw_only=True):
     """Which tools are called; `name` goes with the type `tool`."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -86,49 +109,50 @@ class ToolChoiceParam(Struct, kw_only=True, forbid_unknown_fields=True):
     disable_parallel_tool_use: bool | None = False
 
 
-class ThinkingParam(Struct, kw_only=True, forbid_unknown_fields=True):
-    """Whether the model thinks before it answers. A budget below `max_tokens` cannot be kept, and is refused."""
+class ThinkingParam(Struct, kw_only=True):
+    """Whether the model thinks before it answers. The budget is a target, which is not looked at."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: int | None = None
-    display: Unsupported[str] = None
+
+    budget_tokens: Hint = None
+    display: Hint = None
 
 
-class OutputFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+class OutputFormat(Struct, kw_only=True):
     """A JSON schema that the answer keeps to."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
 
 
-class OutputConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+class OutputConfig(Struct, kw_only=True):
     """The form of the answer, and how much is to be thought about it, where the chat template looks at that."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    effort: str | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(Struct, kw_only=True, forbid_unknown_fields=True):
+class Metadata(Struct, kw_only=True):
     """On whose behalf the request is made."""
 
     user_id: str | None = None
 
 
-class CountTokensRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class CountTokensRequest(Struct, kw_only=True):
     """`POST /v1/messages/count_tokens`: what the prompt of a request is made of."""
 
     messages: Annotated[list[InputMessage], Meta(min_length=1)]
     model: str | None = None
-    system: str | list[TextBlock] | None = None
+    system: str | list[Part] | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
-    cache_control: CacheControl | None = None
 
-    context_management: Unsupported[Any] = None
-    mcp_servers: Unsupported[list[Any]] = []
-    speed: Unsupported[str] = "standard"
+    cache_control: NoEffect = None
+    context_management: Hint = None
+    mcp_servers: Hint = None
+    speed: Hint = "standard"
 
 
 class MessagesRequest(CountTokensRequest, kw_only=True):
@@ -141,14 +165,15 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     stop_sequences: list[str] | None = None
     stream: bool | None = False
     metadata: Metadata | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    thread: Any = None
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
 
-    container: Unsupported[Any] = None
-    diagnostics: Unsupported[Any] = None
-    inference_geo: Unsupported[str] = None
+    service_tier: NoEffect = None
+    container: Hint = None
+    diagnostics: Hint = None
+    inference_geo: Hint = None
 
 
 class TokenCount(Struct):

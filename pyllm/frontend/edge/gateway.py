@@ -19,6 +19,7 @@ from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.head import Head
 from pyllm.frontend.error_answer import Headers, error_answer
 from pyllm.frontend.failure import AuthenticationError, MediaTypeError, describe
+from pyllm.frontend.ignored_fields import HEADER, RequestFields
 from pyllm.frontend.request_context import CONTEXT, RequestContext
 from pyllm.frontend.request_place import least_timeout
 from pyllm.frontend.server_state import ServerState
@@ -29,6 +30,8 @@ PROBES = frozenset({"/health", "/health/live", "/health/ready"})
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
 # The route whose answers are kept, by their ids.
 KEPT = "/v1/responses"
+# How many tokens an answer may have, where that is fewer than the request asks for.
+MAX_TOKENS_HEADER = b"pyllm-max-tokens"
 
 
 class Gateway:
@@ -43,6 +46,7 @@ class Gateway:
         self._body_patience = body_patience
         self._max_body_bytes = server.max_request_body_bytes
         self._timeout = server.request_timeout or None
+        self._unknown_fields = server.unknown_fields
         self._allowance = Allowance(
             server.max_requests_per_minute, server.max_tokens_per_minute, server.max_concurrent_requests
         )
@@ -57,7 +61,7 @@ class Gateway:
         name = head.request_id or uuid.uuid4().hex
         # What is kept has an id that is ours, as a caller may send its own again, which would replace it.
         own = uuid.uuid4().hex if scope["path"].rstrip("/") == KEPT else name
-        context = RequestContext(own, allowance=self._allowance)
+        context = RequestContext(own, allowance=self._allowance, fields=RequestFields(self._unknown_fields))
         cast("dict[str, Any]", scope)[CONTEXT] = context
         # An answer that is taken up again has another one, and the exchange keeps its own.
         request_id = (b"x-request-id", name.encode())
@@ -112,6 +116,10 @@ class Gateway:
         headers = self._cors.headers(head.origin) if self._cors.enabled else []
         if context.budgets is not None:
             headers += budget_headers(context.budgets)
+        if told := self._state.metrics.ignored_fields.tell(context.fields):
+            headers.append((HEADER, told))
+        if context.max_tokens is not None:
+            headers.append((MAX_TOKENS_HEADER, b"%d" % context.max_tokens))
         # What may still come of a body is no request. And who is told to go elsewhere should not come back on this way,
         # as a proxy does that keeps its connections.
         if body.stalled or self._state.draining:

@@ -75,9 +75,9 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
         cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
-        conversation = msgspec.structs.replace(conversation_of(data), truncation=cut)
+        conversation = msgspec.structs.replace(conversation_of(data, context.ignore), truncation=cut)
         await admit(state, context, params.n)
-        prepared = await state.conversations.prepare(conversation, params)
+        prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))
         chunks.prompt = prepared.prompt
         generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)

@@ -6,12 +6,13 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
+from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
-from pyllm.frontend.openai.tool_protocol import AllowedTools, ChosenTools, ToolDefinition
+from pyllm.frontend.openai.tool_protocol import AllowedTools, ChosenTools, FunctionDefinition, ToolDefinition
 from pyllm.frontend.unsupported import refuse_unsupported
 
 
-def conversation_of(request: ChatRequest) -> Conversation:
+def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
     """What a request says.
 
     Raises:
@@ -24,7 +25,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
             "continue_final_message and add_generation_prompt exclude one another; set add_generation_prompt to false",
             "continue_final_message",
         )
-    tools, choice = _tools(request)
+    tools, choice = _tools(request, ignore)
     return Conversation(
         messages=[_plain(message, f"messages[{index}]") for index, message in enumerate(request.messages)],
         tools=tools,
@@ -40,8 +41,8 @@ def conversation_of(request: ChatRequest) -> Conversation:
     )
 
 
-def _tools(request: ChatRequest) -> tuple[tuple[Tool, ...], ToolChoice]:
-    definitions = request.tools or []
+def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], ToolChoice]:
+    definitions = _functions(request.tools or [], ignore)
     choice = request.tool_choice or ("auto" if definitions else "none")
     if not isinstance(choice, ChosenTools):
         return tuple(map(_tool, definitions)), choice
@@ -52,18 +53,30 @@ def _tools(request: ChatRequest) -> tuple[tuple[Tool, ...], ToolChoice]:
     raise RequestError(f"tool_choice of type {choice.type} needs {choice.type}, and nothing else", "tool_choice")
 
 
-def _allowed(definitions: list[ToolDefinition], allowed: AllowedTools) -> tuple[Tool, ...]:
+def _functions(tools: list[ToolDefinition], ignore: Ignore) -> list[FunctionDefinition]:
+    """The functions among the tools; other types run on a server."""
+    functions = []
+    for index, tool in enumerate(tools):
+        if tool.type != "function":
+            ignore(f"tools.{tool.type}", f"tools[{index}]: tools of type {tool.type:.80} run on a server; leave it out")
+        elif tool.function is None:
+            raise RequestError(f"tools[{index}].function is missing", f"tools[{index}].function")
+        else:
+            functions.append(tool.function)
+    return functions
+
+
+def _allowed(definitions: list[FunctionDefinition], allowed: AllowedTools) -> tuple[Tool, ...]:
     """The tools that may be called; the model is told of no others."""
     names = {reference.function.name for reference in allowed.tools}
-    unknown = names - {definition.function.name for definition in definitions}
+    unknown = names - {definition.name for definition in definitions}
     if unknown or not names:
         which = f"{min(unknown)!r}, which is not in tools" if unknown else "no tool"
         raise RequestError(f"tool_choice.allowed_tools has {which}", "tool_choice.allowed_tools")
-    return tuple(_tool(definition) for definition in definitions if definition.function.name in names)
+    return tuple(_tool(definition) for definition in definitions if definition.name in names)
 
 
-def _tool(definition: ToolDefinition) -> Tool:
-    function = definition.function
+def _tool(function: FunctionDefinition) -> Tool:
     return Tool(
         name=function.name,
         description=function.description,
@@ -110,7 +123,7 @@ def _of_assistant(message: ChatMessage, where: str) -> dict[str, Any]:
         plain["tool_calls"] = [
             {
                 "id": call.id or "",
-                "type": call.type,
+                "type": "function",
                 "function": {
                     "name": call.function.name,
                     "arguments": _arguments(call.function.arguments, f"{where}.tool_calls[{index}].function.arguments"),
@@ -127,7 +140,7 @@ def _refuse(message: ChatMessage, where: str, *names: str) -> None:
             raise RequestError(f"{where}.{name} is not for a message of role {message.role}", f"{where}.{name}")
 
 
-def _arguments(text: str, field: str) -> dict[str, Any]:
+def _arguments(text: str | None, field: str) -> dict[str, Any]:
     """The arguments as templates want them: an object."""
     try:
         # Strictly: what this lets through can be written to the prompt.

@@ -4,12 +4,13 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from pyllm.frontend.ignored_fields import Hint
 from pyllm.frontend.unsupported import Unsupported
 
 MAX_INPUTS = 2048  # OpenAI's
 
 
-class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class EmbeddingRequest(Struct, kw_only=True):
     """`POST /v1/embeddings`. `input` is a text or token ids, or a list of either.
 
     Of an input that is longer than `truncate_prompt_tokens` (-1: the context) so many tokens are kept: the last, or the
@@ -26,11 +27,10 @@ class EmbeddingRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int | None = None
     timeout: float | None = None
 
-    # Accepted without effect.
-    user: str | None = None
+    user: str | None = None  # Names the tenant where nothing else does.
 
     cache_salt: Unsupported[str] = None
-    request_id: Unsupported[str] = None
+    request_id: Hint = None
     use_activation: Unsupported[bool] = True
     normalize: Unsupported[bool] = True
     embed_dtype: Unsupported[str] = "float32"

@@ -187,5 +187,5 @@ def _response_format(request: GenerationRequest) -> StructuredOutputsParams | No
     form = request.response_format
     if form is None:
         return request.structured_outputs
-    schema = None if form.json_schema is None else form.json_schema.schema
-    return structured_outputs(request.structured_outputs, form.type, schema, ("response_format", "json_schema"))
+    schema, names = None if form.json_schema is None else form.json_schema.schema, ("response_format", "json_schema")
+    return structured_outputs(request.structured_outputs, form.type or "text", schema, names)

@@ -1,7 +1,8 @@
 """OpenAI's requests and responses as structs, with vLLM's additions. Knows names and types, not behaviour.
 
-A field marked `Unsupported` is known but not honoured yet: it passes at its neutral value, which is its default here,
-and is refused by name otherwise (`frontend/unsupported.py`). Fields nobody knows are refused by the decoder.
+A field marked `Unsupported` would change the answer: it passes at its neutral value, which is its default here, and is
+refused by name otherwise (`frontend/unsupported.py`). A `Hint` has no effect, as has a field that no struct knows: both
+are accepted and named in a response header (`frontend/ignored_fields.py`).
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from pyllm.frontend.generation import TokenCounts
+from pyllm.frontend.ignored_fields import Hint, NoEffect
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.openai.tool_protocol import (
     ChatToolCall,
@@ -30,15 +32,15 @@ UseToolCalls = Annotated[T | None, unsupported("tool_calls")]
 MAX_PROMPTS = 1024
 
 
-class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+class StreamOptions(Struct, kw_only=True):
     """What a stream carries besides the text."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
-    include_obfuscation: Unsupported[bool] = False
+    include_obfuscation: Hint = False
 
 
-class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+class JsonSchemaFormat(Struct, kw_only=True):
     """A JSON schema and what it is called. It is always kept to, so `strict` changes nothing."""
 
     schema: dict[str, Any]
@@ -47,14 +49,14 @@ class JsonSchemaFormat(Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ResponseFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseFormat(Struct, kw_only=True):
     """OpenAI's way to ask for JSON."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema"] | None = "text"
     json_schema: JsonSchemaFormat | None = None
 
 
-class EngineRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class EngineRequest(Struct, kw_only=True):
     """What every generation route has in common: how one sample is chosen, and its place among the others."""
 
     model: str | None = None
@@ -85,14 +87,31 @@ class EngineRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     request_id: str | None = None
 
-    # Accepted without effect.
-    user: str | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    service_tier: Literal["auto", "default"] | None = None
+    user: str | None = None  # Names the tenant where nothing else does.
+
+    store: NoEffect = None
+    metadata: NoEffect = None
+    safety_identifier: NoEffect = None
+    prompt_cache_key: NoEffect = None
+    prompt_cache_retention: NoEffect = None
+    service_tier: NoEffect = None
+
+    # Of other engines.
+    regex: UseStructuredOutputs[str] = None
+    ebnf: UseStructuredOutputs[str] = None
+    grammar: UseStructuredOutputs[Any] = None
+    json_schema: UseStructuredOutputs[Any] = None
+    mirostat: Unsupported[int] = 0
+    mirostat_mode: Unsupported[int] = 0
+    typical_p: Unsupported[float] = 1.0
+    top_a: Unsupported[float] = 0.0
+    tfs: Unsupported[float] = 1.0
+    tfs_z: Unsupported[float] = 1.0
+    dry_multiplier: Unsupported[float] = 0.0
+    xtc_probability: Unsupported[float] = 0.0
+    dynatemp_range: Unsupported[float] = 0.0
+    lora_path: Unsupported[Any] = None
+    return_hidden_states: Unsupported[bool] = False
 
 
 class GenerationRequest(EngineRequest, kw_only=True):
@@ -119,10 +138,13 @@ class GenerationRequest(EngineRequest, kw_only=True):
     guided_grammar: UseStructuredOutputs[str] = None
     guided_decoding_backend: UseStructuredOutputs[str] = None
     guided_whitespace_pattern: UseStructuredOutputs[str] = None
+    no_stop_trim: bool | None = None
+    separate_reasoning: bool | None = True
+    stream_reasoning: Hint = True
     thinking_token_budget: Unsupported[int] = None
     repetition_detection: Unsupported[dict[str, Any]] = None
-    session_id: Unsupported[str] = None
-    stream_interval: Unsupported[int] = 1
+    session_id: Hint = None
+    stream_interval: Hint = 1
     return_token_offsets: Unsupported[bool] = False
     routed_experts_prompt_start: Unsupported[int] = None
     watermarking: Unsupported[dict[str, Any]] = None
@@ -144,13 +166,13 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     prompt_embeds: Unsupported[Any] = None
 
 
-class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
+class ContentPart(Struct, kw_only=True):
     """One part of a message. Only text is supported; what other types carry is known for the sake of the refusal."""
 
     type: str
     text: str | None = None
 
-    cache_control: Unsupported[Any] = None
+    cache_control: Hint = None
     refusal: Unsupported[str] = None
     image_url: Unsupported[Any] = None
     input_audio: Unsupported[Any] = None
@@ -159,7 +181,7 @@ class ContentPart(Struct, kw_only=True, forbid_unknown_fields=True):
     file: Unsupported[Any] = None
 
 
-class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
+class ChatMessage(Struct, kw_only=True):
     """One message of a conversation. `reasoning_content` is the older name of `reasoning`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -172,7 +194,7 @@ class ChatMessage(Struct, kw_only=True, forbid_unknown_fields=True):
 
     refusal: Unsupported[str] = None
     audio: Unsupported[Any] = None
-    annotations: Unsupported[list[Any]] = []
+    annotations: Hint = None
     function_call: UseToolCalls[Any] = None
 
 
@@ -189,7 +211,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = True
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: str | None = None
     include_reasoning: bool | None = True
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
@@ -199,9 +221,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     function_call: UseToolChoice[Any] = "none"
     modalities: Unsupported[list[str]] = msgspec.field(default_factory=lambda: ["text"])
     audio: Unsupported[Any] = None
-    prediction: Unsupported[Any] = None
-    verbosity: Unsupported[str] = "medium"
-    web_search_options: Unsupported[Any] = None
+    prediction: Hint = None
+    verbosity: Hint = "medium"
+    web_search_options: Hint = None
     moderation: Unsupported[Any] = None
     media_io_kwargs: Unsupported[dict[str, Any]] = {}
     mm_processor_kwargs: Unsupported[dict[str, Any]] = {}

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit
+from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.openai.chat_conversation import conversation_of
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
@@ -18,7 +19,7 @@ from pyllm.frontend.request_context import context_of
 from pyllm.frontend.server_state import ServerState, check_model
 
 
-class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(Struct, kw_only=True):
     """Exactly one of `prompt` and `messages`. Special tokens are added to a prompt; a chat template writes its own."""
 
     model: str | None = None
@@ -42,7 +43,7 @@ class Tokenization(Struct):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(Struct, kw_only=True):
     """Token ids; special tokens are part of the text."""
 
     tokens: list[int]
@@ -70,8 +71,9 @@ def tokenize_route(state: ServerState) -> HTTPRouteHandler:
     )
     async def tokenize(request: Request[Any, Any, Any], data: JSONBody[TokenizeRequest]) -> Tokenization:
         check_model(state, data.model)
-        await admit(state, context_of(request), num_sequences=0)
-        tokens = await _tokens(state, data)
+        context = context_of(request)
+        await admit(state, context, num_sequences=0)
+        tokens = await _tokens(state, data, context.ignore)
         names = None
         if data.return_token_strs:
             names = await state.prompts.run(len(tokens), state.tokenizer.token_names, tokens)
@@ -103,7 +105,7 @@ def detokenize_route(state: ServerState) -> HTTPRouteHandler:
     return detokenize
 
 
-async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
+async def _tokens(state: ServerState, request: TokenizeRequest, ignore: Ignore) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give exactly one of prompt and messages", "prompt")
     if request.messages is None:
@@ -116,4 +118,4 @@ async def _tokens(state: ServerState, request: TokenizeRequest) -> list[int]:
         return tokens.tolist()
     names = ("messages", "add_special_tokens", *_CHAT_FIELDS)
     chat = ChatRequest(**{name: value for name in names if (value := getattr(request, name)) is not None})
-    return list(await state.conversations.encode(conversation_of(chat)))
+    return list(await state.conversations.encode(conversation_of(chat, ignore), ignore))

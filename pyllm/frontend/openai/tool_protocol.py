@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 
-class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionDefinition(Struct, kw_only=True):
     """A function that the model may call. Without `parameters` it has none."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]+$", max_length=128)]
@@ -14,34 +14,34 @@ class FunctionDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
     strict: bool | None = None
 
 
-class ToolDefinition(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A tool; functions are the only kind."""
+class ToolDefinition(Struct, kw_only=True):
+    """A tool. Functions are the only kind that the model is told of; tools of other types run on a server."""
 
-    type: Literal["function"]
-    function: FunctionDefinition
+    type: str
+    function: FunctionDefinition | None = None
 
 
-class FunctionName(Struct, kw_only=True, forbid_unknown_fields=True):
+class FunctionName(Struct, kw_only=True):
     """Which function is meant."""
 
     name: str
 
 
-class ToolReference(Struct, kw_only=True, forbid_unknown_fields=True):
+class ToolReference(Struct, kw_only=True):
     """Which tool is meant."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class AllowedTools(Struct, kw_only=True, forbid_unknown_fields=True):
+class AllowedTools(Struct, kw_only=True):
     """Those of the tools that may be called, and whether one must be."""
 
     mode: Literal["auto", "required"]
     tools: list[ToolReference]
 
 
-class ChosenTools(Struct, kw_only=True, forbid_unknown_fields=True):
+class ChosenTools(Struct, kw_only=True):
     """A choice of one function, or of some of the tools."""
 
     type: Literal["function", "allowed_tools"]
@@ -49,19 +49,19 @@ class ChosenTools(Struct, kw_only=True, forbid_unknown_fields=True):
     allowed_tools: AllowedTools | None = None
 
 
-class CalledFunction(Struct, kw_only=True, forbid_unknown_fields=True):
+class CalledFunction(Struct, kw_only=True):
     """What a message's call was of. `arguments` are JSON."""
 
     name: str
-    arguments: str = ""
+    arguments: str | None = ""
 
 
-class MessageToolCall(Struct, kw_only=True, forbid_unknown_fields=True):
+class MessageToolCall(Struct, kw_only=True):
     """A call that the assistant made."""
 
     function: CalledFunction
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = "function"
     index: int | None = None
 
 

@@ -17,6 +17,7 @@ from pyllm.frontend.openai.protocol import ChatLogprob
 from pyllm.frontend.parsers import pieces
 from pyllm.frontend.parsers.pieces import Piece
 from pyllm.frontend.parsers.sample import SampleParser
+from pyllm.frontend.responses.encrypted_reasoning import encode_reasoning
 from pyllm.frontend.responses.protocol import (
     FunctionCall,
     IncompleteDetails,
@@ -44,7 +45,7 @@ class ResponseForm:
     """A `Form` of one response, which grows with the text. `on_end` is called with it when nothing follows.
 
     `logprobs` makes those of tokens; None tells of none. `call_name` names calls. Without `has_events` only the
-    response is made: its events are empty.
+    response is made: its events are empty. With `encrypts_reasoning` its reasoning is also `encrypted_content`.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ResponseForm:
         logprobs: LogprobsOf | None,
         on_end: OnEnd,
         has_events: bool = True,
+        encrypts_reasoning: bool = False,
     ) -> None:
         self.response = response
         self._suffix = response.id.removeprefix("resp_")
@@ -64,6 +66,7 @@ class ResponseForm:
         self._logprobs_of = logprobs
         self._on_end = on_end
         self._has_events = has_events
+        self._encrypts_reasoning = encrypts_reasoning
         self._num_events = 0
         self._item: OutputItem | None = None  # the one that is open, which is the last of the output
         self._parts: list[str] = []  # the text or the arguments that it has so far
@@ -171,6 +174,8 @@ class ResponseForm:
                 events.append(self._of_part("content_part.done", item, part=part))
             case ReasoningItem():
                 item.content[0].text = text
+                if self._encrypts_reasoning:
+                    item.encrypted_content = encode_reasoning(text)
                 events.append(self._of_part("reasoning_text.done", item, text=text))
                 events.append(self._of_part("content_part.done", item, part=item.content[0]))
             case FunctionCall():

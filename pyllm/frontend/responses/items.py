@@ -6,20 +6,24 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
+from pyllm.frontend.ignored_fields import Ignore
+from pyllm.frontend.responses.encrypted_reasoning import decode_reasoning
 from pyllm.frontend.responses.protocol import Item, OutputItem, Part
+from pyllm.frontend.responses.tools import APPLY_PATCH, LOCAL_SHELL
 from pyllm.frontend.unsupported import refuse_unsupported
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-def kept_items(given: str | Sequence[Item], request_id: str) -> list[Item]:
-    """The input of a request in its long form: types, parts and ids are all there.
+def kept_items(given: str | Sequence[Item], request_id: str, ignore: Ignore) -> list[Item]:
+    """The input of a request in its long form: types, parts and ids are all there. Items of a server's tools go.
 
     Raises:
         RequestError: an item is not supported, or lacks a field of its type.
     """
     items = [Item(role="user", content=given)] if isinstance(given, str) else given
-    return [_kept(item, f"input[{index}]", f"{request_id}_{index}") for index, item in enumerate(items)]
+    kept = (_kept(item, f"input[{index}]", f"{request_id}_{index}", ignore) for index, item in enumerate(items))
+    return [item for item in kept if item is not None]
 
 
 def items_of(output: Iterable[OutputItem]) -> list[Item]:
@@ -41,13 +45,17 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
         match item.type:
-            case "function_call_output":
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
-            case "function_call":
+            case kind if kind in _OUTPUTS:
+                call_id = item.call_id or item.id  # A local shell's output names its call by `id`.
+                messages.append({"role": "tool", "tool_call_id": call_id, "content": _text(item.output)})
+            case kind if kind in _CALLS:
                 _turn(messages, ()).setdefault("tool_calls", []).append(_call(item))
             case "reasoning":
-                turn = _turn(messages, ("content", "tool_calls", "reasoning"))
-                turn["reasoning"] = turn["reasoning_content"] = _text(item.content or item.summary)
+                if text := _reasoning(item):
+                    turn = _turn(messages, ("content", "tool_calls", "reasoning"))
+                    turn["reasoning"] = turn["reasoning_content"] = text
+            case "additional_tools":
+                pass
             case _ if item.role == "assistant":
                 _turn(messages, ("content", "tool_calls"))["content"] = _text(item.content)
             case _:
@@ -65,27 +73,63 @@ def _turn(messages: list[dict[str, Any]], ends: tuple[str, ...]) -> dict[str, An
 
 
 def _call(item: Item) -> dict[str, Any]:
+    name, arguments = item.name, item.input
+    match item.type:
+        case "custom_tool_call":
+            plain: dict[str, Any] = {"input": arguments}
+        case "local_shell_call":
+            name = LOCAL_SHELL.name
+            plain = {key: value for key, value in (item.action or {}).items() if key not in ("type", "env", "user")}
+        case "apply_patch_call":
+            name, plain = APPLY_PATCH.name, item.operation or {}
+        case _:
+            plain = _arguments(item)
+    return {"id": item.call_id, "type": "function", "function": {"name": name, "arguments": plain}}
+
+
+def _arguments(item: Item) -> dict[str, Any]:
     try:
-        arguments = msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
+        return msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         text = f"the arguments of the function call {item.call_id!r} are no JSON object"
         raise RequestError(text, "input") from None
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
-# The fields that an item of each type must have.
+def _reasoning(item: Item) -> str:
+    given = _text(item.content or item.summary)
+    return given or decode_reasoning(item.encrypted_content or "") or ""
+
+
+# The fields that an item of each type must have, and the beginning of its id.
 _NEEDED = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": (),
+    "message": ("msg", ("role", "content")),
+    "function_call": ("fc", ("call_id", "name", "arguments")),
+    "function_call_output": ("fco", ("call_id", "output")),
+    "custom_tool_call": ("ctc", ("call_id", "name", "input")),
+    "custom_tool_call_output": ("ctco", ("call_id", "output")),
+    "local_shell_call": ("lsc", ("call_id", "action")),
+    "local_shell_call_output": ("lsco", ("output",)),
+    "apply_patch_call": ("apc", ("call_id", "operation")),
+    "apply_patch_call_output": ("apco", ("call_id",)),
+    "reasoning": ("rs", ()),
+    "additional_tools": ("at", ("tools",)),
 }
+_CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call", "apply_patch_call"})
+_OUTPUTS = frozenset(f"{kind}_output" for kind in _CALLS)
+# What tools of other servers did: the model is told of neither these tools nor their calls.
+_OF_SERVERS = frozenset({"web_search_call", "tool_search_call", "tool_search_output", "mcp_list_tools"})
 
 
-def _kept(item: Item, where: str, request_id: str) -> Item:
+def _kept(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | None:
     refuse_unsupported(item, f"{where}.")
     kind = item.type or "message"
-    for name in _NEEDED[kind]:
+    if kind in _OF_SERVERS:
+        ignore(f"input.{kind}", f"{where}: an item of type {kind} is of a tool that runs on a server; leave it out")
+        return None
+    if kind not in _NEEDED:
+        raise RequestError(f"{where}: an item of type {kind!r:.80} is not supported", f"{where}.type")
+    prefix, needed = _NEEDED[kind]
+    for name in needed:
         if getattr(item, name) is None:
             raise RequestError(f"{where}: an item of type {kind} needs {name}", f"{where}.{name}")
     content = item.content
@@ -93,7 +137,9 @@ def _kept(item: Item, where: str, request_id: str) -> Item:
         content = [Part(type="output_text" if item.role == "assistant" else "input_text", text=content)]
     for name in ("content", "output", "summary"):
         _check_parts(getattr(item, name), f"{where}.{name}")
-    prefix = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}[kind]
+    if kind == "reasoning" and item.encrypted_content is not None and not _reasoning(item):
+        text = f"{where}.encrypted_content was made by another server, which alone can read it"
+        ignore("input.encrypted_content", text)
     return msgspec.structs.replace(item, type=kind, id=item.id or f"{prefix}_in_{request_id}", content=content)
 
 

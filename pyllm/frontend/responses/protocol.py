@@ -1,6 +1,7 @@
 """The Responses API's requests and answers as structs. Knows names and types, not behaviour.
 
-A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`).
+A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`), a `Hint` has no effect
+(`frontend/ignored_fields.py`).
 """
 
 from typing import Any, Literal
@@ -8,37 +9,31 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from pyllm.frontend.ignored_fields import Hint, NoEffect
 from pyllm.frontend.openai.protocol import ChatLogprob, EngineRequest
 from pyllm.frontend.unsupported import Unsupported
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class Part(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of an item. Only text is supported; what other types carry is known for the sake of the refusal.
-
-    `logprobs` are accepted without effect: callers send back what a response gave them.
-    """
+class Part(Struct, kw_only=True, omit_defaults=True):
+    """A part of an item. Only text is supported."""
 
     type: str
     text: str | None = None
-    logprobs: list[Any] | None = None
 
-    annotations: Unsupported[list[Any]] = []
+    logprobs: NoEffect = None
+    annotations: NoEffect = None
     refusal: Unsupported[str] = None
-    detail: Unsupported[str] = None
-    image_url: Unsupported[Any] = None
-    input_audio: Unsupported[Any] = None
-    file_id: Unsupported[str] = None
-    file_data: Unsupported[str] = None
-    file_url: Unsupported[str] = None
-    filename: Unsupported[str] = None
 
 
-class Item(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One item of a conversation, as callers send it: a message, unless its type says otherwise."""
+class Item(Struct, kw_only=True, omit_defaults=True):
+    """One item of a conversation, as callers send it: a message, unless its type says otherwise.
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
+    `action` is a local shell call's, `operation` an apply_patch call's.
+    """
+
+    type: str | None = None
     id: str | None = None
     status: str | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
@@ -46,62 +41,86 @@ class Item(Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True)
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
     output: str | list[Part] | None = None
     summary: list[Part] | None = None
+    encrypted_content: str | None = None
+    tools: "list[ToolParam] | None" = None
 
-    encrypted_content: Unsupported[str] = None
-    phase: Unsupported[str] = None
-    namespace: Unsupported[str] = None
-    caller: Unsupported[Any] = None
-    created_by: Unsupported[str] = None
+    phase: Hint = None
+    namespace: Hint = None
+    caller: Hint = None
+    created_by: Hint = None
 
 
-class FunctionTool(Struct, kw_only=True, forbid_unknown_fields=True):
-    """A function that the model may call. Tools that OpenAI runs itself are refused by their type."""
+class InputFormat(Struct, kw_only=True):
+    """What the input of a custom tool must be like: any text, or what a grammar accepts."""
 
-    type: Literal["function"]
-    name: str
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class ToolParam(Struct, kw_only=True):
+    """A tool of any type. The model is told of those that the caller runs (`responses/tools.py`)."""
+
+    type: str
+    name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: InputFormat | None = None
 
 
-class FunctionChoice(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The choice of one function that must be called."""
+class ToolReference(Struct, kw_only=True):
+    """Which tool is meant: a type that has names is followed by one."""
 
-    type: Literal["function"]
-    name: str
+    type: str
+    name: str | None = None
 
 
-class TextFormat(Struct, kw_only=True, forbid_unknown_fields=True):
+class ChosenTools(Struct, kw_only=True):
+    """The choice of one tool that must be called, or of those that may be, with a `mode`."""
+
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[ToolReference] | None = None
+
+
+class TextFormat(Struct, kw_only=True):
     """The form of the text. A schema is always kept to, so `strict` changes nothing."""
 
-    type: Literal["text", "json_object", "json_schema"] = "text"
+    type: Literal["text", "json_object", "json_schema"] | None = "text"
     name: str | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
 
-class TextConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+class TextConfig(Struct, kw_only=True):
     """What the text is to be like."""
 
     format: TextFormat | None = None
-    verbosity: Unsupported[str] = "medium"
+    verbosity: Hint = "medium"
 
 
-class Reasoning(Struct, kw_only=True, forbid_unknown_fields=True):
+class Reasoning(Struct, kw_only=True):
     """How much is to be thought, where the chat template looks at it."""
 
     effort: str | None = None
-    summary: Unsupported[str] = None
-    generate_summary: Unsupported[str] = None
+
+    summary: Hint = None
+    generate_summary: Hint = None
+    context: Hint = None
 
 
-class ResponseStreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
+class ResponseStreamOptions(Struct, kw_only=True):
     """What a stream carries besides its events: nothing."""
 
-    include_obfuscation: Unsupported[bool] = False
+    include_obfuscation: Hint = False
 
 
 class ResponsesRequest(EngineRequest, kw_only=True):
@@ -111,23 +130,54 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: int | None = None
-    tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tools: list[ToolParam] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTools | None = None
     parallel_tool_calls: bool | None = True
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
-    include: list[Literal["message.output_text.logprobs"]] | None = None
+    include: list[str] | None = None
     top_logprobs: int | None = None
     background: bool | None = False
     chat_template_kwargs: dict[str, Any] | None = None
+    store: bool | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
 
     truncation: Unsupported[str] = "disabled"
     stream_options: ResponseStreamOptions | None = None
-    max_tool_calls: Unsupported[int] = None
+    max_tool_calls: Hint = None
     conversation: Unsupported[Any] = None
     prompt: Unsupported[Any] = None
     moderation: Unsupported[Any] = None
-    context_management: Unsupported[Any] = None
+    context_management: Hint = None
+
+
+class FunctionTool(Struct, tag="function", tag_field="type"):
+    """A function, as a response repeats it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class CustomTool(Struct, tag="custom", tag_field="type"):
+    """A tool whose input is a text."""
+
+    name: str
+    description: str | None = None
+    format: InputFormat | None = None
+
+
+class LocalShellTool(Struct, tag="local_shell", tag_field="type"):
+    """A shell on the caller's machine."""
+
+
+class ApplyPatchTool(Struct, tag="apply_patch", tag_field="type"):
+    """Changes of files on the caller's machine."""
+
+
+ShownTool = FunctionTool | CustomTool | LocalShellTool | ApplyPatchTool
 
 
 class OutputText(Struct, tag="output_text", tag_field="type"):
@@ -160,6 +210,7 @@ class ReasoningItem(Struct, tag="reasoning", tag_field="type"):
     status: Status
     content: list[ReasoningText]
     summary: list[Any] = []
+    encrypted_content: str | UnsetType = UNSET
 
 
 class FunctionCall(Struct, tag="function_call", tag_field="type"):
@@ -179,6 +230,7 @@ class InputTokensDetails(Struct):
     """How much of the prompt the prefix cache had."""
 
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputTokensDetails(Struct):
@@ -234,8 +286,8 @@ class Response(Struct, kw_only=True):
     store: bool = True
     temperature: float = 1.0
     text: TextConfig = msgspec.field(default_factory=lambda: TextConfig(format=TextFormat()))
-    tool_choice: str | FunctionChoice = "auto"
-    tools: list[FunctionTool] = []
+    tool_choice: str | ChosenTools = "auto"
+    tools: list[ShownTool] = []
     top_logprobs: int = 0
     top_p: float = 1.0
     truncation: str = "disabled"

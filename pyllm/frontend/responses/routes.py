@@ -9,7 +9,7 @@ from litestar.params import FromPath, JSONBody
 from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
-from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
+from pyllm.frontend.conversation import Conversation
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
@@ -21,13 +21,22 @@ from pyllm.frontend.responses.form import LogprobsOf, ResponseForm
 from pyllm.frontend.responses.items import items_of, kept_items, messages_of
 from pyllm.frontend.responses.kept import KeptResponses
 from pyllm.frontend.responses.page import page_of
-from pyllm.frontend.responses.protocol import DeletedResponse, Item, ItemList, ResponseRecord, ResponsesRequest
+from pyllm.frontend.responses.protocol import (
+    DeletedResponse,
+    Item,
+    ItemList,
+    ResponseRecord,
+    ResponsesRequest,
+    ToolParam,
+)
+from pyllm.frontend.responses.tools import chosen, shown, tools_of
 from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 
 AnyRequest = Request[Any, Any, Any]
 
+_LOGPROBS, _ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _FIELD_NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
@@ -53,21 +62,22 @@ def responses_routes(state: ServerState) -> Router:
         context.name_request(data.request_id)
         context.name_tenant(data.user)
         context.field_names = _field_names(data)
-        _check(state, data)
+        _check(state, data, context)
         stores = kept.store_or_refuse(data.store, data.background is True)
         if stores and data.request_id is not None:
             await _refuse_taken(kept, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
-        items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id)]
-        conversation = _conversation(data, items)
+        items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id, context.ignore)]
+        told = tools_of(data, items, context.ignore)
+        conversation = _conversation(data, items, told)
         await admit(state, context)
-        prepared = await state.conversations.prepare(conversation, params)
+        prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))
         if prepared.make_parser is not None and params.logprobs is not None:
             text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
             raise RequestError(text, "include")
-        response = _response(state, data, context, stores)
+        response = _response(state, data, context, stores, told)
         form = ResponseForm(
             response,
             None if prepared.make_parser is None else prepared.make_parser(),
@@ -75,6 +85,7 @@ def responses_routes(state: ServerState) -> Router:
             logprobs=_logprobs(state, params),
             on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
             has_events=data.stream is True,
+            encrypts_reasoning=_ENCRYPTED in (data.include or ()),
         )
         generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         if not data.background:
@@ -141,8 +152,11 @@ def _field_names(request: ResponsesRequest) -> dict[str, str]:
     return _FIELD_NAMES | form_names("text.format", has_form, has_tools)
 
 
-def _check(state: ServerState, request: ResponsesRequest) -> None:
+def _check(state: ServerState, request: ResponsesRequest, context: RequestContext) -> None:
     check_model(state, request.model)
+    for what in request.include or ():
+        if what not in (_LOGPROBS, _ENCRYPTED):
+            context.ignore(f"include.{what}", f"include: {what:.80} is not supported; leave it out")
     refuse_unsupported(request)
     for name in ("text", "reasoning", "stream_options"):
         if (part := getattr(request, name)) is not None:
@@ -175,21 +189,12 @@ async def _history(kept: KeptResponses, request: ResponsesRequest, owner: str) -
     return [*record.input, *items_of(record.response.output)]
 
 
-def _conversation(request: ResponsesRequest, items: list[Item]) -> Conversation:
-    choice = request.tool_choice
-    chosen: ToolChoice = choice if isinstance(choice, str) else "auto" if choice is None else NamedTool(choice.name)
+def _conversation(request: ResponsesRequest, items: list[Item], told: list[ToolParam]) -> Conversation:
+    tools, choice = chosen(request, told)
     return Conversation(
         messages=messages_of(items, request.instructions),
-        tools=tuple(
-            Tool(
-                name=tool.name,
-                description=tool.description,
-                parameters=tool.parameters,
-                strict=tool.strict is True,
-            )
-            for tool in request.tools or ()
-        ),
-        tool_choice=chosen,
+        tools=tools,
+        tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
         template_variables=request.chat_template_kwargs or {},
@@ -200,16 +205,17 @@ def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingP
     limit = state.client.model.max_logprobs
     num_top = request.top_logprobs or 0
     check("top_logprobs", num_top, 0 <= num_top <= limit, f"from 0 to {limit} (--max-logprobs)")
-    if num_top and not request.include:
+    has_logprobs = _LOGPROBS in (request.include or ())
+    if num_top and not has_logprobs:
         raise RequestError('top_logprobs go with include: ["message.output_text.logprobs"] only', "top_logprobs")
-    return sample_params(request, request.max_output_tokens, num_top if request.include else None, _form(request))
+    return sample_params(request, request.max_output_tokens, num_top if has_logprobs else None, _form(request))
 
 
 def _form(request: ResponsesRequest) -> StructuredOutputsParams | None:
     form = None if request.text is None else request.text.format
     if form is None:
         return request.structured_outputs
-    return structured_outputs(request.structured_outputs, form.type, form.schema, ("text.format", "schema"))
+    return structured_outputs(request.structured_outputs, form.type or "text", form.schema, ("text.format", "schema"))
 
 
 def _logprobs(state: ServerState, params: SamplingParams) -> LogprobsOf | None:
@@ -224,7 +230,7 @@ def _response_id(context: RequestContext) -> str:
 
 
 def _response(
-    state: ServerState, request: ResponsesRequest, context: RequestContext, stores: bool
+    state: ServerState, request: ResponsesRequest, context: RequestContext, stores: bool, told: list[ToolParam]
 ) -> protocol.Response:
     """The response before it has any text."""
     response = protocol.Response(
@@ -243,7 +249,7 @@ def _response(
         store=stores,
         temperature=1.0 if request.temperature is None else request.temperature,
         tool_choice=request.tool_choice or "auto",
-        tools=request.tools or [],
+        tools=shown(told),
         top_logprobs=request.top_logprobs or 0,
         top_p=1.0 if request.top_p is None else request.top_p,
         user=request.user,

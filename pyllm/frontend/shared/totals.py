@@ -1,25 +1,40 @@
-"""Counters of all API processes together, so that whichever is asked for metrics tells of all. Knows no names."""
+"""Counters of all API processes together, so that whichever is asked for metrics tells of all."""
 
 from array import array
 
+import msgspec
+
+
+class Row(msgspec.Struct, frozen=True, array_like=True):
+    """What one process has counted: numbers in an order that all agree on, packed float64, and counts by name."""
+
+    numbers: bytes = b""
+    named: dict[str, int] = {}
+
+
+NOTHING = Row()
+
+encode_row = msgspec.msgpack.Encoder().encode
+decode_row = msgspec.msgpack.Decoder(Row).decode
+
 
 class Totals:
-    """Sums of equally long rows of numbers, one row for each API process; what a process counted outlives it."""
+    """Sums of what API processes have counted; what a process counted outlives it."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, array[float]] = {}
-        self._gone = array("d")
+        self._rows: dict[int, Row] = {}
+        self._gone = NOTHING
 
     def count(self, member: int, row: bytes) -> None:
-        """Replace what a process has counted so far: packed float64."""
-        self._rows[member] = array("d", row)
+        """Replace what a process has counted so far: an encoded `Row`."""
+        self._rows[member] = decode_row(row)
 
     def sum(self) -> bytes:
-        """The sums, packed likewise."""
-        total = array("d", self._gone)
+        """The sums, encoded likewise."""
+        total = self._gone
         for row in self._rows.values():
             total = _added(total, row)
-        return total.tobytes()
+        return encode_row(total)
 
     def drop(self, member: int) -> None:
         """A process is gone; its numbers stay."""
@@ -27,7 +42,11 @@ class Totals:
             self._gone = _added(self._gone, row)
 
 
-def _added(one: "array[float]", other: "array[float]") -> "array[float]":
-    if not one or not other:
-        return one or other
-    return array("d", [left + right for left, right in zip(one, other, strict=True)])
+def _added(one: Row, other: Row) -> Row:
+    named = dict(one.named)
+    for name, count in other.named.items():
+        named[name] = named.get(name, 0) + count
+    if not one.numbers or not other.numbers:
+        return Row(one.numbers or other.numbers, named)
+    numbers = zip(memoryview(one.numbers).cast("d"), memoryview(other.numbers).cast("d"), strict=True)
+    return Row(array("d", [left + right for left, right in numbers]).tobytes(), named)
