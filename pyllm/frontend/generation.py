@@ -23,12 +23,13 @@ from pyllm.scheduling_params import SchedulingParams
 class TokenCounts(NamedTuple):
     """Tokens of all choices together; a prompt counts once, however many samples it has.
 
-    `cached` of the prompts' tokens were in the prefix cache.
+    `cached` of the prompts' tokens were in the prefix cache. `is_expired` says that a deadline ended a choice.
     """
 
     prompt: int
     completion: int
     cached: int
+    is_expired: bool = False
 
 
 class Receiver(Protocol):
@@ -83,7 +84,7 @@ class Generation:
     def counts(self) -> TokenCounts:
         """Tokens so far."""
         life = self._life
-        return TokenCounts(life.num_prompt_tokens, life.num_output_tokens, life.num_cached_tokens)
+        return TokenCounts(life.num_prompt_tokens, life.num_output_tokens, life.num_cached_tokens, life.is_expired)
 
     def counts_of(self, choice: int) -> TokenCounts:
         """Tokens of one choice so far, and of its prompt."""
@@ -184,6 +185,8 @@ class _PromptSink:
             if delta.finish_reason == "deadline" and self._life.expired():
                 return
             self._life.choice_ended(delta.finish_reason)
+            if delta.finish_reason == "deadline":
+                delta.finish_reason = "length"  # Clients know no other reason for an answer that is cut short.
         self._receiver.text(self._first_choice + sample, delta)
 
     def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:

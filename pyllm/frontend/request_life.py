@@ -40,6 +40,7 @@ class RequestLife:
         self.num_choices = len(prompts) * self._num_samples
         self.num_open = self.num_choices  # 0: nothing follows
         self.num_prompt_tokens = sum(map(len, prompts))
+        self.is_expired = False  # a deadline has ended a choice
         self.metrics: list[RequestMetrics] = []  # of each prompt that was submitted
         self._state = state
         self._context = context
@@ -95,6 +96,7 @@ class RequestLife:
 
     def expired(self) -> bool:
         """Note that time is over for one choice. True: it was for all, without a token, and the request has failed."""
+        self.is_expired = True
         if self._ticket.first_token is not None:
             return False
         timeout = self._scheduling.timeout

@@ -281,3 +281,13 @@ async def connected(core: FakeCore | Cores, **options: Any) -> EngineClient:
     client = EngineClient(core.connect, heartbeats=False, **options)
     await client.start()
     return client
+
+
+class ExpiringCore(ScriptedCore):
+    """Its requests end by their deadline after one token."""
+
+    def _step(self) -> None:
+        super()._step()
+        for request, sample in list(self.running):
+            _, _, offset = self.running.pop((request, sample))
+            self.say_rows(Row(request, [], offset, sample, FinishCode.DEADLINE))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from pyllm.frontend.anthropic.errors import AnthropicError, error_response
 from pyllm.frontend.anthropic.protocol import (
@@ -38,8 +38,7 @@ from pyllm.frontend.parsers.sample import SampleParser
 
 _encode = msgspec.json.Encoder().encode
 
-# An answer that its deadline ended can be sent back for the model to go on with it, which is what a pause is there.
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "deadline": "pause_turn"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 CallName = Callable[[int], str]
 
@@ -166,7 +165,12 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _usage(counts: TokenCounts) -> MessageUsage:
-    return MessageUsage(counts.prompt - counts.cached, counts.completion, cache_read_input_tokens=counts.cached)
+    return MessageUsage(
+        counts.prompt - counts.cached,
+        counts.completion,
+        cache_read_input_tokens=counts.cached,
+        finish_reason="deadline" if counts.is_expired else UNSET,
+    )
 
 
 def _event(event: Event) -> bytes:

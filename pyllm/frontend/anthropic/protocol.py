@@ -6,7 +6,7 @@ A field marked `Unsupported` passes at its neutral value only (`frontend/unsuppo
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pyllm.frontend.ignored_fields import Hint, NoEffect
 
@@ -183,12 +183,16 @@ class TokenCount(Struct):
 
 
 class MessageUsage(Struct):
-    """Tokens of the prompt that were not in the prefix cache, those that were, and those of the answer."""
+    """Tokens of the prompt that were not in the prefix cache, those that were, and those of the answer.
+
+    `finish_reason` is there where a deadline has ended the answer, which has no stop reason of its own.
+    """
 
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
+    finish_reason: Literal["deadline"] | UnsetType = UNSET
 
 
 class TextContent(Struct, tag="text", tag_field="type"):

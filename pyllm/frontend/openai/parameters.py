@@ -24,7 +24,6 @@ _SAMPLING_FIELDS = (
     "seed",
     "min_tokens",
     "ignore_eos",
-    "include_stop_str_in_output",
     "skip_special_tokens",
 )
 
@@ -180,10 +179,25 @@ def _given(request: EngineRequest, names: tuple[str, ...]) -> dict[str, Any]:
 
 def _ends(request: EngineRequest) -> dict[str, Any]:
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    return {"stop": tuple(stop), "stop_token_ids": tuple(request.stop_token_ids or ())}
+    return {
+        "stop": tuple(stop),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
+        "include_stop_str_in_output": request.include_stop_str_in_output is True or request.no_stop_trim is True,
+    }
+
+
+def _check_guided(request: GenerationRequest) -> None:
+    """Refuse vLLM's older names of a form, unless the newer one asks for the same: some programs send both."""
+    form = request.structured_outputs
+    for name in ("json", "regex", "choice", "grammar"):
+        older = getattr(request, f"guided_{name}")
+        if older is not None and (form is None or older != getattr(form, name)):
+            text = f"guided_{name} is not supported; use structured_outputs.{name}"
+            raise RequestError(text, f"guided_{name}")
 
 
 def _response_format(request: GenerationRequest) -> StructuredOutputsParams | None:
+    _check_guided(request)
     form = request.response_format
     if form is None:
         return request.structured_outputs

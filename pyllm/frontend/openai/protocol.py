@@ -76,6 +76,7 @@ class EngineRequest(Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name of `include_stop_str_in_output`
     skip_special_tokens: bool | None = None
     structured_outputs: StructuredOutputsParams | None = None
     vllm_xargs: dict[str, dict[str, Any]] | None = None
@@ -132,13 +133,12 @@ class GenerationRequest(EngineRequest, kw_only=True):
     echo: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = []
     spaces_between_special_tokens: Unsupported[bool] = True
-    guided_json: UseStructuredOutputs[Any] = None
-    guided_regex: UseStructuredOutputs[str] = None
-    guided_choice: UseStructuredOutputs[list[str]] = None
-    guided_grammar: UseStructuredOutputs[str] = None
-    guided_decoding_backend: UseStructuredOutputs[str] = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_decoding_backend: Hint = None
     guided_whitespace_pattern: UseStructuredOutputs[str] = None
-    no_stop_trim: bool | None = None
     separate_reasoning: bool | None = True
     stream_reasoning: Hint = True
     thinking_token_budget: Unsupported[int] = None
@@ -243,20 +243,25 @@ class CompletionTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """Tokens of all choices together; a prompt counts once, however many samples it has."""
+    """Tokens of all choices together; a prompt counts once, however many samples it has.
+
+    `finish_reason` is there where a deadline has ended a choice, whose own finish reason is `length`.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    finish_reason: Literal["deadline"] | UnsetType = UNSET
 
     @classmethod
     def of(cls, counts: TokenCounts, reasoning_tokens: int | None = None) -> "Usage":
         """The same as OpenAI has it; without `reasoning_tokens` nothing is known of the answer's."""
         total = counts.prompt + counts.completion
         details = UNSET if reasoning_tokens is None else CompletionTokensDetails(reasoning_tokens)
-        return cls(counts.prompt, counts.completion, total, PromptTokensDetails(counts.cached), details)
+        expired: Literal["deadline"] | UnsetType = "deadline" if counts.is_expired else UNSET
+        return cls(counts.prompt, counts.completion, total, PromptTokensDetails(counts.cached), details, expired)
 
 
 class CompletionLogprobs(Struct):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.failure import Failure
@@ -201,6 +201,7 @@ class ResponseForm:
             counts.completion,
             OutputTokensDetails(0 if self._parser is None else self._parser.num_reasoning_tokens),
             counts.prompt + counts.completion,
+            "deadline" if counts.is_expired else UNSET,
         )
         self.response.completed_at = int(time.time())
 

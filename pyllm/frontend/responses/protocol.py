@@ -240,13 +240,14 @@ class OutputTokensDetails(Struct):
 
 
 class ResponseUsage(Struct):
-    """Tokens of one response."""
+    """Tokens of one response. `finish_reason` is there where a deadline has ended it."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: OutputTokensDetails
     total_tokens: int
+    finish_reason: Literal["deadline"] | UnsetType = UNSET
 
 
 class IncompleteDetails(Struct):

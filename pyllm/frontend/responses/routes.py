@@ -9,7 +9,7 @@ from litestar.params import FromPath, JSONBody
 from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
-from pyllm.frontend.conversation import Conversation
+from pyllm.frontend.conversation import Conversation, Prepared
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
@@ -74,9 +74,7 @@ def responses_routes(state: ServerState) -> Router:
         await admit(state, context)
         prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))
-        if prepared.make_parser is not None and params.logprobs is not None:
-            text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
-            raise RequestError(text, "include")
+        _check_logprobs(prepared, params)
         response = _response(state, data, context, stores, told)
         form = ResponseForm(
             response,
@@ -165,6 +163,12 @@ def _check(state: ServerState, request: ResponsesRequest, context: RequestContex
         raise RequestError("stream_options go with stream: true only", "stream_options")
     if request.background and request.stream:
         raise RequestError("background and stream exclude one another; fetch the response by its id", "background")
+
+
+def _check_logprobs(prepared: Prepared, params: SamplingParams) -> None:
+    if prepared.make_parser is not None and params.logprobs is not None:
+        text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
+        raise RequestError(text, "include")
 
 
 async def _refuse_taken(kept: KeptResponses, context: RequestContext, owner: str) -> None:

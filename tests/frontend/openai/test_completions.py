@@ -11,7 +11,7 @@ from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.openai.parameters import split_prompts
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode, Rejected, Sampling, Submit
-from tests.frontend.fake_core import MODEL, Row, ScriptedCore
+from tests.frontend.fake_core import MODEL, ExpiringCore, Row, ScriptedCore
 from tests.frontend.serving import Frontend, answering, events, in_process
 
 TEXT = "Hello 🙂 world"
@@ -186,24 +186,18 @@ async def test_scheduling_reaches_the_core(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_deadline_ends_the_text_with_what_there_is(tokenizer: Tokenizer) -> None:
-    class Expiring(ScriptedCore):
-        def _step(self) -> None:
-            super()._step()
-            for request, sample in list(self.running):
-                _, _, offset = self.running.pop((request, sample))
-                self.say_rows(Row(request, [], offset, sample, FinishCode.DEADLINE))
-
     body: dict[str, Any] = {"prompt": "x", "n": 2, "timeout": 0.5, "stop": "ok!"}
-    async with in_process(Expiring(lambda prompt, sample: tokenizer.encode("ok")), tokenizer) as frontend:
+    async with in_process(ExpiringCore(lambda prompt, sample: tokenizer.encode("ok")), tokenizer) as frontend:
         answer = await complete(frontend, **body)
         *chunks, last = await stream(frontend, **body, stream_options={"include_usage": True})
         metrics = (await frontend.http.get("/metrics")).text
-    expected = [("o", "deadline", None)] * 2
+    expected = [("o", "length", None)] * 2
     assert [(each["text"], each["finish_reason"], each["stop_reason"]) for each in answer["choices"]] == expected
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     assert "".join(choice["text"] for choice in choices) == "oo"
-    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["deadline"] * 2
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["length"] * 2
     assert answer["usage"]["completion_tokens"] == last["usage"]["completion_tokens"] == 2
+    assert answer["usage"]["finish_reason"] == last["usage"]["finish_reason"] == "deadline"
     assert 'finished_reason="deadline",model_name="tiny"} 4.0' in metrics
 
 

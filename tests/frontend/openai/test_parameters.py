@@ -130,6 +130,23 @@ def test_a_chat_says_whether_and_how_many_log_probabilities() -> None:
         number(logprobs=True, top_logprobs=21)
 
 
+def test_an_older_name_of_a_form_passes_beside_an_equal_one() -> None:
+    schema = {"type": "object"}
+    for name, value in {"json": schema, "regex": "a+", "choice": ["a", "b"], "grammar": 'start: "a"'}.items():
+        both = {f"guided_{name}": value, "structured_outputs": {name: value}}
+        assert sampling_params(decode(ChatRequest, CHAT | both), 9).structured_outputs is not None
+        for other in ({}, {"structured_outputs": {"json_object": True}}):
+            with pytest.raises(RequestError, match=f"guided_{name} is not supported; use structured_outputs.{name}"):
+                sampling_params(decode(ChatRequest, CHAT | {f"guided_{name}": value} | other), 9)
+
+
+def test_no_stop_trim_keeps_the_stop_string() -> None:
+    assert sampling_params(decode(ChatRequest, CHAT | {"no_stop_trim": True}), 9).include_stop_str_in_output
+    assert not sampling_params(decode(ChatRequest, CHAT | {"no_stop_trim": False}), 9).include_stop_str_in_output
+    given = {"no_stop_trim": False, "include_stop_str_in_output": True}
+    assert sampling_params(decode(ChatRequest, CHAT | given), 9).include_stop_str_in_output
+
+
 def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:
     fields = {"priority": -3, "timeout": 2, "ttft_target": 0.5, "tpot_target": 0.05}
     request = decode(ChatRequest, CHAT | fields)

@@ -13,8 +13,9 @@ COMPLETION = {"prompt": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 SHARED = {
     "spaces_between_special_tokens": (True, False),
-    "guided_json": (None, {}),
-    "guided_regex": (None, "x"),
+    "regex": (None, "x"),
+    "typical_p": (1.0, 0.5),
+    "return_hidden_states": (False, True),
     "logprob_token_ids": ([], [1]),
     "kv_transfer_params": ({}, {"a": 1}),
 }
@@ -53,8 +54,8 @@ def test_an_unsupported_field_passes_at_its_neutral_value_only(
     [
         ("functions", [{}], "tools"),
         ("function_call", {"name": "f"}, "tool_choice"),
-        ("guided_json", {}, "structured_outputs"),
-        ("guided_choice", ["a"], "structured_outputs"),
+        ("ebnf", "x", "structured_outputs"),
+        ("guided_whitespace_pattern", "x", "structured_outputs"),
     ],
 )
 def test_what_has_a_newer_name_is_refused_with_it(name: str, value: object, instead: str) -> None:
