@@ -10,29 +10,18 @@ import msgspec
 from pyllm.config import ServerConfig
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.chat_template import ChatTemplate
-from pyllm.frontend.conversation import (
-    ANY_PARAMETERS,
-    Conversation,
-    NamedTool,
-    Prepared,
-    check_tools,
-)
+from pyllm.frontend.conversation import Conversation, Prepared, check_tools
 from pyllm.frontend.ignored_fields import Ignore
-from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
-from pyllm.frontend.parsers.pieces import Parser
 from pyllm.frontend.parsers.sample import SampleParser
-from pyllm.frontend.parsers.selection import (
-    call_list_parser,
-    parsers_of,
-    tool_call_parser,
-)
+from pyllm.frontend.parsers.selection import parsers_of
 from pyllm.frontend.parsers.think import CLOSING, OPENING
 from pyllm.frontend.prompts import PromptEncoder, TooLong
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.structured_outputs import ResolvedForm
 from pyllm.frontend.submission import refuse_prompt
 from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.frontend.tool_grammar import after_reasoning, call_list_grammar, hermes_grammar
+from pyllm.frontend.tool_form import ToolForm
+from pyllm.frontend.tool_grammar import after_reasoning
 from pyllm.frontend.tool_prompt import explained
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 
@@ -102,9 +91,11 @@ class Conversations:
         check_tools(conversation)
         template = await self._template_of(conversation)
         calls = bool(conversation.tools) and conversation.tool_choice != "none"
-        if calls:
-            form = await asyncio.to_thread(self._tool_form, conversation, params, _reads_tools(template))
-            params = params if form is None else _with_form(params, form)
+        form = ToolForm(conversation, params.structured_outputs, self._parsers.tool_call) if calls else None
+        if form is not None:
+            form.check(_reads_tools(template))
+            constraint = await asyncio.to_thread(form.constraint, self._tokenizer.added_token_id)
+            params = params if constraint is None else _with_form(params, constraint)
         params = await resolve_texts_aside(params, self._tokenizer)
         too_long = refuse_prompt if conversation.truncation is None else None
         prompt = await self._encode(conversation, template, too_long, ignore)
@@ -113,11 +104,11 @@ class Conversations:
             assert params.structured_outputs.grammar is not None
             grammar = after_reasoning(params.structured_outputs.grammar, opened, self._tokenizer.added_token_id)
             params = msgspec.structs.replace(params, structured_outputs=ResolvedForm(grammar=grammar))
-        if not calls and opened is None:
+        if form is None and opened is None:
             return Prepared(prompt, params, None)
 
         def make_parser() -> SampleParser:
-            parser = self._call_parser(conversation) if calls else None
+            parser = None if form is None else form.parser()
             return SampleParser(parser, lambda: self._tokenizer.text_decoder(prompt, False), opened)
 
         return Prepared(prompt, msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
@@ -158,60 +149,6 @@ class Conversations:
             return await asyncio.to_thread(ChatTemplate.of_request, source, self._template)
         except ConfigError as error:
             raise RequestError(str(error), "chat_template") from None
-
-    def _tool_form(
-        self, conversation: Conversation, params: SamplingParams, reads_tools: bool
-    ) -> StructuredOutputsParams | None:
-        """The form that the choice of tools gives the answer, if any."""
-        choice = conversation.tool_choice
-        if choice == "auto":
-            return self._auto_form(conversation, params, reads_tools)
-        if params.structured_outputs is not None:
-            text = "tool_choice asks for a call, and response_format or structured_outputs for another form; drop one"
-            raise RequestError(text, "tool_choice")
-        if isinstance(choice, NamedTool):
-            return StructuredOutputsParams(json={tool.name: tool.schema for tool in conversation.tools}[choice.name])
-        schemas = [(tool.name, tool.schema) for tool in conversation.tools]
-        return StructuredOutputsParams(grammar=call_list_grammar(schemas, conversation.parallel_tool_calls))
-
-    def _auto_form(
-        self, conversation: Conversation, params: SamplingParams, reads_tools: bool
-    ) -> StructuredOutputsParams | None:
-        parser = self._parsers.tool_call
-        if parser == "none":
-            text = (
-                "tools with tool_choice auto need a parser for the model's calls, and its chat template shows none: "
-                "start the server with --tool-call-parser, or set tool_choice to required or to one function"
-            )
-            raise RequestError(text, "tool_choice")
-        if parser != "hermes" and not reads_tools:
-            text = (
-                f"the chat template leaves tools out, and they are explained in Hermes' form only, not for {parser}: "
-                "start the server with --tool-call-parser hermes, or set tool_choice to required or to one function"
-            )
-            raise RequestError(text, "tool_choice")
-        strict = next((index for index, tool in enumerate(conversation.tools) if tool.strict), None)
-        if strict is None:
-            return None
-        name = f"tools[{strict}].function.strict"
-        if parser != "hermes":
-            text = f"{name}: with tool_choice auto strict calls need --tool-call-parser hermes, and it is {parser}"
-            raise RequestError(f"{text}; set strict to false, or tool_choice to required", name)
-        if params.structured_outputs is not None:
-            text = f"{name}: strict tools and response_format or structured_outputs exclude one another; drop one"
-            raise RequestError(text, name)
-        schemas = [(tool.name, tool.schema if tool.strict else ANY_PARAMETERS) for tool in conversation.tools]
-        grammar = hermes_grammar(schemas, conversation.parallel_tool_calls, self._tokenizer.added_token_id)
-        return StructuredOutputsParams(grammar=grammar)
-
-    def _call_parser(self, conversation: Conversation) -> Parser | None:
-        choice = conversation.tool_choice
-        if isinstance(choice, NamedTool):
-            return ForcedCall(choice.name)
-        if choice == "required":
-            return OnlyCalls(call_list_parser())
-        parser = tool_call_parser(self._parsers.tool_call)
-        return parser if parser is None or conversation.parallel_tool_calls else FirstCall(parser)
 
     def _opens_reasoning(self, conversation: Conversation, prompt: Sequence[int]) -> bool:
         """Whether the model goes on within reasoning: it is not looked for in what others wrote."""

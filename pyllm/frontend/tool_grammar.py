@@ -1,28 +1,38 @@
-"""The grammar of an answer that calls tools, in Lark, and of one that reasons first. Compiles nothing.
+"""The grammar of an answer that calls tools, in Lark, of one that may, and of one that reasons first. Compiles nothing.
 
 Each tool's schema stands by itself in it, so that its references hold.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyllm.errors import RequestError
-from pyllm.frontend.parsers.selection import HERMES_CLOSING, HERMES_OPENING
+from pyllm.frontend.parsers.selection import HERMES_CLOSING, MARKERS, MISTRAL_ARGUMENTS, ToolCallParser
 from pyllm.frontend.parsers.think import CLOSING, OPENING
 from pyllm.frontend.structured_outputs import JSON_STYLE
 
 # The id of a text that is one added token, which a grammar must name as such; None for any other text.
 TokenId = Callable[[str], int | None]
+# A tool's name, and what its arguments must be.
+ToolSchema = tuple[str, dict[str, Any]]
 
 _TEXT = r"/(.|\n)*/"
 _SPACE = r"/[ \n]{0,2}/"
+_OUTPUT, _INNER = "output", "content"  # grammars that others refer to
+_HEADER_NAME = re.compile(r"[\w.\-]+")  # a name that Mistral's newer form can have
 
 
-def call_list_grammar(tools: Iterable[tuple[str, dict[str, Any]]], parallel: bool) -> str:
+class Content(NamedTuple):
+    """What an answer without calls must be: its grammar, and whether a call without marker can be told from it."""
+
+    grammar: str
+    lets_calls_be_bare: bool = False
+
+
+def call_list_grammar(tools: Iterable[ToolSchema], parallel: bool) -> str:
     """A list of `{"name": ..., "parameters": ...}` in brackets: at least one, and one only unless `parallel`.
-
-    `tools` are names and schemas.
 
     Raises:
         RequestError: a schema cannot be sent.
@@ -32,23 +42,38 @@ def call_list_grammar(tools: Iterable[tuple[str, dict[str, Any]]], parallel: boo
     return "\n".join([f'start: "[" call{more} "]"', f"call: {calls}", *rules])
 
 
-def hermes_grammar(tools: Iterable[tuple[str, dict[str, Any]]], parallel: bool, token_id: TokenId) -> str:
-    """Any text, and calls between Hermes' markers that keep to their schemas; one call at most unless `parallel`.
+def calls_in_text(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> str:
+    """Any text, and calls behind Hermes' or Mistral's marker that keep to their schemas; one at most unless `parallel`.
 
     Raises:
         RequestError: a schema cannot be sent.
     """
-    rules, calls = _calls(tools, "arguments")
-    closing = _marker(HERMES_CLOSING, token_id)
-    return "\n".join(
-        [
-            f"start: (opening call){'*' if parallel else '?'} TEXT",
-            _until("opening", HERMES_OPENING, token_id),
-            f'call: "\\n" ({calls}) "\\n" {closing}',
-            f"TEXT: {_TEXT}",
-            *rules,
-        ]
-    )
+    lines = [
+        f"start: (opening body){'*' if parallel else '?'} TEXT",
+        _until("opening", MARKERS[kind], token_id),
+        f"TEXT: {_TEXT}",
+    ]
+    return "\n".join([*lines, *_body(kind, tools, parallel, token_id)])
+
+
+def calls_or_content(
+    kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, content: Content, token_id: TokenId
+) -> str:
+    """Calls in the model's own form that keep to their schemas, or content that keeps to its grammar; nothing beside.
+
+    Where the marker is not a token, content that begins with its first characters may lose to it.
+
+    Raises:
+        RequestError: a schema cannot be sent, or the content's grammar is nested too deeply.
+    """
+    marker = _marker(MARKERS[kind], token_id)
+    more = {"hermes": ' ("\\n" marker body)*', "mistral": " (marker body)*"}.get(kind, "") if parallel else ""
+    lines = [
+        f"start: calls | @{_INNER}",
+        f"calls: marker{'?' if content.lets_calls_be_bare else ''} body{more}",
+        f"marker: {marker}",
+    ]
+    return _before("\n".join([*lines, *_body(kind, tools, parallel, token_id)]), content.grammar, _INNER)
 
 
 def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
@@ -65,11 +90,15 @@ def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
     else:
         start = f"start: (opening reasoning SPACE)? @output\nopening: {_marker(OPENING, token_id)}"
     reasoning = _until("reasoning", CLOSING, token_id)
-    first = {"lark_grammar": f"{start}\n{reasoning}\nSPACE: {_SPACE}\nTEXT: {_TEXT}"}
+    return _before(f"{start}\n{reasoning}\nSPACE: {_SPACE}\nTEXT: {_TEXT}", grammar, _OUTPUT)
+
+
+def _before(lark: str, grammar: str, name: str) -> str:
+    """A grammar that refers to another one by this name, and that one."""
     try:
         parts = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
-        parts = [{**parts[0], "name": "output"}, *parts[1:]]
-        return json.dumps({"grammars": [first, *parts]}, ensure_ascii=False)
+        parts = [{**parts[0], "name": name}, *parts[1:]]
+        return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
     except RecursionError:
         raise RequestError("structured_outputs: the grammar is nested too deeply", "structured_outputs") from None
     except (ValueError, TypeError, KeyError, IndexError) as error:
@@ -77,13 +106,41 @@ def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
         raise RequestError(text, "structured_outputs") from None
 
 
-def _calls(tools: Iterable[tuple[str, dict[str, Any]]], key: str) -> tuple[list[str], str]:
-    """A rule for each tool, and the choice among them."""
+def _body(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> list[str]:
+    """The rule `body`, which is what follows a marker, and those that it needs."""
+    tools = list(tools)
+    rules, calls = _calls(tools, "parameters" if kind == "llama3_json" else "arguments")
+    rules.append(f"call: {calls}")
+    match kind:
+        case "hermes":
+            body = f'"\\n" call "\\n" {_marker(HERMES_CLOSING, token_id)}'
+        case "mistral":
+            more = ' (", " call)*' if parallel else ""
+            body = f'" "? "[" call{more} "]"'
+            named = [tool for tool in enumerate(tools) if _HEADER_NAME.fullmatch(tool[1][0])]
+            if named:
+                body += f" | ({' | '.join(f'named_{index}' for index, _ in named)})"
+                arguments = _marker(MISTRAL_ARGUMENTS, token_id)
+                rules += [
+                    f"named_{index}: {json.dumps(name)} ({arguments})? args_{index}" for index, (name, _) in named
+                ]
+        case _:
+            body = 'call ("; " call)*' if parallel else "call"
+    return [f"body: {body}", *rules]
+
+
+def _calls(tools: Iterable[ToolSchema], key: str) -> tuple[list[str], str]:
+    """A rule for each tool's call, one for its arguments, and the choice among the calls.
+
+    The pieces are those of which llguidance makes JSON, since its lexer takes the longest there is: beside longer ones
+    no content in JSON could begin as a call does.
+    """
     rules = []
     for index, (name, schema) in enumerate(tools):
-        begin = json.dumps(f'{{"name": {json.dumps(name)}, "{key}": ')
-        rules.append(f'call_{index}: {begin} %json {_schema_text(schema, name)} "}}"')
-    return rules, " | ".join(f"call_{index}" for index in range(len(rules)))
+        pieces = ["{", '"name"', ": ", json.dumps(name), ", ", json.dumps(key), ": "]
+        rules.append(f'call_{index}: {" ".join(map(json.dumps, pieces))} args_{index} "}}"')
+        rules.append(f"args_{index}: %json {_schema_text(schema, name)}")
+    return rules, " | ".join(f"call_{index}" for index in range(len(rules) // 2))
 
 
 def _schema_text(schema: dict[str, Any], name: str) -> str:
@@ -100,7 +157,7 @@ def _until(rule: str, marker: str, token_id: TokenId) -> str:
     token = token_id(marker)
     if token is not None:
         return f"{rule}: TEXT <[{token}]>"
-    escaped = marker.replace("/", r"\/")
+    escaped = re.escape(marker).replace("/", r"\/")
     return f"{rule}[lazy]: /(.|\\n)*{escaped}/"
 
 

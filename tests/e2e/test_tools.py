@@ -61,3 +61,41 @@ def test_tools_that_need_not_be_called_leave_an_answer(server: Server) -> None:
             assert response.status_code == 200, response.text
             for call in response.json()["choices"][0]["message"].get("tool_calls", []):
                 assert call["function"]["name"] == "order_coffee"
+
+
+def test_tools_with_a_format_give_calls_or_content_and_a_forced_call_wins(server: Server) -> None:
+    answer = {
+        "type": "object",
+        "properties": {"reply": {"type": "string", "maxLength": 20}, "polite": {"type": "boolean"}},
+        "required": ["reply", "polite"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": answer, "strict": True}}
+    reasons = set()
+    with server.http() as http:
+        for strict in (False, True):
+            tools = [
+                {"type": "function", "function": {**tool["function"], "strict": strict}} for tool in (ORDER, CLOCK)
+            ]
+            body = {"model": server.model(), "messages": MESSAGES, "tools": tools, "response_format": form}
+            for seed in range(6):
+                response = http.post("/v1/chat/completions", json={**body, "seed": seed, "max_tokens": 400})
+                assert response.status_code == 200, response.text
+                choice = response.json()["choices"][0]
+                message, reason = choice["message"], choice["finish_reason"]
+                reasons.add(reason)
+                for call in message.get("tool_calls", []) if reason == "tool_calls" else []:
+                    function = call["function"]
+                    assert message["content"] is None
+                    assert function["name"] in ("order_coffee", "clock")
+                    assert isinstance(json.loads(function["arguments"]), dict)
+                    if strict:
+                        check(function["name"], function["arguments"])
+                if reason == "stop":
+                    assert json.loads(message["content"]).keys() == {"reply", "polite"}
+            forced = {**body, "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+            response = http.post("/v1/chat/completions", json=forced)
+            assert response.status_code == 200, response.text
+            (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+            check(call["function"]["name"], call["function"]["arguments"])
+    assert reasons & {"stop", "tool_calls"}

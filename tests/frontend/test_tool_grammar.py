@@ -1,5 +1,6 @@
 """The grammars, compiled as a worker would, against texts that follow them and texts that do not."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,11 +8,14 @@ import tokenizers
 from llguidance import LLTokenizer
 
 from pyllm.errors import RequestError
-from pyllm.frontend.tool_grammar import after_reasoning, call_list_grammar, hermes_grammar
+from pyllm.frontend.parsers.selection import ToolCallParser
+from pyllm.frontend.structured_outputs import grammar_text
+from pyllm.frontend.tool_grammar import Content, after_reasoning, call_list_grammar, calls_in_text, calls_or_content
+from pyllm.sampling_params import StructuredOutputsParams
 from pyllm.workers.grammar_matcher import compile_grammar
 from tests.frontend import tiny_tokenizers
 
-MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
 CITY: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/name"}},
@@ -28,11 +32,49 @@ DAYS: dict[str, Any] = {
 }
 TOOLS = [("weather", CITY), ("we", DAYS)]
 
+ROME, THREE = '{"city": "Rome"}', '{"days": 3}'
+ONE = {key: f'{{"name": "weather", "{key}": {ROME}}}' for key in ("arguments", "parameters")}
+OTHER = {key: f'{{"name": "we", "{key}": {THREE}}}' for key in ("arguments", "parameters")}
+# Of each way to write calls: one, two of them, and where there is no marker.
+WRITTEN: dict[ToolCallParser, tuple[list[str], list[str], list[str]]] = {
+    "hermes": (
+        [f"<tool_call>\n{ONE['arguments']}\n</tool_call>"],
+        [f"<tool_call>\n{ONE['arguments']}\n</tool_call>\n<tool_call>\n{OTHER['arguments']}\n</tool_call>"],
+        [],
+    ),
+    "mistral": (
+        [f"[TOOL_CALLS] [{ONE['arguments']}]", f"[TOOL_CALLS]weather[ARGS]{ROME}", f"[TOOL_CALLS]weather{ROME}"],
+        [f"[TOOL_CALLS][{ONE['arguments']}, {OTHER['arguments']}]", f"[TOOL_CALLS]we{THREE}[TOOL_CALLS]weather{ROME}"],
+        [],
+    ),
+    "llama3_json": (
+        [f"<|python_tag|>{ONE['parameters']}"],
+        [f"<|python_tag|>{ONE['parameters']}; {OTHER['parameters']}"],
+        [ONE["parameters"]],
+    ),
+}
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+# Forms of content, each with a text of it. The third has another lexer than the calls, since it skips blanks.
+FORMS = [
+    (StructuredOutputsParams(json=PERSON), '{"name": "weather", "age": 3}'),
+    (StructuredOutputsParams(json_object=True), '{"name": "weather", "x": {"a": [1, "🙂"]}}'),
+    (StructuredOutputsParams(grammar='start: WORD "!"\nWORD: /[a-z]+/\n%ignore " "'), "yes  !"),
+    (StructuredOutputsParams(grammar='root ::= "a" | "b" root'), "bba"),
+    (StructuredOutputsParams(regex="[a-z]+ [0-9]+"), "abc 12"),
+    (StructuredOutputsParams(choice=["yes", "no"]), "yes"),
+]
+
 
 class Vocabulary:
     """A tokenizer whose markers are plain text, added tokens, or special ones."""
 
     def __init__(self, kind: str) -> None:
+        self.kind = kind
         self._tokenizer = tiny_tokenizers.byte_level()
         if kind == "added":
             self._tokenizer.add_tokens(MARKERS)
@@ -74,7 +116,7 @@ def test_a_required_call_follows_the_schema_of_its_tool(vocabulary: Vocabulary) 
 
 def test_strict_calls_are_kept_to_their_form_and_other_text_is_free(vocabulary: Vocabulary) -> None:
     def accepts(text: str, parallel: bool = True) -> bool:
-        return vocabulary.accepts(hermes_grammar(TOOLS, parallel, vocabulary.token_id), text)
+        return vocabulary.accepts(calls_in_text("hermes", TOOLS, parallel, vocabulary.token_id), text)
 
     call = '<tool_call>\n{"name": "we", "arguments": {"days": 3}}\n</tool_call>'
     assert accepts("")
@@ -86,6 +128,55 @@ def test_strict_calls_are_kept_to_their_form_and_other_text_is_free(vocabulary: 
     assert not accepts(call.replace("we", "clock"))
     assert not accepts(call[:-3])
     assert not accepts("<tool_call> hm")
+
+
+@pytest.mark.parametrize("kind", ["hermes", "mistral"])
+def test_strict_calls_stand_behind_a_marker_in_free_text(vocabulary: Vocabulary, kind: ToolCallParser) -> None:
+    def accepts(text: str, parallel: bool = True) -> bool:
+        return vocabulary.accepts(calls_in_text(kind, TOOLS, parallel, vocabulary.token_id), text)
+
+    single, several, _ = WRITTEN[kind]
+    for text in single:
+        assert accepts(f"So: {text}")
+        assert accepts(text, parallel=False)
+        assert not accepts(text.replace("Rome", "Gotham"))
+        assert not accepts(text.replace("weather", "clock"))
+    for text in several:
+        assert accepts(text)
+        # A marker that is no special token may be part of the text; the parser leaves out what is too much.
+        assert not accepts(text, parallel=False) or vocabulary.kind != "special"
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize(("form", "content"), FORMS)
+@pytest.mark.parametrize("reasons", [False, True])
+def test_an_answer_is_calls_or_content_and_no_mixture(
+    vocabulary: Vocabulary, kind: ToolCallParser, form: StructuredOutputsParams, content: str, reasons: bool
+) -> None:
+    def accepts(text: str, parallel: bool = True, bare: bool = False) -> bool:
+        inner = Content(grammar_text(form), bare)
+        grammar = calls_or_content(kind, TOOLS, parallel, inner, vocabulary.token_id)
+        if not reasons:
+            return vocabulary.accepts(grammar, text)
+        return vocabulary.accepts(after_reasoning(grammar, True, vocabulary.token_id), f"hm {content}</think>{text}")
+
+    single, several, bare = WRITTEN[kind]
+    assert accepts(content)
+    for text in single + several:
+        assert accepts(text)
+        assert accepts(text, parallel=False) == (text in single)
+        assert not accepts(text.replace("weather", "clock"))
+        assert not accepts(text.replace("Rome", "Gotham"))
+    for text in bare:
+        assert accepts(text, bare=True)
+        assert accepts(text, bare=False) == (form.json_object is True)
+        assert accepts(content, bare=True)
+    for first, second in itertools.product([content, *single, *several], repeat=2):
+        if content in (first, second):
+            assert not accepts(first + second)
+            assert not accepts(f"{first}\n{second}")
+    for text in ("Hello!", "", f"\t{content}", f"{content} ", f"So: {single[0]}", f"{single[0]} done"):
+        assert not accepts(text)
 
 
 @pytest.mark.parametrize("grammar", ['start: "yes" | "no"', call_list_grammar(TOOLS, True), '{"json": 1}'])

@@ -1,6 +1,7 @@
 """What holds calls after a marker, in each model's form: a list, a call and its end, a name and arguments."""
 
 import re
+from collections.abc import Collection
 from typing import Literal
 
 from pyllm.frontend.parsers.call_reader import CallReader
@@ -46,11 +47,14 @@ class ClosedCall:
 
 
 class CallList:
-    """Calls in a row: in brackets with commas, or bare with semicolons (Llama 3's form)."""
+    """Calls in a row: in brackets with commas, or bare with semicolons (Llama 3's form). `names` is `CallReader`'s."""
 
-    def __init__(self, first_index: int, form: Literal["brackets", "semicolons"]) -> None:
+    def __init__(
+        self, first_index: int, form: Literal["brackets", "semicolons"], names: Collection[str] | None = None
+    ) -> None:
         self._next_index = self._first_index = first_index
         self._opener, self._separator, self._closer = ("[", ",", "]") if form == "brackets" else ("", ";", "")
+        self._names = names
         self._reader: CallReader | None = None
         self._opened = not self._opener
         self._may_begin = True  # a call may come next
@@ -76,7 +80,7 @@ class CallList:
             self._opened = char == self._opener
             self.broken = not self._opened
         elif self._may_begin:
-            self._reader = CallReader(self._next_index)
+            self._reader = CallReader(self._next_index, self._names)
             return self._read(self._reader, text, place, pieces)
         elif char == self._separator:
             self._may_begin = True

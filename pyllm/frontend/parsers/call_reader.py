@@ -1,7 +1,7 @@
 """Reads one tool call as most models write it: `{"name": ..., "arguments": {...}}`. Does not know what surrounds it."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pyllm.frontend.parsers.json_scanner import WHITESPACE, JsonScanner
 from pyllm.frontend.parsers.pieces import Piece, ToolArguments, ToolCallBegin, add
@@ -16,16 +16,22 @@ class CallReader:
 
     Other members of the object are read and left out; a call without arguments has `{}`. Whoever steps through the text
     keeps what is not `settled`, for the case that the reader is `broken` and the text was no call.
+
+    With `names` only what begins with one of these and goes on with arguments is a call.
     """
 
-    __slots__ = ("_held", "_index", "_key", "_name", "_raw", "_step", "_value", "begun", "broken", "done", "settled")
+    __slots__ = (
+        *("_held", "_index", "_key", "_name", "_names", "_raw", "_step", "_value"),
+        *("begun", "broken", "done", "settled"),
+    )
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, names: Collection[str] | None = None) -> None:
         self.begun = False  # the call was given
         self.done = False
         self.broken = False
         self.settled = False  # all that was read up to here has become pieces, or is nothing but their form
         self._index = index
+        self._names = names
         self._step: _Step = self._open
         self._name = ""
         self._held: str | None = None  # arguments that came before the name
@@ -71,6 +77,8 @@ class CallReader:
         if char in WHITESPACE:
             return place + 1
         self._value, self._raw = JsonScanner(), ""
+        if self._names is not None and not self.begun and self._key not in (_ARGUMENTS if self._name else ("name",)):
+            return self._break(place)
         if self._key == "name":
             if char != '"' or self._name:
                 return self._break(place)
@@ -90,6 +98,8 @@ class CallReader:
         if self._value.done:
             self._name, self._step = json.loads(self._raw), self._expect_more
             if not self._name or not self._name.isprintable():  # Half of a surrogate pair could not be sent, either.
+                return self._break(place)
+            if self._names is not None and self._name not in self._names:
                 return self._break(place)
             if self._held is not None:
                 self._begin(pieces)
@@ -137,7 +147,7 @@ class CallReader:
         return place + 1
 
     def _close(self, place: int, pieces: list[Piece]) -> int:
-        if not self._name:
+        if not self._name or (self._names is not None and not self.begun):
             return self._break(place)
         if not self.begun:
             self._begin(pieces)

@@ -1,10 +1,12 @@
 """Which parsers a model's texts need: as the operator says, or as its chat template shows."""
 
+from collections.abc import Collection
 from typing import Literal
 
 from msgspec import Struct
 
 from pyllm.frontend.parsers.bodies import CallList, ClosedCall, MistralCalls
+from pyllm.frontend.parsers.leading_calls import LeadingCalls
 from pyllm.frontend.parsers.marked_calls import MarkedCalls
 from pyllm.frontend.parsers.pieces import Parser
 from pyllm.frontend.parsers.think import CLOSING, OPENING
@@ -13,14 +15,14 @@ ToolCallParser = Literal["none", "hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["none", "think"]
 
 HERMES_OPENING, HERMES_CLOSING = "<tool_call>", "</tool_call>"
-_MISTRAL_MARKER = "[TOOL_CALLS]"
-_LLAMA_MARKER = "<|python_tag|>"
+MISTRAL_ARGUMENTS = "[ARGS]"
+LLAMA_OPENER = "{"
 
-# In this order: a template that has several of them tells the model of the first.
-_MARKERS: dict[str, ToolCallParser] = {
-    HERMES_OPENING: "hermes",
-    _MISTRAL_MARKER: "mistral",
-    _LLAMA_MARKER: "llama3_json",
+# What comes before a call. In this order: a template that has several of them tells the model of the first.
+MARKERS: dict[ToolCallParser, str] = {
+    "hermes": HERMES_OPENING,
+    "mistral": "[TOOL_CALLS]",
+    "llama3_json": "<|python_tag|>",
 }
 
 
@@ -51,13 +53,29 @@ def tool_call_parser(kind: ToolCallParser) -> Parser | None:
     """A machine for one sample's text; None for none."""
     match kind:
         case "hermes":
-            return MarkedCalls(HERMES_OPENING, lambda index: ClosedCall(index, HERMES_CLOSING))
+            return MarkedCalls(MARKERS[kind], lambda index: ClosedCall(index, HERMES_CLOSING))
         case "llama3_json":
-            return MarkedCalls(_LLAMA_MARKER, lambda index: CallList(index, "semicolons"), opener="{")
+            return MarkedCalls(MARKERS[kind], lambda index: CallList(index, "semicolons"), opener=LLAMA_OPENER)
         case "mistral":
-            return MarkedCalls(_MISTRAL_MARKER, MistralCalls)
+            return MarkedCalls(MARKERS[kind], MistralCalls)
         case _:
             return None
+
+
+def calls_or_content_parser(kind: ToolCallParser, bare_names: Collection[str]) -> Parser:
+    """A machine for a text that is calls in this form or content, as its beginning shows.
+
+    In Llama 3's form calls of `bare_names` may come without the marker; they are then written as a grammar writes them:
+    their name first, and then their arguments.
+    """
+    if kind == "llama3_json" and bare_names:
+        parser: Parser = MarkedCalls(
+            MARKERS[kind], lambda index: CallList(index, "semicolons", bare_names), opener=LLAMA_OPENER
+        )
+        return LeadingCalls(parser, (MARKERS[kind], LLAMA_OPENER))
+    chosen = tool_call_parser(kind)
+    assert chosen is not None
+    return LeadingCalls(chosen, (MARKERS[kind],))
 
 
 def call_list_parser() -> Parser:
@@ -68,7 +86,7 @@ def call_list_parser() -> Parser:
 def _shown_tool_call_parser(template: str, reads_tools: bool) -> ToolCallParser:
     if not reads_tools:
         return "hermes"
-    return next((parser for marker, parser in _MARKERS.items() if marker in template), "none")
+    return next((parser for parser, marker in MARKERS.items() if marker in template), "none")
 
 
 def _shown_reasoning_parser(template: str) -> ReasoningParser:

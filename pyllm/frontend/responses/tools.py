@@ -36,7 +36,6 @@ LOCAL_SHELL = Tool(
         "required": ["command"],
         "additionalProperties": False,
     },
-    strict=True,
 )
 APPLY_PATCH = Tool(
     name="apply_patch",
@@ -51,7 +50,6 @@ APPLY_PATCH = Tool(
         "required": ["type", "path"],
         "additionalProperties": False,
     },
-    strict=True,
 )
 _HOSTED = {tool.name: tool for tool in (LOCAL_SHELL, APPLY_PATCH)}
 # Types whose tools have names of their own.

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from pyllm.config import ServerConfig
+from pyllm.frontend.parsers.selection import ToolCallParser
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.fake_core import MODEL, ScriptedCore
@@ -68,7 +69,7 @@ def added_up(deltas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    calls = [{**call, "id": call["id"][:5]} for call in message.get("tool_calls", [])]
+    calls = [{**call, "id": len(call["id"])} for call in message.get("tool_calls", [])]
     return {**message, "tool_calls": calls}
 
 
@@ -212,13 +213,79 @@ async def test_strict_tools_constrain_the_calls_that_are_made(tokenizer: Tokeniz
         answer = await chat(frontend, tools=[strict, CLOCK])
         assert "<tool_call>" in grammar_of(frontend)
         assert len(answer["choices"][0]["message"]["tool_calls"]) == 2
-        form = {"type": "json_object"}
-        assert (await refused(frontend, tools=[strict], response_format=form))[0] == "tools[0].function.strict"
+    text = 'So: [TOOL_CALLS]weather[ARGS]{"city": "Rome"}'
     server = ServerConfig(tool_call_parser="mistral")
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES, server=server) as frontend:
+        answer = await chat(frontend, tools=[strict, CLOCK])
+        assert "TOOL_CALLS" in grammar_of(frontend)
+        assert answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+    server = ServerConfig(tool_call_parser="llama3_json")
     async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, server=server) as frontend:
         name, text = await refused(frontend, tools=[CLOCK, strict])
         assert name == "tools[1].function.strict"
         assert "--tool-call-parser" in text
+
+
+@pytest.mark.parametrize(
+    ("parser", "call"),
+    [
+        ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'),
+        ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}}]'),
+        ("llama3_json", '{"name": "weather", "parameters": {"city": "Rome"}}'),
+    ],
+)
+@pytest.mark.parametrize("strict", [False, True])
+async def test_tools_with_a_format_give_calls_or_content(
+    tokenizer: Tokenizer, parser: ToolCallParser, call: str, strict: bool
+) -> None:
+    answer = {"type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": False}
+    body: dict[str, Any] = {
+        "tools": [{"type": "function", "function": {**WEATHER["function"], "strict": strict}}, CLOCK],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": answer}},
+    }
+    server = ServerConfig(tool_call_parser=parser)
+    async with in_process(saying(tokenizer, call), tokenizer, HERMES, server=server) as frontend:
+        choice = (await chat(frontend, **body))["choices"][0]
+        first, *others = json.loads(grammar_of(frontend))["grammars"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None
+    (called,) = choice["message"]["tool_calls"]
+    assert called["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert [grammar["json_schema"]["properties"] for grammar in others] == [answer["properties"]]
+    assert ("city" in first["lark_grammar"]) == strict
+    for text in ('{"name": "weather"}', f'{{"name": {json.dumps(call)}}}'):
+        async with in_process(saying(tokenizer, text), tokenizer, HERMES, server=server) as frontend:
+            choice = (await chat(frontend, **body))["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
+
+
+@pytest.mark.parametrize(
+    "form", [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a+"}}]
+)
+async def test_a_forced_call_wins_over_a_format_and_choice_none_leaves_it(
+    tokenizer: Tokenizer, form: dict[str, Any]
+) -> None:
+    body: dict[str, Any] = {"tools": [WEATHER], **form}
+    text = '[{"name": "weather", "parameters": {"city": "Rome"}}]'
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+        alone = await chat(frontend, tools=[WEATHER], tool_choice="required")
+        grammar = grammar_of(frontend)
+    async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+        both = await chat(frontend, **body, tool_choice="required")
+        assert grammar_of(frontend) == grammar
+    assert without_ids(both["choices"][0]["message"]) == without_ids(alone["choices"][0]["message"])
+    named = {"type": "function", "function": {"name": "weather"}}
+    async with in_process(saying(tokenizer, '{"city": "Rome"}'), tokenizer, HERMES) as frontend:
+        choice = (await chat(frontend, **body, tool_choice=named))["choices"][0]
+        assert "city" in grammar_of(frontend)
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+    async with in_process(saying(tokenizer, "{}"), tokenizer, HERMES) as frontend:
+        assert (await chat(frontend, **form))["choices"][0]["message"]["content"] == "{}"
+        grammar = grammar_of(frontend)
+    async with in_process(saying(tokenizer, "{}"), tokenizer, HERMES) as frontend:
+        assert (await chat(frontend, **body, tool_choice="none"))["choices"][0]["message"]["content"] == "{}"
+        assert grammar_of(frontend) == grammar
 
 
 async def test_a_template_without_tools_has_them_explained(tokenizer: Tokenizer) -> None:
@@ -337,7 +404,6 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools[0]"),
-        ({"tools": [WEATHER], "tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "min_tokens": 2}, "min_tokens"),
         (

@@ -21,7 +21,7 @@ from pyllm.frontend.parsers.pieces import (
     ToolCallBegin,
     folded,
 )
-from pyllm.frontend.parsers.selection import call_list_parser, tool_call_parser
+from pyllm.frontend.parsers.selection import call_list_parser, calls_or_content_parser, tool_call_parser
 from pyllm.frontend.parsers.think import ThinkParser
 from tests.frontend.parsers import texts
 
@@ -62,6 +62,22 @@ def only_calls() -> Parser:
     return OnlyCalls(call_list_parser())
 
 
+def hermes_or_content() -> Parser:
+    return calls_or_content_parser("hermes", [])
+
+
+def mistral_or_content() -> Parser:
+    return calls_or_content_parser("mistral", [])
+
+
+def llama_or_content() -> Parser:
+    return calls_or_content_parser("llama3_json", [])
+
+
+def bare_llama_or_content() -> Parser:
+    return calls_or_content_parser("llama3_json", ["f", "g"])
+
+
 def forced() -> Parser:
     return ForcedCall("f")
 
@@ -74,6 +90,10 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
     *((think, case) for case in texts.THINK),
     *((think_opened, case) for case in texts.OPENED),
     *((PlainParser, texts.case(text, text)) for text in texts.PLAIN),
+    *((hermes_or_content, case) for case in texts.HERMES_OR_CONTENT),
+    *((mistral_or_content, case) for case in texts.MISTRAL_OR_CONTENT),
+    *((llama_or_content, case) for case in texts.LLAMA_OR_CONTENT),
+    *((bare_llama_or_content, case) for case in texts.BARE_LLAMA_OR_CONTENT),
     (forced, texts.case('{"a": 1}', "", ("f", '{"a": 1}'))),
     (forced, texts.case("")),
     (only_calls, texts.case('[{"name": "f', "")),
@@ -83,7 +103,10 @@ CASES: list[tuple[MakeParser, texts.Case]] = [
         texts.case('a<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>b', "ab", ("f", "{}")),
     ),
 ]
-MACHINES = [hermes, llama, mistral, call_list_parser, think, think_opened, forced, only_calls, first_hermes]
+MACHINES = [
+    *(hermes, llama, mistral, call_list_parser, think, think_opened, forced, only_calls, first_hermes),
+    *(hermes_or_content, mistral_or_content, llama_or_content, bare_llama_or_content),
+]
 
 # What machines look at, in pieces that make lookalikes likely.
 MARKERS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<tool"]

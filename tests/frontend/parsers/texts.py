@@ -128,6 +128,58 @@ LIST = [
     case("Hello", "Hello"),
 ]
 
+# Where all of it is calls or content, by its beginning.
+HERMES_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", ("f", "{}")),
+    *(
+        case(text, text)
+        for text in (
+            'a<tool_call>{"name": "f"}</tool_call>',
+            ' <tool_call>{"name": "f"}</tool_call>',
+            '{"a": "b <tool_call>"}',
+            "<tool_call>",
+            "<tool_call>tea",
+        )
+    ),
+]
+
+MISTRAL_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case(f"[TOOL_CALLS]f[ARGS]{NESTED}", "", ("f", NESTED)),
+    case('[TOOL_CALLS] [{"name": "f", "arguments": {}}]', "", ("f", "{}")),
+    case('["[TOOL_CALLS]", {"f": {}}]', '["[TOOL_CALLS]", {"f": {}}]'),
+    case("x[TOOL_CALLS]f{}", "x[TOOL_CALLS]f{}"),
+]
+
+LLAMA_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case('<|python_tag|>{"name": "f", "parameters": {}}', "", ("f", "{}")),
+    case('{"name": "f", "parameters": {}}', '{"name": "f", "parameters": {}}'),
+    case('x<|python_tag|>{"name": "f"}', 'x<|python_tag|>{"name": "f"}'),
+]
+
+# Where calls of f and g need no marker.
+BARE_LLAMA_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case(f'{{"name": "f", "parameters": {NESTED}}}', "", ("f", NESTED)),
+    case('{"name": "f", "arguments": {}}; {"name": "g", "parameters": {}}', "", ("f", "{}"), ("g", "{}")),
+    case('<|python_tag|>{"name": "f", "parameters": {}}', "", ("f", "{}")),
+    *(
+        case(text, text)
+        for text in (
+            '{"name": "f"}',
+            '{"name": "Bo", "parameters": {}}',
+            '{"name": "f", "parameters": 3}',
+            '{"name": "f", "age": 3, "parameters": {}}',
+            '{"parameters": {}, "name": "f"}',
+            '{"type": "function", "name": "f", "parameters": {}}',
+            ' {"name": "f", "parameters": {}}',
+            "[1, {}]",
+        )
+    ),
+]
+
 # Where the model opens its reasoning itself; the rest is for Hermes' parser.
 THINK = [
     *(case(text, text) for text in PLAIN),

@@ -1,0 +1,127 @@
+"""Which form tools and a format give an answer, and that its parser tells calls from content as the grammar does."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from pyllm.frontend.conversation import Conversation, Tool
+from pyllm.frontend.parsers.pieces import ParsedText, ToolCall, folded
+from pyllm.frontend.structured_outputs import grammar_text
+from pyllm.frontend.tool_form import ToolForm
+from pyllm.sampling_params import StructuredOutputsParams
+
+BYTES = LLTokenizer("byte")
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+KEYS = st.sampled_from(["name", "parameters", "arguments", "city"])
+VALUES = st.sampled_from(
+    [{}, {"type": "string"}, {"type": "object"}, {"const": "f"}, {"$ref": "#"}, {"enum": ["f", 1]}]
+)
+SCHEMAS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["object", "array", ["object", "null"]]),
+        "properties": st.dictionaries(KEYS, VALUES, max_size=3),
+        "required": st.lists(KEYS, max_size=2, unique=True),
+        "additionalProperties": st.sampled_from([False, True, {"type": "object"}]),
+        "anyOf": st.just([{"type": "object"}]),
+        "x-guidance": st.just({"whitespace_flexible": True}),
+    },
+)
+
+
+def form_of(content: StructuredOutputsParams | None, strict: bool, kind: Literal["hermes", "llama3_json"]) -> ToolForm:
+    tool = Tool(name="f", parameters=CITY if strict else None, strict=strict)
+    return ToolForm(Conversation(messages=[], tools=(tool,)), content, kind)
+
+
+def matcher(form: StructuredOutputsParams | None) -> LLMatcher:
+    assert form is not None
+    return LLMatcher(BYTES, grammar_text(form), log_level=0)
+
+
+def accepts(form: StructuredOutputsParams | None, text: str) -> bool:
+    """Whether the whole text may come, and end."""
+    grammar, data = matcher(form), list(text.encode())
+    return grammar.try_consume_tokens(data) == len(data) and grammar.is_accepting()
+
+
+def parsed(form: ToolForm, text: str) -> ParsedText:
+    parser = form.parser()
+    assert parser is not None
+    return folded([*parser.feed(text), *parser.finish()])
+
+
+@settings(max_examples=300)
+@given(SCHEMAS)
+def test_content_never_begins_as_a_call_that_needs_no_marker(schema: dict[str, Any]) -> None:
+    content = StructuredOutputsParams(json=schema)
+    form = form_of(content, True, "llama3_json")
+    grammar = matcher(content)
+    if grammar.is_error():
+        return  # A schema that nothing fits, which a worker refuses.
+    assert matcher(form.constraint(lambda text: None)).try_consume_tokens(list(b"<|python_tag|>")) == 14
+    text = '{"name": "f", "parameters": {"city": "Rome"}}'
+    whole = parsed(form, text)
+    if whole.tool_calls:
+        assert accepts(form.constraint(lambda text: None), text)
+        begins = list(b'{"name": "f", "parameters": {')
+        assert grammar.try_consume_tokens(begins) < len(begins)
+    else:
+        assert whole.content == text
+        assert accepts(form.constraint(lambda text: None), text) == accepts(content, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_bare"),
+    [
+        ({**CITY, "properties": {"name": {}, "age": {}}, "required": []}, True),
+        ({"type": "object", "properties": {"answer": {}}, "required": ["answer"]}, True),
+        (json.dumps(CITY), True),
+        ({"type": "object", "properties": {"answer": {}}}, False),
+        ({"type": "object"}, False),
+        ({"anyOf": [CITY]}, False),
+        ({**CITY, "properties": {"name": {}, "parameters": {}}}, False),
+        ({**CITY, "required": 3}, False),
+        ("{", False),
+    ],
+)
+def test_a_strict_call_needs_the_marker_where_content_may_look_like_it(schema: Any, is_bare: bool) -> None:
+    text = '{"name": "f", "parameters": {"city": "Rome"}}'
+    form = form_of(StructuredOutputsParams(json=schema), True, "llama3_json")
+    assert bool(parsed(form, text).tool_calls) == is_bare
+    assert parsed(form, f"<|python_tag|>{text}").tool_calls == [ToolCall("f", '{"city": "Rome"}')]
+
+
+@pytest.mark.parametrize(
+    ("content", "is_bare"),
+    [
+        (StructuredOutputsParams(json_object=True), True),
+        (StructuredOutputsParams(choice=["a", "b"]), True),
+        (StructuredOutputsParams(choice=["a", "{}"]), False),
+        (StructuredOutputsParams(regex="a"), False),
+    ],
+)
+def test_a_call_that_is_not_strict_needs_it_only_beside_other_texts(
+    content: StructuredOutputsParams, is_bare: bool
+) -> None:
+    text = '{"name": "f", "parameters": {"x": 1}}'
+    form = form_of(content, False, "llama3_json")
+    assert bool(parsed(form, text).tool_calls) == is_bare
+    assert accepts(form.constraint(lambda text: None), text) == is_bare
+
+
+def test_content_that_reads_as_a_call_is_one() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    form = form_of(StructuredOutputsParams(choice=[call, "<tool_call> and so on"]), True, "hermes")
+    assert parsed(form, call).tool_calls == [ToolCall("f", "{}")]
+    assert parsed(form, "<tool_call> and so on") == ParsedText("<tool_call> and so on")
