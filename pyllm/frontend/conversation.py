@@ -52,6 +52,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     Messages are as templates know them: a `role`, a `content` of text, and where they have them `tool_calls`, whose
     arguments are objects, `tool_call_id`, `name`, `reasoning` and `reasoning_content`. `template_variables` are for the
     template alone, `chat_template` is one in place of the model's. `truncation` says what a long prompt loses.
+    Without `separate_reasoning` reasoning stays in the content.
     """
 
     messages: Sequence[Message]
@@ -65,6 +66,7 @@ class Conversation(Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
+    separate_reasoning: bool = True
     truncation: Truncation | None = None
 
 

@@ -104,12 +104,13 @@ class Conversations:
             assert params.structured_outputs.grammar is not None
             grammar = after_reasoning(params.structured_outputs.grammar, opened, self._tokenizer.added_token_id)
             params = msgspec.structs.replace(params, structured_outputs=ResolvedForm(grammar=grammar))
-        if form is None and opened is None:
+        separate = conversation.separate_reasoning
+        if form is None and (opened is None or not separate):
             return Prepared(prompt, params, None)
 
         def make_parser() -> SampleParser:
             parser = None if form is None else form.parser()
-            return SampleParser(parser, lambda: self._tokenizer.text_decoder(prompt, False), opened)
+            return SampleParser(parser, lambda: self._tokenizer.text_decoder(prompt, False), opened, separate)
 
         return Prepared(prompt, msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
 

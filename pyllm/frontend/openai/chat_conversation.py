@@ -38,6 +38,7 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
         add_generation_prompt=opens,
         continue_final_message=continues,
         add_special_tokens=request.add_special_tokens is True,
+        separate_reasoning=request.separate_reasoning is not False,
     )
 
 

@@ -5,21 +5,27 @@ from collections.abc import Callable
 
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.parsers.pieces import Parser, Piece, PlainParser, ToolCallBegin
-from pyllm.frontend.parsers.think import ThinkParser
+from pyllm.frontend.parsers.think import RawReasoning, ThinkParser
 from pyllm.frontend.text_decoder import TextDecoder
 
 
 class SampleParser:
     """Feeds on the deltas of one sample, which may be merged or cut in any way. `make_decoder` is for its tokens.
 
-    With `thinks_opened` reasoning is split off first: True where the prompt opened it, False where the model may.
+    With `thinks_opened` reasoning is split off first: True where the prompt opened it, False where the model may. It
+    stays in the content unless it is to be `separate`.
     """
 
     def __init__(
-        self, parser: Parser | None, make_decoder: Callable[[], TextDecoder], thinks_opened: bool | None = None
+        self,
+        parser: Parser | None,
+        make_decoder: Callable[[], TextDecoder],
+        thinks_opened: bool | None = None,
+        separate: bool = True,
     ) -> None:
         parser = PlainParser() if parser is None else parser
-        self._think = None if thinks_opened is None else ThinkParser(parser, thinks_opened)
+        make_think = ThinkParser if separate else RawReasoning
+        self._think = None if thinks_opened is None else make_think(parser, thinks_opened)
         self._parser = parser if self._think is None else self._think
         self._make_decoder = make_decoder
         self._tokens = array("i")  # as long as it is not known which of them were reasoning

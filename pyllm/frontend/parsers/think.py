@@ -1,7 +1,7 @@
 """Reasoning between `<think>` and `</think>`, which comes first; the rest is another parser's."""
 
 from pyllm.frontend.parsers.markers import num_held
-from pyllm.frontend.parsers.pieces import Parser, Piece, Reasoning, add
+from pyllm.frontend.parsers.pieces import Content, Parser, Piece, PlainParser, Reasoning, add
 
 OPENING = "<think>"
 CLOSING = "</think>"
@@ -79,3 +79,51 @@ class ThinkParser:
         rest = text[place + len(CLOSING) :]
         self.reasoning_end, self._strips = self._num_characters - len(rest), True
         return rest
+
+
+class RawReasoning:
+    """Leaves reasoning in the content as it was written, markers included; the rest is another parser's."""
+
+    def __init__(self, rest: Parser, opened: bool) -> None:
+        self._rest = rest
+        self._think = ThinkParser(PlainParser(), opened)
+        self._begun = opened
+        self._held = ""  # the sample, until it is known whether it begins with reasoning
+        self._num_told = 0  # characters of reasoning
+        self._after_reasoning = False  # whitespace is still reasoning's
+
+    @property
+    def reasoning_end(self) -> int | None:
+        """As `ThinkParser.reasoning_end`."""
+        return self._think.reasoning_end
+
+    def feed(self, text: str) -> list[Piece]:
+        """Reasoning as content; then what the rest's parser gives."""
+        pieces: list[Piece] = []
+        if self.reasoning_end is None:
+            self._think.feed(text)
+            text = self._held + text
+            if self.reasoning_end is None:
+                self._begun = self._begun or text.lstrip().startswith(OPENING)
+                self._held = "" if self._begun else text
+                return self._tell(text) if self._begun else []
+            size = self.reasoning_end - self._num_told
+            pieces += self._tell(text[:size])
+            text, self._held = text[size:], ""
+            self._after_reasoning = self.reasoning_end > 0
+        if self._after_reasoning:
+            bare = text.lstrip()
+            add(pieces, Content(text[: len(text) - len(bare)]))
+            self._after_reasoning, text = not bare, bare
+        return pieces + self._rest.feed(text) if text else pieces
+
+    def finish(self) -> list[Piece]:
+        """What was held back."""
+        pieces = self._rest.feed(self._held) if self._held else []
+        self._think.finish()
+        self._held = ""
+        return pieces + self._rest.finish()
+
+    def _tell(self, text: str) -> list[Piece]:
+        self._num_told += len(text)
+        return [Content(text)] if text else []

@@ -1,0 +1,33 @@
+"""Reasoning that is not to be separate stays in the content as it was written, and calls behind it are found."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyllm.frontend.parsers.pieces import ParsedText, Piece, PlainParser, ToolCall, folded
+from pyllm.frontend.parsers.selection import tool_call_parser
+from pyllm.frontend.parsers.think import RawReasoning
+from tests.frontend.parsers import texts
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def run(parser: RawReasoning, text: str, sizes: list[int]) -> ParsedText:
+    pieces: list[Piece] = []
+    for size in sizes:
+        pieces += parser.feed(text[:size])
+        text = text[size:]
+    return folded([*pieces, *parser.feed(text), *parser.finish()])
+
+
+@given(case=st.sampled_from([*texts.THINK, *texts.OPENED]), sizes=st.lists(st.integers(0, 9)), opened=st.booleans())
+def test_the_content_is_the_text(case: texts.Case, sizes: list[int], opened: bool) -> None:
+    assert run(RawReasoning(PlainParser(), opened), case.text, sizes) == ParsedText(case.text)
+
+
+@given(st.lists(st.integers(0, 9)), st.sampled_from(["<think>I may call.</think>", "", " <think></think>\n\n"]))
+def test_a_call_behind_reasoning_is_found_and_one_within_is_none(sizes: list[int], reasoning: str) -> None:
+    parser = tool_call_parser("hermes")
+    assert parser is not None
+    parsed = run(RawReasoning(parser, False), reasoning.replace("may call", CALL) + CALL, sizes)
+    assert parsed.tool_calls == [ToolCall("f", '{"a": 1}')]
+    assert parsed.content.strip() == reasoning.replace("may call", CALL).strip()
