@@ -103,7 +103,9 @@ def _shape_of_struct(info: inspect.StructType) -> _ObjectShape:
 def _hint_field(field: inspect.Field) -> _HintField | None:
     extra = field.type.extra if isinstance(field.type, inspect.Metadata) else None
     kind = hint_kind(extra)
-    return None if kind is None else _HintField(kind, None if field.default is NODEFAULT else field.default)
+    if kind is None:
+        return None
+    return _HintField(kind, field.default if field.default_factory is NODEFAULT else field.default_factory())
 
 
 def _value_shape(info: inspect.Type) -> _ValueShape | None:

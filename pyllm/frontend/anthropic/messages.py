@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 from litestar import Request, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
@@ -12,7 +13,14 @@ from pyllm.frontend.answer import respond
 from pyllm.frontend.anthropic.conversation import check_thinking, conversation_of
 from pyllm.frontend.anthropic.errors import ERROR_RESPONSES
 from pyllm.frontend.anthropic.form import MessageForm
-from pyllm.frontend.anthropic.protocol import CountTokensRequest, Message, MessagesRequest, MessageUsage, TokenCount
+from pyllm.frontend.anthropic.protocol import (
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    MessageUsage,
+    Metadata,
+    TokenCount,
+)
 from pyllm.frontend.failure import UnsupportedThreadError
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.parameters import form_names
@@ -33,6 +41,11 @@ FIELD_NAMES = {
 }
 
 
+class _ClaudeCodeUser(msgspec.Struct):
+    account_uuid: str = ""
+    device_id: str = ""
+
+
 def messages_route(state: ServerState) -> HTTPRouteHandler:
     """The route, for one server."""
 
@@ -45,7 +58,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
     async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
         context = context_of(request)
         context.name_request(data.request_id)
-        context.name_tenant(None if data.metadata is None else data.metadata.user_id, "metadata.user_id")
+        context.name_tenant(_user(data.metadata), "metadata.user_id")
         has_form = data.output_config is not None and data.output_config.format is not None
         context.field_names = FIELD_NAMES | form_names("output_config.format", has_form, bool(data.tools))
         _check(state, data)
@@ -89,6 +102,16 @@ def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
         return TokenCount(len(await state.conversations.encode(conversation, context.ignore)))
 
     return count_message_tokens
+
+
+def _user(metadata: Metadata | None) -> str | None:
+    """Who a request is made for. Claude Code's id is JSON, of which the session is no part of who it is."""
+    user = None if metadata is None else metadata.user_id
+    try:
+        parts = msgspec.json.decode(user or "", type=_ClaudeCodeUser)
+    except (msgspec.DecodeError, RecursionError):
+        return user
+    return parts.account_uuid or parts.device_id or user
 
 
 def _check(state: ServerState, request: CountTokensRequest) -> None:

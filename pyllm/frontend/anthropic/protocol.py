@@ -16,7 +16,7 @@ class TextBlock(Struct, kw_only=True, tag="text", tag_field="type"):
 
     text: str
     cache_control: NoEffect = None
-    citations: Hint = None
+    citations: Hint = []
 
 
 class ImageBlock(Struct, kw_only=True, tag="image", tag_field="type"):
@@ -96,9 +96,9 @@ class ToolParam(Struct, kw_only=True):
 
     cache_control: NoEffect = None
     eager_input_streaming: NoEffect = None
-    allowed_callers: Hint = None
+    allowed_callers: Hint = []
     defer_loading: Hint = False
-    input_examples: Hint = None
+    input_examples: Hint = []
 
 
 class ToolChoiceParam(Struct, kw_only=True):
@@ -151,7 +151,7 @@ class CountTokensRequest(Struct, kw_only=True):
 
     cache_control: NoEffect = None
     context_management: Hint = None
-    mcp_servers: Hint = None
+    mcp_servers: Hint = []
     speed: Hint = "standard"
 
 

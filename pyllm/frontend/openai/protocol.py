@@ -194,7 +194,7 @@ class ChatMessage(Struct, kw_only=True):
 
     refusal: Unsupported[str] = None
     audio: Unsupported[Any] = None
-    annotations: Hint = None
+    annotations: Hint = []
     function_call: UseToolCalls[Any] = None
 
 

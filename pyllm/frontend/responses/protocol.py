@@ -22,8 +22,8 @@ class Part(Struct, kw_only=True, omit_defaults=True):
     type: str
     text: str | None = None
 
-    logprobs: NoEffect = None
-    annotations: NoEffect = None
+    logprobs: NoEffect = []
+    annotations: NoEffect = []
     refusal: Unsupported[str] = None
 
 
