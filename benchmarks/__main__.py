@@ -16,6 +16,7 @@ from benchmarks import (
     scheduler,
     startup,
     step,
+    stop_strings,
     survival_overhead,
 )
 from benchmarks.record import Record
@@ -29,6 +30,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     **frontend.FIGURES,
     "frontend.idle_stream_kb": idle_streams.run,
     "encoding": encoding.run,
+    **stop_strings.FIGURES,
     "long_prompt": long_prompts.run,
     "grammar": grammar.run,
     "startup": startup.run,

@@ -20,6 +20,7 @@ class Record(TypedDict, total=False):
     block_size: int
     n: int
     beams: int
+    stops: int
     expected_growth: float
     streams: int
     errors: int  # streams that did not end as they should
@@ -32,7 +33,8 @@ class Record(TypedDict, total=False):
     reserved: float
     without: float
     static: float
-    torch: float  # ...or the same by torch
+    torch: float  # ...or the same by torch...
+    plain: float  # ...or in the plainest way
     tokens_per_step: float
     recomputed: float  # tokens, as a share of those that had to be computed once
     # Microseconds: what recovery costs where nobody dies, each timed alone, and the step that it is a share of.

@@ -9,7 +9,9 @@ import msgspec
 from pyllm.errors import RequestError
 
 MAX_SAMPLES = 16_384
-MAX_STOP_STRINGS = 4
+MAX_STOP_STRINGS = 1024
+MAX_STOP_CHARACTERS = 65_536  # of all of them together, which take the event loop 1 ms to sort
+MAX_STOP_STRING_CHARACTERS = 1024  # of one: as many may be held back, and looked at at once when they go another way
 MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_TOKEN_IDS = 2 * MAX_BAD_WORDS  # A word is one text at the beginning and another one after a space.
 MAX_BAD_WORD_CHARACTERS = 4096  # of all of them together
@@ -75,8 +77,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     `temperature` 0 is greedy, and then `top_k`, `top_p` and `min_p` have no effect. `top_k` 0 or -1 is off.
     `max_tokens` None is all that is left of the context. `seed` None lets the client draw one. `stop` strings end the
     text before the match, or after it where `include_stop_str_in_output` is set; neither they nor stop tokens end it
-    before `min_tokens`. `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has
-    none. `logit_bias` has at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
+    before `min_tokens`. There are at most 1,024 of them, of at most 1,024 characters each and 65,536 together.
+    `bad_words` are texts, which take a tokenizer; `bad_words_token_ids` are the same for who has none. `logit_bias` has
+    at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
     `extra_args` are the arguments of logits processors, by the names of their entry points.
 
     `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities are told beside the token's own.
@@ -173,11 +176,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.max_tokens is not None:
             allowed = f"at most max_tokens, {self.max_tokens}"
             check("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, allowed)
-        num_stop_strings = len(self.stop_strings)
-        check("stop", num_stop_strings, num_stop_strings <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
-        if not all(self.stop_strings):
-            raise RequestError("stop must not contain an empty string", "stop")
+        self._check_stop_strings()
         _check_tokens("stop_token_ids", self.stop_token_ids)
+
+    def _check_stop_strings(self) -> None:
+        strings = self.stop_strings
+        if not strings:
+            return
+        check("stop", len(strings), len(strings) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
+        if not all(strings):
+            raise RequestError("stop must not contain an empty string", "stop")
+        longest, total = max(map(len, strings)), sum(map(len, strings))
+        allowed = f"strings of at most {MAX_STOP_STRING_CHARACTERS} characters each"
+        check("stop", longest, longest <= MAX_STOP_STRING_CHARACTERS, allowed)
+        check("stop", total, total <= MAX_STOP_CHARACTERS, f"at most {MAX_STOP_CHARACTERS} characters together")
 
     def _check_beams(self) -> None:
         check("beam_width", self.beam_width, self.beam_width >= 0, "0 (no beam search) or more")

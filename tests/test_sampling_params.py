@@ -24,8 +24,8 @@ from pyllm.errors import RequestError
         ("max_tokens", 0),
         ("max_tokens", -5),
         ("seed", 2**64),
-        ("stop", ("a", "b", "c", "d", "e")),
         ("stop", ""),
+        ("stop", ["a", ""]),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", (2**31,)),
     ],
@@ -44,6 +44,25 @@ def test_misspelt_name_fails() -> None:
 def test_stop_is_a_string_or_several() -> None:
     assert SamplingParams(stop="end").stop_strings == ("end",)
     assert SamplingParams(stop=["a", "b"], stop_token_ids=[2]).stop_strings == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [
+        (["x"] * 1025, "stop must be at most 1024 strings, got 1025"),
+        ("x" * 1025, "stop must be strings of at most 1024 characters each, got 1025"),
+        (["x" * 1000] * 66, "stop must be at most 65536 characters together, got 66000"),
+    ],
+)
+def test_stop_strings_have_their_bounds(stop: str | list[str], text: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        SamplingParams(stop=stop)
+    assert (str(refused.value), refused.value.parameter) == (text, "stop")
+
+
+def test_as_many_stop_strings_as_the_bounds_allow() -> None:
+    for stop in (["x" * 64] * 1024, ["🙂" * 1024] * 64):
+        assert SamplingParams(stop=stop).stop_strings == tuple(stop)
 
 
 @pytest.mark.parametrize(

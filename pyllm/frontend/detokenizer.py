@@ -3,6 +3,7 @@
 import msgspec
 
 from pyllm.frontend.logprobs import LogprobEntries, extended
+from pyllm.frontend.stop_strings import StopStrings
 from pyllm.frontend.text_decoder import TextDecoder
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
@@ -49,16 +50,15 @@ class Detokenizer:
         "_decoder",
         "_held",
         "_include_stop",
-        "_longest_stop",
         "_num_unstoppable",
         "_stop_strings",
         "_stop_token_ids",
     )
 
-    def __init__(self, decoder: TextDecoder, params: SamplingParams) -> None:
+    def __init__(self, decoder: TextDecoder, params: SamplingParams, stop_strings: StopStrings | None) -> None:
+        """`stop_strings` are those of the parameters, for all samples of the request."""
         self._decoder = decoder
-        self._stop_strings = params.stop_strings
-        self._longest_stop = max(map(len, self._stop_strings), default=0)
+        self._stop_strings = stop_strings
         self._stop_token_ids = params.stop_token_ids
         self._include_stop = params.include_stop_str_in_output
         self._num_unstoppable = params.min_tokens  # more of which end at no stop string
@@ -66,12 +66,13 @@ class Detokenizer:
 
     def feed(self, tokens: list[int], finish: FinishCode) -> TextDelta:
         """The text that these tokens add; with a `finish`, or after a stop string, the sample's last."""
-        if not finish and not self._stop_strings:
+        stop_strings = self._stop_strings
+        if not finish and stop_strings is None:
             return TextDelta(self._decoder.decode(tokens), tokens)
         stopped = finish is FinishCode.STOP and bool(tokens)
         visible = tokens[:-1] if stopped and not self._include_stop else tokens
-        if self._stop_strings:
-            delta = self._feed_until_stop(tokens, visible)
+        if stop_strings is not None:
+            delta = self._feed_until_stop(stop_strings, tokens, visible)
             if delta.finish_reason is not None:
                 return delta
             if finish:
@@ -84,38 +85,22 @@ class Detokenizer:
                 delta.stop_reason = tokens[-1]
         return delta
 
-    def _feed_until_stop(self, tokens: list[int], visible: list[int]) -> TextDelta:
+    def _feed_until_stop(self, stop_strings: StopStrings, tokens: list[int], visible: list[int]) -> TextDelta:
         pieces = []
         for count, token in enumerate(visible, 1):
             piece = self._decoder.decode((token,))
             window = self._held + piece
-            if self._num_unstoppable:
+            counts = self._num_unstoppable == 0
+            if not counts:
                 self._num_unstoppable -= 1
-            elif (match := self._find(window, len(window) - len(piece))) is not None:
+            if not stop_strings.may_begin_in(window):  # Nothing is held then.
+                pieces.append(piece)
+                continue
+            if counts and (match := stop_strings.find(window, len(window) - len(piece))) is not None:
                 start, end = match
                 pieces.append(window[: end if self._include_stop else start])
                 return TextDelta("".join(pieces), tokens[:count], "stop", window[start:end])
-            kept = self._num_held(window)
+            kept = stop_strings.num_held(window)
             pieces.append(window[: len(window) - kept])
             self._held = window[len(window) - kept :]
         return TextDelta("".join(pieces), tokens)
-
-    def _find(self, window: str, old: int) -> tuple[int, int] | None:
-        """Start and end of the match that is complete first, and of those the longest; `old` characters are too few."""
-        matches = [
-            (start + len(stop), start)
-            for stop in self._stop_strings
-            if (start := window.find(stop, max(0, old - len(stop) + 1))) >= 0
-        ]
-        if not matches:
-            return None
-        end, start = min(matches)
-        return start, end
-
-    def _num_held(self, window: str) -> int:
-        """How many characters at the end of the text may be the beginning of a stop string."""
-        for start in range(max(0, len(window) - self._longest_stop + 1), len(window)):
-            tail = window[start:]
-            if any(stop.startswith(tail) for stop in self._stop_strings):
-                return len(tail)
-        return 0

@@ -11,6 +11,7 @@ from pyllm.frontend.cuts import CutSink
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.logprobs import LogprobEntries, chosen
 from pyllm.frontend.reports import SampleReport
+from pyllm.frontend.stop_strings import StopStrings
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
@@ -92,9 +93,11 @@ class RequestProcessor:
         self._client = client
         self._sink = sink
         self._token_text = tokenizer.token_text
+        stop_strings = StopStrings.of(params.stop_strings)
         # By sample; None once it has ended.
         self._detokenizers: list[Detokenizer | None] = [
-            Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params) for _ in range(params.n)
+            Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params, stop_strings)
+            for _ in range(params.n)
         ]
         self._num_open = params.n
         self._request = client.submit(prompt, params, self if cuts is None else CutSink(self, cuts), scheduling)

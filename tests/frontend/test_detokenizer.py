@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.logprobs import Logprob
+from pyllm.frontend.stop_strings import StopStrings
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
@@ -23,7 +24,8 @@ def feed(
 ) -> tuple[TextDelta, list[TextDelta]]:
     """The sum of all deltas, and the deltas, when the tokens come in pieces and the last piece has the finish."""
     params = msgspec.convert(options, SamplingParams)
-    detokenizer = Detokenizer(tokenizer.text_decoder([], params.skip_special_tokens), params)
+    decoder = tokenizer.text_decoder([], params.skip_special_tokens)
+    detokenizer = Detokenizer(decoder, params, StopStrings.of(params.stop_strings))
     total, deltas = TextDelta("", []), []
     for start, end in pairwise([0, *cuts, len(tokens)]):
         delta = detokenizer.feed(tokens[start:end], finish if end == len(tokens) else FinishCode.NONE)

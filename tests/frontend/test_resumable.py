@@ -107,7 +107,7 @@ def test_what_follows_any_event_is_exactly_the_rest(
     if logprobs:
         body |= {"logprobs": True} if chat else {"logprobs": 0}
     if stop:
-        body |= {"stop": ["STOP", "🙂a"]}
+        body |= {"stop": ["STOP", "🙂a", *(f"🙂{number}" for number in range(38))]}
     path = "/v1/chat/completions" if chat else "/v1/completions"
 
     async def check() -> None:

@@ -88,6 +88,14 @@ async def test_every_end_has_its_reason(tokenizer: Tokenizer) -> None:
     assert stopped["content"] == [{"type": "text", "text": "one two "}]
 
 
+async def test_forty_stop_sequences(tokenizer: Tokenizer) -> None:
+    sequences = [f"</tag{number}>" for number in range(39)] + ["two"]
+    async with in_process(saying(tokenizer, "one two stop three"), tokenizer) as frontend:
+        message = await create(frontend, stop_sequences=sequences)
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "two")
+    assert message["content"] == [{"type": "text", "text": "one "}]
+
+
 async def test_thoughts_texts_and_calls_are_blocks(tokenizer: Tokenizer) -> None:
     async with in_process(saying(tokenizer, THOUGHT), tokenizer, THINKING) as frontend:
         message = await create(frontend, tools=[WEATHER, CLOCK])
@@ -211,6 +219,7 @@ async def test_a_budget_that_would_have_to_be_kept_is_refused(tokenizer: Tokeniz
     ("body", "begin"),
     [
         ({"stop_sequences": [""]}, "stop_sequences must not"),
+        ({"stop_sequences": ["x"] * 1025}, "stop_sequences must be at most 1024 strings, got 1025"),
         ({"tool_choice": {"type": "any"}}, "tool_choice any needs"),
         ({"output_config": {"effort": "low"}}, "output_config.effort has no effect"),
         ({"thinking": {"type": "adaptive"}}, "thinking has no effect"),

@@ -211,6 +211,15 @@ async def test_a_streams_log_probabilities_add_up_to_the_answers(tokenizer: Toke
     assert top == [(-0.5, tokenizer.token_text(30)), (-1.0, "Hello"), (-1.5, tokenizer.token_text(31))]
 
 
+async def test_forty_stop_strings_end_the_message(tokenizer: Tokenizer) -> None:
+    stops = [f"\nPerson {number}:" for number in range(39)] + ["world"]
+    async with in_process(answering(tokenizer, TEXT), tokenizer) as frontend:
+        choice = (await chat(frontend, stop=stops))["choices"][0]
+        chunks = [chunk["choices"][0] for chunk in await stream(frontend, stop=stops)]
+    assert (choice["message"]["content"], choice["stop_reason"]) == ("Hello 🙂 ", "world")
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "Hello 🙂 "
+
+
 async def test_log_probabilities_of_the_prompt_are_told_once(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         answer = await chat(frontend, n=2, prompt_logprobs=0)

@@ -144,6 +144,28 @@ async def test_a_stop_string_ends_the_text_and_the_count(tokenizer: Tokenizer) -
     assert frontend.core.running == {}
 
 
+async def test_forty_stop_strings_end_it_where_the_first_of_them_does(tokenizer: Tokenizer) -> None:
+    stops = [f"stop number {number}" for number in range(38)] + ["ree fo", "e four"]
+    async with in_process(answering(tokenizer, "one stop number x two three four"), tokenizer) as frontend:
+        answer = await complete(frontend, prompt=["x", "y"], n=2, stop=stops, max_tokens=50)
+        chunks = await stream(frontend, prompt="x", stop=stops, max_tokens=50)
+        none = await complete(frontend, prompt="x", stop=stops[:38], max_tokens=50)
+    assert [(choice["text"], choice["stop_reason"]) for choice in answer["choices"]] == [
+        ("one stop number x two th", "ree fo")
+    ] * 4
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "one stop number x two th"
+    assert none["choices"][0]["text"] == "one stop number x two three four"
+
+
+async def test_too_many_stop_strings_are_refused_with_their_number(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        for stop, numbers in ((["x"] * 1025, "at most 1024 strings, got 1025"), (["x" * 1025], "1024 characters each")):
+            response = await frontend.http.post("/v1/completions", json={"prompt": "x", "stop": stop})
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (400, "stop")
+            assert numbers in error["message"]
+
+
 async def test_an_aborts_row_does_not_hide_the_cached_tokens(tokenizer: Tokenizer) -> None:
     class Aborting(ScriptedCore):
         def _step(self) -> None:

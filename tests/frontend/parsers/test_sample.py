@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.parsers.pieces import ParsedText, Piece, folded
 from pyllm.frontend.parsers.sample import SampleParser
+from pyllm.frontend.stop_strings import StopStrings
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode
 from pyllm.sampling_params import SamplingParams
@@ -15,7 +16,8 @@ REASONING = "<think>It is ü 🙂 the capital.</think>"
 
 def deltas(tokenizer: Tokenizer, text: str, sizes: list[int]) -> list[TextDelta]:
     """What a sample of this text gives, in deltas of some numbers of tokens; the rest is the last."""
-    detokenizer = Detokenizer(tokenizer.text_decoder([], False), SamplingParams(stop=["capital!"]))
+    params = SamplingParams(stop=["capital!"])
+    detokenizer = Detokenizer(tokenizer.text_decoder([], False), params, StopStrings.of(params.stop_strings))
     tokens = tokenizer.encode(text, add_special_tokens=False)
     parts = []
     for size in sizes:
