@@ -27,6 +27,7 @@ from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route
 from pyllm.frontend.openapi import openapi_document
 from pyllm.frontend.request_context import context_in
 from pyllm.frontend.responses.routes import responses_routes
+from pyllm.frontend.server_info import server_info_routes
 from pyllm.frontend.server_state import ServerState
 
 
@@ -101,6 +102,7 @@ def create_app(state: ServerState) -> ASGIApp:
             tokenize_route(state),
             detokenize_route(state),
             *health_routes(state),
+            *server_info_routes(state),
             version,
             show_metrics,
             show_document,
