@@ -59,6 +59,7 @@ class ServerState:
         self.ticket_numbers = itertools.count(1)
         self.tracer = tracer
         self.tokenizer = tokenizer
+        self.chat_template = chat_template
         self.model_name = model_name
         self.model_names = (model_name, *model_aliases)
         self.metrics = Metrics(model_name, client.model, connection=client.counts)
