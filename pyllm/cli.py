@@ -11,8 +11,17 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from pyllm import __version__
-from pyllm.config import SIZES, EngineConfig, HeadlessConfig, ServerConfig, config_part, engine_config, option_names
-from pyllm.errors import PyllmError
+from pyllm.config import (
+    SIZES,
+    WORDS,
+    EngineConfig,
+    HeadlessConfig,
+    ServerConfig,
+    config_part,
+    engine_config,
+    option_names,
+)
+from pyllm.errors import ConfigError, PyllmError
 
 _STDERR_FILENO = 2
 
@@ -117,6 +126,8 @@ def _engine(options: argparse.Namespace) -> EngineConfig:
     given = _given(options, option_names())
     if options.model_argument is not None:
         given["model"] = options.model_argument
+    elif "model" not in given and len(names := given.get("served_model_name", ())) > 1 and Path(names[-1]).exists():
+        raise ConfigError(f"{names[-1]} was read as a name of --served-model-name; give the model first, or by --model")
     return engine_config(given)
 
 
@@ -149,6 +160,8 @@ def _add_flags(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> N
             group.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=help_text)
         elif get_origin(hint) is Literal:
             group.add_argument(flag, choices=get_args(hint), help=help_text)
+        elif field.name in WORDS:
+            group.add_argument(flag, nargs="+", metavar="TEXT", help=help_text)
         elif hint is str or get_origin(hint) in {dict, tuple}:
             group.add_argument(flag, metavar="TEXT", help=help_text)
         else:

@@ -33,7 +33,10 @@ class ModelConfig(_Config, frozen=True):
     """Which model, and in which precision."""
 
     model: Annotated[str, Meta(description="GGUF file or Hugging Face folder; empty: the embedded SmolLM2-135M")] = ""
-    served_model_name: Annotated[str, Meta(description="name in the API; empty: the model's file name")] = ""
+    served_model_name: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="names in the API, of which answers carry the first; default: the model's file name"),
+    ] = ()
     dtype: Annotated[Dtype, Meta(description="precision of activations, and of unquantised weights")] = "auto"
     quantization: Annotated[
         Quantization,
@@ -289,6 +292,8 @@ Part = TypeVar("Part", bound=_Config)
 
 # Options that are sizes, such as 64MiB, and the bytes that 1 without a unit stands for: as in vLLM.
 SIZES = {"kv_cache_memory_bytes": 1, "kv_offloading_size": 1 << 30, "max_request_body_bytes": 1}
+# Options that take several words as a flag, and as a keyword one text as well.
+WORDS = frozenset({"served_model_name"})
 
 
 def engine_config(options: dict[str, Any]) -> EngineConfig:
@@ -331,6 +336,8 @@ def _unknown_option(name: str) -> str:
 def _read(name: str, value: Any) -> Any:
     if name in SIZES:
         return _in_bytes(value, SIZES[name])
+    if name in WORDS and isinstance(value, str):
+        return (value,) if value else ()
     if name == "tenant_weights" and isinstance(value, str):
         return parse_weights(value)
     if name == "allowed_origins" and isinstance(value, str):

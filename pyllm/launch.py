@@ -132,7 +132,7 @@ def _supervise(
 def _announcement(listener: socket.socket, api: ApiConfig) -> str:
     """The one line that is printed when the server is ready, with a request to try."""
     prompt = "The capital of France is"
-    body = msgspec.json.encode({"model": api.served_model_name, "prompt": prompt, "max_tokens": 16}).decode()
+    body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
     key = " -H 'Authorization: Bearer KEY'" if api.api_keys else ""
     scheme = "https" if api.server.ssl_certfile else "http"
     if listener.family == socket.AF_UNIX:

@@ -67,7 +67,7 @@ class ApiConfig(_ProcessConfig, frozen=True):
     server: ServerConfig
     core_address: str
     checkpoint: Checkpoint
-    served_model_name: str
+    served_model_name: tuple[str, ...]
     index: int = 0
     shared: SharedConfig = SharedConfig()
     state_address: str = ""

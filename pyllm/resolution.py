@@ -59,7 +59,7 @@ def resolve(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
             config,
             model=msgspec.structs.replace(
                 config.model,
-                served_model_name=config.model.served_model_name or checkpoint.name,
+                served_model_name=tuple(dict.fromkeys(config.model.served_model_name)) or (checkpoint.name,),
                 dtype=dtype,
                 quantization=quantization,
                 max_model_len=max_model_len,

@@ -48,6 +48,9 @@ def test_unknown_flag_is_a_usage_error() -> None:
         (["serve", "--distributed-executor-backend", "uni", "--tensor-parallel-size", "3"], "uni"),
         (["core", "--bind", "tcp://127.0.0.1:0"], "--curve-keys"),
         (["--model", "/nowhere"], "/nowhere"),
+        (["serve", "--served-model-name", ""], "served_model_name"),
+        (["serve", "--served-model-name", "chat", __file__], "give the model first, or by --model"),
+        (["serve", "/nowhere/model.gguf", "--served-model-name", "chat", "gpt"], "/nowhere/model.gguf"),
     ],
 )
 def test_settings_that_cannot_work_are_one_clear_line(

@@ -18,7 +18,7 @@ def test_resolve_leaves_nothing_open(model: str) -> None:
     config, checkpoint = resolve(engine_config({"model": model, "device": "cpu"}))
     assert config.model.dtype == "float32"
     assert config.model.max_model_len == 512
-    assert config.model.served_model_name == checkpoint.name
+    assert config.model.served_model_name == (checkpoint.name,)
     assert config.device.device == "cpu"
     assert config.scheduler.max_num_batched_tokens == 192
 
@@ -52,7 +52,7 @@ def test_what_was_asked_for_stays(model: str) -> None:
     config, _ = resolve(engine_config(options | {"served_model_name": "mine"}))
     assert config.model.dtype == "bfloat16"
     assert config.model.max_model_len == 100
-    assert config.model.served_model_name == "mine"
+    assert config.model.served_model_name == ("mine",)
     assert config.scheduler.async_scheduling is False
 
 
@@ -102,3 +102,11 @@ def test_the_folder_for_crashes_is_absolute_and_tried_where_it_was_given(
     assert config.recovery.flight_recorder_dir == str(tmp_path / "mine")
     with pytest.raises(ConfigError, match="flight_recorder_dir"):
         resolve(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": f"{__file__}/x"}))
+
+
+def test_a_model_may_have_several_names_each_once(model: str) -> None:
+    names = ["chat", "gpt", "chat"]
+    config, _ = resolve(engine_config({"model": model, "device": "cpu", "served_model_name": names}))
+    assert config.model.served_model_name == ("chat", "gpt")
+    config, checkpoint = resolve(engine_config({"model": model, "device": "cpu", "served_model_name": ""}))
+    assert config.model.served_model_name == (checkpoint.name,)

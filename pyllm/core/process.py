@@ -123,7 +123,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     except SchedulerError as error:
         raise ConfigError(str(error)) from error
     model = ModelInfo(
-        name=engine.model.served_model_name,
+        name=engine.model.served_model_name[0],
         max_model_len=max_model_len,
         vocab_size=architecture.vocab_size,
         eos_token_ids=config.checkpoint.tokenizer.eos_token_ids,

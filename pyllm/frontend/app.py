@@ -24,10 +24,11 @@ from pyllm.frontend.openai.chat import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
 from pyllm.frontend.openai.models import models_routes
-from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route
+from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route, tokenizer_info_route
 from pyllm.frontend.openapi import openapi_document
 from pyllm.frontend.request_context import context_in
 from pyllm.frontend.responses.routes import responses_routes
+from pyllm.frontend.server_info import server_info_routes
 from pyllm.frontend.server_state import ServerState
 
 
@@ -106,7 +107,9 @@ def create_app(state: ServerState) -> ASGIApp:
             count_tokens_route(state),
             tokenize_route(state),
             detokenize_route(state),
+            tokenizer_info_route(state),
             *health_routes(state),
+            *server_info_routes(state),
             version,
             show_metrics,
             show_document,

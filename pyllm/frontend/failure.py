@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 
 import msgspec
 from litestar.exceptions import HTTPException, ValidationException
@@ -36,8 +37,8 @@ class Failure(msgspec.Struct, frozen=True):
 class UnknownModelError(RequestError):
     """A model that this server does not have."""
 
-    def __init__(self, name: str, served: str) -> None:
-        super().__init__(f"The model {name!r} does not exist; this server has {served!r}.", "model")
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        super().__init__(f"The model {name!r} does not exist; this server has {', '.join(map(repr, served))}.", "model")
 
 
 class UnsupportedThreadError(RequestError):

@@ -5,6 +5,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
+from pyllm.frontend.generation_check import GenerationCheck
 from pyllm.frontend.server_state import ServerState
 
 
@@ -17,6 +18,7 @@ class Health(Struct):
 
 def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server. HEAD is answered, too."""
+    check = GenerationCheck(state.client, lambda: state.metrics.generation_tokens)
 
     @get(
         "/health",
@@ -47,4 +49,15 @@ def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
         answer = Health("ready") if condition.ready else Health("not ready", condition.reason)
         return Response(answer, status_code=200 if condition.ready else 503)
 
-    return [health, live, ready]
+    @get(
+        "/health_generate",
+        summary="200 if the engine generates a token; 503 says why it does not",
+        responses=dict.fromkeys((200, 503), ResponseSpec(Health, generate_examples=False)),
+    )
+    async def generates() -> Response[Health]:
+        condition = state.condition()
+        reason = await check.trouble() if condition.ready else condition.reason
+        answer = Health("not generating", reason) if reason else Health("generating")
+        return Response(answer, status_code=503 if reason else 200)
+
+    return [health, live, ready, generates]

@@ -69,13 +69,15 @@ async def _serve(config: ApiConfig, listener: socket.socket, child: Child) -> in
     client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
     child.enter("waiting for the shared state")
     shared = await _shared_state(config)
+    model_name, *model_aliases = config.served_model_name
     endpoint = config.server.otlp_traces_endpoint
-    tracer = Tracer.to_collector(endpoint, config.served_model_name) if endpoint else None
+    tracer = Tracer.to_collector(endpoint, model_name) if endpoint else None
     state = ServerState(
         client,
         tokenizer,
         chat_template,
-        config.served_model_name,
+        model_name,
+        model_aliases=model_aliases,
         server=config.server,
         keys=KeyRing(config.api_keys),
         shared=shared,

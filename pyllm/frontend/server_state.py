@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyllm.api_keys import KeyRing
 from pyllm.child import SILENCE
@@ -32,6 +32,8 @@ NO_KEYS = KeyRing()
 class ServerState:
     """Made once at start. `chat_template` is None for a model that has none.
 
+    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well.
+
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
     `parent_silence` gives the seconds since the parent's last sign of life.
     """
@@ -43,6 +45,7 @@ class ServerState:
         chat_template: ChatTemplate | None,
         model_name: str,
         *,
+        model_aliases: Sequence[str] = (),
         server: ServerConfig = DEFAULT_SERVER,
         keys: KeyRing = NO_KEYS,
         shared: Shared | None = None,
@@ -56,7 +59,9 @@ class ServerState:
         self.ticket_numbers = itertools.count(1)
         self.tracer = tracer
         self.tokenizer = tokenizer
+        self.chat_template = chat_template
         self.model_name = model_name
+        self.model_names = (model_name, *model_aliases)
         self.metrics = Metrics(model_name, client.model, connection=client.counts)
         self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
         self.conversations = Conversations(self.prompts, tokenizer, chat_template, server)
@@ -113,5 +118,5 @@ def check_model(state: ServerState, name: str | None) -> None:
     Raises:
         UnknownModelError: it does.
     """
-    if name is not None and name != state.model_name:
-        raise UnknownModelError(name, state.model_name)
+    if name is not None and name not in state.model_names:
+        raise UnknownModelError(name, state.model_names)

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 from pyllm.errors import RequestError
+from pyllm.frontend.ascii_classes import with_ascii_classes
 from pyllm.sampling_params import MAX_GRAMMAR_BYTES, StructuredOutputsParams
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def _of_choice(choices: list[str]) -> str:
 def _of_regex(regex: str) -> str:
     from llguidance import LLMatcher
 
-    return _checked(LLMatcher.grammar_from_regex(_checked(regex, "regex")), "regex")
+    ascii_regex = with_ascii_classes(_checked(regex, "regex"))
+    return _checked(LLMatcher.grammar_from_regex(ascii_regex), "regex")
 
 
 def _of_grammar(grammar: str) -> str:

@@ -26,7 +26,7 @@ class Tokenizer:
     """One model's tokenizer. Read-only once made, so any thread may use it.
 
     `cuts` says where its texts may be cut, `frame` what special tokens put around the ids of any text, packed; None
-    where that is not all that they do.
+    where that is not all that they do. `bos_token` and `eos_token` are their texts, empty where there is none.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -44,6 +44,7 @@ class Tokenizer:
         self._added = {added.content: token for token, added in self._tokenizer.get_added_tokens_decoder().items()}
         self._longest_token = max(map(len, vocabulary))
         self.max_token_id = max(vocabulary.values())
+        self.bos_token, self.eos_token = files.bos_token, files.eos_token
         self.cuts = PromptCuts.of(self._tokenizer, files.chat_template)
         self.frame = self._find_frame()
         self._byte_tables: dict[bool, list[str | bytes]] = {}

@@ -39,6 +39,6 @@ def api_config(folder: Path, core_address: str, **changes: Any) -> ApiConfig:
         server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),
         core_address=core_address,
         checkpoint=checkpoint,
-        served_model_name="tiny",
+        served_model_name=("tiny",),
         **changes,
     )

@@ -103,3 +103,19 @@ def test_a_form_is_converted_once() -> None:
 def test_what_only_a_compiler_can_see_is_left_to_it() -> None:
     assert grammar_text(StructuredOutputsParams(json={"type": "objec"}))
     assert grammar_text(StructuredOutputsParams(regex="(")) != ""
+
+
+@pytest.mark.parametrize("pattern", [r"^\d\w$", r"^[\d.][^\W]$"])
+def test_a_schemas_pattern_has_the_classes_of_ecmascript(pattern: str) -> None:
+    grammar = grammar_text(StructuredOutputsParams(json={"type": "string", "pattern": pattern}))
+    assert takes(grammar, '"5a"')
+    assert not takes(grammar, '"\u0663a"')
+    assert not takes(grammar, '"5é"')
+    spaces = grammar_text(StructuredOutputsParams(json={"type": "string", "pattern": r"^\s$"}))
+    assert takes(spaces, '" "')
+    assert takes(spaces, '"\u00a0"')
+
+
+def test_a_choice_and_a_grammar_keep_their_text() -> None:
+    assert takes(grammar_text(StructuredOutputsParams(choice=[r"\d"])), r"\d")
+    assert takes(grammar_text(StructuredOutputsParams(grammar=r"start: /\d/")), "\u0663")

@@ -25,7 +25,7 @@ from pyllm.frontend.request_place import least_timeout
 from pyllm.frontend.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
-PROBES = frozenset({"/health", "/health/live", "/health/ready"})
+PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health_generate"})
 # What a body may be said to be in: what JSON is in, and a part of it.
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
 # The route whose answers are kept, by their ids.

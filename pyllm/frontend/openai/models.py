@@ -13,16 +13,20 @@ from pyllm.frontend.server_state import ServerState, check_model
 def models_routes(state: ServerState) -> Router:
     """The routes, for one server."""
     model = state.client.model
-    name = state.model_name
-    card = ModelCard(id=name, created=int(time.time()), max_model_len=model.max_model_len, root=model.name)
+    created = int(time.time())
+    cards = {
+        name: ModelCard(id=name, created=created, max_model_len=model.max_model_len, root=model.name)
+        for name in state.model_names
+    }
 
     @get("/", sync_to_thread=False, summary="List the models of this server", responses=LOOKUP_ERROR_RESPONSES)
     def list_models() -> ModelList:
-        return ModelList([card])
+        return ModelList(list(cards.values()))
 
     @get("/{model_id:path}", sync_to_thread=False, summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES)
     def show_model(model_id: FromPath[str]) -> ModelCard:
-        check_model(state, model_id.removeprefix("/"))  # An id may contain slashes, and a path begins with one.
-        return card
+        name = model_id.removeprefix("/")  # An id may contain slashes, and a path begins with one.
+        check_model(state, name)
+        return cards[name]
 
     return Router("/v1/models", route_handlers=[list_models, show_model])

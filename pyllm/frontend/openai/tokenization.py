@@ -1,8 +1,8 @@
-"""`POST /tokenize` and `POST /detokenize`, vLLM's: what a prompt or a conversation is in token ids, and back."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, vLLM's: token ids of a prompt or a conversation, and back."""
 
 from typing import Any
 
-from litestar import Request, post
+from litestar import Request, get, post
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
@@ -12,7 +12,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit
 from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.openai.chat_conversation import conversation_of
-from pyllm.frontend.openai.errors import ERROR_RESPONSES
+from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
 from pyllm.frontend.request_context import context_of
@@ -54,6 +54,18 @@ class Detokenization(Struct):
     """The text of the token ids."""
 
     prompt: str
+
+
+class TokenizerInfo(Struct, kw_only=True):
+    """What `transformers` would say of this tokenizer. A model without such a token or template has null."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    name_or_path: str
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None = None
+    chat_template: str | None
 
 
 # The fields of a conversation, which a prompt has no use for.
@@ -103,6 +115,29 @@ def detokenize_route(state: ServerState) -> HTTPRouteHandler:
         return Detokenization(await state.prompts.run(len(tokens), decode, tokens, skip_special_tokens=False))
 
     return detokenize
+
+
+def tokenizer_info_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server: lm-eval looks for it before it uses `/tokenize`."""
+    tokenizer = state.tokenizer
+    info = TokenizerInfo(
+        name_or_path=state.model_name,
+        model_max_length=state.client.model.max_model_len,
+        bos_token=tokenizer.bos_token or None,
+        eos_token=tokenizer.eos_token or None,
+        chat_template=None if state.chat_template is None else state.chat_template.source,
+    )
+
+    @get(
+        "/tokenizer_info",
+        sync_to_thread=False,
+        summary="The tokenizer's special tokens, and the chat template",
+        responses=LOOKUP_ERROR_RESPONSES,
+    )
+    def tokenizer_info() -> TokenizerInfo:
+        return info
+
+    return tokenizer_info
 
 
 async def _tokens(state: ServerState, request: TokenizeRequest, ignore: Ignore) -> list[int]:

@@ -39,7 +39,7 @@ from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
     [
         (RequestError("x", "n"), 400, "invalid_request_error", None),
         (RequestTooLargeError("x"), 400, "invalid_request_error", "context_length_exceeded"),
-        (UnknownModelError("a", "b"), 404, "invalid_request_error", "model_not_found"),
+        (UnknownModelError("a", ["b"]), 404, "invalid_request_error", "model_not_found"),
         (MediaTypeError("x"), 415, "invalid_request_error", "unsupported_media_type"),
         (NotFoundException(), 404, "invalid_request_error", None),
         (MethodNotAllowedException(), 405, "invalid_request_error", None),

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.serving import answering, in_process
+from tests.frontend.fake_core import MODEL
+from tests.frontend.serving import TEMPLATE, answering, in_process
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -92,3 +93,15 @@ async def test_a_token_outside_the_vocabulary_is_refused(tokenizer: Tokenizer, t
 async def test_another_model_is_not_found(tokenizer: Tokenizer, route: str, body: dict[str, Any]) -> None:
     status, answer = await post(tokenizer, route, {"model": "other", **body})
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_the_tokenizer_says_what_lm_eval_asks_of_it(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        info = (await frontend.http.get("/tokenizer_info")).json()
+        assert info["chat_template"] == TEMPLATE
+        assert info["model_max_length"] == MODEL.max_model_len
+        # lm-eval takes the first token of the text for the token's id.
+        body = {"prompt": info["eos_token"], "add_special_tokens": False}
+        assert (await frontend.http.post("/tokenize", json=body)).json()["tokens"] == list(MODEL.eos_token_ids)
+    async with in_process(answering(tokenizer, "ok"), tokenizer, template=None) as frontend:
+        assert (await frontend.http.get("/tokenizer_info")).json()["chat_template"] is None

@@ -1,0 +1,162 @@
+r"""The classes `\d \w \s \D \W \S` of a regular expression, rewritten as those of ASCII.
+
+It knows the syntax of Rust's crate `regex`, which llguidance reads. What is wrong in it is left for the compiler to
+refuse.
+"""
+
+import re
+from typing import NamedTuple
+
+from pyllm.errors import RequestError
+
+# Reading takes about 2 µs a character at worst.
+MAX_REWRITTEN_BYTES = 1 << 16
+
+_POSIX = {
+    r"\d": "[:digit:]",
+    r"\D": "[:^digit:]",
+    r"\w": "[:word:]",
+    r"\W": "[:^word:]",
+    r"\s": "[:space:]",
+    r"\S": "[:^space:]",
+}
+
+
+def with_ascii_classes(regex: str) -> str:
+    r"""The expression in which `\d` is `[0-9]`, `\w` is `[0-9A-Za-z_]` and `\s` is `[ \t\n\r\f\v]`.
+
+    After the flag `u` the classes stay Unicode's. In the mode `x` every gap becomes a space, since llguidance escapes
+    line breaks: an escape is no gap and ends no comment. Takes time linear in the text.
+
+    Raises:
+        RequestError: a class begins or ends a range, or the text is too long to be read here.
+    """
+    if not _NEEDS_REWRITING.search(regex):
+        return regex
+    if (size := len(regex.encode())) > MAX_REWRITTEN_BYTES:
+        text = f"a regex with classes as \\d or the flag x must be at most {MAX_REWRITTEN_BYTES} bytes, got {size}"
+        raise RequestError(f"structured_outputs: {text}", "structured_outputs")
+    return _Rewriter(regex).whole()
+
+
+class _Flags(NamedTuple):
+    """`verbose` is the flag `x`; `unicode` is `u`, where the expression says so."""
+
+    verbose: bool = False
+    unicode: bool = False
+
+    def changed(self, on: str, off: str) -> "_Flags":
+        return _Flags(
+            "x" in on or (self.verbose and "x" not in off),
+            "u" in on or (self.unicode and "u" not in off),
+        )
+
+
+class _Rewriter:
+    """Reads a text once, from left to right. The last of `_groups` are the flags that hold."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0
+        self._out: list[str] = []
+        self._groups = [_Flags()]
+
+    def whole(self) -> str:
+        while self._at < len(self._text):
+            self._copy_gap()
+            piece = self._next(_VERBOSE_PIECE if self._groups[-1].verbose else _PIECE)
+            if piece == "[":
+                self._at -= 1
+                self._brackets()
+            else:
+                self._follow_groups(piece)
+                posix = self._posix(piece)
+                # The flag `i` would add the Kelvin sign, which is a k, and the long s.
+                self._out.append(f"(?-i:[{posix}])" if posix else piece)
+        return "".join(self._out)
+
+    def _follow_groups(self, piece: str) -> None:
+        if flags := _FLAGS.fullmatch(piece):
+            changed = self._groups[-1].changed(flags["on"], flags["off"] or "")
+            if flags["end"] == ":":
+                self._groups.append(changed)
+            else:
+                self._groups[-1] = changed
+        elif piece.startswith("("):
+            self._groups.append(self._groups[-1])
+        elif piece == ")" and len(self._groups) > 1:
+            self._groups.pop()
+
+    def _brackets(self) -> None:
+        opening = _VERBOSE_OPENING if self._groups[-1].verbose else _OPENING
+        depth = 0
+        while self._at < len(self._text):
+            self._copy_gap()
+            if depth and (known := self._next(_NAMED_CLASS) or self._next(_OPERATOR)):
+                self._out.append(known)
+            elif opened := self._next(opening):
+                self._out.append(_GAP.sub(" ", opened) if self._groups[-1].verbose else opened)
+                depth += 1
+            elif self._text.startswith("]", self._at):
+                self._out.append("]")
+                self._at += 1
+                depth -= 1
+                if depth == 0:
+                    return
+            else:
+                self._bracket_item()
+
+    def _bracket_item(self) -> None:
+        """A character, a class, or a range of characters."""
+        first = self._next(_ITEM)
+        is_range = _VERBOSE_RANGE if self._groups[-1].verbose else _RANGE
+        if not is_range.match(self._text, self._at):
+            self._out.append(self._posix(first) or first)
+            return
+        self._out.append(first)
+        self._copy_gap()
+        self._out.append("-")
+        self._at += 1
+        self._copy_gap()
+        last = self._next(_ITEM)
+        if first in _POSIX or last in _POSIX:
+            text = f"regex has a range {first}-{last}, which is none; write the hyphen first, last or as \\-"
+            raise RequestError(f"structured_outputs: {text}", "structured_outputs")
+        self._out.append(last)
+
+    def _posix(self, piece: str) -> str:
+        """The class of ASCII that a piece stands for, or nothing."""
+        return "" if self._groups[-1].unicode else _POSIX.get(piece, "")
+
+    def _copy_gap(self) -> None:
+        if self._groups[-1].verbose and self._next(_GAP):
+            self._out.append(" ")
+
+    def _next(self, pattern: re.Pattern[str]) -> str:
+        """What of this pattern comes next, or nothing. Reads it."""
+        found = pattern.match(self._text, self._at)
+        if found is None:
+            return ""
+        self._at = found.end()
+        return found[0]
+
+
+# None of these looks further than to the next backslash, bracket or line break, so that the whole takes linear time.
+_NEEDS_REWRITING = re.compile(r"\\[dDwWsS]|\(\?[A-Za-z]*x")
+_WHITESPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_ANY_GAP = rf"(?:[{_WHITESPACE}]|#[^\n]*+\n?)*+"
+_GAP = re.compile(rf"(?:[{_WHITESPACE}]|#[^\n]*+\n?)++")
+_FLAGS = re.compile(r"\(\?(?P<on>[A-Za-z]*+)(?:-(?P<off>[A-Za-z]*+))?(?P<end>[:)])")
+_GROUP = r"\(\?[A-Za-z]*+(?:-[A-Za-z]*+)?[:)]|\(\?P?<[^>()\\]*+>"
+_PIECE = re.compile(rf"\\.|{_GROUP}|[^\\()\[]++|.", re.DOTALL)
+_VERBOSE_PIECE = re.compile(rf"\\.|{_GROUP}|[^\\()\[#{_WHITESPACE}]++|.|", re.DOTALL)
+_ITEM = re.compile(
+    r"\\[pPxuU]\{[^\\{}]*+\}|\\(?:[pP].|x..|u.{4}|U.{8}|.)|.",
+    re.DOTALL,
+)
+_NAMED_CLASS = re.compile(r"\[:\^?[a-z]++:\]")
+_OPERATOR = re.compile(r"&&|--|~~")
+_OPENING = re.compile(r"\[\^?(?:\]|-*+)")
+_VERBOSE_OPENING = re.compile(rf"\[{_ANY_GAP}\^?{_ANY_GAP}(?:\]|(?:-{_ANY_GAP})*+)")
+_RANGE = re.compile(r"-(?![-\]]|\Z)")
+_VERBOSE_RANGE = re.compile(rf"{_ANY_GAP}-{_ANY_GAP}(?![-\]]|\Z)")

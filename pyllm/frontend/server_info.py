@@ -1,0 +1,138 @@
+"""What routers in front of several servers ask each of them: what it serves, and how much it has to do.
+
+Names are SGLang's, whose gateway asks most; vLLM's router asks for the load. Nothing here says where files are.
+"""
+
+from litestar import get
+from litestar.handlers import HTTPRouteHandler
+from msgspec import Struct
+
+from pyllm import __version__
+from pyllm.errors import EngineDeadError
+from pyllm.frontend.openai.errors import LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.server_state import ServerState
+
+
+class ServerInfo(Struct, kw_only=True):
+    """`GET /server_info`. Sizes are in tokens; `max_total_tokens` is the KV cache's capacity."""
+
+    model_path: str
+    served_model_name: str
+    version: str
+    context_length: int
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    page_size: int
+    max_total_tokens: int
+    max_prefill_tokens: int
+    max_running_requests: int
+    tp_size: int
+    dp_size: int = 1
+    pp_size: int = 1
+
+
+class ModelDescription(Struct, kw_only=True):
+    """`GET /model_info`. It generates text, and reads nothing else."""
+
+    model_path: str
+    tokenizer_path: str
+    served_model_name: str
+    max_model_len: int
+    vocab_size: int
+    is_generation: bool = True
+    has_image_understanding: bool = False
+    has_audio_understanding: bool = False
+
+
+class ServerLoad(Struct):
+    """`GET /load`: sequences that are computed or wait, under vLLM's name and under that of its router.
+
+    SGLang's gateway wants a list of `/get_load`, in the same request, and counts for itself where it finds none.
+    """
+
+    server_load: int
+    load: int
+
+
+def server_info_routes(state: ServerState) -> list[HTTPRouteHandler]:
+    """The routes, for one server. The paths with `get_` are older names of the others."""
+
+    @get(
+        "/server_info",
+        sync_to_thread=False,
+        summary="What this server serves, and with which bounds",
+        responses=LOOKUP_ERROR_RESPONSES,
+    )
+    def server_info() -> ServerInfo:
+        return _server_info(state)
+
+    @get(
+        "/get_server_info",
+        sync_to_thread=False,
+        summary="The same as /server_info",
+        responses=LOOKUP_ERROR_RESPONSES,
+    )
+    def get_server_info() -> ServerInfo:
+        return _server_info(state)
+
+    @get("/model_info", sync_to_thread=False, summary="Which model this is", responses=LOOKUP_ERROR_RESPONSES)
+    def model_info() -> ModelDescription:
+        return _model_info(state)
+
+    @get("/get_model_info", sync_to_thread=False, summary="The same as /model_info", responses=LOOKUP_ERROR_RESPONSES)
+    def get_model_info() -> ModelDescription:
+        return _model_info(state)
+
+    @get("/load", summary="How many sequences run or wait", responses=LOOKUP_ERROR_RESPONSES)
+    async def load() -> ServerLoad:
+        return await _load(state)
+
+    @get("/get_load", summary="The same as /load", responses=LOOKUP_ERROR_RESPONSES)
+    async def get_load() -> ServerLoad:
+        return await _load(state)
+
+    return [server_info, get_server_info, model_info, get_model_info, load, get_load]
+
+
+def _server_info(state: ServerState) -> ServerInfo:
+    model = state.client.model
+    return ServerInfo(
+        model_path=model.name,
+        served_model_name=state.model_name,
+        version=__version__,
+        context_length=model.max_model_len,
+        dtype=model.dtype,
+        quantization=model.quantization,
+        kv_cache_dtype=model.kv_cache_dtype,
+        page_size=model.block_size,
+        max_total_tokens=model.kv_cache_tokens,
+        max_prefill_tokens=model.max_num_batched_tokens,
+        max_running_requests=model.max_num_seqs,
+        tp_size=model.tensor_parallel_size,
+    )
+
+
+def _model_info(state: ServerState) -> ModelDescription:
+    model = state.client.model
+    return ModelDescription(
+        model_path=model.name,
+        tokenizer_path=model.name,
+        served_model_name=state.model_name,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+    )
+
+
+async def _load(state: ServerState) -> ServerLoad:
+    """What the core has to do now.
+
+    Raises:
+        EngineDeadError: it does not say.
+    """
+    try:
+        stats = await state.client.stats()
+    except TimeoutError:
+        raise EngineDeadError("the engine core did not answer in time") from None
+    number = sum(stats[name] for name in ("num_running", "num_waiting", "num_held", "num_loading"))
+    return ServerLoad(number, number)
