@@ -172,6 +172,9 @@ class _CountingSink:
         self._count = count
         self._begun = False
 
+    def started(self, times: object) -> None:
+        pass
+
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
         count = self._count
         count.tokens += len(tokens)

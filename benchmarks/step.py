@@ -73,6 +73,9 @@ class CountingSink:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_tokens = 0
 
+    def started(self, times: object) -> None:
+        pass
+
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
         self.num_tokens += len(tokens)
         if finish != FinishCode.NONE:

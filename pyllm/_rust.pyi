@@ -257,9 +257,7 @@ class Scheduler:
         """
     def pending_clients(self) -> list[int]:
         """The clients that have deltas to take, longest waiting first."""
-    def take_deltas(
-        self, client: int
-    ) -> tuple[bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes] | None:
+    def take_deltas(self, client: int) -> tuple[bytes, ...] | None:
         """What is new for a client since the last call; None if nothing is.
 
         One row a sample, and before it one more for what is told of its prompt.
@@ -268,7 +266,9 @@ class Scheduler:
         (int32), finish codes (uint8: 0 goes on, 1 stop, 2 length, 3 abort, 5 deadline), prompt tokens found in the
         prefix cache at first admission (int32); then log-probabilities, all empty where no token has any: starts
         (int32, one more than tokens), ids (int32), values (float32), ranks (int32); then embeddings, both empty where
-        no row has one: starts (int32, one more than rows), values (float32). Holds the interpreter lock meanwhile.
+        no row has one: starts (int32, one more than rows), values (float32); then the rows with which the output of a
+        request that is not resumed begins, if any: their indices (int32), seconds from arrival to the first step, and
+        from there to the output (float32 both). Holds the interpreter lock meanwhile.
         """
     def lose_device(self) -> None:
         """The device and all it held are gone: what ran returns to its place in the queue, to be computed anew.
@@ -347,7 +347,8 @@ class Scheduler:
         `num_pinned_blocks`; `num_host_blocks`, `num_free_host_blocks`, `num_cached_host_blocks`. Counters:
         `num_preemptions` and of those `num_swapped`, `num_expired` (by deadline), `prefix_queries`, `prefix_hits` and
         of those `host_prefix_hits` (tokens, at first admission), `num_computed_tokens`, `num_steps`, `num_drafts`,
-        `num_accepted_drafts`, `num_failed_loads`.
+        `num_accepted_drafts`, `num_failed_loads`, and `iteration_tokens_le_1`, `_8`, `_16`... `_16384`, `_inf`: steps
+        that computed at most so many tokens, and at least one.
         """
 
 def replay(recording: bytes) -> dict[str, Any]:

@@ -207,8 +207,9 @@ class Deltas(Message, frozen=True):
     `token_starts` has one entry more than there are rows; `offsets` is the position of a row's first new token in its
     sample's output, and negative where the row begins with tokens of the prompt, told for their log-probabilities;
     `cached_tokens` counts the prompt tokens found in the prefix cache at first admission. The next four columns are
-    those of `Logprobs`, over `tokens`, and empty where no token has any; the last two those of `Embeddings`, over the
-    rows, and empty where no row has one.
+    those of `Logprobs`, over `tokens`, and empty where no token has any; then those of `Embeddings`, over the rows, and
+    empty where no row has one. The last three are of the rows with which the output of a request begins, on whatever
+    core: their indices, rising, and the seconds from arrival to the first step and from there to this output.
     """
 
     epoch: int
@@ -225,6 +226,9 @@ class Deltas(Message, frozen=True):
     ranks: bytes = b""
     embedding_starts: bytes = b""
     embeddings: bytes = b""  # float32
+    start_rows: bytes = b""
+    queue_seconds: bytes = b""  # float32
+    prefill_seconds: bytes = b""  # float32
 
 
 class Reply(Message, frozen=True):

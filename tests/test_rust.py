@@ -113,7 +113,7 @@ def test_commit_takes_any_buffer_of_bytes_or_int32(buffer: Callable[[bytes], Any
     assert requests == struct.pack("<Q", 2**64 - 1)
     assert (samples, offsets, starts, tokens, cached) == (int32(0), int32(0), int32(0, 1), int32(42), int32(0))
     assert finishes == b"\x01"
-    assert rest == [b""] * 6
+    assert rest == [*[b""] * 6, int32(0), struct.pack("<f", 0.0), struct.pack("<f", 0.0)]
     assert scheduler.take_deltas(3) is None
 
 
@@ -151,7 +151,7 @@ def test_log_probabilities_go_through_and_those_of_the_prompt_come_first():
     with pytest.raises(_rust.SchedulerError, match="logprob_values has 15 bytes; float32"):
         scheduler.commit(step, int32(0, 1, 2), int32(5, 6), logprobs=(*logprobs[:4], values[:-1], logprobs[5]))
     scheduler.commit(step, int32(0, 1, 2), int32(5, 6), logprobs=logprobs)
-    requests, _, offsets, starts, tokens, _, _, *columns, _, _ = scheduler.take_deltas(0) or ()
+    requests, _, offsets, starts, tokens, _, _, *columns = (scheduler.take_deltas(0) or ())[:11]
     assert (requests, offsets) == (struct.pack("<3Q", 1, 1, 2), int32(-2, 0, 0))
     assert (starts, tokens) == (int32(0, 2, 3, 4), int32(2, 3, 5, 6))
     assert columns == [int32(0, 1, 2, 4, 4), *logprobs[3:]]
@@ -166,7 +166,7 @@ def test_a_beam_search_goes_on_by_log_probabilities_and_gives_its_best():
     values = struct.pack("<5f", -8.0, -0.5, -1.5, -2.0, -2.5)
     logprobs = (int32(0, 0), b"", int32(0, 5, 5), int32(9, 4, 5, 6, 7), values, int32(9, 1, 2, 3, 4))
     scheduler.commit(step, int32(0, 2), int32(9, 9), logprobs=logprobs)
-    _, samples, offsets, _, tokens, finishes, _, *columns, _, _ = scheduler.take_deltas(0) or ()
+    _, samples, offsets, _, tokens, finishes, _, *columns = (scheduler.take_deltas(0) or ())[:11]
     assert (samples, offsets, tokens, finishes) == (int32(0, 1), int32(0, 0), int32(4, 5), b"\x02\x02")
     assert columns == [int32(0, 1, 2), int32(4, 5), struct.pack("<2f", -0.5, -1.5), int32(1, 2)]
 
@@ -408,6 +408,22 @@ def test_threads_may_share_a_scheduler():
     assert scheduler.stats()["num_requests"] == 800
 
 
+def test_steps_are_counted_by_their_tokens_with_vllms_bounds():
+    bounds = [*map(str, (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)), "inf"]
+    figures = [name for name in make_scheduler().stats() if name.startswith("iteration_tokens")]
+    assert figures == [f"iteration_tokens_le_{bound}" for bound in bounds]
+
+
+def test_the_first_row_of_a_request_says_when_it_began():
+    scheduler = make_scheduler()
+    scheduler.add(0, 1, int32(1, 2, 3), seed=0, max_tokens=2, arrival=1.0)
+    for now, expected in ((3.5, (int32(0), struct.pack("<f", 2.5), struct.pack("<f", 0.25))), (4.0, (b"", b"", b""))):
+        plan = scheduler.schedule(now)
+        assert plan is not None
+        scheduler.commit(plan.step, int32(0, 1), int32(9), 0.25)
+        assert tuple(scheduler.take_deltas(0) or ())[-3:] == expected
+
+
 def test_an_embedding_ends_its_request():
     scheduler = make_scheduler()
     scheduler.add(0, 1, int32(1, 2, 3), seed=0, max_tokens=0, pooling=True)
@@ -422,6 +438,6 @@ def test_an_embedding_ends_its_request():
     columns = scheduler.take_deltas(0) or ()
     assert struct.unpack("<2Q", columns[0]) == (1, 2)
     assert (columns[3], columns[4], columns[5]) == (int32(0, 0, 1), int32(9), bytes([1, 0]))
-    assert list(columns[-2:]) == [int32(0, 2, 2), vector]
+    assert list(columns[11:14]) == [int32(0, 2, 2), vector, int32(0, 1)]
     with pytest.raises(_rust.SchedulerError, match="max_tokens excludes pooling"):
         scheduler.add(0, 3, int32(1), seed=0, max_tokens=1, pooling=True)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from pyllm.errors import PyllmError
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.frontend.streams import Sink
 from pyllm.messages import FinishCode
@@ -18,6 +19,10 @@ class CutSink:
         self._sink = sink
         self._cuts = [list(counts) for counts in cuts]
         self._num_seen = [0] * len(cuts)
+
+    def started(self, times: StartTimes) -> None:
+        """Pass on when the request began."""
+        self._sink.started(times)
 
     def delta(
         self,

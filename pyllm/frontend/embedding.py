@@ -7,15 +7,20 @@ from typing import Protocol
 import msgspec
 
 from pyllm.errors import DeadlineError, EngineDeadError, PyllmError
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.messages import FinishCode
 
 
 class Embedding(msgspec.Struct, frozen=True):
-    """A vector of length 1, float32; `cached_tokens` of its prompt were in the prefix cache."""
+    """A vector of length 1, float32; `cached_tokens` of its prompt were in the prefix cache.
+
+    `start_times` are None where the core does not tell them.
+    """
 
     values: "array[float]"
     cached_tokens: int = 0
+    start_times: StartTimes | None = None
 
 
 class EmbeddingOutput(msgspec.Struct):
@@ -47,15 +52,20 @@ class EmbeddingSink(Protocol):
 class EmbeddingReceiver:
     """The sink of a stream that ends with an embedding and has no tokens."""
 
-    __slots__ = ("_sink", "_values")
+    __slots__ = ("_sink", "_start_times", "_values")
 
     def __init__(self, sink: EmbeddingSink) -> None:
         self._sink = sink
         self._values: array[float] = array("f")
+        self._start_times: StartTimes | None = None
 
     def take(self, values: bytes) -> None:
         """The vector, which comes before the last delta."""
         self._values = array("f", values)
+
+    def started(self, times: StartTimes) -> None:
+        """When the request began."""
+        self._start_times = times
 
     def delta(
         self,
@@ -68,7 +78,7 @@ class EmbeddingReceiver:
         """The end, there being no tokens."""
         del sample, tokens, logprobs
         if finish == FinishCode.STOP and self._values:
-            self._sink.embedding(Embedding(self._values, cached_tokens))
+            self._sink.embedding(Embedding(self._values, cached_tokens, self._start_times))
         elif finish == FinishCode.DEADLINE:
             self._sink.error(DeadlineError("the timeout passed before the embedding was computed"))
         elif finish == FinishCode.ABORT:

@@ -81,6 +81,8 @@ class _PromptSink:
         if not self._life.num_open:
             return
         self._life.came()
+        if embedding.start_times is not None:
+            self._metrics.started(embedding.start_times)
         self._metrics.delta(0, 0, embedding.cached_tokens)
         self._metrics.finish(0, "stop")
         self._life.choice_ended("stop")

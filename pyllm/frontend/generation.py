@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from pyllm.errors import PyllmError, RequestError
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.event_ids import LAST_EVENT_ID
 from pyllm.frontend.keep_alive import KeepAlive
@@ -173,6 +174,9 @@ class _PromptSink:
         self._first_choice = choices.start
         self._metrics = metrics
         self._has_tokens = False
+
+    def started(self, times: StartTimes) -> None:
+        self._metrics.started(times)
 
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
         if delta.tokens:

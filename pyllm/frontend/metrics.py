@@ -5,6 +5,7 @@ What begins with `vllm:` has vLLM's name, meaning and bounds; what vLLM does not
 Everything is plain numbers, and becomes Prometheus families when scraped: a token costs two additions.
 """
 
+import math
 import time
 from array import array
 from bisect import bisect_left
@@ -16,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.core_connection import Condition, ConnectionCounts
 from pyllm.frontend.encoding_cache import EncodingCounts
 from pyllm.frontend.ignored_fields import IgnoredFields
@@ -60,11 +62,15 @@ COUNTERS = (
     (OURS, "quarantine_failures", "Requests that failed because they ended workers.", "num_quarantine_failures"),
 )
 
+# The core's figures that count the steps of at most so many tokens, by the bound that follows.
+STEPS_UP_TO = "iteration_tokens_le_"
+
 # What each API process counts for itself, and what is shown as the sum of all.
 COUNTED = (
     *("prompt_tokens", "cached_prompt_tokens", "generation_tokens", "finished"),
     *("rejected", "degradations", "encoding", "first_token", "inter_token", "request_seconds"),
-    *("request_prompt_tokens", "request_generation_tokens", "request_num_samples"),
+    *("queue_seconds", "prefill_seconds", "decode_seconds", "inference_seconds", "output_token_seconds"),
+    *("request_prompt_tokens", "request_generation_tokens", "longest_sample_tokens", "request_num_samples"),
     "connection",
 )
 
@@ -122,8 +128,14 @@ class Metrics(Collector):
         self.first_token = Histogram(FIRST_TOKEN_BOUNDS)
         self.inter_token = Histogram(INTER_TOKEN_BOUNDS)
         self.request_seconds = Histogram(REQUEST_BOUNDS)
+        self.queue_seconds = Histogram(REQUEST_BOUNDS)
+        self.prefill_seconds = Histogram(REQUEST_BOUNDS)
+        self.decode_seconds = Histogram(REQUEST_BOUNDS)
+        self.inference_seconds = Histogram(REQUEST_BOUNDS)
+        self.output_token_seconds = Histogram(INTER_TOKEN_BOUNDS)
         self.request_prompt_tokens = Histogram(token_bounds(model.max_model_len))
         self.request_generation_tokens = Histogram(token_bounds(model.max_model_len))
+        self.longest_sample_tokens = Histogram(token_bounds(model.max_model_len))
         self.request_num_samples = Histogram(NUM_SAMPLES_BOUNDS)
         self._model = model
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -190,8 +202,24 @@ class Metrics(Collector):
         yield self._histogram("time_to_first_token_seconds", "From arrival to the first token.", self.first_token)
         yield self._histogram("inter_token_latency_seconds", "Between two deltas of a sample.", self.inter_token)
         yield self._histogram("e2e_request_latency_seconds", "From arrival to the last token.", self.request_seconds)
+        yield self._histogram("request_queue_time_seconds", "From arrival to the first step.", self.queue_seconds)
+        yield self._histogram(
+            "request_prefill_time_seconds", "From the first step to the first token.", self.prefill_seconds
+        )
+        yield self._histogram(
+            "request_decode_time_seconds", "From a sample's first token to its last.", self.decode_seconds
+        )
+        yield self._histogram(
+            "request_inference_time_seconds", "From the first step to a sample's last token.", self.inference_seconds
+        )
+        yield self._histogram(
+            "request_time_per_output_token_seconds", "A sample's mean, its first left out.", self.output_token_seconds
+        )
         yield self._histogram("request_prompt_tokens", "Prompt tokens.", self.request_prompt_tokens)
         yield self._histogram("request_generation_tokens", "Tokens of a sample.", self.request_generation_tokens)
+        yield self._histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest sample.", self.longest_sample_tokens
+        )
         yield self._histogram("request_params_n", "Samples of a request.", self.request_num_samples)
 
     def describe(self) -> Iterator[Metric]:
@@ -205,6 +233,11 @@ class Metrics(Collector):
         for prefix, name, text, figure in COUNTERS:
             if figure in stats:
                 yield self._counter(prefix, name, text, stats[figure])
+        steps = [(float(name.removeprefix(STEPS_UP_TO)), stats[name]) for name in stats if name.startswith(STEPS_UP_TO)]
+        if steps:
+            buckets = [("+Inf" if math.isinf(bound) else str(bound), float(count)) for bound, count in sorted(steps)]
+            num_tokens = stats["num_computed_tokens"]
+            yield self._buckets("iteration_tokens_total", "Tokens of a step.", buckets, num_tokens)
         capacity, deferred = stats["num_waiting"], stats["num_held"] + stats["num_loading"]
         yield self._gauge(VLLM, "num_requests_waiting", "Requests that wait.", capacity + deferred)
         reasons = {"capacity": capacity, "deferred": deferred}
@@ -259,15 +292,21 @@ class Metrics(Collector):
         return family
 
     def _histogram(self, name: str, text: str, histogram: Histogram) -> Metric:
+        return self._buckets(name, text, histogram.buckets(), histogram.sum)
+
+    def _buckets(self, name: str, text: str, buckets: list[tuple[str, float]], total: float) -> Metric:
         family = HistogramMetricFamily(f"{VLLM}:{name}", text, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), histogram.buckets(), histogram.sum)
+        family.add_metric(list(self._labels.values()), buckets, total)
         return family
 
 
 class RequestMetrics:
     """One request's times and counts, as they happen."""
 
-    __slots__ = ("_arrival", "_last", "_metrics", "_num_open", "_num_prompt_tokens", "_num_tokens", "num_cached_tokens")
+    __slots__ = (
+        *("_arrival", "_first", "_last", "_metrics", "_num_open", "_num_prompt_tokens", "_num_tokens", "_start_times"),
+        *("_start_is_counted", "num_cached_tokens"),
+    )
 
     def __init__(self, metrics: Metrics, num_prompt_tokens: int, num_samples: int) -> None:
         self._metrics = metrics
@@ -275,6 +314,9 @@ class RequestMetrics:
         self._num_open = num_samples
         self._arrival = metrics.clock()
         self.num_cached_tokens = 0
+        self._start_times: StartTimes | None = None
+        self._start_is_counted = False
+        self._first: list[float | None] = [None] * num_samples  # when its first token came, by sample
         self._last: list[float | None] = [None] * num_samples
         self._num_tokens = [0] * num_samples
 
@@ -286,6 +328,11 @@ class RequestMetrics:
     def num_tokens_of(self, sample: int) -> int:
         """Tokens of one sample so far."""
         return self._num_tokens[sample]
+
+    def started(self, times: StartTimes) -> None:
+        """A core has begun the request. What the first one says counts."""
+        if self._start_times is None:
+            self._start_times = times
 
     def delta(self, sample: int, num_tokens: int, num_cached_tokens: int) -> None:
         """A sample got tokens."""
@@ -300,6 +347,7 @@ class RequestMetrics:
             histogram.counts[bisect_left(histogram.bounds, pause)] += 1
             histogram.sum += pause
         else:
+            self._first[sample] = now
             self._begin(now, num_cached_tokens)
         self._last[sample] = now
         self._num_tokens[sample] += num_tokens
@@ -312,11 +360,33 @@ class RequestMetrics:
         metrics.finished[reason] += 1
         metrics.request_seconds.observe(metrics.clock() - self._arrival)
         metrics.request_generation_tokens.observe(self._num_tokens[sample])
+        self._count_times(sample)
+        if not self._num_open:
+            metrics.longest_sample_tokens.observe(max(self._num_tokens))
 
     def end(self, reason: str) -> None:
         """Whatever has not ended by itself ends now."""
         self._metrics.finished[reason] += self._num_open
         self._num_open = 0
+
+    def _count_times(self, sample: int) -> None:
+        """Those of a sample that has ended with output, and with the first of these their request's."""
+        metrics, times = self._metrics, self._start_times
+        first, last = self._first[sample], self._last[sample]
+        if first is None or last is None:
+            return
+        decode = last - first
+        metrics.decode_seconds.observe(decode)
+        # A sample of one token has nothing to divide: it counts as 0, as in vLLM.
+        metrics.output_token_seconds.observe(decode / max(self._num_tokens[sample] - 1, 1))
+        if times is None:  # A core of another version does not tell.
+            return
+        start = min(first for first in self._first if first is not None) - times.prefill
+        metrics.inference_seconds.observe(last - start)
+        if not self._start_is_counted:
+            self._start_is_counted = True
+            metrics.queue_seconds.observe(times.queue)
+            metrics.prefill_seconds.observe(times.prefill)
 
     def _begin(self, now: float, num_cached_tokens: int) -> None:
         metrics = self._metrics

@@ -7,6 +7,7 @@ import msgspec
 
 from pyllm.errors import EngineDeadError, PyllmError
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.cuts import CutSink
 from pyllm.frontend.detokenizer import Detokenizer, TextDelta
 from pyllm.frontend.logprobs import LogprobEntries, chosen
@@ -61,6 +62,9 @@ class Request(NamedTuple):
 
 class TextSink(Protocol):
     """Where the text of one request goes: plain functions, called from the event loop, that must not block."""
+
+    def started(self, times: StartTimes) -> None:
+        """When the request began; comes before its first text, again where another core begins it anew."""
 
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
         """New text of one sample, and its tokens; a `finish_reason` marks its last."""
@@ -125,6 +129,11 @@ class RequestProcessor:
         if not self.finished:
             self._close_all()
             self._client.abort(self._request)
+
+    def started(self, times: StartTimes) -> None:
+        """Pass on when the request began."""
+        if not self.finished:
+            self._sink.started(times)
 
     def delta(
         self,
@@ -211,6 +220,9 @@ class OutputFold:
     def finished(self) -> bool:
         """Whether nothing follows, be it that all samples have ended or that the request has failed."""
         return self._unfinished == 0 or self.failure is not None
+
+    def started(self, times: StartTimes) -> None:
+        """No part of the output."""
 
     def text(self, sample: int, delta: TextDelta, num_cached_tokens: int) -> None:
         """Add what is new."""

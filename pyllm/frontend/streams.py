@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pyllm.errors import PyllmError
-from pyllm.frontend.columns import Columns
+from pyllm.frontend.columns import Columns, StartTimes
 from pyllm.frontend.journal import Journal
 from pyllm.frontend.logprobs import LogprobColumns, LogprobEntries
 from pyllm.messages import FinishCode
@@ -17,6 +17,9 @@ logger = logging.getLogger(__name__)
 
 class Sink(Protocol):
     """Where the tokens of one request go: plain functions, called from the event loop, that must not block."""
+
+    def started(self, times: StartTimes) -> None:
+        """When the request began; comes before its first output, again where another core begins it anew."""
 
     def delta(
         self,
@@ -107,14 +110,14 @@ class Streams:
         Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended; each
         stream once.
         """
-        requests, samples, offsets, starts, tokens, finishes, cached_tokens, logprobs, embeddings = columns
+        requests, samples, offsets, starts, tokens, finishes, cached_tokens, logprobs, embeddings, start_times = columns
         streams = self._by_wire_id
         for row, values in (embeddings or {}).items():
             stream = streams.get(requests[row])
             if stream is not None and stream.on_embedding is not None:
                 stream.on_embedding(values)
         incomplete: dict[int, Stream] = {}
-        failed = []
+        failed = self._tell_starts(requests, start_times) if start_times else []
         for wire_id, sample, offset, start, end, finish, cached in zip(
             requests, samples, offsets, starts, starts[1:], finishes, cached_tokens, strict=False
         ):
@@ -165,6 +168,20 @@ class Streams:
         """Deliver nothing to this stream any more."""
         self._by_request.pop(stream.request, None)
         self._by_wire_id.pop(stream.wire_id, None)
+
+    def _tell_starts(self, requests: list[int], start_times: dict[int, StartTimes]) -> list[Stream]:
+        """Hand over when requests began; gives the streams whose sink failed."""
+        failed = []
+        for row, times in start_times.items():
+            stream = self._by_wire_id.get(requests[row])
+            if stream is not None:
+                try:
+                    stream.sink.started(times)
+                except Exception:
+                    logger.exception("the sink of request %d failed", stream.request)
+                    self.fail(stream, PyllmError(_SINK_FAILED))
+                    failed.append(stream)
+        return failed
 
     def _end_sample(self, stream: Stream, sample: int, finish: FinishCode) -> None:
         if sample not in stream.open_samples or self.get(stream.request) is None:

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 
 from pyllm.errors import PyllmError
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.logprobs import LogprobEntries, extended
 from pyllm.messages import FinishCode
 
@@ -38,6 +39,9 @@ class TokenReader:
     def finished(self) -> bool:
         """Whether the last delta or an error has arrived."""
         return self._unfinished == 0 or self._error is not None
+
+    def started(self, times: StartTimes) -> None:
+        """Not told to the reader."""
 
     def delta(
         self,

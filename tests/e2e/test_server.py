@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.server import Server, until
 
@@ -91,6 +92,49 @@ def test_models_health_version_metrics(server: Server) -> None:
         assert http.get("/version").json() == {"version": "0.1.0"}
     assert server.metric("vllm:generation_tokens_total") > 0
     assert server.metric("vllm:time_to_first_token_seconds_count") > 0
+
+
+TIMES = ("queue_time", "prefill_time", "decode_time", "inference_time", "time_per_output_token")
+
+
+def test_a_requests_time_is_told_apart(server: Server) -> None:
+    def figures() -> dict[str, float]:
+        names = [f"vllm:request_{name}_seconds" for name in TIMES]
+        names += ["vllm:time_to_first_token_seconds", "vllm:request_max_num_generation_tokens"]
+        return {name + part: server.metric(name + part) for name in names for part in ("_count", "_sum")}
+
+    def added(**fields: object) -> dict[str, float]:
+        before = figures()
+        assert server.complete("Once upon a time", ignore_eos=True, **fields).status_code == 200
+        return {name.partition(":")[2]: after - before[name] for name, after in figures().items()}
+
+    one = added(max_tokens=5)
+    assert [one[f"request_{name}_seconds_count"] for name in TIMES] == [1] * 5
+    assert (one["request_max_num_generation_tokens_count"], one["request_max_num_generation_tokens_sum"]) == (1, 5)
+    seconds = {name: one[f"request_{name}_seconds_sum"] for name in TIMES}
+    assert seconds["inference_time"] == pytest.approx(seconds["prefill_time"] + seconds["decode_time"], abs=1e-4)
+    assert seconds["time_per_output_token"] == pytest.approx(seconds["decode_time"] / 4, abs=1e-4)
+    # What the core tells lies within what this side has waited.
+    assert seconds["queue_time"] + seconds["prefill_time"] <= one["time_to_first_token_seconds_sum"]
+    assert min(seconds["queue_time"], seconds["prefill_time"]) > 0
+
+    several = added(max_tokens=3, n=3, temperature=1.0)
+    assert [several[f"request_{name}_seconds_count"] for name in TIMES] == [1, 1, 3, 3, 3]
+    assert several["request_max_num_generation_tokens_count"] == 1
+
+
+def test_every_step_is_counted_by_its_tokens(server: Server) -> None:
+    with server.http() as http:
+        families = {family.name: family for family in text_string_to_metric_families(http.get("/metrics").text)}
+    samples = families["vllm:iteration_tokens_total"].samples
+    buckets = [sample for sample in samples if sample.name.endswith("_bucket")]
+    counts = [sample.value for sample in buckets]
+    bounds = [sample.labels["le"] for sample in buckets]
+    assert bounds == [*(str(float(bound)) for bound in (1, *(2**power for power in range(3, 15)))), "+Inf"]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1]  # steps of one decode, and of a prompt
+    (total,) = (sample.value for sample in samples if sample.name.endswith("_sum"))
+    assert total == families["pyllm:num_scheduled_tokens"].samples[0].value
 
 
 BAD_REQUESTS: dict[str, tuple[bytes, int]] = {

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from pyllm.frontend.client import EngineClient
+from pyllm.frontend.columns import StartTimes
 from pyllm.ipc import MalformedHandler, MessageHandler, PeerGoneError
 from pyllm.messages import (
     PROTOCOL_VERSION,
@@ -51,6 +52,7 @@ STATS = (
     *("num_host_blocks", "num_free_host_blocks", "num_cached_host_blocks"),
     *("num_preemptions", "num_swapped", "num_expired", "prefix_queries", "prefix_hits", "host_prefix_hits"),
     *("num_computed_tokens", "num_steps", "num_drafts", "num_accepted_drafts", "num_failed_loads"),
+    *(f"iteration_tokens_le_{bound}" for bound in (1, *(2**power for power in range(3, 15)), "inf")),
     *("num_recoveries", "num_suspects", "num_quarantine_failures", "num_degradations"),
 )
 
@@ -69,6 +71,11 @@ class Row(NamedTuple):
     cached_tokens: int = 0
     logprobs: list[Entries] | None = None
     embedding: tuple[float, ...] = ()
+    start: StartTimes | None = None
+
+
+# When `ScriptedCore` says that a request began.
+START = StartTimes(0.5, 0.25)
 
 
 def told(token: int, count: int) -> Entries:
@@ -87,6 +94,7 @@ def deltas(*rows: Row, epoch: int = EPOCH) -> Deltas:
     has_embeddings = any(row.embedding for row in rows)
     tokens = [each for row in rows for each in row.logprobs or [[]] * len(row.tokens)]
     entries = [entry for each in tokens for entry in each]
+    starts = [(index, row.start) for index, row in enumerate(rows) if row.start is not None]
     return Deltas(
         epoch,
         array("Q", [row.request for row in rows]).tobytes(),
@@ -102,6 +110,9 @@ def deltas(*rows: Row, epoch: int = EPOCH) -> Deltas:
         array("i", [rank for _, _, rank in entries]).tobytes(),
         array("i", [0, *accumulate(len(row.embedding) for row in rows)]).tobytes() if has_embeddings else b"",
         array("f", [value for row in rows for value in row.embedding]).tobytes(),
+        array("i", [index for index, _ in starts]).tobytes(),
+        array("f", [start.queue for _, start in starts]).tobytes(),
+        array("f", [start.prefill for _, start in starts]).tobytes(),
     )
 
 
@@ -191,7 +202,8 @@ class ScriptedCore(FakeCore):
     """Answers every prompt with the tokens of `script(prompt, sample)`: one per sample in each turn of the event loop.
 
     It ends a sample at its stop tokens, its `max_tokens` and its abort, as a scheduler does, or at the script's end.
-    Log-probabilities are those of `told`, embeddings those of `embedded`. With `paused` it says nothing until `resume`.
+    Log-probabilities are those of `told`, embeddings those of `embedded`; what is not resumed began as `START` says.
+    With `paused` it says nothing until `resume`.
     """
 
     def __init__(
@@ -250,7 +262,7 @@ class ScriptedCore(FakeCore):
             if submit.sampling.pooling:
                 del self.running[request, sample]
                 vector = embedded(array("i", submit.prompt).tolist())
-                rows.append(Row(request, [], finish=FinishCode.STOP, cached_tokens=2, embedding=vector))
+                rows.append(Row(request, [], finish=FinishCode.STOP, cached_tokens=2, embedding=vector, start=START))
                 continue
             token = tokens[offset]
             position = offset + 1
@@ -270,7 +282,8 @@ class ScriptedCore(FakeCore):
                 self.say_rows(Row(request, prompt, -len(prompt), logprobs=entries))
             count = submit.sampling.logprobs
             logprobs = None if count is None else [told(token, count)]
-            rows.append(Row(request, [token], offset, sample, finish, 2, logprobs))
+            start = START if offset == sample == 0 and not submit.outputs else None
+            rows.append(Row(request, [token], offset, sample, finish, 2, logprobs, start=start))
         if rows:
             self.say_rows(*rows)
         self._schedule()

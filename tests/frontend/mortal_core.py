@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from pyllm.errors import PyllmError
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.embedding import Embedding
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.messages import (
@@ -20,7 +21,7 @@ from pyllm.messages import (
     Rejected,
     Submit,
 )
-from tests.frontend.fake_core import MODEL, Entries, FakeCore, Row, deltas, embedded, told
+from tests.frontend.fake_core import MODEL, START, Entries, FakeCore, Row, deltas, embedded, told
 
 CHUNK = 2  # tokens of a prompt that are told in one step
 LOSSES = 2  # of cores in a row, which make a request suspect
@@ -68,6 +69,7 @@ class MortalCore(FakeCore):
         self.steps_alone = 0  # that are left to it
         self.told_alone: int | None = None  # what the client knows of that
         self._suspects: deque[int] = deque()
+        self._begun: set[int] = set()  # whose output has begun, be it on a core before
 
     def send(self, message: ClientMessage, *frames: object, identity: bytes = b"") -> bool:
         return self.is_deaf or super().send(message, *frames, identity=identity)
@@ -133,6 +135,8 @@ class MortalCore(FakeCore):
             self._suspects.append(submit.request)
         num_left = len(submit.prompt) // 4 - 1 if submit.sampling.prompt_logprobs is not None else 0
         outputs = submit.outputs or (Output(b"", False),) * submit.n
+        if any(output.tokens for output in outputs):
+            self._begun.add(submit.request)
         for sample, output in enumerate(outputs):
             if not output.finished:
                 # Those of a fresh request have one prompt, those of a resumed one compute it each.
@@ -145,17 +149,19 @@ class MortalCore(FakeCore):
         prompt = array("i", submit.prompt).tolist()
         if submit.sampling.pooling:
             self.sequences.remove(sequence)
-            return [Row(request, [], 0, 0, FinishCode.STOP, self.num_cached, embedding=embedded(prompt))]
+            vector = embedded(prompt)
+            return [Row(request, [], 0, 0, FinishCode.STOP, self.num_cached, embedding=vector, start=START)]
         if submit.beam_width:
             sequence.num_tokens += 1
             if sequence.num_tokens < submit.max_tokens or sequence not in self.sequences:
                 return []
             self.sequences = [each for each in self.sequences if each.submit.request != request]
             outputs = [whole_output(submit, beam) for beam in range(submit.n)]
-            return [
+            rows = [
                 Row(request, tokens, 0, beam, finish, self.num_cached, [told(token, 0) for token in tokens])
                 for beam, (tokens, finish) in enumerate(outputs)
             ]
+            return [rows[0]._replace(start=START), *rows[1:]]
         if sequence.num_left:
             count, left = min(CHUNK, sequence.num_left), sequence.num_left
             sequence.num_left -= count
@@ -173,7 +179,9 @@ class MortalCore(FakeCore):
         count_told = submit.sampling.logprobs
         entries: list[Entries] | None = None if count_told is None else [told(token, count_told)]
         code = finish if is_over else FinishCode.NONE
-        return [Row(request, [token], offset, sample, code, self.num_cached, entries)]
+        start = None if request in self._begun else START
+        self._begun.add(request)
+        return [Row(request, [token], offset, sample, code, self.num_cached, entries, start=start)]
 
     def _end(self, sequences: list[_Sequence], sample: int) -> None:
         rows = []
@@ -214,6 +222,7 @@ class Reader:
         self.of_prompt: list[LogprobEntries] = []
         self.cached: set[int] = set()
         self.vectors: list[array[float]] = []
+        self.starts: list[tuple[StartTimes, bool]] = []  # and whether tokens were there before
         self.errors: list[PyllmError] = []
 
     def delta(
@@ -239,6 +248,9 @@ class Reader:
                 self.abort(sample)
         elif finish:
             self.finishes[sample] = finish
+
+    def started(self, times: StartTimes) -> None:
+        self.starts.append((times, any(self.tokens)))
 
     def prompt_logprobs(self, logprobs: list[LogprobEntries]) -> None:
         self.of_prompt += logprobs

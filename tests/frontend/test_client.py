@@ -12,6 +12,7 @@ import pytest
 from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.errors import EngineDeadError, GivenUpError, ProtocolError, PyllmError, RequestError, RequestTooLargeError
 from pyllm.frontend.client import READER_PATIENCE, EngineClient
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.core_connection import CORE_LOSS
 from pyllm.frontend.logprobs import Logprob
 from pyllm.frontend.reports import Decision, KVEvent, KVEvents, SampleReport, TenantReport
@@ -32,6 +33,10 @@ class Recorder:
     def __init__(self) -> None:
         self.deltas: list[tuple[int, list[int], FinishCode, int]] = []
         self.errors: list[PyllmError] = []
+        self.starts: list[StartTimes] = []
+
+    def started(self, times: StartTimes) -> None:
+        self.starts.append(times)
 
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
         self.deltas.append((sample, tokens, finish, cached_tokens))

@@ -5,9 +5,9 @@ from array import array
 import msgspec
 import pytest
 
-from pyllm.frontend.columns import decode_columns
+from pyllm.frontend.columns import StartTimes, decode_columns
 from pyllm.frontend.logprobs import Logprob
-from pyllm.messages import FinishCode
+from pyllm.messages import Deltas, FinishCode
 from tests.frontend.fake_core import Row, deltas
 
 TOLD = (
@@ -86,6 +86,35 @@ def test_embeddings_that_do_not_fit_their_rows_are_refused(starts: list[int], si
     )
     with pytest.raises(ValueError, match="column"):
         decode_columns(broken)
+
+
+BEGUN = (Row(4, [7], offset=3), Row(5, [6], start=StartTimes(0.5, 0.25)), Row(6, [5], start=StartTimes(8.0, 0.0)))
+
+
+def test_start_times_come_out_by_their_rows() -> None:
+    assert decode_columns(deltas(*ROWS)).start_times == {}
+    assert decode_columns(deltas(*BEGUN)).start_times == {1: StartTimes(0.5, 0.25), 2: StartTimes(8.0, 0.0)}
+
+
+def test_a_core_of_an_older_version_tells_no_start_times() -> None:
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(deltas(*BEGUN)))
+    older = msgspec.msgpack.encode(fields[: fields.index(deltas(*BEGUN).start_rows)])
+    assert decode_columns(msgspec.msgpack.decode(older, type=Deltas)).start_times == {}
+
+
+@pytest.mark.parametrize("name", ["start_rows", "queue_seconds", "prefill_seconds"])
+@pytest.mark.parametrize("change", [lambda column: column[:-1], lambda column: column * 2, lambda column: column[4:]])
+def test_a_column_of_start_times_of_the_wrong_length_is_refused(name: str, change: object) -> None:
+    message = deltas(*BEGUN)
+    broken = msgspec.structs.replace(message, **{name: change(getattr(message, name))})
+    with pytest.raises(ValueError, match="column"):
+        decode_columns(broken)
+
+
+@pytest.mark.parametrize("rows", [[0, 3], [-1, 1]])
+def test_a_start_time_of_no_row_is_refused(rows: list[int]) -> None:
+    with pytest.raises(ValueError, match="name a row that is not there"):
+        decode_columns(msgspec.structs.replace(deltas(*BEGUN), start_rows=array("i", rows).tobytes()))
 
 
 def test_an_unknown_finish_code_is_refused() -> None:

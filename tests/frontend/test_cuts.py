@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import PyllmError
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.cuts import CutSink
 from pyllm.frontend.logprobs import LogprobEntries
 from pyllm.messages import FinishCode
@@ -13,7 +14,11 @@ from pyllm.messages import FinishCode
 
 class Sink:
     def __init__(self) -> None:
+        self.starts: list[StartTimes] = []
         self.deltas: list[tuple[int, list[int], FinishCode, int, Any]] = []
+
+    def started(self, times: StartTimes) -> None:
+        self.starts.append(times)
 
     def delta(self, *delta: Any) -> None:
         self.deltas.append(delta)
@@ -34,6 +39,7 @@ class Sink:
 def test_no_delta_spans_a_cut(sizes: list[int], cuts: list[int], has_logprobs: bool, ends_alone: bool) -> None:
     sink = Sink()
     cutting = CutSink(sink, [[], cuts])
+    cutting.started(StartTimes(0.5, 0.25))
     start = 0
     for count, size in enumerate(sizes, 1):
         tokens = list(range(start, start + size))
@@ -42,6 +48,7 @@ def test_no_delta_spans_a_cut(sizes: list[int], cuts: list[int], has_logprobs: b
         start += size
     if ends_alone:
         cutting.delta(1, [], FinishCode.ABORT, 3, None)
+    assert sink.starts == [StartTimes(0.5, 0.25)]
     assert [token for _, tokens, *_ in sink.deltas for token in tokens] == list(range(start))
     assert all(tokens or finish for _, tokens, finish, *_ in sink.deltas)
     assert [bool(finish) for *_, finish, _, _ in sink.deltas] == [False] * (len(sink.deltas) - 1) + [True] * bool(

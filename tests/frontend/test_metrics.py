@@ -2,6 +2,7 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.core_connection import Condition, ConnectionCounts
 from pyllm.frontend.encoding_cache import EncodingCounts
 from pyllm.frontend.metrics import COUNTED, Histogram, Metrics, token_bounds
@@ -150,6 +151,87 @@ def test_a_request_is_timed_from_its_arrival() -> None:
     assert samples["vllm:request_params_n_bucket{'le': '2.0'}"] == 1
 
 
+def test_a_requests_time_is_told_apart() -> None:
+    clock = Clock()
+    metrics = Metrics("tiny", MODEL, clock)
+    request = metrics.request(num_prompt_tokens=7, num_samples=2)
+    request.started(StartTimes(4.0, 2.0))
+    request.started(StartTimes(64.0, 64.0))  # another core begins it anew before its first token came
+    clock.now += 8.0
+    request.delta(0, 1, 0)
+    clock.now += 0.25
+    request.delta(1, 3, 0)
+    clock.now += 0.25
+    request.delta(0, 2, 0)
+    request.finish(0, "stop")
+    assert metrics.longest_sample_tokens.buckets()[-1] == ("+Inf", 0.0)
+    clock.now += 2.0
+    request.delta(1, 2, 0)
+    clock.now += 32.0
+    request.finish(1, "length")  # that came without a token
+    samples = exposed(metrics, {})
+
+    def figures(name: str) -> tuple[float, float]:
+        return samples[f"vllm:{name}_sum"], samples[f"vllm:{name}_count"]
+
+    assert figures("request_queue_time_seconds") == (4.0, 1)
+    assert figures("request_prefill_time_seconds") == (2.0, 1)
+    assert figures("request_decode_time_seconds") == (0.5 + 2.25, 2)
+    assert figures("request_inference_time_seconds") == (2.5 + 4.5, 2)
+    assert figures("request_time_per_output_token_seconds") == (0.5 / 2 + 2.25 / 4, 2)
+    assert figures("request_max_num_generation_tokens") == (5, 1)
+    assert samples["vllm:request_queue_time_seconds_bucket{'le': '2.5'}"] == 0
+    assert samples["vllm:request_queue_time_seconds_bucket{'le': '5.0'}"] == 1
+    assert samples["vllm:request_time_per_output_token_seconds_bucket{'le': '0.3'}"] == 1
+    assert samples["vllm:request_time_per_output_token_seconds_bucket{'le': '0.75'}"] == 2
+    assert samples["vllm:request_max_num_generation_tokens_bucket{'le': '2.0'}"] == 0
+    assert samples["vllm:request_max_num_generation_tokens_bucket{'le': '5.0'}"] == 1
+
+
+def test_one_token_takes_no_time_per_output_token() -> None:
+    metrics = Metrics("tiny", MODEL, Clock())
+    request = metrics.request(num_prompt_tokens=7, num_samples=1)
+    request.started(StartTimes(4.0, 2.0))
+    request.delta(0, 1, 0)
+    request.finish(0, "length")
+    assert (metrics.output_token_seconds.sum, sum(metrics.output_token_seconds.counts)) == (0.0, 1)
+    assert (metrics.inference_seconds.sum, metrics.decode_seconds.sum) == (2.0, 0.0)
+
+
+def test_a_request_that_ends_without_a_token_has_no_times() -> None:
+    metrics = Metrics("tiny", MODEL, Clock())
+    expired, aborted = (metrics.request(num_prompt_tokens=7, num_samples=1) for _ in range(2))
+    expired.finish(0, "deadline")
+    aborted.started(StartTimes(4.0, 2.0))
+    aborted.delta(0, 1, 0)
+    aborted.end("abort")
+    for histogram in (metrics.queue_seconds, metrics.prefill_seconds, metrics.decode_seconds):
+        assert sum(histogram.counts) == 0
+    assert sum(metrics.inference_seconds.counts) == sum(metrics.output_token_seconds.counts) == 0
+
+
+def test_a_core_that_does_not_say_when_a_request_began_leaves_its_decode_time() -> None:
+    metrics = Metrics("tiny", MODEL, Clock())
+    request = metrics.request(num_prompt_tokens=7, num_samples=1)
+    request.delta(0, 2, 0)
+    request.finish(0, "stop")
+    assert sum(metrics.decode_seconds.counts) == sum(metrics.output_token_seconds.counts) == 1
+    assert sum(metrics.queue_seconds.counts) == sum(metrics.inference_seconds.counts) == 0
+
+
+def test_steps_are_shown_by_their_tokens() -> None:
+    sizes = {"iteration_tokens_le_16384": 7, "iteration_tokens_le_inf": 9, "iteration_tokens_le_8192": 4}
+    samples = exposed(Metrics("tiny", MODEL), STATS | sizes)
+    assert samples["vllm:iteration_tokens_total_bucket{'le': '1.0'}"] == 0
+    assert samples["vllm:iteration_tokens_total_bucket{'le': '8192.0'}"] == 4
+    assert samples["vllm:iteration_tokens_total_bucket{'le': '16384.0'}"] == 7
+    assert samples["vllm:iteration_tokens_total_bucket{'le': '+Inf'}"] == 9
+    assert samples["vllm:iteration_tokens_total_count"] == 9
+    assert samples["vllm:iteration_tokens_total_sum"] == STATS["num_computed_tokens"]
+    older = {name: value for name, value in STATS.items() if not name.startswith("iteration_tokens")}
+    assert not [name for name in exposed(Metrics("tiny", MODEL), older) if "iteration_tokens" in name]
+
+
 def test_bounds_reach_the_context() -> None:
     assert token_bounds(256) == [1, 2, 5, 10, 20, 50, 100, 200]
     assert token_bounds(1) == [1]
@@ -170,6 +252,7 @@ def test_the_counters_of_several_processes_add_up() -> None:
         metrics.encoding.num_found += count
         metrics.finished["stop"] += count
         metrics.first_token.observe(0.5 * count)
+        metrics.queue_seconds.observe(0.25 * count)
     totals = Totals()
     totals.count(1, one.counted())
     totals.count(2, two.counted())
@@ -184,6 +267,7 @@ def test_the_counters_of_several_processes_add_up() -> None:
     assert samples["vllm:request_success_total", "stop"] == 11
     assert samples["vllm:request_success_total", "length"] == 0
     assert samples["vllm:time_to_first_token_seconds_sum", None] == 5.5
+    assert samples["vllm:request_queue_time_seconds_sum", None] == 2.75
     assert (samples["pyllm:ready", None], samples["pyllm:stalled", None]) == (0, 1)
 
     assert samples["vllm:time_to_first_token_seconds_count", None] == 2

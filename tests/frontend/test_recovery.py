@@ -14,7 +14,7 @@ from pyllm.frontend.submission import prepare
 from pyllm.ipc import MalformedHandler, MessageHandler
 from pyllm.messages import CoreMessage, FinishCode
 from pyllm.sampling_params import SamplingParams
-from tests.frontend.fake_core import MODEL, Entries, embedded, told
+from tests.frontend.fake_core import MODEL, START, Entries, embedded, told
 from tests.frontend.mortal_core import MortalCore, Reader, whole_output
 
 
@@ -156,6 +156,8 @@ def check(asked: Asked, reader: Reader, aborted: set[int]) -> None:
         assert reader.vectors == [array("f", embedded(prompt))] or aborted
         return
     assert reader.errors == []
+    assert reader.starts or not any(reader.tokens)
+    assert (START, True) not in reader.starts
     submit = prepare(prompt, params, MODEL)
     for sample in range(params.n):
         tokens, finish = whole_output(submit, sample)

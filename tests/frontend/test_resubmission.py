@@ -102,6 +102,8 @@ async def test_wherever_a_core_dies_the_next_one_gives_the_rest(lives_for: int) 
     for params, reader, (tokens, finish) in zip(REQUESTS, readers, EXPECTED, strict=True):
         assert reader.errors == []
         assert list(zip(reader.tokens, reader.finishes, strict=True)) == [(tokens, finish)] * params.n
+        ((_, is_late),) = reader.starts
+        assert not is_late
 
 
 async def test_time_goes_on_without_a_core_and_is_over_at_the_next_one() -> None:

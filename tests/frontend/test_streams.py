@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pyllm.errors import PyllmError
-from pyllm.frontend.columns import decode_columns
+from pyllm.frontend.columns import StartTimes, decode_columns
 from pyllm.frontend.journal import Journal
 from pyllm.frontend.logprobs import Logprob, LogprobEntries
 from pyllm.frontend.streams import Stream, Streams
@@ -22,6 +22,11 @@ class Sink:
         self.num_deltas = 0
         self.num_errors = 0
         self.told: list[tuple[object, object]] = []
+
+    def started(self, times: StartTimes) -> None:
+        self.told.append(("started", times))
+        if self.fails:
+            raise ZeroDivisionError
 
     def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
         self.num_deltas += 1
@@ -103,6 +108,28 @@ def test_a_row_may_begin_in_the_prompt_and_go_on_in_the_output() -> None:
     assert deliver(streams, row([2], -3)) == ([], [])
     assert deliver(streams, row([2, 3, 4, 8], -3, FinishCode.LENGTH)) == ([], [])
     assert sink.told == [("prompt", [entry(2)]), ("prompt", [entry(3), entry(4)]), ([8], [entry(8)])]
+
+
+def test_a_start_is_told_before_the_first_tokens() -> None:
+    sink = Sink()
+    streams, _ = one(sink)
+    assert deliver(streams, Row(9, [5], start=StartTimes(8.0, 8.0)), Row(1, [6], start=StartTimes(0.5, 0.25))) == (
+        [],
+        [],
+    )
+    assert deliver(streams, Row(1, [7], 1)) == ([], [])
+    assert sink.told == [("started", StartTimes(0.5, 0.25)), ([6], None), ([7], None)]
+
+
+def test_a_sink_that_fails_on_a_start_ends_its_stream_only() -> None:
+    bad, good = Sink(fails=True), Sink()
+    streams, stream = one(bad)
+    other = Stream(2, Journal(prepare([1], SamplingParams(), MODEL), 0.0), good)
+    streams.add(other)
+    start = StartTimes(0.5, 0.25)
+    assert deliver(streams, Row(1, [5], start=start), Row(2, [6], start=start)) == ([], [stream])
+    assert (bad.num_deltas, bad.num_errors) == (0, 1)
+    assert good.told == [("started", start), ([6], None)]
 
 
 def test_a_prompt_that_is_told_again_is_not_heard_again() -> None:

@@ -26,7 +26,7 @@ use settings::changed;
 create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
 create_exception!(pyllm._rust, NeverFitsError, SchedulerError, "A request too large to ever run.");
 
-type Columns<'py> = [Bound<'py, PyBytes>; 13];
+type Columns<'py> = [Bound<'py, PyBytes>; 16];
 
 #[pyclass(frozen, module = "pyllm._rust")]
 struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
@@ -259,6 +259,9 @@ impl Scheduler {
             bytes(py, &deltas.logprobs.ranks, i32::to_le_bytes)?,
             bytes(py, &deltas.embeddings.starts, i32::to_le_bytes)?,
             bytes(py, &deltas.embeddings.values, f32::to_le_bytes)?,
+            bytes(py, &deltas.start_times.rows, i32::to_le_bytes)?,
+            bytes(py, &deltas.start_times.queue, f32::to_le_bytes)?,
+            bytes(py, &deltas.start_times.prefill, f32::to_le_bytes)?,
         ]))
     }
 

@@ -8,6 +8,7 @@ use crate::embeddings::Embeddings;
 use crate::ids::{ClientId, RequestId};
 use crate::logprobs::{LogprobEntries, LogprobView};
 use crate::request::Finish;
+use crate::start_times::{StartTime, StartTimes};
 
 /// One row per sample that has news, and one before it for news of its prompt. Row i's tokens are
 /// `tokens[token_starts[i]..token_starts[i + 1]]`.
@@ -32,6 +33,8 @@ pub struct DeltaColumns {
     pub logprobs: LogprobEntries,
     /// Of rows that end with one.
     pub embeddings: Embeddings,
+    /// Of rows with which a request's output begins.
+    pub start_times: StartTimes,
 }
 
 /// One sample's news.
@@ -106,6 +109,12 @@ impl Outbox {
             client.rounds += 1;
         }
         client.columns.push(delta);
+    }
+
+    /// The row that was pushed last is the first output of its request.
+    pub(crate) fn tell_start(&mut self, key: Key<Client>, time: StartTime) {
+        let columns = &mut self.clients[key].columns;
+        columns.start_times.push(columns.len() - 1, time);
     }
 
     pub(crate) fn pending(&self) -> &[ClientId] {
@@ -196,6 +205,7 @@ impl DeltaColumns {
         self.cached_tokens.clear();
         self.logprobs.clear();
         self.embeddings.clear();
+        self.start_times.clear();
     }
 
     /// The same news with one row a sample: a sample's later tokens and finish join its first row. What is told of its
@@ -226,6 +236,9 @@ impl DeltaColumns {
                 merged.token_starts.push(merged.tokens.len() as i32);
                 merged.finishes.push(self.finishes[row]);
                 merged.cached_tokens.push(self.cached_tokens[row]);
+            }
+            if let Some(time) = self.start_times.of(row) {
+                merged.start_times.push(merged.len() - 1, time);
             }
         }
         merged
@@ -299,6 +312,28 @@ mod tests {
         assert_eq!(columns.embeddings, expected);
         outbox.push(key, &delta(7, 2, &[12], Finish::None));
         assert_eq!(outbox.take(ClientId(3)).unwrap().embeddings, Embeddings::default());
+    }
+
+    #[test]
+    fn start_times_stay_with_their_rows_when_others_merge() {
+        let mut outbox = Outbox::new();
+        let key = outbox.open(ClientId(3));
+        let time = |seconds| StartTime { queue: seconds, prefill: 2.0 * seconds };
+        for (request, offset, seconds) in
+            [(9, 0, 9.0), (8, -2, 0.0), (9, 1, 0.0), (8, 0, 8.0), (8, 1, 0.0), (7, 4, 0.0)]
+        {
+            outbox.begin_round();
+            outbox.push(key, &delta(request, offset, &[10, 11], Finish::None));
+            if offset == 0 {
+                outbox.tell_start(key, time(seconds));
+            }
+        }
+        let columns = outbox.take(ClientId(3)).unwrap();
+        assert_eq!((&columns.requests[..], &columns.offsets[..]), (&[7, 8, 8, 9][..], &[4, -2, 0, 0][..]));
+        assert_eq!(columns.start_times.rows, [2, 3]);
+        assert_eq!((columns.start_times.of(2), columns.start_times.of(3)), (Some(time(8.0)), Some(time(9.0))));
+        outbox.push(key, &delta(7, 6, &[12], Finish::None));
+        assert_eq!(outbox.take(ClientId(3)).unwrap().start_times, StartTimes::default());
     }
 
     #[test]

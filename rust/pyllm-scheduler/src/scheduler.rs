@@ -16,6 +16,7 @@ mod prompts;
 mod ranking;
 mod settings;
 mod speculation;
+mod starts;
 mod stats;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -67,6 +68,7 @@ pub struct Scheduler {
     next_step: StepId,
     next_serial: u64,
     now: f64,
+    committed_at: f64, // when the last step was, by `now` and what steps took
     times: StepTimes,
     output_lengths: OutputLengths,
     counters: Stats, // its gauges stay 0
@@ -90,6 +92,7 @@ struct Step {
     id: StepId,
     rows: Vec<Row>,
     num_prefill_tokens: u32,
+    planned_at: f64,
     loads: Vec<LoadId>, // that it reads
 }
 
@@ -140,6 +143,7 @@ impl Scheduler {
             next_step: StepId(0),
             next_serial: 0,
             now: f64::NEG_INFINITY,
+            committed_at: f64::NEG_INFINITY,
             times: StepTimes::default(),
             output_lengths: OutputLengths::new(),
             counters: Stats::default(),
@@ -185,6 +189,7 @@ impl Scheduler {
             [] => (vec![Sample::Unforked; request.n as usize], request.n),
             _ => (vec![Sample::Finished; request.n as usize], num_unfinished),
         };
+        let has_output = outputs.iter().any(|output| !output.tokens.is_empty());
         let expected_output = request.max_tokens.min(self.output_lengths.mean().ceil() as u32);
         let deadline = request.deadline;
         let max_length = request.max_length(&self.config);
@@ -202,6 +207,8 @@ impl Scheduler {
             offer: None,
             search,
             expected_output,
+            scheduled_at: None,
+            has_output,
         };
         let key = self.requests.insert(live);
         self.request_keys.insert(name, key);

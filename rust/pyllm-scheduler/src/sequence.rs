@@ -28,6 +28,10 @@ pub(crate) struct LiveRequest {
     pub(crate) search: Option<BeamSearch>,
     /// Output tokens that were expected of it when it came.
     pub(crate) expected_output: u32,
+    /// When a step first computed any of it.
+    pub(crate) scheduled_at: Option<f64>,
+    /// Whether its client has output of it, be it of a core before this one.
+    pub(crate) has_output: bool,
 }
 
 impl LiveRequest {

@@ -182,6 +182,7 @@ impl Scheduler {
             if self.policy.shares_by_tenant() {
                 self.queue.charge(lane, input * INPUT_COST);
             }
+            self.note_scheduled(request);
         }
         if planning.knows_growth {
             let one = self.expected(key, self.sequences[key].blocks.len() as u32);

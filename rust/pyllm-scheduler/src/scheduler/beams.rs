@@ -124,9 +124,9 @@ impl Scheduler {
     /// Ends a search: its samples are what it found, best first.
     fn answer(&mut self, name: Key<LiveRequest>, last: Key<Sequence>) {
         let cached_tokens = self.sequences[last].cached_tokens.unwrap_or(0);
-        let live = &mut self.requests[name];
-        let mut found = live.search.take().map_or(Vec::new(), BeamSearch::answer).into_iter();
-        for sample in 0..live.samples.len() as u32 {
+        let mut found = self.requests[name].search.take().map_or(Vec::new(), BeamSearch::answer).into_iter();
+        for sample in 0..self.requests[name].samples.len() as u32 {
+            let live = &self.requests[name];
             let (path, finish) = found.next().map_or((Path::default(), Finish::Stop), |one| (one.path, one.finish));
             let num_tokens = path.tokens.len();
             let starts = (0..=num_tokens as i32).collect();
@@ -145,6 +145,9 @@ impl Scheduler {
             self.output_lengths.add(num_tokens as u32);
             if let Some(recorder) = &mut self.recorder {
                 recorder.record_finish(live.request.id, sample, finish, num_tokens);
+            }
+            if num_tokens > 0 {
+                self.tell_start(name);
             }
         }
         for key in live_sequences(&self.requests[name]) {

@@ -57,6 +57,7 @@ impl Scheduler {
         if step.num_prefill_tokens > 0 || step.rows.iter().all(|row| !row.is_verifying) {
             self.times.measure(step.num_prefill_tokens, seconds);
         }
+        self.note_committed(step.planned_at, seconds);
         self.finish_loads_of(step.loads);
         if let Some(logprobs) = logprobs.filter(|logprobs| !logprobs.prompt_tokens.is_empty()) {
             self.tell_prompts(step.id, &step.rows, starts, logprobs);
@@ -114,6 +115,7 @@ impl Scheduler {
         if let Some(recorder) = &mut self.recorder {
             recorder.record_finish(live.request.id, sample, Finish::Stop, 0);
         }
+        self.tell_start(name);
         self.end_sample(name, sample);
         true
     }
@@ -181,6 +183,9 @@ impl Scheduler {
         if self.policy.shares_by_tenant() {
             self.queue.charge(live.lane, cost);
         }
+        if offset == 0 {
+            self.tell_start(request);
+        }
         if finish == Finish::None {
             if has_block_to_store {
                 self.store_full_blocks(key);
@@ -188,7 +193,7 @@ impl Scheduler {
         } else {
             self.output_lengths.add(length as u32);
             if let Some(recorder) = &mut self.recorder {
-                recorder.record_finish(live.request.id, sample, finish, length);
+                recorder.record_finish(self.requests[request].request.id, sample, finish, length);
             }
             self.end_sample(request, sample);
         }

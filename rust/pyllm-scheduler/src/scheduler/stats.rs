@@ -1,6 +1,7 @@
 //! The scheduler in numbers.
 
 use crate::queue::SERVICE_UNIT;
+use crate::step_sizes::StepSizes;
 
 use super::Scheduler;
 
@@ -12,12 +13,14 @@ macro_rules! stats {
         #[expect(missing_docs, reason = "each name says it; the ones that do not are documented")]
         pub struct Stats {
             $($(#[$doc])* pub $name: u64,)*
+            /// Steps by their tokens, which are `num_computed_tokens` together.
+            pub step_sizes: StepSizes,
         }
 
         impl Stats {
             /// Every figure with its name.
             pub fn named(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name)),*].into_iter()
+                [$((stringify!($name), self.$name)),*].into_iter().chain(self.step_sizes.named())
             }
         }
     };

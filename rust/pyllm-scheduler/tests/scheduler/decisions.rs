@@ -6,6 +6,7 @@ mod loads;
 mod pooling;
 mod preemption;
 mod reasons;
+mod start_times;
 mod stateful;
 
 use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Plan, Request, RequestId, Scheduler, Stats};

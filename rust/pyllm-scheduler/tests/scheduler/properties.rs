@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 80] = [
+const CORNERS: [&str; 81] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -44,6 +44,7 @@ const CORNERS: [&str; 80] = [
     "losses while something loads",
     "losses while the host is in use",
     "merged deltas",
+    "outputs that begin",
     "other policies while requests wait",
     "other weights while requests run",
     "pinned blocks",

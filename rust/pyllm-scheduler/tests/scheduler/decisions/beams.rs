@@ -2,6 +2,7 @@
 
 use pyllm_scheduler::{
     Config, Error, Finish, LogprobEntries, Logprobs, Output, Plan, PolicyName, Reason, Request, RequestId, Scheduler,
+    StartTimes,
 };
 
 use super::{CLIENT, config, plan, request, scheduler};
@@ -82,6 +83,22 @@ fn the_answer_is_told_at_the_end_best_first() -> Result<(), Error> {
     assert_eq!(deltas.logprobs.values, [-1.0, -0.1, -1.0, -0.2]);
     assert_eq!(deltas.logprobs.ranks, [1, 1, 1, 2]);
     assert_eq!((scheduler.stats().num_requests, scheduler.stats().num_used_blocks), (0, 0));
+    Ok(())
+}
+
+#[test]
+fn a_search_begins_with_its_answer() -> Result<(), Error> {
+    let mut scheduler = scheduler(16, 2, 64);
+    scheduler.add(search(1, [1, 2, 3], 2, 2))?;
+    for (now, candidates) in [(1.0, &[FIRST][..]), (2.0, &[LIKELY, UNLIKELY])] {
+        assert!(scheduler.take_deltas(CLIENT).is_none());
+        let plan = scheduler.schedule(now)?.expect("it has more to compute");
+        let (starts, tokens, logprobs) = result(&plan, candidates);
+        scheduler.commit(plan.step, &starts, &tokens, 0.5, Some(&logprobs), None)?;
+    }
+    let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
+    assert_eq!(deltas.samples, [0, 1]);
+    assert_eq!(deltas.start_times, StartTimes { rows: vec![0], queue: vec![1.0], prefill: vec![1.5] });
     Ok(())
 }
 

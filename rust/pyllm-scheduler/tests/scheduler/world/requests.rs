@@ -1,6 +1,8 @@
 //! Requests as their clients know them: how they come, what is heard of them, and how they go.
 
-use pyllm_scheduler::{ClientId, Config, Error, Finish, Output, Request, RequestId};
+use std::collections::BTreeMap;
+
+use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Output, Request, RequestId};
 
 use super::World;
 use super::logprobs::check_logprobs;
@@ -20,6 +22,8 @@ pub(super) struct Known {
     pub(super) logprobs: bool,
     /// Of its prompt, whether the worker tells of the token after a chunk with that chunk.
     pub(super) tells_ahead: Option<bool>,
+    /// Whether its client has output of it.
+    pub(super) has_output: bool,
 }
 
 pub(super) struct KnownSample {
@@ -92,6 +96,7 @@ impl World {
                 let lengths = resumed.map(|sample| request.prompt.len() + sample.received.len());
                 self.added_tokens += lengths.sum::<usize>().max(request.prompt.len()) as u64;
                 let num_schedules = self.num_schedules;
+                let has_output = samples.iter().any(|sample| !sample.received.is_empty());
                 let tells_ahead = add.prompt_logprobs.filter(|_| request.prompt_logprobs);
                 self.requests.push(Known {
                     request,
@@ -102,6 +107,7 @@ impl World {
                     offer: None,
                     logprobs: add.logprobs,
                     tells_ahead,
+                    has_output,
                 });
                 if let Some(offer) = add.offer {
                     self.offer(self.requests.len() - 1, offer);
@@ -173,6 +179,11 @@ impl World {
         rows.sort_unstable();
         rows.dedup();
         assert_eq!(rows.len(), deltas.len(), "one row a sample, and one of its prompt");
+        for (request, num_starts) in starts(deltas) {
+            let known = &mut self.requests[request as usize];
+            assert_eq!(num_starts, u32::from(!std::mem::replace(&mut known.has_output, true)), "a request begins once");
+            *self.seen.entry("outputs that begin").or_default() += u64::from(num_starts);
+        }
         for row in 0..deltas.len() {
             let known = &mut self.requests[deltas.requests[row] as usize];
             assert!(known.request.client == ClientId(client) && !known.is_dropped);
@@ -298,6 +309,22 @@ impl World {
         self.take(self.requests[index].request.client.0);
         Some(index)
     }
+}
+
+/// The requests with output, and how many of their rows say that they begin.
+fn starts(deltas: &DeltaColumns) -> BTreeMap<u64, u32> {
+    let mut starts = BTreeMap::new();
+    for row in 0..deltas.len() {
+        let is_output = deltas.offsets[row] >= 0 && !deltas.row_tokens(row).is_empty();
+        let start = deltas.start_times.of(row);
+        if is_output || !deltas.embeddings.row(row).is_empty() {
+            *starts.entry(deltas.requests[row]).or_default() += u32::from(start.is_some());
+        } else {
+            assert_eq!(start, None, "nothing begins without output");
+        }
+        assert!(start.is_none_or(|time| deltas.offsets[row] == 0 && time.queue >= 0.0 && time.prefill >= 0.0));
+    }
+    starts
 }
 
 /// A request for this prompt and nothing else.
