@@ -22,8 +22,8 @@ pub(super) struct Known {
     pub(super) logprobs: bool,
     /// Of its prompt, whether the worker tells of the token after a chunk with that chunk.
     pub(super) tells_ahead: Option<bool>,
-    /// Whether its client has output of it.
-    pub(super) has_output: bool,
+    /// Rows that said that its output begins; one that came with output counts as one.
+    pub(super) num_starts: u32,
 }
 
 pub(super) struct KnownSample {
@@ -96,7 +96,7 @@ impl World {
                 let lengths = resumed.map(|sample| request.prompt.len() + sample.received.len());
                 self.added_tokens += lengths.sum::<usize>().max(request.prompt.len()) as u64;
                 let num_schedules = self.num_schedules;
-                let has_output = samples.iter().any(|sample| !sample.received.is_empty());
+                let num_starts = u32::from(samples.iter().any(|sample| !sample.received.is_empty()));
                 let tells_ahead = add.prompt_logprobs.filter(|_| request.prompt_logprobs);
                 self.requests.push(Known {
                     request,
@@ -107,7 +107,7 @@ impl World {
                     offer: None,
                     logprobs: add.logprobs,
                     tells_ahead,
-                    has_output,
+                    num_starts,
                 });
                 if let Some(offer) = add.offer {
                     self.offer(self.requests.len() - 1, offer);
@@ -181,7 +181,8 @@ impl World {
         assert_eq!(rows.len(), deltas.len(), "one row a sample, and one of its prompt");
         for (request, num_starts) in starts(deltas) {
             let known = &mut self.requests[request as usize];
-            assert_eq!(num_starts, u32::from(!std::mem::replace(&mut known.has_output, true)), "a request begins once");
+            known.num_starts += num_starts;
+            assert_eq!(known.num_starts, 1, "a request begins once, with its first output");
             *self.seen.entry("outputs that begin").or_default() += u64::from(num_starts);
         }
         for row in 0..deltas.len() {
