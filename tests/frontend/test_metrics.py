@@ -5,7 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyllm.frontend.columns import StartTimes
 from pyllm.frontend.core_connection import Condition, ConnectionCounts
 from pyllm.frontend.encoding_cache import EncodingCounts
-from pyllm.frontend.metrics import COUNTED, Histogram, Metrics, token_bounds
+from pyllm.frontend.histogram import Histogram, token_bounds
+from pyllm.frontend.metrics import COUNTED, Metrics
 from pyllm.frontend.shared.totals import Totals
 from tests.frontend.fake_core import MODEL
 from tests.frontend.fake_core import STATS as NAMES
