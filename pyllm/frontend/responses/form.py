@@ -18,6 +18,7 @@ from pyllm.frontend.parsers import pieces
 from pyllm.frontend.parsers.pieces import Piece
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.responses.protocol import (
+    CustomToolCall,
     FunctionCall,
     IncompleteDetails,
     InputTokensDetails,
@@ -134,12 +135,14 @@ class ResponseForm:
                     item = ReasoningItem(self._name("rs"), "in_progress", [ReasoningText()])
                     self._open(item, events)
                 events.append(self._of_part("reasoning_text.delta", item, delta=text))
-            case pieces.ToolCallBegin(index, name):
-                self._open(FunctionCall(self._name("fc"), "in_progress", self._call_name(index), name), events)
+            case pieces.ToolCallBegin(index, name, custom):
+                kind, prefix = (CustomToolCall, "ctc") if custom else (FunctionCall, "fc")
+                self._open(kind(self._name(prefix), "in_progress", self._call_name(index), name), events)
                 return
             case pieces.ToolArguments(_, text):
                 assert item is not None
-                events.append(self._of_item("function_call_arguments.delta", item, delta=text))
+                part = "custom_tool_call_input" if isinstance(item, CustomToolCall) else "function_call_arguments"
+                events.append(self._of_item(f"{part}.delta", item, delta=text))
         self._parts.append(text)
 
     def _message(self) -> OutputMessage:
@@ -149,7 +152,7 @@ class ResponseForm:
         self._close("completed", events)
         self._item = item
         self.response.output.append(item)
-        if isinstance(item, FunctionCall):
+        if isinstance(item, FunctionCall | CustomToolCall):
             events.append(self._event("output_item.added", output_index=self._index, item=item))
             return
         empty = copy.copy(item)
@@ -176,6 +179,9 @@ class ResponseForm:
             case FunctionCall():
                 item.arguments = text
                 events.append(self._of_item("function_call_arguments.done", item, name=item.name, arguments=text))
+            case CustomToolCall():
+                item.input = text
+                events.append(self._of_item("custom_tool_call_input.done", item, input=text))
         item.status = status
         events.append(self._event("output_item.done", output_index=self._index, item=item))
 

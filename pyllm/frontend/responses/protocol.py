@@ -172,7 +172,17 @@ class FunctionCall(Struct, tag="function_call", tag_field="type"):
     arguments: str = ""
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+class CustomToolCall(Struct, tag="custom_tool_call", tag_field="type"):
+    """A custom tool that it calls."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str = ""
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall
 
 
 class InputTokensDetails(Struct):
