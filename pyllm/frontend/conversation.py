@@ -18,23 +18,46 @@ _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additiona
 ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
 
 
+class InputFormat(Struct, frozen=True):
+    """What the input of a custom tool must be: any text, or what a grammar or a regular expression defines."""
+
+    syntax: Literal["text", "lark", "regex"] = "text"
+    definition: str = ""
+
+
 class Tool(Struct, frozen=True, kw_only=True):
-    """A function that the model may call. Without `parameters` it has none; `strict` calls keep to their schema."""
+    """A function that the model may call. Without `parameters` it has none; `strict` calls keep to their schema.
+
+    With an `input_format` it is a custom tool, whose calls have an input of text in place of arguments. The model is
+    told of it as a function of one parameter, `input`.
+    """
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
+    input_format: InputFormat | None = None
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What the arguments of a call must be."""
+        """What the arguments of a call must be, as far as a schema can say it."""
+        if self.input_format is not None:
+            return _input_schema(self.input_format)
         return _NO_PARAMETERS if self.parameters is None else {**ANY_PARAMETERS, **self.parameters}
+
+    @property
+    def is_kept_to(self) -> bool:
+        """Whether a call that need not be made must keep to its form."""
+        return self.strict or (self.input_format is not None and self.input_format.syntax != "text")
 
     def for_template(self) -> dict[str, Any]:
         """The tool as templates know it."""
-        described = {} if self.description is None else {"description": self.description}
-        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.schema}}
+        description, parameters = self.description, self.schema
+        if self.input_format is not None:
+            description = _described(description, self.input_format)
+            parameters = _input_schema(InputFormat())
+        described = {} if description is None else {"description": description}
+        return {"type": "function", "function": {"name": self.name, **described, "parameters": parameters}}
 
 
 class NamedTool(Struct, frozen=True):
@@ -70,6 +93,11 @@ class Conversation(Struct, frozen=True, kw_only=True):
     truncation: Truncation | None = None
 
 
+def input_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a custom tool's call, as templates know them."""
+    return {"input": text}
+
+
 class Prepared(Struct, frozen=True):
     """What to submit. Without a `make_parser`, which makes one for each sample, text is content as it comes."""
 
@@ -97,3 +125,18 @@ def check_tools(conversation: Conversation) -> None:
         raise RequestError(f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
     if choice == "required" and not names:
         raise RequestError("tool_choice required needs tools", "tool_choice")
+
+
+def _input_schema(form: InputFormat) -> dict[str, Any]:
+    pattern = {"pattern": f"^(?:{form.definition})$"} if form.syntax == "regex" else {}
+    text = {"type": "string", **pattern}
+    return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+
+
+def _described(description: str | None, form: InputFormat) -> str | None:
+    """The description, and what the input must be."""
+    if form.syntax == "text":
+        return description
+    kind = "Lark grammar" if form.syntax == "lark" else "regular expression"
+    rule = f"The input must match this {kind}:\n{form.definition}"
+    return rule if description is None else f"{description}\n\n{rule}"

@@ -7,7 +7,9 @@ import json
 from typing import Any
 
 from pyllm.errors import RequestError
-from pyllm.frontend.conversation import ANY_PARAMETERS, Conversation, NamedTool
+from pyllm.frontend.conversation import ANY_PARAMETERS, Conversation, NamedTool, Tool
+from pyllm.frontend.input_grammar import input_grammar
+from pyllm.frontend.parsers.custom_input import CustomInputs
 from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.parsers.pieces import Parser
 from pyllm.frontend.parsers.selection import (
@@ -18,7 +20,15 @@ from pyllm.frontend.parsers.selection import (
     tool_call_parser,
 )
 from pyllm.frontend.structured_outputs import grammar_text
-from pyllm.frontend.tool_grammar import Content, TokenId, ToolSchema, call_list_grammar, calls_in_text, calls_or_content
+from pyllm.frontend.tool_grammar import (
+    ANY_TEXT,
+    Content,
+    TokenId,
+    ToolSchema,
+    call_list_grammar,
+    calls_in_text,
+    calls_or_content,
+)
 from pyllm.sampling_params import StructuredOutputsParams
 
 # What makes more of a schema than the properties of one object, or writes it in another way.
@@ -61,12 +71,22 @@ class ToolForm:
                 "start the server with --tool-call-parser hermes, or set tool_choice to required or to one function"
             )
             raise RequestError(text, "tool_choice")
-        strict = next((index for index, tool in enumerate(self._conversation.tools) if tool.strict), None)
+        tools = self._conversation.tools
+        strict = next((index for index, tool in enumerate(tools) if tool.is_kept_to), None)
         if strict is not None and self._content is None and kind == "llama3_json":
             # Its calls have no marker, so that text which is none could not begin as one does.
-            name = f"tools[{strict}].function.strict"
-            text = f"{name}: with tool_choice auto strict calls need --tool-call-parser hermes or mistral, not {kind}"
-            raise RequestError(f"{text}; set strict to false, or tool_choice to required", name)
+            is_custom = tools[strict].input_format is not None
+            name, calls = (
+                (f"tools[{strict}]", "calls with a grammar")
+                if is_custom
+                else (
+                    f"tools[{strict}].function.strict",
+                    "strict calls",
+                )
+            )
+            text = f"{name}: with tool_choice auto {calls} need --tool-call-parser hermes or mistral, not {kind}"
+            advice = "leave the grammar out" if is_custom else "set strict to false"
+            raise RequestError(f"{text}; {advice}, or set tool_choice to required", name)
 
     def constraint(self, token_id: TokenId) -> StructuredOutputsParams | None:
         """What keeps the answer to its form; None for nothing.
@@ -76,29 +96,39 @@ class ToolForm:
         """
         tools, parallel = self._conversation.tools, self._conversation.parallel_tool_calls
         if isinstance(self._choice, NamedTool):
-            return StructuredOutputsParams(json={tool.name: tool.schema for tool in tools}[self._choice.name])
+            return _form_of_all(self._chosen(self._choice))
         if self._choice == "required":
-            return StructuredOutputsParams(grammar=call_list_grammar([(t.name, t.schema) for t in tools], parallel))
-        schemas: list[ToolSchema] = [(tool.name, tool.schema if tool.strict else ANY_PARAMETERS) for tool in tools]
+            return StructuredOutputsParams(grammar=call_list_grammar(map(_schema_of, tools), parallel))
+        schemas = [
+            _schema_of(tool) if tool.is_kept_to or tool.input_format is not None else (tool.name, ANY_PARAMETERS)
+            for tool in tools
+        ]
         if self._content is not None:
             content = Content(grammar_text(self._content), self._has_bare_calls())
             return StructuredOutputsParams(grammar=calls_or_content(self._kind, schemas, parallel, content, token_id))
-        if not any(tool.strict for tool in tools):
+        if not any(tool.is_kept_to for tool in tools):
             return None
         return StructuredOutputsParams(grammar=calls_in_text(self._kind, schemas, parallel, token_id))
 
     def parser(self) -> Parser | None:
         """A machine for the text of one sample; None for none."""
         if isinstance(self._choice, NamedTool):
-            return ForcedCall(self._choice.name)
+            return ForcedCall(self._choice.name, self._chosen(self._choice).input_format is not None)
+        tools = self._conversation.tools
+        parser: Parser | None
         if self._choice == "required":
-            return OnlyCalls(call_list_parser())
-        if self._content is None:
+            parser = OnlyCalls(call_list_parser())
+        elif self._content is None:
             parser = tool_call_parser(self._kind)
         else:
-            bare_names = [tool.name for tool in self._conversation.tools] if self._has_bare_calls() else []
-            parser = calls_or_content_parser(self._kind, bare_names)
-        return parser if parser is None or self._conversation.parallel_tool_calls else FirstCall(parser)
+            parser = calls_or_content_parser(self._kind, [t.name for t in tools] if self._has_bare_calls() else [])
+        if parser is not None and self._choice == "auto" and not self._conversation.parallel_tool_calls:
+            parser = FirstCall(parser)
+        custom = [tool.name for tool in tools if tool.input_format is not None]
+        return CustomInputs(parser, custom) if custom and parser is not None else parser
+
+    def _chosen(self, choice: NamedTool) -> Tool:
+        return next(tool for tool in self._conversation.tools if tool.name == choice.name)
 
     def _has_bare_calls(self) -> bool:
         """Whether Llama's calls may come without the marker.
@@ -112,7 +142,25 @@ class ToolForm:
             return not any(str(choice).startswith(LLAMA_OPENER) for choice in content.choice)
         if content.json is None and not content.json_object:
             return False
-        return not any(tool.strict for tool in self._conversation.tools) or _begins_unlike_calls(content.json)
+        return not any(tool.is_kept_to for tool in self._conversation.tools) or _begins_unlike_calls(content.json)
+
+
+def _form_of_all(tool: Tool) -> StructuredOutputsParams:
+    """The form of a text that is one call's arguments, or its input, and nothing else."""
+    form = tool.input_format
+    if form is None:
+        return StructuredOutputsParams(json=tool.schema)
+    if form.syntax == "regex":
+        return StructuredOutputsParams(regex=form.definition)
+    return StructuredOutputsParams(grammar=form.definition if form.syntax == "lark" else ANY_TEXT)
+
+
+def _schema_of(tool: Tool) -> ToolSchema:
+    """What its arguments must be where they are written as JSON."""
+    form = tool.input_format
+    if form is None or form.syntax != "lark":
+        return tool.name, tool.schema
+    return tool.name, input_grammar(form.definition)
 
 
 def _begins_unlike_calls(schema: Any) -> bool:

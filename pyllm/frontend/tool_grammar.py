@@ -15,10 +15,11 @@ from pyllm.frontend.structured_outputs import JSON_STYLE
 
 # The id of a text that is one added token, which a grammar must name as such; None for any other text.
 TokenId = Callable[[str], int | None]
-# A tool's name, and what its arguments must be.
-ToolSchema = tuple[str, dict[str, Any]]
+# A tool's name, and what its arguments must be: a JSON schema, or what stands for it in Lark.
+ToolSchema = tuple[str, dict[str, Any] | str]
 
 _TEXT = r"/(.|\n)*/"
+ANY_TEXT = f"start: {_TEXT}"
 _SPACE = r"/[ \n]{0,2}/"
 _OUTPUT, _INNER = "output", "content"  # grammars that others refer to
 _HEADER_NAME = re.compile(r"[\w.\-]+")  # a name that Mistral's newer form can have
@@ -139,7 +140,7 @@ def _calls(tools: Iterable[ToolSchema], key: str) -> tuple[list[str], str]:
     for index, (name, schema) in enumerate(tools):
         pieces = ["{", '"name"', ": ", json.dumps(name), ", ", json.dumps(key), ": "]
         rules.append(f'call_{index}: {" ".join(map(json.dumps, pieces))} args_{index} "}}"')
-        rules.append(f"args_{index}: %json {_schema_text(schema, name)}")
+        rules.append(f"args_{index}: {schema if isinstance(schema, str) else _schema_text(schema, name)}")
     return rules, " | ".join(f"call_{index}" for index in range(len(rules) // 2))
 
 
@@ -149,7 +150,7 @@ def _schema_text(schema: dict[str, Any], name: str) -> str:
         text.encode()
     except (RecursionError, ValueError) as error:
         raise RequestError(f"tools: the parameters of {name!r} are no JSON schema: {error}", "tools") from None
-    return text
+    return f"%json {text}"
 
 
 def _until(rule: str, marker: str, token_id: TokenId) -> str:

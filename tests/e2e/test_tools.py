@@ -1,6 +1,7 @@
 """Calls of tools that the embedded model has to make: valid by their schemas, streamed and whole."""
 
 import json
+import re
 from typing import Any
 
 from openai import OpenAI
@@ -99,3 +100,31 @@ def test_tools_with_a_format_give_calls_or_content_and_a_forced_call_wins(server
             (call,) = response.json()["choices"][0]["message"]["tool_calls"]
             check(call["function"]["name"], call["function"]["arguments"])
     assert reasons & {"stop", "tool_calls"}
+
+
+def test_a_custom_tools_input_keeps_to_its_grammar(server: Server) -> None:
+    definition = 'start: "order " COUNT " " SIZE NL\nCOUNT: /[1-9]/\nSIZE: "small" | "\\"large\\""\nNL: /\\n/'
+    tool: Any = {
+        "type": "custom",
+        "custom": {
+            "name": "shell",
+            "description": "Runs a command.",
+            "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": definition}},
+        },
+    }
+    named: Any = {"type": "custom", "custom": {"name": "shell"}}
+    with OpenAI(base_url=f"{server.address}/v1", api_key="none") as client:
+        for choice in ("required", named):
+            answer = client.chat.completions.create(
+                model=server.model(),
+                messages=MESSAGES,
+                temperature=0,
+                tools=[tool],
+                tool_choice=choice,
+                parallel_tool_calls=False,
+            ).choices[0]
+            assert answer.finish_reason == "tool_calls"
+            (call,) = answer.message.tool_calls or []
+            assert call.type == "custom"
+            assert call.custom.name == "shell"
+            assert re.fullmatch(r'order [1-9] (small|"large")\n', call.custom.input)

@@ -1,14 +1,21 @@
 """The body of a chat request as a conversation, without OpenAI's shapes. Renders nothing and checks no tools."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
+from pyllm.frontend.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice, input_arguments
 from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
-from pyllm.frontend.openai.tool_protocol import AllowedTools, ChosenTools, FunctionDefinition, ToolDefinition
+from pyllm.frontend.openai.tool_protocol import (
+    AllowedTools,
+    ChosenTools,
+    CustomFormat,
+    MessageToolCall,
+    ToolDefinition,
+)
 from pyllm.frontend.unsupported import refuse_unsupported
 
 
@@ -43,47 +50,62 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
 
 
 def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], ToolChoice]:
-    definitions = _functions(request.tools or [], ignore)
-    choice = request.tool_choice or ("auto" if definitions else "none")
+    tools = tuple(_told_tools(request.tools or (), ignore))
+    choice = request.tool_choice or ("auto" if tools else "none")
     if not isinstance(choice, ChosenTools):
-        return tuple(map(_tool, definitions)), choice
-    if choice.type == "function" and choice.function is not None and choice.allowed_tools is None:
-        return tuple(map(_tool, definitions)), NamedTool(choice.function.name)
-    if choice.type == "allowed_tools" and choice.allowed_tools is not None and choice.function is None:
-        return _allowed(definitions, choice.allowed_tools), choice.allowed_tools.mode
-    raise RequestError(f"tool_choice of type {choice.type} needs {choice.type}, and nothing else", "tool_choice")
+        return tools, choice
+    others = {"function": choice.function, "custom": choice.custom, "allowed_tools": choice.allowed_tools}
+    chosen = others.pop(choice.type)
+    if chosen is None or any(other is not None for other in others.values()):
+        raise RequestError(f"tool_choice of type {choice.type} needs {choice.type}, and nothing else", "tool_choice")
+    if isinstance(chosen, AllowedTools):
+        return _allowed(tools, chosen), chosen.mode
+    return tools, NamedTool(chosen.name)
 
 
-def _functions(tools: list[ToolDefinition], ignore: Ignore) -> list[FunctionDefinition]:
-    """The functions among the tools; other types run on a server."""
-    functions = []
-    for index, tool in enumerate(tools):
-        if tool.type != "function":
-            ignore(f"tools.{tool.type}", f"tools[{index}]: tools of type {tool.type:.80} run on a server; leave it out")
-        elif tool.function is None:
-            raise RequestError(f"tools[{index}].function is missing", f"tools[{index}].function")
-        else:
-            functions.append(tool.function)
-    return functions
-
-
-def _allowed(definitions: list[FunctionDefinition], allowed: AllowedTools) -> tuple[Tool, ...]:
+def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]:
     """The tools that may be called; the model is told of no others."""
-    names = {reference.function.name for reference in allowed.tools}
-    unknown = names - {definition.name for definition in definitions}
+    references = [reference.function or reference.custom for reference in allowed.tools]
+    names = {reference.name for reference in references if reference is not None}
+    unknown = names - {tool.name for tool in tools}
     if unknown or not names:
         which = f"{min(unknown)!r}, which is not in tools" if unknown else "no tool"
         raise RequestError(f"tool_choice.allowed_tools has {which}", "tool_choice.allowed_tools")
-    return tuple(_tool(definition) for definition in definitions if definition.name in names)
+    return tuple(tool for tool in tools if tool.name in names)
 
 
-def _tool(function: FunctionDefinition) -> Tool:
+def _told_tools(definitions: Iterable[ToolDefinition], ignore: Ignore) -> Iterator[Tool]:
+    """Those that the model is told of."""
+    for index, definition in enumerate(definitions):
+        kind, where = definition.type, f"tools[{index}]"
+        if kind in ("function", "custom"):
+            yield _tool(definition, where)
+        else:
+            ignore(f"tools.{kind}", f"{where}: tools of type {kind:.80} run on a server; leave it out")
+
+
+def _tool(definition: ToolDefinition, where: str) -> Tool:
+    function, custom = definition.function, definition.custom
+    if definition.type == "custom" and custom is not None and function is None:
+        input_format = _input_format(custom.format, f"{where}.custom.format")
+        return Tool(name=custom.name, description=custom.description, input_format=input_format)
+    if definition.type != "function" or function is None or custom is not None:
+        text = f"{where} of type {definition.type} needs {definition.type}, and nothing else"
+        raise RequestError(text, f"{where}.{definition.type}")
     return Tool(
         name=function.name,
         description=function.description,
         parameters=function.parameters,
         strict=function.strict is True,
     )
+
+
+def _input_format(given: CustomFormat | None, where: str) -> InputFormat:
+    if given is None or (given.type == "text" and given.grammar is None):
+        return InputFormat()
+    if given.type != "grammar" or given.grammar is None:
+        raise RequestError(f"{where} needs a grammar if its type is grammar, and only then", f"{where}.grammar")
+    return InputFormat(given.grammar.syntax, given.grammar.definition)
 
 
 def _plain(message: ChatMessage, where: str) -> dict[str, Any]:
@@ -125,14 +147,22 @@ def _of_assistant(message: ChatMessage, where: str) -> dict[str, Any]:
             {
                 "id": call.id or "",
                 "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments(call.function.arguments, f"{where}.tool_calls[{index}].function.arguments"),
-                },
+                "function": _called(call, f"{where}.tool_calls[{index}]"),
             }
             for index, call in enumerate(message.tool_calls)
         ]
     return plain
+
+
+def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
+    """What was called: to a template a custom tool is a function of its input."""
+    if call.type == "custom" and call.custom is not None and call.function is None:
+        return {"name": call.custom.name, "arguments": input_arguments(call.custom.input or "")}
+    if call.type == "custom" or call.function is None or call.custom is not None:
+        kind = call.type or "function"
+        raise RequestError(f"{where} of type {kind} needs {kind}, and nothing else", f"{where}.{kind}")
+    arguments = _arguments(call.function.arguments, f"{where}.function.arguments")
+    return {"name": call.function.name, "arguments": arguments}
 
 
 def _refuse(message: ChatMessage, where: str, *names: str) -> None:

@@ -19,11 +19,27 @@ from pyllm.frontend.openai.protocol import (
     ChatDelta,
     Usage,
 )
-from pyllm.frontend.openai.tool_protocol import ChatToolCall, ChatToolCallDelta, FunctionCall, FunctionCallDelta
-from pyllm.frontend.parsers.pieces import Content, ParsedText, Piece, Reasoning, ToolArguments, ToolCallBegin, folded
+from pyllm.frontend.openai.tool_protocol import (
+    ChatToolCall,
+    ChatToolCallDelta,
+    CustomCall,
+    CustomCallDelta,
+    FunctionCall,
+    FunctionCallDelta,
+)
+from pyllm.frontend.parsers.pieces import (
+    Content,
+    ParsedText,
+    Piece,
+    Reasoning,
+    ToolArguments,
+    ToolCall,
+    ToolCallBegin,
+    folded,
+)
 from pyllm.frontend.parsers.sample import SampleParser
 
-_FUNCTION = "function"
+_FUNCTION, _CUSTOM = "function", "custom"
 
 
 class RawChat(Protocol):
@@ -72,6 +88,7 @@ class ParsedChatForm:
         self._shows_reasoning = shows_reasoning
         self._counts_reasoning = counts_reasoning
         self._parsers: dict[int, SampleParser] = {}
+        self._custom_calls: set[tuple[int, int]] = set()  # choices and indices
 
     def text(self, choice: int, delta: TextDelta) -> bytes:
         """A chunk for each piece. Log-probabilities and ids are those of the raw tokens, and come with the first."""
@@ -131,18 +148,24 @@ class ParsedChatForm:
                 return ChatDelta(content=text)
             case Reasoning(text):
                 return ChatDelta(reasoning=text)
-            case ToolCallBegin(index, name):
-                function = FunctionCallDelta("", name)
-                call = ChatToolCallDelta(index, function, self._call_id(choice, index), _FUNCTION)
+            case ToolCallBegin(index, name, custom):
+                call = ChatToolCallDelta(index, id=self._call_id(choice, index))
+                if custom:
+                    self._custom_calls.add((choice, index))
+                    call.type, call.custom = _CUSTOM, CustomCallDelta("", name)
+                else:
+                    call.type, call.function = _FUNCTION, FunctionCallDelta("", name)
                 return ChatDelta(tool_calls=[call])
             case ToolArguments(index, text):
-                return ChatDelta(tool_calls=[ChatToolCallDelta(index, FunctionCallDelta(text))])
+                call = ChatToolCallDelta(index)
+                if (choice, index) in self._custom_calls:
+                    call.custom = CustomCallDelta(text)
+                else:
+                    call.function = FunctionCallDelta(text)
+                return ChatDelta(tool_calls=[call])
 
     def _message(self, choice: ChatChoice, parsed: ParsedText) -> AssistantMessage:
-        calls = [
-            ChatToolCall(self._call_id(choice.index, index), _FUNCTION, FunctionCall(call.name, call.arguments))
-            for index, call in enumerate(parsed.tool_calls)
-        ]
+        calls = [_call(self._call_id(choice.index, index), call) for index, call in enumerate(parsed.tool_calls)]
         has_others = bool(calls or parsed.reasoning)
         return AssistantMessage(
             choice.message.role,
@@ -155,6 +178,12 @@ class ParsedChatForm:
         if not self._counts_reasoning:
             return None
         return sum(parser.num_reasoning_tokens for parser in self._parsers.values())
+
+
+def _call(call_id: str, call: ToolCall) -> ChatToolCall:
+    if call.custom:
+        return ChatToolCall(call_id, _CUSTOM, custom=CustomCall(call.name, call.arguments))
+    return ChatToolCall(call_id, _FUNCTION, FunctionCall(call.name, call.arguments))
 
 
 def _finish_reason(delta: TextDelta, parser: SampleParser) -> str | None:

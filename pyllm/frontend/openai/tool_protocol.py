@@ -14,24 +14,48 @@ class FunctionDefinition(Struct, kw_only=True):
     strict: bool | None = None
 
 
+class GrammarDefinition(Struct, kw_only=True):
+    """A grammar of a custom tool's input."""
+
+    syntax: Literal["lark", "regex"]
+    definition: Annotated[str, Meta(min_length=1)]
+
+
+class CustomFormat(Struct, kw_only=True):
+    """What the input of a custom tool must be."""
+
+    type: Literal["text", "grammar"]
+    grammar: GrammarDefinition | None = None
+
+
+class CustomDefinition(Struct, kw_only=True):
+    """A tool that takes text, which is anything unless it has a format."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.\-]+$", max_length=128)]
+    description: str | None = None
+    format: CustomFormat | None = None
+
+
 class ToolDefinition(Struct, kw_only=True):
-    """A tool. Functions are the only kind that the model is told of; tools of other types run on a server."""
+    """A tool, which has the field of its type. The model is told of functions and custom tools alone."""
 
     type: str
     function: FunctionDefinition | None = None
+    custom: CustomDefinition | None = None
 
 
-class FunctionName(Struct, kw_only=True):
-    """Which function is meant."""
+class ToolName(Struct, kw_only=True):
+    """Which tool is meant."""
 
     name: str
 
 
 class ToolReference(Struct, kw_only=True):
-    """Which tool is meant."""
+    """A tool by its type and name."""
 
-    type: Literal["function"]
-    function: FunctionName
+    type: Literal["function", "custom"]
+    function: ToolName | None = None
+    custom: ToolName | None = None
 
 
 class AllowedTools(Struct, kw_only=True):
@@ -42,10 +66,11 @@ class AllowedTools(Struct, kw_only=True):
 
 
 class ChosenTools(Struct, kw_only=True):
-    """A choice of one function, or of some of the tools."""
+    """A choice of one tool, or of some of them."""
 
-    type: Literal["function", "allowed_tools"]
-    function: FunctionName | None = None
+    type: Literal["function", "custom", "allowed_tools"]
+    function: ToolName | None = None
+    custom: ToolName | None = None
     allowed_tools: AllowedTools | None = None
 
 
@@ -56,12 +81,20 @@ class CalledFunction(Struct, kw_only=True):
     arguments: str | None = ""
 
 
-class MessageToolCall(Struct, kw_only=True):
-    """A call that the assistant made."""
+class CalledCustom(Struct, kw_only=True):
+    """What a message's call of a custom tool was of."""
 
-    function: CalledFunction
+    name: str
+    input: str | None = ""
+
+
+class MessageToolCall(Struct, kw_only=True):
+    """A call that the assistant made, with the field of its type."""
+
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     id: str | None = None
-    type: Literal["function"] | None = "function"
+    type: Literal["function", "custom"] | None = "function"
     index: int | None = None
 
 
@@ -72,12 +105,20 @@ class FunctionCall(Struct):
     arguments: str
 
 
+class CustomCall(Struct):
+    """The custom tool that is called."""
+
+    name: str
+    input: str
+
+
 class ChatToolCall(Struct):
-    """A call of a tool, with the name that its answer is to have."""
+    """A call of a tool, with the name that its answer is to have, and the field of its type."""
 
     id: str
     type: str
-    function: FunctionCall
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomCall | UnsetType = UNSET
 
 
 class FunctionCallDelta(Struct):
@@ -87,10 +128,18 @@ class FunctionCallDelta(Struct):
     name: str | UnsetType = UNSET
 
 
+class CustomCallDelta(Struct):
+    """What is new of a custom tool's call: its name, with no input yet, or more of this."""
+
+    input: str
+    name: str | UnsetType = UNSET
+
+
 class ChatToolCallDelta(Struct):
-    """What is new of a call: who it is, the first time, and then more of its arguments."""
+    """What is new of a call: who it is, the first time, and then more of its arguments or input."""
 
     index: int
-    function: FunctionCallDelta
+    function: FunctionCallDelta | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: str | UnsetType = UNSET
+    custom: CustomCallDelta | UnsetType = UNSET

@@ -4,10 +4,11 @@ from pyllm.frontend.parsers.pieces import Content, Parser, Piece, ToolArguments,
 
 
 class ForcedCall:
-    """All of the text is the arguments of one call."""
+    """All of the text is the arguments of one call, or the input of a `custom` tool."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, custom: bool = False) -> None:
         self._name = name
+        self._custom = custom
         self._begun = False
 
     def feed(self, text: str) -> list[Piece]:
@@ -18,7 +19,7 @@ class ForcedCall:
         if self._begun:
             return [arguments]
         self._begun = True
-        return [ToolCallBegin(0, self._name), arguments]
+        return [ToolCallBegin(0, self._name, self._custom), arguments]
 
     def finish(self) -> list[Piece]:
         """Nothing was held back."""

@@ -19,14 +19,21 @@ class Reasoning(Struct, tag=True, gc=False):
 
 
 class ToolCallBegin(Struct, tag=True, gc=False):
-    """The model calls a tool; calls of one sample are numbered from 0, and their pieces never mix."""
+    """The model calls a tool; calls of one sample are numbered from 0, and their pieces never mix.
+
+    The arguments of a `custom` tool are text, its input.
+    """
 
     index: int
     name: str
+    custom: bool = False
 
 
 class ToolArguments(Struct, tag=True, gc=False):
-    """More of a call's arguments, which are one JSON object unless the sample was cut off or the model broke it."""
+    """More of a call's arguments.
+
+    They are one JSON object unless the tool is custom, the sample was cut off, or the model broke it.
+    """
 
     index: int
     text: str
@@ -73,10 +80,11 @@ class PlainParser:
 
 
 class ToolCall(Struct):
-    """One whole call. `arguments` is JSON as the model wrote it."""
+    """One whole call. `arguments` is JSON as the model wrote it, and of a `custom` tool the input."""
 
     name: str
     arguments: str = ""
+    custom: bool = False
 
 
 class ParsedText(Struct):
@@ -90,16 +98,16 @@ class ParsedText(Struct):
 def folded(pieces: Iterable[Piece]) -> ParsedText:
     """The sum of all pieces of a sample: an answer that is not streamed is this."""
     content, reasoning = [], []
-    calls: list[tuple[str, list[str]]] = []
+    calls: list[tuple[ToolCallBegin, list[str]]] = []
     for piece in pieces:
         match piece:
             case Content(text):
                 content.append(text)
             case Reasoning(text):
                 reasoning.append(text)
-            case ToolCallBegin(_, name):
-                calls.append((name, []))
+            case ToolCallBegin():
+                calls.append((piece, []))
             case ToolArguments(index, text):
                 calls[index][1].append(text)
-    tool_calls = [ToolCall(name, "".join(arguments)) for name, arguments in calls]
+    tool_calls = [ToolCall(begin.name, "".join(arguments), begin.custom) for begin, arguments in calls]
     return ParsedText("".join(content), "".join(reasoning), tool_calls)

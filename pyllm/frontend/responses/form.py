@@ -19,9 +19,12 @@ from pyllm.frontend.parsers.pieces import Piece
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.responses.encrypted_reasoning import encode_reasoning
 from pyllm.frontend.responses.protocol import (
+    ApplyPatchCall,
+    CustomToolCall,
     FunctionCall,
     IncompleteDetails,
     InputTokensDetails,
+    LocalShellCall,
     OutputItem,
     OutputMessage,
     OutputText,
@@ -33,6 +36,7 @@ from pyllm.frontend.responses.protocol import (
     ResponseUsage,
     Status,
 )
+from pyllm.frontend.responses.tools import hosted_call, take_arguments
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,6 +50,7 @@ class ResponseForm:
 
     `logprobs` makes those of tokens; None tells of none. `call_name` names calls. Without `has_events` only the
     response is made: its events are empty. With `encrypts_reasoning` its reasoning is also `encrypted_content`.
+    Calls of the `hosted` tools are items of their own types.
     """
 
     def __init__(
@@ -58,6 +63,7 @@ class ResponseForm:
         on_end: OnEnd,
         has_events: bool = True,
         encrypts_reasoning: bool = False,
+        hosted: frozenset[str] = frozenset(),
     ) -> None:
         self.response = response
         self._suffix = response.id.removeprefix("resp_")
@@ -67,6 +73,7 @@ class ResponseForm:
         self._on_end = on_end
         self._has_events = has_events
         self._encrypts_reasoning = encrypts_reasoning
+        self._hosted = hosted
         self._num_events = 0
         self._item: OutputItem | None = None  # the one that is open, which is the last of the output
         self._parts: list[str] = []  # the text or the arguments that it has so far
@@ -137,12 +144,18 @@ class ResponseForm:
                     item = ReasoningItem(self._name("rs"), "in_progress", [ReasoningText()])
                     self._open(item, events)
                 events.append(self._of_part("reasoning_text.delta", item, delta=text))
-            case pieces.ToolCallBegin(index, name):
-                self._open(FunctionCall(self._name("fc"), "in_progress", self._call_name(index), name), events)
+            case pieces.ToolCallBegin(index, name) if name in self._hosted:
+                self._open(hosted_call(name, self._place, self._call_name(index)), events)
+                return
+            case pieces.ToolCallBegin(index, name, custom):
+                kind, prefix = (CustomToolCall, "ctc") if custom else (FunctionCall, "fc")
+                self._open(kind(self._name(prefix), "in_progress", self._call_name(index), name), events)
                 return
             case pieces.ToolArguments(_, text):
-                assert item is not None
-                events.append(self._of_item("function_call_arguments.delta", item, delta=text))
+                if isinstance(item, FunctionCall):
+                    events.append(self._of_item("function_call_arguments.delta", item, delta=text))
+                elif isinstance(item, CustomToolCall):
+                    events.append(self._of_item("custom_tool_call_input.delta", item, delta=text))
         self._parts.append(text)
 
     def _message(self) -> OutputMessage:
@@ -152,7 +165,7 @@ class ResponseForm:
         self._close("completed", events)
         self._item = item
         self.response.output.append(item)
-        if isinstance(item, FunctionCall):
+        if not isinstance(item, OutputMessage | ReasoningItem):
             events.append(self._event("output_item.added", output_index=self._index, item=item))
             return
         empty = copy.copy(item)
@@ -181,6 +194,11 @@ class ResponseForm:
             case FunctionCall():
                 item.arguments = text
                 events.append(self._of_item("function_call_arguments.done", item, name=item.name, arguments=text))
+            case CustomToolCall():
+                item.input = text
+                events.append(self._of_item("custom_tool_call_input.done", item, input=text))
+            case LocalShellCall() | ApplyPatchCall():
+                take_arguments(item, text)
         item.status = status
         events.append(self._event("output_item.done", output_index=self._index, item=item))
 
@@ -209,7 +227,12 @@ class ResponseForm:
         return [] if self._logprobs_of is None or not delta.logprobs else self._logprobs_of(delta.logprobs)
 
     def _name(self, prefix: str) -> str:
-        return f"{prefix}_{self._suffix}_{len(self.response.output)}"
+        return f"{prefix}_{self._place}"
+
+    @property
+    def _place(self) -> str:
+        """What the ids of the next item end with."""
+        return f"{self._suffix}_{len(self.response.output)}"
 
     @property
     def _index(self) -> int:

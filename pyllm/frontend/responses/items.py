@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
+from pyllm.frontend.conversation import input_arguments
 from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.responses.encrypted_reasoning import decode_reasoning
 from pyllm.frontend.responses.protocol import Item, OutputItem, Part
@@ -73,10 +74,10 @@ def _turn(messages: list[dict[str, Any]], ends: tuple[str, ...]) -> dict[str, An
 
 
 def _call(item: Item) -> dict[str, Any]:
-    name, arguments = item.name, item.input
+    name = item.name
     match item.type:
         case "custom_tool_call":
-            plain: dict[str, Any] = {"input": arguments}
+            plain = input_arguments(item.input or "")
         case "local_shell_call":
             name = LOCAL_SHELL.name
             plain = {key: value for key, value in (item.action or {}).items() if key not in ("type", "env", "user")}

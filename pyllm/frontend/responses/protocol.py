@@ -55,7 +55,7 @@ class Item(Struct, kw_only=True, omit_defaults=True):
     created_by: Hint = None
 
 
-class InputFormat(Struct, kw_only=True):
+class CustomFormat(Struct, kw_only=True):
     """What the input of a custom tool must be like: any text, or what a grammar accepts."""
 
     type: Literal["text", "grammar"]
@@ -71,7 +71,7 @@ class ToolParam(Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    format: InputFormat | None = None
+    format: CustomFormat | None = None
 
 
 class ToolReference(Struct, kw_only=True):
@@ -166,7 +166,7 @@ class CustomTool(Struct, tag="custom", tag_field="type"):
 
     name: str
     description: str | None = None
-    format: InputFormat | None = None
+    format: CustomFormat | None = None
 
 
 class LocalShellTool(Struct, tag="local_shell", tag_field="type"):
@@ -223,7 +223,47 @@ class FunctionCall(Struct, tag="function_call", tag_field="type"):
     arguments: str = ""
 
 
-OutputItem = OutputMessage | ReasoningItem | FunctionCall
+class CustomToolCall(Struct, tag="custom_tool_call", tag_field="type"):
+    """A custom tool that it calls."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    input: str = ""
+
+
+class LocalShellAction(Struct):
+    """A command, and where it is to run."""
+
+    command: list[str] = []
+    env: dict[str, str] = {}
+    working_directory: str | None = None
+    timeout_ms: int | None = None
+    user: str | None = None
+    type: Literal["exec"] = "exec"
+
+
+class LocalShellCall(Struct, tag="local_shell_call", tag_field="type"):
+    """A command that the caller is to run."""
+
+    id: str
+    status: Status
+    call_id: str
+    action: LocalShellAction = msgspec.field(default_factory=LocalShellAction)
+
+
+class ApplyPatchCall(Struct, tag="apply_patch_call", tag_field="type"):
+    """A change of a file that the caller is to make: `type`, `path` and `diff`."""
+
+    id: str
+    status: Status
+    call_id: str
+    operation: dict[str, Any] = {}
+
+
+HostedCall = LocalShellCall | ApplyPatchCall
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall | HostedCall
 
 
 class InputTokensDetails(Struct):

@@ -29,7 +29,7 @@ from pyllm.frontend.responses.protocol import (
     ResponsesRequest,
     ToolParam,
 )
-from pyllm.frontend.responses.tools import chosen, shown, tools_of
+from pyllm.frontend.responses.tools import chosen, hosted_names, shown, tools_of
 from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
@@ -84,6 +84,7 @@ def responses_routes(state: ServerState) -> Router:
             on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
             has_events=data.stream is True,
             encrypts_reasoning=_ENCRYPTED in (data.include or ()),
+            hosted=hosted_names(told),
         )
         generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         if not data.background:

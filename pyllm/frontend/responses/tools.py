@@ -5,16 +5,23 @@ other types run on a server, which this one does not do. Calls nothing.
 """
 
 from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.conversation import NamedTool, Tool, ToolChoice
+from pyllm.frontend.conversation import InputFormat, NamedTool, Tool, ToolChoice
 from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.responses.protocol import (
+    ApplyPatchCall,
     ApplyPatchTool,
     ChosenTools,
     CustomTool,
     FunctionTool,
+    HostedCall,
     Item,
+    LocalShellAction,
+    LocalShellCall,
     LocalShellTool,
     ResponsesRequest,
     ShownTool,
@@ -95,9 +102,41 @@ def chosen(request: ResponsesRequest, told: list[ToolParam]) -> tuple[tuple[Tool
     return tuple(_tool(tool) for tool in told if tool in allowed), choice.mode
 
 
+def _input_format(tool: ToolParam) -> InputFormat:
+    given = tool.format
+    if given is None or given.type == "text":
+        return InputFormat()
+    if given.syntax is None or not given.definition:
+        raise RequestError(f"tools: the format of {tool.name!r} needs syntax and definition", "tools")
+    return InputFormat(given.syntax, given.definition)
+
+
 def shown(told: list[ToolParam]) -> list[ShownTool]:
     """The tools as the response repeats them."""
     return list(map(_shown, told))
+
+
+def hosted_names(told: list[ToolParam]) -> frozenset[str]:
+    """The names of the told tools whose calls are items of their own type."""
+    return frozenset(tool.type for tool in told if tool.type in _HOSTED)
+
+
+def hosted_call(name: str, suffix: str, call_id: str) -> HostedCall:
+    """A call of such a tool, as long as it has no arguments. `suffix` makes its id."""
+    if name == LOCAL_SHELL.name:
+        return LocalShellCall(f"lsc_{suffix}", "in_progress", call_id)
+    return ApplyPatchCall(f"apc_{suffix}", "in_progress", call_id)
+
+
+def take_arguments(call: HostedCall, arguments: str) -> None:
+    """Fill a call. One that was cut off, or that the model broke, stays empty."""
+    try:
+        if isinstance(call, LocalShellCall):
+            call.action = msgspec.json.decode(arguments, type=LocalShellAction)
+        else:
+            call.operation = msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return
 
 
 def _runs_here(tool: ToolReference) -> bool:
@@ -120,6 +159,8 @@ def _tool(tool: ToolParam) -> Tool:
     if tool.type in _HOSTED:
         return _HOSTED[tool.type]
     assert tool.name is not None
+    if tool.type == "custom":
+        return Tool(name=tool.name, description=tool.description, input_format=_input_format(tool))
     return Tool(
         name=tool.name,
         description=tool.description,

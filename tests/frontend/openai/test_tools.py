@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from pyllm.config import ServerConfig
 from pyllm.frontend.parsers.selection import ToolCallParser
@@ -57,14 +58,15 @@ def added_up(deltas: list[dict[str, Any]]) -> dict[str, Any]:
                 message[key] = message.get(key, "") + delta[key]
         for call in delta.get("tool_calls", []):
             calls = message.setdefault("tool_calls", [])
+            kind, text = ("custom", "input") if "custom" in call else ("function", "arguments")
             if call["index"] == len(calls):
-                assert call["function"]["arguments"] == ""
-                calls.append({**call, "function": {**call["function"]}})
+                assert call[kind][text] == ""
+                calls.append({**call, kind: {**call[kind]}})
                 del calls[-1]["index"]
             else:
-                assert call.keys() == {"index", "function"}
-                assert call["function"].keys() == {"arguments"}
-                calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+                assert call.keys() == {"index", kind}
+                assert call[kind].keys() == {text}
+                calls[call["index"]][kind][text] += call[kind][text]
     return message
 
 
@@ -288,6 +290,119 @@ async def test_a_forced_call_wins_over_a_format_and_choice_none_leaves_it(
         assert grammar_of(frontend) == grammar
 
 
+def custom(syntax: str, definition: str = "") -> dict[str, Any]:
+    grammar = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    form = {"type": "text"} if syntax == "text" else grammar
+    return {"type": "custom", "custom": {"name": "shell", "description": "Runs it.", "format": form}}
+
+
+SHELL_CHOICE = {"type": "custom", "custom": {"name": "shell"}}
+
+
+@pytest.mark.parametrize("tool", [custom("text"), custom("regex", '[a-z "\n]+'), custom("lark", "start: /[^x]+/")])
+async def test_a_custom_tool_is_given_text(tokenizer: Tokenizer, tool: dict[str, Any]) -> None:
+    text = 'echo "ü"\n🙂'
+    call = json.dumps({"name": "shell", "arguments": {"input": text}})
+    answer = f"<tool_call>\n{call}\n</tool_call>\n" + CALLS.removeprefix("So:\n")
+    async with in_process(saying(tokenizer, answer), tokenizer, HERMES) as frontend:
+        choice = (await chat(frontend, tools=[tool, WEATHER, CLOCK]))["choices"][0]
+        prompt = prompt_of(frontend, tokenizer)
+    first, second, third = choice["message"]["tool_calls"]
+    assert {key: first[key] for key in ("type", "custom")} == {
+        "type": "custom",
+        "custom": {"name": "shell", "input": text},
+    }
+    assert first.keys() == {"id", "type", "custom"}
+    assert (second["type"], third["function"]["name"]) == ("function", "clock")
+    assert choice["finish_reason"] == "tool_calls"
+    described = json.loads(prompt.partition(" in <tool_call>")[0])[0]["function"]
+    assert described["name"] == "shell"
+    assert described["parameters"]["properties"] == {"input": {"type": "string"}}
+    assert described["description"].startswith("Runs it.")
+    definition = tool["custom"]["format"].get("grammar", {}).get("definition", "")
+    assert definition in described["description"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "text", "other"),
+    [
+        (custom("text"), 'anything\n"at" all', None),
+        (custom("regex", "[a-z]+ [0-9]+"), "abc 12", "abc"),
+        (custom("lark", 'start: WORD "!" NL\nWORD: /[a-z"]+/\nNL: /\\n/'), 'a"b!\n', "ab!"),
+    ],
+)
+async def test_a_custom_tools_input_keeps_to_its_format(
+    tokenizer: Tokenizer, tool: dict[str, Any], text: str, other: str | None
+) -> None:
+    guide = LLTokenizer("byte")
+
+    def accepts(grammar: str, text: str) -> bool:
+        matcher = LLMatcher(guide, grammar, log_level=0)
+        data = list(text.encode())
+        return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+    def in_call(key: str, text: str) -> str:
+        return json.dumps({"name": "shell", key: {"input": text}})
+
+    def marked(text: str) -> str:
+        return f"<tool_call>\n{in_call('arguments', text)}\n</tool_call>"
+
+    form = {"type": "json_object"}
+    for choice, fields, written in (
+        (SHELL_CHOICE, {"response_format": form}, str),
+        ("required", {}, lambda text: f"[{in_call('parameters', text)}]"),
+        ("auto", {"response_format": form}, marked),
+        ("auto", {}, marked),
+    ):
+        body = {"tools": [tool, CLOCK], "tool_choice": choice, **fields}
+        async with in_process(saying(tokenizer, written(text)), tokenizer, HERMES) as frontend:
+            answer = (await chat(frontend, **body))["choices"][0]
+            grammar = grammar_of(frontend)
+        (call,) = answer["message"]["tool_calls"]
+        assert (call["type"], call["custom"]) == ("custom", {"name": "shell", "input": text})
+        assert answer["finish_reason"] == "tool_calls"
+        assert not answer["message"]["content"]
+        if other is None and choice == "auto" and not fields:
+            assert grammar == ""
+            continue
+        assert accepts(grammar, written(text))
+        assert other is None or not accepts(grammar, written(other))
+
+
+async def test_a_grammar_that_no_call_can_hold_is_refused_unless_the_tool_is_named(tokenizer: Tokenizer) -> None:
+    tool = custom("lark", 'start: "(" start? ")"')
+    async with in_process(saying(tokenizer, "(())"), tokenizer, HERMES) as frontend:
+        for choice in ("auto", "required"):
+            name, text = await refused(frontend, tools=[tool], tool_choice=choice)
+            assert name == "tools"
+            assert "start" in text
+        answer = (await chat(frontend, tools=[tool], tool_choice=SHELL_CHOICE))["choices"][0]
+    assert answer["message"]["tool_calls"][0]["custom"] == {"name": "shell", "input": "(())"}
+    server = ServerConfig(tool_call_parser="llama3_json")
+    async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES, server=server) as frontend:
+        name, text = await refused(frontend, tools=[CLOCK, custom("regex", "a")])
+        assert name == "tools[1]"
+        assert "--tool-call-parser" in text
+
+
+async def test_a_custom_call_that_is_sent_back_is_a_function_to_the_template(tokenizer: Tokenizer) -> None:
+    call = {"id": "c", "type": "custom", "custom": {"name": "shell", "input": "a\nb"}}
+    template = "{% if tools %}{% endif %}{{ messages | tojson }}"
+    async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
+        await chat(frontend, messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
+        (message,) = json.loads(prompt_of(frontend, tokenizer))
+    function = {"name": "shell", "arguments": {"input": "a\nb"}}
+    assert message["tool_calls"] == [{"id": "c", "type": "function", "function": function}]
+
+
+async def test_allowed_tools_may_be_custom(tokenizer: Tokenizer) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [SHELL_CHOICE]}}
+    async with in_process(saying(tokenizer, "ok"), tokenizer, HERMES) as frontend:
+        await chat(frontend, tools=[custom("text"), WEATHER], tool_choice=choice)
+        assert '"shell"' in prompt_of(frontend, tokenizer)
+        assert '"weather"' not in prompt_of(frontend, tokenizer)
+
+
 async def test_a_template_without_tools_has_them_explained(tokenizer: Tokenizer) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "clock", "arguments": "{}"}}
     messages = [
@@ -401,7 +516,19 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
             "tool_choice.allowed_tools",
         ),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
-        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools[0].custom.name"),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}]},
+            "tools[0].custom.format.grammar",
+        ),
+        ({"tools": [WEATHER], "tool_choice": {"type": "custom", "custom": {"name": "clock"}}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "custom", "function": {"name": "weather"}}}, "tool_choice"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]},
+            "messages[0].tool_calls[0].custom",
+        ),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools[0]"),
         ({"tools": [WEATHER], "tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),

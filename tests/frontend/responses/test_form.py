@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from pyllm.frontend.detokenizer import TextDelta
 from pyllm.frontend.failure import Failure
 from pyllm.frontend.generation import TokenCounts
+from pyllm.frontend.parsers.custom_input import CustomInputs
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.parsers.selection import tool_call_parser
 from pyllm.frontend.responses.form import ResponseForm
@@ -22,8 +23,11 @@ TEXTS = [THOUGHT, CALLS, THOUGHT + "\nand", "plain 🙂", "", *(case.text for ca
 COUNTS = TokenCounts(7, 5, 3)
 
 
-def form(parses: bool, ended: list[Response], has_events: bool = True) -> ResponseForm:
-    parser = SampleParser(tool_call_parser("hermes"), lambda: ByteDecoder([], []), False) if parses else None
+def form(parses: bool, ended: list[Response], has_events: bool = True, custom: tuple[str, ...] = ()) -> ResponseForm:
+    hermes = tool_call_parser("hermes")
+    assert hermes is not None
+    calls = CustomInputs(hermes, custom) if custom else hermes
+    parser = SampleParser(calls, lambda: ByteDecoder([], []), False) if parses else None
     response = Response(id="resp_1", created_at=0, model="tiny", status="in_progress")
     return ResponseForm(
         response,
@@ -75,3 +79,24 @@ def test_a_failure_ends_what_is_open() -> None:
 
 def _untimed(response: dict[str, object]) -> dict[str, object]:
     return {**response, "completed_at": None}
+
+
+def test_a_custom_tools_call_has_events_and_an_item_of_its_own() -> None:
+    ended: list[Response] = []
+    made = form(True, ended, custom=("shell",))
+    parts = ['<tool_call>\n{"name": "shell", "arguments": {"input": "ls', "\\n\\ud83d", '\\ude42"}}\n</tool_call>']
+    data = b"".join(made.text(0, TextDelta(part, [])) for part in parts)
+    data += made.text(0, TextDelta("", [], "stop")) + made.end(COUNTS)
+    events = [event for event in named_events(data.decode()) if "custom" in event["type"] or "item" in event]
+    assert [event["type"].removeprefix("response.") for event in events] == [
+        "output_item.added",
+        *["custom_tool_call_input.delta"] * 3,
+        "custom_tool_call_input.done",
+        "output_item.done",
+    ]
+    assert [event["delta"] for event in events[1:4]] == ["ls", "\n", "🙂"]
+    assert events[4]["input"] == "ls\n🙂"
+    item = {"type": "custom_tool_call", "id": events[0]["item"]["id"], "call_id": "call_0", "name": "shell"}
+    assert events[0]["item"] == {**item, "status": "in_progress", "input": ""}
+    assert events[5]["item"] == {**item, "status": "completed", "input": "ls\n🙂"}
+    assert msgspec.to_builtins(ended[0].output) == [events[5]["item"]]

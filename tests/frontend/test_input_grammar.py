@@ -1,0 +1,158 @@
+"""Grammars of inputs within a call: the JSON form of a text is accepted if and only if the text itself is."""
+
+import json
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from pyllm.errors import RequestError
+from pyllm.frontend.input_grammar import input_grammar
+from pyllm.frontend.input_regex import escaped_regex, json_escaped
+
+BYTES = LLTokenizer("byte")
+PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+LINES = [
+    *("*** Begin Patch", "*** End Patch", "*** Update File: a.py", '*** Add File: ü \\ "q".py', "*** Delete File: b"),
+    *("*** Move to: c", "@@", "@@ def f():", '+print("🙂\\n")', "-\told", " x", "", "stray", "*** End of File"),
+]
+
+ALPHABET = 'ab"\\\n\t\x00\x1f\x7f/-ü'
+TEXTS = st.text(st.sampled_from(ALPHABET), max_size=5)
+ATOMS = st.sampled_from(
+    [
+        *("a", "b", r"\"", '"', r"\\", r"\n", r"\t", r"\x00", r"\x1f", r"\u0022", "ü", r"\/", r"\-", "."),
+        *(r"\D", r"\W", r"\S", r"[a\"]", r"[^a]", r'[^"\\]', r"[\x00-\x1f]", r"[ -~]", r"[\n\t]", r"[^\n]", r"[\\\-a]"),
+        *(r"[]a]", r"[^\S]", r"[\t-\n]", r"[a-]", r"(?s:.)", r"(?s:.|\n)"),
+    ]
+)
+REGEXES = st.recursive(
+    ATOMS,
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map("".join),
+        st.tuples(inner, inner).map(lambda pair: f"({pair[0]}|{pair[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,2}"])).map(lambda pair: f"(?:{pair[0]}){pair[1]}"),
+    ),
+    max_leaves=5,
+)
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether the whole text may come, and end."""
+    matcher = LLMatcher(BYTES, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    data = list(text.encode())
+    return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()
+
+
+def accepts_in_call(definition: str, text: str) -> bool:
+    """The same for the text as a call's input."""
+    written = "".join(map(json_escaped, text))
+    assert json.loads(f'"{written}"') == text
+    return accepts(f"start: {input_grammar(definition)}", f'{{"input": "{written}"}}')
+
+
+@settings(max_examples=400)
+@given(REGEXES, TEXTS)
+def test_a_regex_matches_the_json_form_of_what_it_matches(regex: str, text: str) -> None:
+    assert accepts_in_call(f"start: /{regex}/", text) == accepts(f"start: /{regex}/", text)
+
+
+@settings(max_examples=60)
+@given(st.text(st.sampled_from(ALPHABET), min_size=1, max_size=4), TEXTS, st.booleans())
+def test_a_literal_is_itself(literal: str, text: str, ignores_case: bool) -> None:
+    definition = f"start: {json.dumps(literal).replace(chr(127), 'u007f')}{'i' if ignores_case else ''}"
+    assert accepts_in_call(definition, literal)
+    assert accepts_in_call(definition, literal.upper()) == (ignores_case or literal == literal.upper())
+    assert accepts_in_call(definition, text) == (text == literal)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(LINES), max_size=4), st.booleans())
+def test_a_patch_is_accepted_in_a_call_if_it_is_one(lines: list[str], ends: bool) -> None:
+    text = "\n".join(["*** Begin Patch", *lines, "*** End Patch"]) + "\n" * ends
+    assert accepts_in_call(PATCH, text) == accepts(PATCH, text)
+
+
+def test_a_patch_of_every_kind_is_accepted() -> None:
+    text = "\n".join([LINES[0], LINES[2], *LINES[5:11], LINES[13], LINES[3], "+", "+\t\\", LINES[4], LINES[1]])
+    assert accepts(PATCH, text)
+    assert accepts_in_call(PATCH, text)
+    assert not accepts_in_call(PATCH, text + "x")
+
+
+def test_all_parts_of_lark_that_can_be_written_so() -> None:
+    definition = r"""
+    # A comment with "quotes" and /slashes/
+    ?start: [_sign] DIGIT~1..3 ("x".."z"){2} tail? // another
+      | WS_INLINE KEY "\x22\x0a"
+    _sign: "+" | "-" -> minus
+    !tail: "\u000b" ESCAPED_STRING
+    KEY: /[a-c\n]+/ & /..?/s
+    %import common.DIGIT
+    %import common.WS_INLINE
+    %import common.ESCAPED_STRING
+    """
+    for text in ("12xy", "-1zz", '+123xx\x0b"a\\"b\n"', '\t ab"\n', ' \nb"\n'):
+        assert accepts_in_call(definition, text), text
+    for text in ("1234xy", "12wx", "--1zz", '\t abc"\n', 'ab"\n', "12xy\x0b"):
+        assert not accepts_in_call(definition, text), text
+
+
+@pytest.mark.parametrize(
+    ("definition", "what"),
+    [
+        ('start: "(" start ")" | "x"', "leads to itself"),
+        ("start: a\na: b\nb: a", "leads to itself"),
+        ('start: "a"\n%ignore " "', "%ignore"),
+        ("start: <|end|>", "end"),
+        ("start: @other", "@other"),
+        ("start: T\nT: ~/a/", "'?~"),
+        ('start: %json {"type": "object"}', "%json"),
+        ('start: "a" }', "brace"),
+        ('start: "a"{2', "brace"),
+        (r"start: /a\b/", "escape"),
+        ("start: /^a/", "anchor"),
+        (r"start: /\p{Cc}/", "escape"),
+        ("start: /[a-z&&[^b]]/", "class"),
+        ("start: /(?x: a)/", "flags"),
+        ("start: /(?=a)/", "group"),
+        ('start: "ab".."c"', "range"),
+        ("start: /" + "." * 100_000 + "/", "bytes"),
+    ],
+)
+def test_what_cannot_be_written_so_is_refused_by_name(definition: str, what: str) -> None:
+    with pytest.raises(RequestError, match=what) as error:
+        input_grammar(definition)
+    assert error.value.parameter == "tools"
+
+
+@settings(max_examples=200)
+@given(st.text(st.sampled_from('a"/\\[]^-(?:){},.*+|&~@<>%$ \n=idsuxpP01'), max_size=20))
+def test_any_text_is_written_or_refused(definition: str) -> None:
+    for make in (input_grammar, lambda text: escaped_regex(text, "")):
+        try:
+            make(definition)
+        except RequestError as error:
+            assume(error.parameter == "tools")
