@@ -56,11 +56,11 @@ class JsonRequest(Request[Any, Any, State]):
         try:
             body = await self.body()
             data = _decoder(field.annotation).decode(body)
+            fields = context_in(self.scope).fields
+            if fields.policy != "ignore":
+                find_ignored(body, field.annotation, fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise decoding_error(error) from None
-        fields = context_in(self.scope).fields
-        if fields.policy != "ignore":
-            find_ignored(body, field.annotation, fields)
         return data
 
 

@@ -45,6 +45,7 @@ def find_ignored(body: bytes | Raw, kind: type[Struct], fields: RequestFields) -
 
     Raises:
         RequestError: the server is strict, and there is such a field.
+        UnicodeDecodeError: a name is not UTF-8, which decoders do not look at in names that they skip.
     """
     _look_into_object(body, _object_shape(kind), "", fields)
 

@@ -199,6 +199,6 @@ def _variables(
             raise RequestError(f"{field} is set by the server or by a field of its own; leave it out", field)
         if name in known:
             variables[name] = value
-        else:
+        elif name != "enable_thinking" or value is not has_reasoning:  # Else the model does as it is asked anyway.
             ignore(field, f"{field} has no effect: the model's chat template does not look at it")
     return variables

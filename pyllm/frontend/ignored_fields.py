@@ -78,9 +78,11 @@ class RequestFields:
         """Note fields below a prefix that no struct knows; raises as `ignore` does."""
         if self.policy == "refuse":
             self.ignore(prefix + names[0], f"{prefix + names[0]:.80} is not a known field")
-        room = MAX_NAMES - len(self._names)
-        self._names.update(dict.fromkeys([prefix + name for name in names[:room]]))
-        self.num_unnamed += max(0, len(names) - room)
+        known = self._names
+        new = [path for name in names if (path := prefix + name) not in known]
+        room = MAX_NAMES - len(known)
+        known.update(dict.fromkeys(new[:room]))
+        self.num_unnamed += max(0, len(new) - room)
 
 
 class IgnoredFields:

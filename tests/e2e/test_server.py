@@ -142,7 +142,6 @@ BAD_REQUESTS: dict[str, tuple[bytes, int]] = {
     "not an object": (b"[1, 2]", 400),
     "invalid UTF-8": (b'{"model": "MODEL", "prompt": "\xff\xfe"}', 400),
     "wrong type": (b'{"model": "MODEL", "prompt": "a", "max_tokens": "many"}', 400),
-    "unknown field": (b'{"model": "MODEL", "prompt": "a", "max_token": 3}', 400),
     "unknown model": (b'{"model": "gpt-9", "prompt": "a"}', 404),
     "negative max_tokens": (b'{"model": "MODEL", "prompt": "a", "max_tokens": -1}', 400),
     "unsupported": (b'{"model": "MODEL", "prompt": "a", "suffix": "b"}', 400),
@@ -171,6 +170,12 @@ def test_bad_request_is_a_clear_error_and_the_next_is_served(server: Server, cas
     assert "Traceback" not in answer.text
     assert "/pyllm/" not in answer.text
     assert server.complete(FRANCE, max_tokens=1).json()["choices"][0]["text"] == " Paris"
+
+
+def test_unknown_field_is_named_in_a_header_and_counted(server: Server) -> None:
+    answer = server.complete(FRANCE, max_tokens=1, max_token=3)
+    assert (answer.status_code, answer.headers["pyllm-ignored-fields"]) == (200, "max_token")
+    assert server.metric('pyllm:ignored_fields_total{engine="0",field="max_token"') >= 1
 
 
 def test_unknown_route_and_method_have_the_error_shape(server: Server) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import msgspec
 
+from pyllm.config import ServerConfig
 from pyllm.frontend.app import create_app
 from pyllm.frontend.chat_template import ChatTemplate
 from pyllm.frontend.client import EngineClient
@@ -23,6 +24,8 @@ TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>{% endif %}"
 )
+
+STRICT = ServerConfig(unknown_fields="refuse")
 
 
 @dataclass

@@ -133,3 +133,19 @@ async def generated(client: httpx.AsyncClient) -> float:
     families = text_string_to_metric_families((await client.get("/metrics")).text)
     (family,) = [family for family in families if family.name == "vllm:generation_tokens"]
     return family.samples[0].value
+
+
+async def test_ignored_fields_are_counted_in_all_processes_together(tmp_path: Path) -> None:
+    async with two_processes(tmp_path) as processes:
+        for number, client in enumerate(processes.clients, start=1):
+            for _ in range(number):
+                body = {"prompt": "x", "max_tokens": 1, "nope": 1, f"only{number}": 1}
+                assert (await client.post(PATH, json=body)).status_code == 200
+        counted = []
+        for client in processes.clients:
+            families = text_string_to_metric_families((await client.get("/metrics")).text)
+            samples = [
+                sample for family in families if family.name == "pyllm:ignored_fields" for sample in family.samples
+            ]
+            counted.append({sample.labels["field"]: sample.value for sample in samples})
+    assert counted[-1] == {"nope": 3, "only1": 1, "only2": 2}

@@ -90,7 +90,8 @@ async def test_the_openapi_document_describes_the_routes(tokenizer: Tokenizer) -
         (b'{"metadata": ' + b'{"a":' * 50_000, JSON, 400, "nested too deeply"),
         (b"a=b", {"content-type": "application/x-www-form-urlencoded"}, 415, "application/json"),
         (b"x" * (ServerConfig().max_request_body_bytes + 1), JSON, 413, "more than 10000000 bytes"),
-        (b'{"nope": 1}', JSON, 400, "nope is not a known field"),
+        (b'{"nope": 1}', JSON, 400, "missing required field"),
+        (b'{"prompt": "x", "messages": [{"role": "user"}], "\xff": 1}', JSON, 400, "not valid JSON"),
     ],
 )
 async def test_a_body_that_is_no_request_is_explained(

@@ -1,5 +1,6 @@
 """`/v1/messages`, streamed and not, over a core that says what a model would."""
 
+import re
 from array import array
 from typing import Any
 
@@ -21,9 +22,10 @@ from tests.frontend.anthropic.serving import (
     folded,
     named_events,
 )
-from tests.frontend.fake_core import ScriptedCore
-from tests.frontend.serving import TEMPLATE, Frontend, answering, in_process
+from tests.frontend.fake_core import MODEL, ScriptedCore
+from tests.frontend.serving import STRICT, Frontend, answering, in_process
 
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
 
 
@@ -189,18 +191,19 @@ async def test_thinking_is_turned_on_and_off_in_the_prompt(tokenizer: Tokenizer)
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": None}, "max_tokens"),
-        ({"nope": 1}, "nope is not a known field"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
+        ({"system": [{"text": "x"}]}, "type"),
+        ({"system": [{"type": "image", "source": {}}]}, "system.0: a block of type image is not supported"),
+        ({"messages": [{"role": "system", "content": [CALL]}]}, "tool_use is not for the role system"),
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "image"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]}, "thinking"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x", "citations": [{}]}]}]}, "citations"),
         ({"messages": [USER, {"role": "assistant", "content": [CALL]}]}, "tool_result"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 5}}, "thinking"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": [{**WEATHER, "defer_loading": True}]}, "defer_loading"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools"),
-        ({"container": "x"}, "container"),
+        ({"tools": [{"type": "custom", "input_schema": {"type": "object"}}]}, "tools.0.name is missing"),
+        ({"tools": [{"name": "weather"}]}, "tools.0.input_schema is missing"),
+        ({"tools": [WEB_SEARCH], "tool_choice": {"type": "any"}}, "tool_choice any"),
+        ({"tools": [WEB_SEARCH, WEATHER], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
         ({"temperature": -1}, "temperature"),
     ],
 )
@@ -208,11 +211,6 @@ async def test_what_is_not_honoured_is_refused_by_name(tokenizer: Tokenizer, bod
     async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
         assert text in await refused(frontend, **body)
         assert (await create(frontend))["stop_reason"] == "end_turn"
-
-
-async def test_a_budget_that_would_have_to_be_kept_is_refused(tokenizer: Tokenizer) -> None:
-    async with in_process(saying(tokenizer, "ok"), tokenizer, THINKING) as frontend:
-        assert "budget_tokens" in await refused(frontend, thinking={"type": "enabled", "budget_tokens": 5})
 
 
 @pytest.mark.parametrize(
@@ -223,17 +221,37 @@ async def test_a_budget_that_would_have_to_be_kept_is_refused(tokenizer: Tokeniz
         ({"tool_choice": {"type": "any"}}, "tool_choice any needs"),
         ({"output_config": {"effort": "low"}}, "output_config.effort has no effect"),
         ({"thinking": {"type": "adaptive"}}, "thinking has no effect"),
+        ({"nope": 1}, "nope is not a known field"),
     ],
 )
 async def test_errors_name_fields_of_the_request(tokenizer: Tokenizer, body: dict[str, Any], begin: str) -> None:
-    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+    async with in_process(saying(tokenizer, "ok"), tokenizer, server=STRICT) as frontend:
         assert (await refused(frontend, **body)).startswith(begin)
 
 
-async def test_thinking_without_a_switch_cannot_be_disabled(tokenizer: Tokenizer) -> None:
-    template = TEMPLATE + "<think>"
-    async with in_process(saying(tokenizer, "ok"), tokenizer, template) as frontend:
-        assert "cannot be disabled" in await refused(frontend, thinking={"type": "disabled"})
+@pytest.mark.parametrize("length", [1000, 200_000])
+async def test_a_prompt_that_is_too_long_is_refused_in_anthropics_words(tokenizer: Tokenizer, length: int) -> None:
+    messages = [{"role": "user", "content": "x " * length}]
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        text = await refused(frontend, messages=messages)
+        counted = await frontend.http.post("/v1/messages/count_tokens", json={"messages": messages})
+    found = re.fullmatch(r"prompt is too long: (\d+) tokens > (\d+) maximum", text)
+    assert found is not None
+    number, limit = map(int, found.groups())
+    assert limit < number <= counted.json()["input_tokens"]
+    assert limit in (MODEL.max_model_len - 1, MODEL.max_model_len)
+
+
+async def test_a_thread_is_refused_with_the_code_that_has_clients_send_all_of_it(tokenizer: Tokenizer) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
+        body = {"messages": [USER], "max_tokens": 5, "thread": {"id": "thread_1"}}
+        refusal = await frontend.http.post("/v1/messages", json=body)
+        other = await frontend.http.post("/v1/messages", json={**body, "thread": None, "temperature": -1})
+    error = refusal.json()["error"]
+    assert (refusal.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+    assert other.status_code == 400
+    assert "details" not in other.json()["error"]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,18 @@
 """`/v1/chat/completions`, streamed and not, over a scripted core."""
 
 from array import array
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 import pytest
 
+from pyllm.config import ServerConfig
 from pyllm.frontend.tokenizer import INLINE_CHARACTERS, Tokenizer
 from pyllm.messages import Submit
 from pyllm.sampling_params import MAX_GRAMMAR_BYTES
 from tests.frontend.fake_core import MODEL, ScriptedCore
+from tests.frontend.ignoring import check_no_effect
 from tests.frontend.serving import Frontend, answering, events, in_process
 
 TEXT = "Hello 🙂 world"
@@ -153,9 +156,8 @@ async def test_a_long_conversation_is_rendered_the_same(tokenizer: Tokenizer) ->
             "messages[1].content[0]",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
-        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0]"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
         ({"messages": [USER], "continue_final_message": True}, "continue_final_message"),
-        ({"messages": [USER], "prompt": "x"}, "prompt"),
     ],
 )
 async def test_what_cannot_run_is_refused_by_name(
@@ -164,6 +166,28 @@ async def test_what_cannot_run_is_refused_by_name(
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         response = await frontend.http.post("/v1/chat/completions", json=body)
         assert (response.status_code, response.json()["error"]["param"]) == (400, parameter)
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"),
+    [
+        ({"prompt": "x"}, "prompt"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"messages": [{**USER, "annotations": [{}]}]}, "messages.annotations"),
+        ({"messages": [{**USER, "nobody": 1}]}, "messages.nobody"),
+        ({"response_format": {"type": "text", "nobody": 1}}, "response_format.nobody"),
+    ],
+)
+async def test_what_has_no_effect_is_told_and_refused_by_a_strict_server(
+    tokenizer: Tokenizer, extra: dict[str, Any], name: str
+) -> None:
+    def serve(server: ServerConfig) -> AbstractAsyncContextManager[Frontend]:
+        return in_process(answering(tokenizer, TEXT), tokenizer, server=server)
+
+    body = {"messages": [USER]}
+    await check_no_effect(serve, "/v1/chat/completions", body | extra, body, name)
 
 
 async def test_a_template_may_refuse(tokenizer: Tokenizer) -> None:

@@ -2,16 +2,20 @@
 
 from array import array
 from collections import defaultdict
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
 
+from pyllm.config import ServerConfig
 from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.openai.parameters import split_prompts
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import FinishCode, Rejected, Sampling, Submit
 from tests.frontend.fake_core import MODEL, ExpiringCore, Row, ScriptedCore
+from tests.frontend.ignoring import check_no_effect
 from tests.frontend.serving import Frontend, answering, events, in_process
 
 TEXT = "Hello 🙂 world"
@@ -356,7 +360,7 @@ async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Token
         ({"prompt": "x", "truncate_prompt_tokens": 257}, 400, "truncate_prompt_tokens"),
         ({"prompt": "x", "structured_outputs": {}}, 400, "structured_outputs"),
         ({"prompt": "x", "structured_outputs": {"choice": []}}, 400, "structured_outputs"),
-        ({"prompt": "x", "structured_outputs": {"structural_tag": "x"}}, 400, "structured_outputs.structural_tag"),
+        ({"prompt": "x", "structured_outputs": {"structural_tag": "x"}}, 400, "structured_outputs"),
         ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, 400, "ignore_eos"),
         ({"prompt": "x", "response_format": {"type": "structural_tag"}}, 400, "response_format.type"),
         ({"prompt": "x", "vllm_xargs": {"mine": 1}}, 400, "vllm_xargs[...]"),
@@ -367,7 +371,6 @@ async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Token
         ({"prompt": "x", "timeout": 0}, 400, "timeout"),
         ({"prompt": "x", "ttft_target": -1}, 400, "ttft_target"),
         ({"prompt": "x", "tpot_target": "fast"}, 400, "tpot_target"),
-        ({"prompt": "x", "tenant": "acme"}, 400, "tenant"),
         ({"prompt": "x", "min_tokens": 17}, 400, "min_tokens"),
         ({"prompt": "x", "repetition_penalty": 1e39}, 400, "repetition_penalty"),
         ({"prompt": "x", "repetition_penalty": 1e-50}, 400, "repetition_penalty"),
@@ -386,6 +389,29 @@ async def test_what_cannot_run_is_refused_and_the_next_request_is_served(
         assert set(error) == {"message", "type", "param", "code"}
         assert (await complete(frontend, prompt="x"))["choices"][0]["text"] == "ok"
         assert frontend.core.running == {}
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ({"tenant": "acme"}, ["tenant"]),
+        (
+            {"separate_things": True, "session_id": "s", "stream_interval": 5},
+            ["separate_things", "session_id", "stream_interval"],
+        ),
+        ({"stream_reasoning": False, "max_token": 3}, ["max_token", "stream_reasoning"]),
+    ],
+)
+async def test_what_has_no_effect_is_told_and_refused_by_a_strict_server(
+    tokenizer: Tokenizer, extra: dict[str, Any], names: list[str]
+) -> None:
+    body = {"prompt": "x"}
+    serve = partial(_serve, tokenizer)
+    await check_no_effect(serve, "/v1/completions", body | extra, body, *names)
+
+
+def _serve(tokenizer: Tokenizer, server: ServerConfig) -> AbstractAsyncContextManager[Frontend]:
+    return in_process(answering(tokenizer, "ok"), tokenizer, server=server)
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -437,4 +463,8 @@ async def test_max_tokens_are_clipped_to_the_context(tokenizer: Tokenizer) -> No
     core = ScriptedCore(lambda prompt, sample: tokenizer.encode("x" * 100), model)
     async with in_process(core, tokenizer) as frontend:
         answer = await complete(frontend, prompt="abcd", max_tokens=1000)
+        told = await frontend.http.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 1000})
+        exact = await frontend.http.post("/v1/completions", json={"prompt": "abcd", "max_tokens": 6})
     assert answer["usage"]["total_tokens"] == 10
+    assert told.headers["pyllm-max-tokens"] == str(10 - answer["usage"]["prompt_tokens"])
+    assert (exact.json()["usage"]["completion_tokens"], "pyllm-max-tokens" in exact.headers) == (6, False)

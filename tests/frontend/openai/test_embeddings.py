@@ -3,16 +3,19 @@
 import asyncio
 import base64
 from array import array
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 import pytest
 
+from pyllm.config import ServerConfig
 from pyllm.frontend.openai.embedding_protocol import MAX_INPUTS
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, FinishCode, Submit
 from tests.frontend import tiny_tokenizers
 from tests.frontend.fake_core import MODEL, Row, ScriptedCore, embedded
+from tests.frontend.ignoring import check_no_effect
 from tests.frontend.serving import Frontend, behind_uvicorn, in_process
 from tests.waiting import until
 
@@ -133,7 +136,6 @@ async def test_its_place_among_others_goes_to_the_core(tokenizer: Tokenizer) -> 
         ({"input": "x", "truncation_side": "left"}, "truncation_side"),
         ({"input": "x", "normalize": False}, "normalize"),
         ({"input": "x", "timeout": 0}, "timeout"),
-        ({"input": "x", "tenant": "acme"}, "tenant"),
     ],
 )
 async def test_what_cannot_run_is_refused_by_name(tokenizer: Tokenizer, body: dict[str, Any], parameter: str) -> None:
@@ -142,6 +144,17 @@ async def test_what_cannot_run_is_refused_by_name(tokenizer: Tokenizer, body: di
         assert (response.status_code, response.json()["error"]["param"]) == (400, parameter)
         assert len((await embed(frontend, input="x"))["data"]) == 1
         assert frontend.core.running == {}
+
+
+@pytest.mark.parametrize(("name", "value"), [("tenant", "acme"), ("request_id", "x"), ("input_type", "query")])
+async def test_what_has_no_effect_is_told_and_refused_by_a_strict_server(
+    tokenizer: Tokenizer, name: str, value: str
+) -> None:
+    def serve(server: ServerConfig) -> AbstractAsyncContextManager[Frontend]:
+        return in_process(core(), tokenizer, server=server)
+
+    body = {"input": ["Hello", "x"]}
+    await check_no_effect(serve, "/v1/embeddings", {**body, name: value}, body, name)
 
 
 async def test_where_one_fails_all_do_and_the_rest_is_aborted(tokenizer: Tokenizer) -> None:

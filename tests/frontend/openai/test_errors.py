@@ -17,6 +17,7 @@ from pyllm.errors import (
     RequestError,
     RequestTooLargeError,
 )
+from pyllm.frontend.body_shape import find_ignored
 from pyllm.frontend.failure import (
     AuthenticationError,
     BodyTooLargeError,
@@ -30,6 +31,7 @@ from pyllm.frontend.failure import (
     describe,
     failure_headers,
 )
+from pyllm.frontend.ignored_fields import RequestFields
 from pyllm.frontend.openai.errors import error_response
 from pyllm.frontend.openai.protocol import ChatRequest, ErrorBody
 
@@ -72,6 +74,7 @@ def test_status_and_type(error: Exception, status: int, kind: str, code: str | N
         (EngineDeadError("x"), [(b"retry-after", b"5")]),
         (AuthenticationError("x"), [(b"www-authenticate", b"Bearer")]),
         (MethodNotAllowedException(headers={"allow": "GET"}), [(b"allow", b"GET")]),
+        (DeadlineError("x"), [(b"x-should-retry", b"false")]),
         (RequestError("x"), []),
     ],
 )
@@ -123,8 +126,6 @@ def test_an_unforeseen_error_is_for_the_log_only(caplog: pytest.LogCaptureFixtur
             "Expected `str`",
             "messages[0].content[0].type",
         ),
-        (b'{"messages": [], "x": 1}', "x is not a known field", "x"),
-        (b'{"messages": [{"role": "user", "x": 1}]}', "is not a known field", "messages[0].x"),
         (b'{"messages": [], "temperature": "\xff"}', "", "temperature"),
         (b'{"messages": [], "user": "\xff"}', "not valid JSON", None),
     ],
@@ -135,6 +136,16 @@ def test_what_does_not_decode_is_explained(body: bytes, text: str, field: str | 
     error = decoding_error(caught.value)
     assert text in str(error)
     assert error.parameter == field
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [(b'{"messages": [], "x": 1}', "x"), (b'{"messages": [{"role": "user", "x": 1}]}', "messages.x")],
+)
+def test_a_strict_server_names_an_unknown_field_by_its_path(body: bytes, field: str) -> None:
+    with pytest.raises(RequestError, match=f"^{field} is not a known field$") as refused:
+        find_ignored(body, ChatRequest, RequestFields("refuse"))
+    assert refused.value.parameter == field
 
 
 def test_deep_nesting_is_a_request_error() -> None:

@@ -1,4 +1,4 @@
-"""Every known field is honoured, accepted at its neutral value, or refused by name; unknown ones are refused too."""
+"""Every known field is honoured, without effect, or passes at its neutral value and is refused by name otherwise."""
 
 from typing import Annotated, Any
 
@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from pyllm.errors import RequestError
+from pyllm.frontend.body_shape import find_ignored
+from pyllm.frontend.ignored_fields import RequestFields
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from pyllm.frontend.unsupported import Unsupported, refuse_unsupported
 
@@ -24,7 +26,6 @@ CHAT_ONLY = {
     "echo": (False, True),
     "functions": ([], [{}]),
     "function_call": ("none", "auto"),
-    "verbosity": ("medium", "low"),
     "modalities": (["text"], ["text", "audio"]),
 }
 CASES = [
@@ -77,15 +78,24 @@ def test_only_the_mark_of_an_unsupported_field_makes_it_one() -> None:
 @pytest.mark.parametrize(("kind", "body"), [(CompletionRequest, COMPLETION), (ChatRequest, CHAT)])
 def test_what_has_no_effect_anywhere_is_accepted(kind: type[GenerationRequest], body: dict[str, Any]) -> None:
     harmless = {"user": "me", "store": True, "metadata": {"a": "b"}, "prompt_cache_key": "k", "service_tier": "auto"}
-    refuse_unsupported(decode(kind, body | harmless | {"safety_identifier": "s"}))
-    with pytest.raises(msgspec.ValidationError, match="service_tier"):
-        decode(kind, body | {"service_tier": "priority"})
+    harmless |= {"safety_identifier": "s", "prompt_cache_retention": "24h"}
+    strict = RequestFields("refuse")
+    for value in (*harmless.values(), 5, [], {"type": "of another time"}):
+        odd = body | {name: value for name in harmless if name != "user"}
+        refuse_unsupported(decode(kind, odd))
+        find_ignored(msgspec.json.encode(odd), kind, strict)
 
 
 @pytest.mark.parametrize(("kind", "body"), [(CompletionRequest, COMPLETION), (ChatRequest, CHAT)])
-def test_unknown_fields_are_refused(kind: type[GenerationRequest], body: dict[str, Any]) -> None:
-    with pytest.raises(msgspec.ValidationError, match="unknown field `temprature`"):
-        decode(kind, body | {"temprature": 1})
+def test_unknown_fields_decode_and_are_told(kind: type[GenerationRequest], body: dict[str, Any]) -> None:
+    misspelt = body | {"temprature": 1}
+    assert decode(kind, misspelt) == decode(kind, body)
+    fields = RequestFields()
+    find_ignored(msgspec.json.encode(misspelt), kind, fields)
+    assert list(fields.names) == ["temprature"]
+    with pytest.raises(RequestError, match="temprature is not a known field") as refused:
+        find_ignored(msgspec.json.encode(misspelt), kind, RequestFields("refuse"))
+    assert refused.value.parameter == "temprature"
 
 
 def test_types_are_strict() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pyllm.frontend.tokenizer import Tokenizer
 from tests.frontend.fake_core import MODEL
-from tests.frontend.serving import TEMPLATE, answering, in_process
+from tests.frontend.serving import STRICT, TEMPLATE, answering, in_process
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
@@ -53,13 +53,26 @@ async def test_what_is_longer_than_the_context_is_counted_too(tokenizer: Tokeniz
         ({}, "prompt"),
         ({"prompt": "x", "messages": MESSAGES}, "prompt"),
         ({"prompt": "x", "add_generation_prompt": False}, "add_generation_prompt"),
-        ({"prompt": "x", "nope": 1}, "nope"),
         ({"messages": []}, "messages"),
     ],
 )
 async def test_what_is_no_prompt_is_refused_by_name(tokenizer: Tokenizer, body: dict[str, Any], parameter: str) -> None:
     status, answer = await post(tokenizer, "/tokenize", body)
     assert (status, answer["error"]["param"]) == (400, parameter)
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x"}, {"messages": MESSAGES}])
+async def test_unknown_fields_are_told_and_refused_by_a_strict_server(
+    tokenizer: Tokenizer, body: dict[str, Any]
+) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        plain = await frontend.http.post("/tokenize", json=body)
+        told = await frontend.http.post("/tokenize", json={**body, "nope": 1})
+    assert (told.status_code, told.json()) == (200, plain.json())
+    assert told.headers["pyllm-ignored-fields"] == "nope"
+    async with in_process(answering(tokenizer, "ok"), tokenizer, server=STRICT) as frontend:
+        refusal = await frontend.http.post("/tokenize", json={**body, "nope": 1})
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, "nope")
 
 
 @pytest.mark.parametrize("number", [1, 1000])

@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ from pyllm.frontend.parsers.selection import ToolCallParser
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Submit
 from tests.frontend.fake_core import MODEL, ScriptedCore
-from tests.frontend.serving import TEMPLATE, Frontend, answering, events, in_process
+from tests.frontend.ignoring import check_no_effect
+from tests.frontend.serving import STRICT, TEMPLATE, Frontend, answering, events, in_process
 
 ROOMY = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)
 USER = {"role": "user", "content": "Hi"}
@@ -476,14 +478,19 @@ async def test_template_variables_reach_the_template(tokenizer: Tokenizer) -> No
     async with in_process(saying(tokenizer, "ok"), tokenizer, "{{ enable_thinking }}") as frontend:
         await chat(frontend, reasoning_effort="none")
         assert prompt_of(frontend, tokenizer) == "False"
+    async with in_process(saying(tokenizer, "ok"), tokenizer, "{{ enable_thinking }}", server=STRICT) as frontend:
         assert (await refused(frontend, reasoning_effort="low"))[0] == "reasoning_effort"
 
 
 async def test_no_reasoning_is_what_a_model_without_any_does(tokenizer: Tokenizer) -> None:
     async with in_process(saying(tokenizer, "ok"), tokenizer) as frontend:
         await chat(frontend, reasoning_effort="none")
-    async with in_process(saying(tokenizer, "ok"), tokenizer, THINKING) as frontend:
-        assert (await refused(frontend, reasoning_effort="none"))[0] == "reasoning_effort"
+    for server, status in ((ServerConfig(), 200), (STRICT, 400)):
+        async with in_process(saying(tokenizer, "ok"), tokenizer, THINKING, server=server) as frontend:
+            body = {"messages": [USER], "reasoning_effort": "none"}
+            response = await frontend.http.post("/v1/chat/completions", json=body)
+            assert response.status_code == status
+            assert response.headers.get("pyllm-ignored-fields") == (None if server is STRICT else "reasoning_effort")
 
 
 async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: Tokenizer) -> None:
@@ -516,7 +523,6 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
             "tool_choice.allowed_tools",
         ),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
-        ({"tools": [{"type": "namespace", "name": "x"}]}, "tools[0].type"),
         ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, "tools[0].custom"),
         ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools[0].custom.name"),
         (
@@ -529,28 +535,14 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
             {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]},
             "messages[0].tool_calls[0].custom",
         ),
+        ({"tools": [WEATHER, {"type": "function"}]}, "tools[1].function"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools[0]"),
         ({"tools": [WEATHER], "tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": "required", "min_tokens": 2}, "min_tokens"),
-        (
-            {"messages": [{**USER, "content": [{"type": "text", "text": "x", "nobody": 1}]}]},
-            "messages[0].content[0].nobody",
-        ),
-        (
-            {
-                "messages": [
-                    {**USER, "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]}
-                ]
-            },
-            "messages[0].content[0].cache_control",
-        ),
         ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content[0]"),
-        ({"reasoning_effort": "low"}, "reasoning_effort"),
-        ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"documents": [{"text": "x"}]}, "documents"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-        ({"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{**USER, "tool_call_id": "c"}]}, "messages[0].tool_call_id"),
         ({"messages": [{**USER, "reasoning": "c"}]}, "messages[0].reasoning"),
@@ -569,6 +561,53 @@ async def test_what_is_not_honoured_is_refused_by_name(
 ) -> None:
     async with in_process(saying(tokenizer, "ok"), tokenizer, HERMES) as frontend:
         assert (await refused(frontend, **body))[0] == parameter
+
+
+def _with_part(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{**USER, "content": [{"type": "text", "text": "x", **fields}]}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "plain", "name"),
+    [
+        (_with_part(nobody=1), _with_part(), "messages.content.nobody"),
+        (_with_part(cache_control={"type": "ephemeral"}), _with_part(), "messages.content.cache_control"),
+        ({"reasoning_effort": "low"}, {}, "reasoning_effort"),
+        ({"reasoning_effort": "huge"}, {}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"mood": 1}}, {}, "chat_template_kwargs.mood"),
+        ({"tools": [{"type": "namespace", "name": "x"}]}, {}, "tools.namespace"),
+        ({"tools": [WEATHER, {"type": "web_search"}]}, {"tools": [WEATHER]}, "tools.web_search"),
+        ({"tools": [{**WEATHER, "nobody": 1}]}, {"tools": [WEATHER]}, "tools.nobody"),
+        (
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather", "nobody": 1}}},
+            {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+            "tool_choice.function.nobody",
+        ),
+    ],
+)
+async def test_what_has_no_effect_is_told_and_refused_by_a_strict_server(
+    tokenizer: Tokenizer, body: dict[str, Any], plain: dict[str, Any], name: str
+) -> None:
+    def serve(server: ServerConfig) -> AbstractAsyncContextManager[Frontend]:
+        return in_process(saying(tokenizer, "ok"), tokenizer, HERMES, server=server)
+
+    user = {"messages": [USER]}
+    await check_no_effect(serve, "/v1/chat/completions", user | body, user | plain, name)
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "web_search"},
+        {"type": "function", "function": {"name": "web_search"}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "web_search"}]}},
+        "required",
+    ],
+)
+async def test_a_tool_of_a_server_that_must_be_called_is_refused(tokenizer: Tokenizer, choice: Any) -> None:
+    async with in_process(saying(tokenizer, "ok"), tokenizer, HERMES) as frontend:
+        name, _ = await refused(frontend, tools=[{"type": "web_search"}], tool_choice=choice)
+    assert name.startswith("tool_choice")
 
 
 @pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": NaN}', '{"a": ' + "[" * 5000 + "]" * 5000 + "}"])

@@ -29,6 +29,7 @@ from pyllm.frontend.shared.messages import (
 )
 from pyllm.frontend.shared.server import StateServer
 from pyllm.frontend.shared.state import SharedState
+from pyllm.frontend.shared.totals import NOTHING, Row, encode_row
 from pyllm.process_config import SharedConfig
 from tests.waiting import until
 
@@ -114,7 +115,8 @@ async def test_what_is_asked_is_answered_with_its_type() -> None:
         one.started(1)
         one.ended(1, 5)
         assert isinstance(await two.admit(Admission(1)), Granted)
-        assert await one.totals(b"\0" * 8) == b"\0" * 8
+        row = encode_row(Row(b"\0" * 8, {"x": 1}))
+        assert await one.totals(row) == row
         claim = await one.claim("", "key", b"digest", "origin")
         assert isinstance(claim, Run)
         assert await two.claim("", "key", b"digest", "origin") == Attached(claim.record)
@@ -225,7 +227,7 @@ async def test_the_successor_of_a_state_is_told_what_was_let_in() -> None:
         assert wire.state.num_tickets == 3
         for ticket in (1, 3, 4):
             one.ended(ticket, 0)
-        await one.totals(b"")
+        await one.totals(encode_row(NOTHING))
         assert wire.state.num_tickets == 0
 
 

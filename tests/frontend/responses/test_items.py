@@ -1,0 +1,226 @@
+"""What Codex and others send beside a conversation's text: hints, tools and items of other kinds, reasoning."""
+
+import base64
+from array import array
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from pyllm.config import ServerConfig
+from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.messages import Submit
+from tests.frontend.anthropic.serving import HERMES, ROOMY, SCHEMA, THINKING, THOUGHT
+from tests.frontend.ignoring import HEADER, check_no_effect
+from tests.frontend.responses.serving import named_events
+from tests.frontend.serving import STRICT, TEMPLATE, Frontend, answering, in_process
+
+WEATHER = {"type": "function", "name": "weather", "parameters": SCHEMA}
+USER = {"role": "user", "content": "Hi"}
+# Shows all that a template is given of messages.
+PLAIN = (
+    "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{{ m.reasoning }}|"
+    "{% for c in m.tool_calls or [] %}{{ c.id }}:{{ c.function.name }}:{{ c.function.arguments | tojson }}{% endfor %}]"
+    "{% endfor %}{% if tools %}<tool_call>{% endif %}"
+)
+ENCRYPTED = "reasoning.encrypted_content"
+
+
+def part(**fields: Any) -> dict[str, Any]:
+    return {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x", **fields}]}]}
+
+
+async def told_and_prompt(tokenizer: Tokenizer, template: str, **body: Any) -> tuple[str | None, str]:
+    """The header of an answer, and the prompt that the core was sent."""
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer, template) as frontend:
+        response = await frontend.http.post("/v1/responses", json={"input": "Hi", **body})
+        assert response.status_code == 200, response.text
+        (submit,) = frontend.core.sent(Submit)
+    return response.headers.get(HEADER), tokenizer.decode(array("i", submit.prompt).tolist(), False)
+
+
+@pytest.mark.parametrize(
+    ("body", "plain", "name"),
+    [
+        ({"nope": 1}, {}, "nope"),
+        ({"client_metadata": {"x": "y"}}, {}, "client_metadata"),
+        ({"max_tool_calls": 3}, {}, "max_tool_calls"),
+        ({"context_management": []}, {}, "context_management"),
+        ({"include": ["file_search_call.results"]}, {}, "include.file_search_call.results"),
+        ({"tools": [{"type": "web_search"}]}, {}, "tools.web_search"),
+        ({"tools": [WEATHER, {"type": "namespace", "name": "x"}]}, {"tools": [WEATHER]}, "tools.namespace"),
+        ({"tools": [{**WEATHER, "defer_loading": True}]}, {"tools": [WEATHER]}, "tools.defer_loading"),
+        (part(nobody=1), part(), "input.content.nobody"),
+        ({"input": [{**USER, "phase": "final_answer"}]}, {"input": [USER]}, "input.phase"),
+        ({"input": [USER, {"type": "web_search_call", "id": "w"}]}, {"input": [USER]}, "input.web_search_call"),
+        ({"input": [USER, {"type": "mcp_list_tools"}]}, {"input": [USER]}, "input.mcp_list_tools"),
+    ],
+)
+async def test_what_has_no_effect_is_told_and_refused_by_a_strict_server(
+    tokenizer: Tokenizer, body: dict[str, Any], plain: dict[str, Any], name: str
+) -> None:
+    def serve(server: ServerConfig) -> AbstractAsyncContextManager[Frontend]:
+        return in_process(answering(tokenizer, "ok", ROOMY), tokenizer, HERMES, server=server)
+
+    base = {"input": "Hi", "store": False}
+    await check_no_effect(serve, "/v1/responses", base | body, base | plain, name)
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+    ],
+)
+async def test_hints_that_an_answer_repeats_are_told_too(tokenizer: Tokenizer, body: dict[str, Any], name: str) -> None:
+    header, prompt = await told_and_prompt(tokenizer, TEMPLATE, **body)
+    assert (header, prompt) == (name, "<|start|>user: Hi<|end|><|start|>")
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer, server=STRICT) as frontend:
+        refusal = await frontend.http.post("/v1/responses", json={"input": "Hi", **body})
+    assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, name)
+
+
+async def test_annotations_are_told_and_no_strict_server_refuses_them(tokenizer: Tokenizer) -> None:
+    assert (await told_and_prompt(tokenizer, TEMPLATE, **part(annotations=[1])))[0] == "input.content.annotations"
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer, server=STRICT) as frontend:
+        assert (await frontend.http.post("/v1/responses", json=part(annotations=[1]))).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["item_reference", "image_generation_call", "computer_call", "nope"])
+async def test_items_that_the_model_would_have_to_know_are_refused(tokenizer: Tokenizer, kind: str) -> None:
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/responses", json={"input": [USER, {"type": kind, "id": "x"}]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "input[1].type")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_reasoning_goes_there_and_back_as_encrypted_content(tokenizer: Tokenizer, streamed: bool) -> None:
+    body: dict[str, Any] = {"input": [USER], "store": False, "include": [ENCRYPTED]}
+    async with in_process(answering(tokenizer, THOUGHT, ROOMY), tokenizer, THINKING) as frontend:
+        response = await frontend.http.post("/v1/responses", json={**body, "stream": streamed})
+        without = await frontend.http.post("/v1/responses", json={**body, "include": None})
+    assert HEADER not in response.headers
+    events = named_events(response.text) if streamed else []
+    output = (events[-1]["response"] if streamed else response.json())["output"]
+    reasoning = output[0]
+    assert reasoning["type"] == "reasoning"
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == (output if streamed else [])
+    assert "encrypted_content" not in without.json()["output"][0]
+    text = reasoning["content"][0]["text"]
+    assert text.strip() == "Hm 🙂."
+    # As Codex sends it back: without the text.
+    kept = {name: reasoning[name] for name in ("type", "id", "summary", "encrypted_content")} | {"content": None}
+    message = {"role": "assistant", "content": "Hello"}
+    header, prompt = await told_and_prompt(tokenizer, PLAIN + "<think>", input=[USER, kept, message, USER])
+    assert (header, f"[assistant|Hello||{text}|]" in prompt) == (None, True)
+
+
+async def test_reasoning_of_another_server_is_told_and_left_out(tokenizer: Tokenizer) -> None:
+    for foreign in ("gAAAAABotherserver==", "x", "", base64.b64encode(b"\xff\xfe").decode(), "é"):
+        item = {"type": "reasoning", "summary": [], "encrypted_content": foreign}
+        message = {"role": "assistant", "content": "Hello"}
+        header, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, item, message, USER])
+        assert header == "input.encrypted_content"
+        assert prompt == "[user|Hi|||][assistant|Hello|||][user|Hi|||]"
+    readable = {**item, "summary": [{"type": "summary_text", "text": "sum"}]}
+    header, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, readable, message, USER])
+    assert (header, "[assistant|Hello||sum|]" in prompt) == (None, True)
+
+
+@pytest.mark.parametrize(
+    ("call", "output", "function"),
+    [
+        (
+            {"type": "custom_tool_call", "call_id": "c", "name": "run", "input": "ls -l"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+            'c:run:{"input": "ls -l"}',
+        ),
+        (
+            {
+                "type": "local_shell_call",
+                "id": "c",
+                "call_id": "c",
+                "status": "completed",
+                "action": {"type": "exec", "command": ["ls"], "env": {}, "timeout_ms": 5},
+            },
+            {"type": "local_shell_call_output", "id": "c", "output": "done"},
+            'c:local_shell:{"command": ["ls"], "timeout_ms": 5}',
+        ),
+        (
+            {
+                "type": "apply_patch_call",
+                "call_id": "c",
+                "operation": {"type": "create_file", "path": "a", "diff": "+x"},
+            },
+            {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "done"},
+            'c:apply_patch:{"type": "create_file", "path": "a", "diff": "+x"}',
+        ),
+        (
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": '{"city": "Rome"}'},
+            {"type": "function_call_output", "call_id": "c", "output": "done"},
+            'c:weather:{"city": "Rome"}',
+        ),
+    ],
+)
+async def test_calls_of_every_kind_are_told_to_the_model(
+    tokenizer: Tokenizer, call: dict[str, Any], output: dict[str, Any], function: str
+) -> None:
+    header, prompt = await told_and_prompt(tokenizer, PLAIN, input=[USER, call, output], tools=[WEATHER])
+    assert header is None
+    assert prompt == f"[user|Hi|||][assistant||||{function}][tool|done|c||]<tool_call>"
+
+
+async def test_what_a_call_lacks_is_named(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
+        for item, field in (
+            ({"type": "custom_tool_call", "call_id": "c", "name": "run"}, "input[0].input"),
+            ({"type": "local_shell_call", "call_id": "c"}, "input[0].action"),
+            ({"type": "apply_patch_call", "call_id": "c"}, "input[0].operation"),
+            ({"type": "apply_patch_call_output"}, "input[0].call_id"),
+            ({"type": "additional_tools"}, "input[0].tools"),
+        ):
+            response = await frontend.http.post("/v1/responses", json={"input": [item]})
+            assert (response.status_code, response.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize("choice", [{"type": "web_search"}, "required", {"type": "mcp", "name": "x"}])
+async def test_a_tool_of_a_server_that_must_be_called_is_refused(tokenizer: Tokenizer, choice: Any) -> None:
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer, HERMES) as frontend:
+        body = {"input": "Hi", "tools": [{"type": "web_search"}], "tool_choice": choice}
+        response = await frontend.http.post("/v1/responses", json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+async def test_a_tool_of_a_server_is_not_in_the_prompt(tokenizer: Tokenizer) -> None:
+    tools = [WEATHER, {"type": "web_search"}, {"type": "mcp", "server_label": "x"}]
+    header, prompt = await told_and_prompt(tokenizer, HERMES, tools=tools)
+    assert header == "tools.server_label, tools.web_search, tools.mcp"
+    assert ("weather" in prompt, "web_search" in prompt, "mcp" in prompt) == (True, False, False)
+
+
+async def test_tools_that_the_caller_runs_are_in_the_prompt(tokenizer: Tokenizer) -> None:
+    tools: list[dict[str, Any]] = [
+        {"type": "custom", "name": "run", "description": "Runs."},
+        {"type": "local_shell"},
+        {"type": "apply_patch"},
+    ]
+    header, prompt = await told_and_prompt(tokenizer, HERMES, tools=tools[:1], input=[USER])
+    assert (header, '"name": "run"' in prompt) == (None, True)
+    added = {"type": "additional_tools", "role": "developer", "tools": tools[1:]}
+    header, prompt = await told_and_prompt(
+        tokenizer, HERMES, input=[USER, added], tool_choice="required", tools=[WEATHER]
+    )
+    assert header is None
+    for name in ("weather", "local_shell", "apply_patch"):
+        assert f'"name": "{name}"' in prompt
+
+
+async def test_output_tokens_beyond_the_context_are_told(tokenizer: Tokenizer) -> None:
+    async with in_process(answering(tokenizer, "ok", ROOMY), tokenizer) as frontend:
+        response = await frontend.http.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 1_000_000})
+        (submit,) = frontend.core.sent(Submit)
+    room = ROOMY.max_model_len - len(submit.prompt) // 4
+    assert (response.headers["pyllm-max-tokens"], submit.max_tokens) == (str(room), room)
