@@ -79,7 +79,7 @@ def _tool(definition: ToolDefinition, where: str) -> Tool:
         return Tool(name=custom.name, description=custom.description, input_format=input_format)
     if definition.type != "function" or function is None or custom is not None:
         text = f"{where} of type {definition.type} needs {definition.type}, and nothing else"
-        raise RequestError(text, f"{where}.{definition.type}")
+        raise RequestError(text, where)
     return Tool(
         name=function.name,
         description=function.description,
@@ -148,7 +148,7 @@ def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
         return {"name": call.custom.name, "arguments": input_arguments(call.custom.input)}
     if call.type != "function" or call.function is None or call.custom is not None:
         text = f"{where} of type {call.type} needs {call.type}, and nothing else"
-        raise RequestError(text, f"{where}.{call.type}")
+        raise RequestError(text, where)
     arguments = _arguments(call.function.arguments, f"{where}.function.arguments")
     return {"name": call.function.name, "arguments": arguments}
 
