@@ -105,7 +105,7 @@ class _Rewriting:
             self._range_from = self._string
             while self._pieces and self._pieces[-1].isspace():
                 self._pieces.pop()
-            self._pieces = self._pieces[:-1]
+            del self._pieces[-1:]
             return ""
         if piece["name"] is not None:
             return self._of_name(piece["name"], piece["colon"] or "")

@@ -71,22 +71,10 @@ class ToolForm:
                 "start the server with --tool-call-parser hermes, or set tool_choice to required or to one function"
             )
             raise RequestError(text, "tool_choice")
-        tools = self._conversation.tools
-        strict = next((index for index, tool in enumerate(tools) if tool.is_kept_to), None)
-        if strict is not None and self._content is None and kind == "llama3_json":
+        kept_to = [(index, tool) for index, tool in enumerate(self._conversation.tools) if tool.is_kept_to]
+        if kept_to and self._content is None and kind == "llama3_json":
             # Its calls have no marker, so that text which is none could not begin as one does.
-            is_custom = tools[strict].input_format is not None
-            name, calls = (
-                (f"tools[{strict}]", "calls with a grammar")
-                if is_custom
-                else (
-                    f"tools[{strict}].function.strict",
-                    "strict calls",
-                )
-            )
-            text = f"{name}: with tool_choice auto {calls} need --tool-call-parser hermes or mistral, not {kind}"
-            advice = "leave the grammar out" if is_custom else "set strict to false"
-            raise RequestError(f"{text}; {advice}, or set tool_choice to required", name)
+            raise _needs_marker(*kept_to[0])
 
     def constraint(self, token_id: TokenId) -> StructuredOutputsParams | None:
         """What keeps the answer to its form; None for nothing.
@@ -143,6 +131,14 @@ class ToolForm:
         if content.json is None and not content.json_object:
             return False
         return not any(tool.is_kept_to for tool in self._conversation.tools) or _begins_unlike_calls(content.json)
+
+
+def _needs_marker(index: int, tool: Tool) -> RequestError:
+    what, name, advice = "strict calls", f"tools[{index}].function.strict", "set strict to false"
+    if tool.input_format is not None:
+        what, name, advice = "calls with a grammar", f"tools[{index}]", "leave the grammar out"
+    text = f"{name}: with tool_choice auto {what} need --tool-call-parser hermes or mistral, not llama3_json"
+    return RequestError(f"{text}; {advice}, or set tool_choice to required", name)
 
 
 def _form_of_all(tool: Tool) -> StructuredOutputsParams:

@@ -91,7 +91,7 @@ def _tool(definition: ToolDefinition, where: str) -> Tool:
         return Tool(name=custom.name, description=custom.description, input_format=input_format)
     if definition.type != "function" or function is None or custom is not None:
         text = f"{where} of type {definition.type} needs {definition.type}, and nothing else"
-        raise RequestError(text, f"{where}.{definition.type}")
+        raise RequestError(text, where)
     return Tool(
         name=function.name,
         description=function.description,
@@ -160,7 +160,7 @@ def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
         return {"name": call.custom.name, "arguments": input_arguments(call.custom.input or "")}
     if call.type == "custom" or call.function is None or call.custom is not None:
         kind = call.type or "function"
-        raise RequestError(f"{where} of type {kind} needs {kind}, and nothing else", f"{where}.{kind}")
+        raise RequestError(f"{where} of type {kind} needs {kind}, and nothing else", where)
     arguments = _arguments(call.function.arguments, f"{where}.function.arguments")
     return {"name": call.function.name, "arguments": arguments}
 

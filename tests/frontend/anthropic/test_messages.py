@@ -132,6 +132,28 @@ async def test_tools_and_choices_reach_the_prompt_and_the_core(tokenizer: Tokeni
     assert none["content"] == [{"type": "text", "text": forced}]
 
 
+async def test_tools_with_a_format_give_calls_or_content(tokenizer: Tokenizer) -> None:
+    form = {"format": {"type": "json_schema", "schema": {"type": "object", "properties": {"reply": {}}}}}
+    call = CALLS.partition("\n")[2]
+    for strict in (False, True):
+        body: dict[str, Any] = {"tools": [{**WEATHER, "strict": strict}, CLOCK], "output_config": form}
+        async with in_process(saying(tokenizer, call), tokenizer, HERMES) as frontend:
+            message = await create(frontend, **body)
+        assert [block.get("name") for block in message["content"]] == ["weather", "clock"]
+        assert message["stop_reason"] == "tool_use"
+        async with in_process(saying(tokenizer, '{"reply": "<tool_call>"}'), tokenizer, HERMES) as frontend:
+            message = await create(frontend, **body)
+        assert message["content"] == [{"type": "text", "text": '{"reply": "<tool_call>"}'}]
+        assert message["stop_reason"] == "end_turn"
+    listed = '[{"name": "weather", "parameters": {"city": "Rome"}}]'
+    for choice, text in (({"type": "any"}, listed), ({"type": "tool", "name": "weather"}, '{"city": "Rome"}')):
+        async with in_process(saying(tokenizer, text), tokenizer, HERMES) as frontend:
+            message = await create(frontend, tools=[WEATHER], tool_choice=choice, output_config=form)
+            assert "reply" not in frontend.core.sent(Submit)[0].sampling.grammar
+        assert message["content"][0]["input"] == {"city": "Rome"}
+        assert message["stop_reason"] == "tool_use"
+
+
 async def test_a_conversation_with_tools_becomes_messages(tokenizer: Tokenizer) -> None:
     template = (
         "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.tool_call_id }}|{{ m.reasoning }}|"

@@ -523,7 +523,7 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
             "tool_choice.allowed_tools",
         ),
         ({"tools": [WEATHER, WEATHER]}, "tools[1]"),
-        ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, "tools[0].custom"),
+        ({"tools": [{"type": "custom", "function": {"name": "x"}}]}, "tools[0]"),
         ({"tools": [{"type": "custom", "custom": {"name": "a b"}}]}, "tools[0].custom.name"),
         (
             {"tools": [{"type": "custom", "custom": {"name": "x", "format": {"type": "grammar"}}}]},
@@ -533,9 +533,9 @@ async def test_a_template_of_the_request_needs_the_operators_trust(tokenizer: To
         ({"tools": [WEATHER], "tool_choice": {"type": "custom", "function": {"name": "weather"}}}, "tool_choice"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]}]},
-            "messages[0].tool_calls[0].custom",
+            "messages[0].tool_calls[0]",
         ),
-        ({"tools": [WEATHER, {"type": "function"}]}, "tools[1].function"),
+        ({"tools": [WEATHER, {"type": "function"}]}, "tools[1]"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]}, "tools[0]"),
         ({"tools": [WEATHER], "tool_choice": "required", "use_beam_search": True, "n": 2}, "tool_choice"),

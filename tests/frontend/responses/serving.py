@@ -31,14 +31,19 @@ def folded(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             assert event["output_index"] == len(output)
             assert event["item"]["status"] == "in_progress"
             output.append(event["item"])
-            text = event["item"].get("arguments", "")
+            text = ""
             continue
         item = output[-1]
         assert event["output_index"] == len(output) - 1
         match kind:
             case "content_part.added":
                 item["content"].append(event["part"])
-            case "output_text.delta" | "reasoning_text.delta" | "function_call_arguments.delta":
+            case (
+                "output_text.delta"
+                | "reasoning_text.delta"
+                | "function_call_arguments.delta"
+                | "custom_tool_call_input.delta"
+            ):
                 text += event["delta"]
                 if event.get("logprobs"):
                     item["content"][-1]["logprobs"] += event["logprobs"]
@@ -48,6 +53,9 @@ def folded(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             case "function_call_arguments.done":
                 assert event["arguments"] == text
                 item["arguments"] = text
+            case "custom_tool_call_input.done":
+                assert event["input"] == text
+                item["input"] = text
             case "content_part.done":
                 assert event["part"] == item["content"][-1]
             case "output_item.done":

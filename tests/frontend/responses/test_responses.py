@@ -170,6 +170,23 @@ async def test_tools_forms_and_extras_reach_the_core(tokenizer: Tokenizer) -> No
     assert (submit.sampling.top_k, submit.cache_salt, submit.seed) == (7, "s", 3)
 
 
+async def test_tools_with_a_format_give_calls_or_content(tokenizer: Tokenizer) -> None:
+    form = {"format": {"type": "json_schema", "name": "answer", "schema": SCHEMA}}
+    call = CALLS.partition("\n")[2]
+    for strict in (False, True):
+        tools = [{**WEATHER, "strict": strict}, CLOCK]
+        async with in_process(saying(tokenizer, call), tokenizer, HERMES) as frontend:
+            output = (await create(frontend, tools=tools, text=form))["output"]
+        assert [item.get("name") for item in output] == ["weather", "clock"]
+        async with in_process(saying(tokenizer, '{"city": "<tool_call>"}'), tokenizer, HERMES) as frontend:
+            (item,) = (await create(frontend, tools=tools, text=form))["output"]
+        assert item["content"][0]["text"] == '{"city": "<tool_call>"}'
+    async with in_process(saying(tokenizer, '{"city": "Rome"}'), tokenizer, HERMES) as frontend:
+        choice = {"type": "function", "name": "weather"}
+        (item,) = (await create(frontend, tools=[WEATHER], text=form, tool_choice=choice))["output"]
+    assert (item["type"], item["arguments"]) == ("function_call", '{"city": "Rome"}')
+
+
 async def test_log_probabilities_go_with_the_text(tokenizer: Tokenizer) -> None:
     async with in_process(saying(tokenizer, "a 🙂"), tokenizer) as frontend:
         response = await create(frontend, include=["message.output_text.logprobs"], top_logprobs=1)
