@@ -17,6 +17,7 @@ from benchmarks import (
     startup,
     step,
     survival_overhead,
+    unknown_fields,
 )
 from benchmarks.record import Record
 
@@ -31,6 +32,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "encoding": encoding.run,
     "long_prompt": long_prompts.run,
     "grammar": grammar.run,
+    "unknown_fields": unknown_fields.run,
     "startup": startup.run,
     **recovery.FIGURES,
     "survival.overhead_percent": survival_overhead.run,
