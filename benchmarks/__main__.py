@@ -18,6 +18,7 @@ from benchmarks import (
     step,
     stop_strings,
     survival_overhead,
+    unknown_fields,
 )
 from benchmarks.record import Record
 
@@ -33,6 +34,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     **stop_strings.FIGURES,
     "long_prompt": long_prompts.run,
     "grammar": grammar.run,
+    "unknown_fields": unknown_fields.run,
     "startup": startup.run,
     **recovery.FIGURES,
     "survival.overhead_percent": survival_overhead.run,

@@ -27,11 +27,13 @@ class Record(TypedDict, total=False):
     tokens_per_event: float
     delay_p99_ms: float
     kind: str
+    kilobytes: float
+    of_look: float  # of `value`, the second look at a body
     worst: float  # of what `value` is the median of
     answer_s: float
     # What `value` is to be compared with: memory reserved for each, or batches that run until their longest ends...
     reserved: float
-    without: float
+    without: float  # the same without what is measured
     static: float
     torch: float  # ...or the same by torch...
     plain: float  # ...or in the plainest way

@@ -47,11 +47,10 @@ def find_ignored(body: bytes | Raw, kind: type[Struct], fields: RequestFields) -
         RequestError: the server is strict, and there is such a field.
         UnicodeDecodeError: a name is not UTF-8, which decoders do not look at in names that they skip.
     """
-    _look_into_object(body, _object_shape(kind), "", fields)
+    _look_into_object(_OBJECT.decode(body), _object_shape(kind), "", fields)
 
 
-def _look_into_object(raw: bytes | Raw, shape: _ObjectShape, prefix: str, fields: RequestFields) -> None:
-    values = _OBJECT.decode(raw)
+def _look_into_object(values: dict[str, Raw], shape: _ObjectShape, prefix: str, fields: RequestFields) -> None:
     if not values.keys() <= shape.names:
         fields.ignore_unknown(prefix, [name for name in values if name not in shape.names])
     for name, field in shape.visited:
@@ -71,18 +70,18 @@ def _is_neutral(value: Raw, field: _HintField) -> bool:
 def _look_into(raw: Raw, shape: _ValueShape, path: str, fields: RequestFields) -> None:
     first = memoryview(raw)[0]
     if first == ord("{") and shape.objects:
-        found = _tagged(raw, shape) if shape.tag_field is not None else shape.objects[""]
-        if found is not None:
-            _look_into_object(raw, found, f"{path}.", fields)
+        values = _OBJECT.decode(raw)
+        tag = "" if shape.tag_field is None else _tag(values, shape.tag_field)
+        if (found := shape.objects.get(tag)) is not None:
+            _look_into_object(values, found, f"{path}.", fields)
     elif first == ord("[") and shape.items is not None:
         for item in _LIST.decode(raw):
             _look_into(item, shape.items, path, fields)
 
 
-def _tagged(raw: Raw, shape: _ValueShape) -> _ObjectShape | None:
-    assert shape.tag_field is not None
-    tag = _OBJECT.decode(raw).get(shape.tag_field)
-    return None if tag is None else shape.objects.get(_TEXT.decode(tag))
+def _tag(values: dict[str, Raw], field: str) -> str:
+    tag = values.get(field)
+    return "" if tag is None else _TEXT.decode(tag)
 
 
 @cache

@@ -80,9 +80,10 @@ class RequestFields:
             self.ignore(prefix + names[0], f"{prefix + names[0]:.80} is not a known field")
         known = self._names
         new = [path for name in names if (path := prefix + name) not in known]
-        room = MAX_NAMES - len(known)
-        known.update(dict.fromkeys(new[:room]))
-        self.num_unnamed += max(0, len(new) - room)
+        if new:  # Those of one message are mostly those of the last.
+            room = MAX_NAMES - len(known)
+            known.update(dict.fromkeys(new[:room]))
+            self.num_unnamed += max(0, len(new) - room)
 
 
 class IgnoredFields:

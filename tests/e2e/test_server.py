@@ -175,7 +175,7 @@ def test_bad_request_is_a_clear_error_and_the_next_is_served(server: Server, cas
 def test_unknown_field_is_named_in_a_header_and_counted(server: Server) -> None:
     answer = server.complete(FRANCE, max_tokens=1, max_token=3)
     assert (answer.status_code, answer.headers["pyllm-ignored-fields"]) == (200, "max_token")
-    assert server.metric('pyllm:ignored_fields_total{engine="0",field="max_token"') >= 1
+    assert server.metric("pyllm:ignored_fields_total") == 1
 
 
 def test_unknown_route_and_method_have_the_error_shape(server: Server) -> None:
