@@ -186,3 +186,21 @@ async def test_a_tool_of_a_server_is_not_in_the_prompt(tokenizer: Tokenizer) -> 
     header, prompt = await told_and_prompt(tokenizer, HERMES, tools=[WEATHER, WEB_SEARCH])
     assert header == "tools.web_search_20250305"
     assert ("weather" in prompt, "web_search" in prompt) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("user_id", "tenant"),
+    [
+        ("me", "me"),
+        ('{"device_id": "d", "account_uuid": "", "session_id": "s"}', "d"),
+        ('{"device_id": "d", "account_uuid": "a", "session_id": "s"}', "a"),
+        ('{"session_id": "s"}', '{"session_id": "s"}'),
+        ('{"device_id": 5}', '{"device_id": 5}'),
+    ],
+)
+async def test_claude_codes_sessions_are_one_tenant(tokenizer: Tokenizer, user_id: str, tenant: str) -> None:
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "metadata": {"user_id": user_id}}
+        assert (await frontend.http.post("/v1/messages", json=body)).status_code == 200
+        (submit,) = frontend.core.sent(Submit)
+    assert submit.tenant == tenant

@@ -575,7 +575,7 @@ def _with_part(**fields: Any) -> dict[str, Any]:
         ({"reasoning_effort": "low"}, {}, "reasoning_effort"),
         ({"reasoning_effort": "huge"}, {}, "reasoning_effort"),
         ({"chat_template_kwargs": {"mood": 1}}, {}, "chat_template_kwargs.mood"),
-        ({"tools": [{"type": "namespace", "name": "x"}]}, {}, "tools.namespace"),
+        ({"tools": [{"type": "namespace"}]}, {}, "tools.namespace"),
         ({"tools": [WEATHER, {"type": "web_search"}]}, {"tools": [WEATHER]}, "tools.web_search"),
         ({"tools": [{**WEATHER, "nobody": 1}]}, {"tools": [WEATHER]}, "tools.nobody"),
         (

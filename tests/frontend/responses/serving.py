@@ -58,6 +58,8 @@ def folded(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 item["input"] = text
             case "content_part.done":
                 assert event["part"] == item["content"][-1]
+            case "output_item.done" if item["type"] in ("local_shell_call", "apply_patch_call"):
+                output[-1] = event["item"]  # It has no deltas.
             case "output_item.done":
                 item["status"] = event["item"]["status"]
                 assert event["item"] == item
