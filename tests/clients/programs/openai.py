@@ -1,5 +1,6 @@
 """OpenAI's Python library: chat, streams, tools, typed answers, Responses, embeddings, cancel, errors."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -69,8 +70,6 @@ def stream(servers: Servers) -> None:
 
 @check
 async def async_streams(servers: Servers) -> None:
-    import asyncio
-
     client = openai.AsyncOpenAI(base_url=f"{servers.model}/v1")
 
     async def one(seed: int) -> str:
@@ -219,7 +218,7 @@ def errors(servers: Servers) -> None:
         (openai.BadRequestError, lambda: client.completions.create(model="smol", prompt="word " * 20_000)),
         (
             openai.BadRequestError,
-            lambda: client.chat.completions.create(model="smol", messages=hello, logit_bias={"1": 500}),
+            lambda: client.chat.completions.create(model="smol", messages=hello, max_tokens=4, logit_bias={"9999999": 1}),
         ),
     ):
         try:
