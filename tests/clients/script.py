@@ -6,10 +6,11 @@ import msgspec
 
 
 class Turn(msgspec.Struct, forbid_unknown_fields=True):
-    """One answer, and the texts that must all occur in a prompt for it."""
+    """One answer, given `repeat` times in a row, and the texts that must all occur in a prompt for it."""
 
     when: list[str]
     answer: str
+    repeat: int = 1
 
 
 class Script(msgspec.Struct, forbid_unknown_fields=True):
@@ -34,5 +35,5 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
         """The text that this prompt gets."""
         for turn in reversed(self.turns):
             if all(text in prompt for text in turn.when):
-                return turn.answer
+                return turn.answer * turn.repeat
         return self.default
