@@ -1,0 +1,117 @@
+"""What the programs' scripts share: it runs their checks and prints a line of JSON for each.
+
+It runs inside a program's own environment, so that it uses the standard library alone.
+"""
+
+import asyncio
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DEADLINE = 60.0  # seconds, for what must become true outside this process
+
+
+@dataclass
+class Servers:
+    """Where the servers are, and the folder that checks may write to.
+
+    `model` has the embedded model under the name `smol`, `scripted` answers by the program's script under the name
+    `scripted`. Addresses have no `/v1`.
+    """
+
+    model: str
+    scripted: str
+    start_scripted: list[str]  # a command for one more scripted server, which prints its address
+    python_path: str  # of that command
+    folder: Path
+
+
+class ScriptedServer:
+    """One more scripted server, for a check that needs several or ends one."""
+
+    def __init__(self, servers: Servers) -> None:
+        environment = {**os.environ, "PYTHONPATH": servers.python_path}
+        self.process = subprocess.Popen(servers.start_scripted, env=environment, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        assert self.address, "the scripted server has not started"
+
+    def stop(self) -> None:
+        """End it and wait."""
+        self.process.terminate()
+        self.process.wait(DEADLINE)
+
+
+_checks: list[Callable[[Servers], Any]] = []
+
+
+def check(function: Callable[[Servers], Any]) -> Callable[[Servers], Any]:
+    """Mark a function, plain or async, as a check: it fails by raising."""
+    _checks.append(function)
+    return function
+
+
+def main() -> None:
+    """Run all checks in their order; one that fails does not keep the others from running."""
+    given = json.loads(sys.argv[1])
+    servers = Servers(**{**given, "folder": Path(given["folder"])})
+    for function in _checks:
+        begun = time.monotonic()
+        line: dict[str, Any] = {"check": function.__name__, "ok": True}
+        try:
+            result = function(servers)
+            if inspect.isawaitable(result):
+                asyncio.run(_awaited(result))
+        except Exception as error:
+            traceback.print_exc()
+            line |= {"ok": False, "error": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps(line | {"seconds": round(time.monotonic() - begun, 2)}), flush=True)
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+def metric(address: str, name: str) -> float:
+    """The sum of one metric of a server over its labels."""
+    with urllib.request.urlopen(f"{address}/metrics", timeout=DEADLINE) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    """Look again until something holds; fails after the deadline."""
+    end = time.monotonic() + DEADLINE
+    while not holds():
+        assert time.monotonic() < end, f"waited {DEADLINE:g} s for {what}"
+        time.sleep(0.05)
+
+
+def is_idle(address: str) -> bool:
+    """Whether a server has no request left."""
+    return metric(address, "vllm:num_requests_running") == 0
+
+
+def run(command: list[str], environment: dict[str, str], folder: Path, limit: float = 120.0) -> tuple[int, str]:
+    """Run a program with nothing on its standard input; gives its exit code and what it wrote."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+    return done.returncode, done.stdout

@@ -1,0 +1,40 @@
+"""pyllm's frontend over a core that answers from a script: every route, parser and template, but no model.
+
+It has the tokenizer and the chat template of the embedded model, and room for the long prompts of coding agents.
+"""
+
+import msgspec
+
+from pyllm.checkpoint import read_checkpoint
+from pyllm.frontend.chat_template import ChatTemplate
+from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.tokenizer import Tokenizer
+from tests.clients.script import Script
+from tests.frontend.fake_core import MODEL, ScriptedCore, connected
+
+NAME = "scripted"
+MAX_MODEL_LEN = 200_000
+
+
+async def scripted_state(script: Script, name: str = NAME) -> ServerState:
+    """What the routes need, over a core that answers by this script; close its `client` in the end."""
+    files = read_checkpoint().tokenizer
+    tokenizer = Tokenizer(files)
+
+    def tokens(prompt: list[int], sample: int) -> list[int]:
+        del sample
+        text = script.answer(tokenizer.decode(prompt, skip_special_tokens=False))
+        return [*tokenizer.encode(text, add_special_tokens=False), files.eos_token_ids[0]]
+
+    model = msgspec.structs.replace(
+        MODEL,
+        name=name,
+        max_model_len=MAX_MODEL_LEN,
+        kv_cache_tokens=4 * MAX_MODEL_LEN,
+        num_blocks=4 * MAX_MODEL_LEN // MODEL.block_size,
+        vocab_size=tokenizer.max_token_id + 1,
+        eos_token_ids=files.eos_token_ids,
+        max_num_seqs=64,
+    )
+    client = await connected(ScriptedCore(tokens, model))
+    return ServerState(client, tokenizer, ChatTemplate.of(files), name)
