@@ -20,6 +20,8 @@ from pyllm.frontend.trace_context import TraceContext
 
 # Where an ASGI scope has its `RequestContext`.
 CONTEXT = "pyllm.context"
+# The response header that says how many tokens an answer may have, where that is fewer than the request asks for.
+MAX_TOKENS_HEADER = b"pyllm-max-tokens"
 MAX_TENANT_CHARACTERS = 256
 MAX_REQUEST_ID_CHARACTERS = 128
 

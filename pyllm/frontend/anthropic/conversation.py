@@ -175,7 +175,8 @@ def _not_text(block: Struct, where: str) -> RequestError:
 def _tools(request: CountTokensRequest, ignore: Ignore) -> Iterator[Tool]:
     for index, tool in enumerate(request.tools or []):
         if tool.type not in (None, "custom"):
-            ignore(f"tools.{tool.type}", f"tools.{index}: tools of type {tool.type:.80} run on a server; leave it out")
+            text = f"tools.{index}: the model is told of custom tools only, not of {tool.type:.80}; leave it out"
+            ignore(f"tools.{tool.type}", text)
             continue
         for name in ("name", "input_schema"):
             if getattr(tool, name) is None:

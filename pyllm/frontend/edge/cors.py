@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 from pyllm.frontend.error_answer import Headers
 from pyllm.frontend.ignored_fields import HEADER
+from pyllm.frontend.request_context import MAX_TOKENS_HEADER
 
 ANY = "*"
 PREFLIGHT_SECONDS = 600
 
 # What scripts may read of an answer besides its type and length.
 _BUDGETS = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
-_EXPOSED = ", ".join(["x-request-id", "retry-after", HEADER.decode(), *_BUDGETS]).encode()
+_EXPOSED = ", ".join(["x-request-id", "retry-after", HEADER.decode(), MAX_TOKENS_HEADER.decode(), *_BUDGETS]).encode()
 
 
 class Cors:

@@ -20,7 +20,7 @@ from pyllm.frontend.edge.head import Head
 from pyllm.frontend.error_answer import Headers, error_answer
 from pyllm.frontend.failure import AuthenticationError, MediaTypeError, describe
 from pyllm.frontend.ignored_fields import HEADER, RequestFields
-from pyllm.frontend.request_context import CONTEXT, RequestContext
+from pyllm.frontend.request_context import CONTEXT, MAX_TOKENS_HEADER, RequestContext
 from pyllm.frontend.request_place import least_timeout
 from pyllm.frontend.server_state import ServerState
 
@@ -30,8 +30,6 @@ PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health_generat
 CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii"})
 # The route whose answers are kept, by their ids.
 KEPT = "/v1/responses"
-# How many tokens an answer may have, where that is fewer than the request asks for.
-MAX_TOKENS_HEADER = b"pyllm-max-tokens"
 
 
 class Gateway:
