@@ -36,13 +36,17 @@ _GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch" LF?\nline: /[^*\\n
 
 
 class Fixture(msgspec.Struct, omit_defaults=False):
-    """One request. `ignored` are the fields that the answer's header names; None: not checked."""
+    """One request. `ignored` are the fields that the answer's header names; None: not checked.
+
+    `status` is that of the answer: some programs try what only one server has, and do without it after an error.
+    """
 
     method: str
     path: str
     headers: dict[str, str]
     body: Any
     ignored: list[str] | None = None
+    status: int = 200
 
     @classmethod
     def of(cls, record: dict[str, Any]) -> "Fixture":

@@ -81,7 +81,9 @@ def context_report(servers: Servers) -> None:
 @check
 async def agent_library(servers: Servers) -> None:
     options = ClaudeAgentOptions(
-        env=settings(servers.scripted, "scripted", 200_000, 8192), cwd=servers.folder, permission_mode="bypassPermissions"
+        env=settings(servers.scripted, "scripted", 200_000, 8192),
+        cwd=servers.folder,
+        permission_mode="bypassPermissions",
     )
     results = [
         message async for message in query(prompt="Say hello.", options=options) if isinstance(message, ResultMessage)

@@ -224,7 +224,9 @@ def errors(servers: Servers) -> None:
         (openai.BadRequestError, lambda: client.completions.create(model="smol", prompt="word " * 20_000)),
         (
             openai.BadRequestError,
-            lambda: client.chat.completions.create(model="smol", messages=hello, max_tokens=4, logit_bias={"9999999": 1}),
+            lambda: client.chat.completions.create(
+                model="smol", messages=hello, max_tokens=4, logit_bias={"9999999": 1}
+            ),
         ),
     ):
         try:
