@@ -3,7 +3,9 @@
 #   ARGS="..."            flags for `make serve` and `make gpu-check`, and for pyllm in `make bench-peers`
 #   MINUTES=NUMBER        how long `make chaos` lets things go wrong: 10 unless given
 #   CASES=NUMBER          cases of each property for `make proofs`, and of `make fuzz`: 10,000 unless given
-#   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`
+#   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`; one program for
+#                         `make clients`
+#   UPGRADE=1             the newest versions of the programs, for `make clients`
 #   RESULTS=FILE          the results of `make bench-peers`, results.jsonl in PEERS unless given
 #   PEERS=FOLDER          where `make peers` puts other engines, and `make bench-peers` finds them
 PYTHON ?= python3
@@ -14,7 +16,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos bench peers bench-peers gpu-check format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check format clean
 
 setup: $(VENV)/.extension
 
@@ -73,6 +75,10 @@ fuzz: setup
 chaos: setup
 	@$(BIN)/python -m tests.e2e.chaos $(or $(MINUTES),10)
 	@$(BIN)/python -m tests.e2e.kill_everywhere
+
+# Real programs, unchanged, against this server: each in an environment of its own in .clients (6 GB in all).
+clients: setup
+	@$(BIN)/python -m tests.clients $(ONLY) $(if $(UPGRADE),--upgrade)
 
 bench: setup
 	@$(BIN)/python -m benchmarks $(ONLY)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"
-# What no program needs to talk to a server, and what takes gigabytes.
+# Packages of gigabytes that most programs need for models of their own only; a program that does name them has them.
 EXCLUDES = HERE / "excludes.txt"
 # The programs' own dependencies are those of this day, so that a pinned environment stays as it was.
 PINNED_DAY = "2026-11-23"
@@ -43,8 +43,9 @@ class Environment:
         stamp.unlink(missing_ok=True)
         uv = _uv()
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, self.folder], check=True)
+        excludes = [] if "torch" in wanted else ["--excludes", EXCLUDES]
         subprocess.run(
-            [uv, "pip", "install", "--quiet", "--excludes", EXCLUDES, *options, "--requirements", "-"],
+            [uv, "pip", "install", "--quiet", *excludes, *options, "--requirements", "-"],
             env={**os.environ, "VIRTUAL_ENV": str(self.folder)},
             input=wanted,
             text=True,

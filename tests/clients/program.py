@@ -1,7 +1,9 @@
 """One real program: its environment, its script of checks, and the scripted server that answers it."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any
 
 from tests.clients.environment import HERE, PROGRAMS, Environment
 
-LIMIT = 600.0  # seconds for all checks of one program
+LIMIT = 300.0  # seconds for all checks of one program
 # Nothing listens there: what would leave this machine fails.
 NOWHERE = "http://127.0.0.1:9"
 
@@ -88,13 +90,16 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         ) as process:
             try:
                 outcome.log = process.communicate(timeout=LIMIT)[0]
             except subprocess.TimeoutExpired:
-                process.kill()
+                _kill_session(process.pid)
                 outcome.log = process.communicate()[0]
                 outcome.trouble = f"not finished after {LIMIT:g} s"
+            finally:
+                _kill_session(process.pid)
         outcome.checks = [json.loads(line) for line in outcome.log.splitlines() if line.startswith('{"check": ')]
         if process.returncode and not outcome.trouble:
             outcome.trouble = f"exit code {process.returncode}"
@@ -118,3 +123,9 @@ class Program:
             "HF_HUB_OFFLINE": "1",
             "DO_NOT_TRACK": "1",
         }
+
+
+def _kill_session(leader: int) -> None:
+    """End what a program has started and left running; its group bears its leader's number."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)

@@ -46,7 +46,7 @@ class ScriptedServer:
         assert self.address, "the scripted server has not started"
 
     def stop(self) -> None:
-        """End it and wait."""
+        """End it and wait; nothing if it has ended."""
         self.process.terminate()
         self.process.wait(DEADLINE)
 

@@ -7,9 +7,9 @@ import http.client
 import json
 import socket
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,21 +35,25 @@ class Routed:
             )
 
     def __enter__(self) -> "Routed":
-        wait_until(self._answers, "the router to answer")
+        try:
+            wait_until(self._is_listening, "the router to listen")
+        except AssertionError:
+            self._stop()
+            raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._process.kill()
-        self._process.wait()
-        for server in self.servers:
-            server.stop()
+    def __exit__(self, *error: object) -> None:
+        self._stop()
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """The JSON of an answer; an error raises."""
         data = json.dumps(body).encode()
         request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
-            return json.loads(answer.read())
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE) as answer:
+                return json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{path}: {error.code} {error.read()[:500]!r}") from None
 
     def begin(self, body: dict[str, Any]) -> http.client.HTTPConnection:
         """Begin a stream and read its first bytes; to close what is given is to leave."""
@@ -64,9 +68,17 @@ class Routed:
         """How many requests each server has answered."""
         return [metric(server.address, "vllm:request_success_total") for server in self.servers]
 
-    def _answers(self) -> bool:
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for server in self.servers:
+            server.stop()
+
+    def _is_listening(self) -> bool:
+        assert self._process.poll() is None, f"the router has ended with {self._process.returncode}"
         try:
-            return bool(self.post("/v1/chat/completions", HELLO))
+            with urllib.request.urlopen(f"{self.address}/health", timeout=DEADLINE) as answer:
+                return bool(answer.status == 200)
         except OSError:
             return False
 

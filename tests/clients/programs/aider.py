@@ -7,7 +7,14 @@ from pathlib import Path
 from checks import Servers, check, main, run
 
 AIDER = str(Path(sys.executable).with_name("aider"))
-FLAGS = ["--yes-always", "--no-git", "--no-check-update", "--no-show-model-warnings", "--no-pretty", "--analytics-disable"]
+FLAGS = [
+    "--yes-always",
+    "--no-git",
+    "--no-check-update",
+    "--no-show-model-warnings",
+    "--no-pretty",
+    "--analytics-disable",
+]
 
 
 def aider(servers: Servers, *arguments: str) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Literal
 
 import openai
 from checks import Servers, check, is_idle, main, wait_until
@@ -30,6 +30,13 @@ class Place(BaseModel):
 
     city: str
     country: str
+
+
+class Choice(BaseModel):
+    """A typed answer that a small model gives in a few tokens."""
+
+    answer: Literal["yes", "no"]
+    certain: bool
 
 
 def of_model(servers: Servers) -> openai.OpenAI:
@@ -121,11 +128,10 @@ def streamed_tool_call(servers: Servers) -> None:
 
 @check
 def typed_answer(servers: Servers) -> None:
-    # Any model gives the form; only a clever one the right place.
     answer = of_model(servers).chat.completions.parse(
-        model="smol", messages=[{"role": "user", "content": "Where are you?"}], response_format=Place, max_tokens=400
+        model="smol", messages=[{"role": "user", "content": "Yes or no?"}], response_format=Choice, max_tokens=100
     )
-    assert isinstance(answer.choices[0].message.parsed, Place)
+    assert isinstance(answer.choices[0].message.parsed, Choice)
 
 
 @check
@@ -218,7 +224,9 @@ def errors(servers: Servers) -> None:
         (openai.BadRequestError, lambda: client.completions.create(model="smol", prompt="word " * 20_000)),
         (
             openai.BadRequestError,
-            lambda: client.chat.completions.create(model="smol", messages=hello, max_tokens=4, logit_bias={"9999999": 1}),
+            lambda: client.chat.completions.create(
+                model="smol", messages=hello, max_tokens=4, logit_bias={"9999999": 1}
+            ),
         ),
     ):
         try:

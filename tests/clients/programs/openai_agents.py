@@ -61,7 +61,7 @@ def tool_loop(servers: Servers) -> None:
 
 @check
 def tool_loop_by_responses(servers: Servers) -> None:
-    settings = ModelSettings(reasoning=Reasoning(effort="low", summary="auto"), verbosity="low", truncation="auto")
+    settings = ModelSettings(reasoning=Reasoning(effort="low", summary="auto"), verbosity="low")
     agent = Agent(name="first", model=responses_model(servers), tools=[weather], model_settings=settings)
     assert answer(agent, "What is the weather in Paris?") == "It is 18 degrees in Paris."
 

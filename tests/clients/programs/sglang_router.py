@@ -12,7 +12,7 @@ ROUTER = str(Path(sys.executable).with_name("sglang-router"))
 def command(port: int, other: int, workers: list[str]) -> list[str]:
     """Its command line."""
     flags = ["--policy", "round_robin", "--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(other)]
-    return [ROUTER, *flags, "--worker-urls", *workers]
+    return [ROUTER, "launch", *flags, "--worker-urls", *workers]
 
 
 @check
