@@ -229,8 +229,8 @@ class ServerConfig(_Config, frozen=True):
     unknown_fields: Annotated[
         UnknownFields,
         Meta(
-            description="what becomes of fields of requests that have no effect: warn names them in the log, metrics "
-            "and the header pyllm-ignored-fields; refuse answers 400; ignore says nothing"
+            description="request fields that have no effect: warn (log, metrics, header pyllm-ignored-fields), "
+            "refuse (400) or ignore"
         ),
     ] = "warn"
     uds: Annotated[str, Meta(description="Unix socket to listen on, instead of host and port")] = ""

@@ -39,7 +39,8 @@ class RequestError(PyllmError, ValueError):
 class RequestTooLargeError(RequestError):
     """A request that could never run: longer than the context, or than the whole KV cache.
 
-    Where the prompt alone is too long, it has `num_tokens` or more, and at most `limit` fit.
+    `num_tokens` is the prompt's length, a lower bound where it was not encoded, and `limit` the most that fit. Both are
+    None where the prompt alone would fit.
     """
 
     def __init__(

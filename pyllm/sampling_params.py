@@ -46,7 +46,7 @@ _NOT_WITH_BEAMS = (
 )
 
 
-class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True):
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The form that an output must have, in exactly one of these ways; names are vLLM's.
 
     `json` is a JSON schema, as a text or as a dict; `json_object` True asks for any JSON object. `regex` matches the

@@ -1,5 +1,6 @@
 """The application: every route, every error in its API's shape, and the edge before them. Starts nothing."""
 
+import asyncio
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -31,6 +32,9 @@ from pyllm.frontend.responses.routes import responses_routes
 from pyllm.frontend.server_info import server_info_routes
 from pyllm.frontend.server_state import ServerState
 
+# Bytes from which the second look at a body may take tens of milliseconds, and runs on a thread.
+LARGE_BODY = 1 << 18
+
 
 class Version(msgspec.Struct):
     """`GET /version`."""
@@ -57,8 +61,10 @@ class JsonRequest(Request[Any, Any, State]):
             body = await self.body()
             data = _decoder(field.annotation).decode(body)
             fields = context_in(self.scope).fields
-            if fields.policy != "ignore":
+            if fields.policy != "ignore" and len(body) < LARGE_BODY:
                 find_ignored(body, field.annotation, fields)
+            elif fields.policy != "ignore":
+                await asyncio.to_thread(find_ignored, body, field.annotation, fields)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise decoding_error(error) from None
         return data

@@ -1,7 +1,7 @@
-"""The objects in a request's body that structs describe, and which of their fields have no effect.
+"""The shapes of request bodies, and which of their fields have no effect.
 
-A decoder skips what its struct does not know, so this is a second look at the body. It visits the objects of structs
-only: schemas, arguments and whatever else is a free value are skipped, not parsed. Knows no API.
+msgspec skips unknown fields, so this reads the body a second time. It visits objects described by structs only; schemas
+and tool arguments are skipped, not parsed. Knows no API.
 """
 
 from functools import cache
@@ -10,18 +10,19 @@ from typing import Any
 import msgspec
 from msgspec import NODEFAULT, Raw, Struct, inspect
 
-from pyllm.frontend.ignored_fields import RequestFields, hint_kind
+from pyllm.frontend.ignored_fields import RequestFields, is_refusable
 
 _OBJECT = msgspec.json.Decoder(dict[str, Raw])
 _LIST = msgspec.json.Decoder(list[Raw])
 _TEXT = msgspec.json.Decoder(str)
 _NULL = b"null"
+MAX_NEUTRAL_BYTES = 64  # No field's default is longer as JSON.
 
 
 class _HintField(Struct, frozen=True):
     """A field without effect, and the value that asks for nothing."""
 
-    kind: str
+    refusable: bool
     neutral: Any
 
 
@@ -33,19 +34,19 @@ class _ObjectShape(Struct, frozen=True):
 
 
 class _ValueShape(Struct, frozen=True):
-    """A value that may hold objects of structs: as itself, by the tag that tells which, or as items of a list."""
+    """A value that may hold structs: one object, objects told apart by a tag, or a list of them."""
 
     objects: dict[str, _ObjectShape] = {}
     tag_field: str | None = None
     items: "_ValueShape | None" = None
 
 
-def find_ignored(body: bytes | Raw, kind: type[Struct], fields: RequestFields) -> None:
+def find_ignored(body: bytes, kind: type[Struct], fields: RequestFields) -> None:
     """Note every field of a body that its struct does not know, or marks as a hint. The body decodes as `kind`.
 
     Raises:
         RequestError: the server is strict, and there is such a field.
-        UnicodeDecodeError: a name is not UTF-8, which decoders do not look at in names that they skip.
+        UnicodeDecodeError: a field name is not UTF-8; msgspec does not validate names that it skips.
     """
     _look_into_object(_OBJECT.decode(body), _object_shape(kind), "", fields)
 
@@ -59,11 +60,13 @@ def _look_into_object(values: dict[str, Raw], shape: _ObjectShape, prefix: str, 
             continue
         if isinstance(field, _ValueShape):
             _look_into(value, field, prefix + name, fields)
-        elif not _is_neutral(value, field) and (field.kind == "refusable" or fields.policy != "refuse"):
-            fields.ignore(prefix + name)
+        elif not _is_neutral(value, field):
+            fields.ignore_hint(prefix + name, field.refusable)
 
 
 def _is_neutral(value: Raw, field: _HintField) -> bool:
+    if len(memoryview(value)) > MAX_NEUTRAL_BYTES:
+        return False
     return bytes(value) == _NULL or (field.neutral is not None and msgspec.json.decode(value) == field.neutral)
 
 
@@ -102,10 +105,10 @@ def _shape_of_struct(info: inspect.StructType) -> _ObjectShape:
 
 def _hint_field(field: inspect.Field) -> _HintField | None:
     extra = field.type.extra if isinstance(field.type, inspect.Metadata) else None
-    kind = hint_kind(extra)
-    if kind is None:
+    refusable = is_refusable(extra)
+    if refusable is None:
         return None
-    return _HintField(kind, field.default if field.default_factory is NODEFAULT else field.default_factory())
+    return _HintField(refusable, field.default if field.default_factory is NODEFAULT else field.default_factory())
 
 
 def _value_shape(info: inspect.Type) -> _ValueShape | None:

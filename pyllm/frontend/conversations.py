@@ -15,7 +15,7 @@ from pyllm.frontend.ignored_fields import Ignore
 from pyllm.frontend.parsers.sample import SampleParser
 from pyllm.frontend.parsers.selection import parsers_of
 from pyllm.frontend.parsers.think import CLOSING, OPENING
-from pyllm.frontend.prompts import PromptEncoder, TooLong
+from pyllm.frontend.prompts import PromptEncoder, RefusePrompt
 from pyllm.frontend.sampling_texts import resolve_texts_aside
 from pyllm.frontend.structured_outputs import ResolvedForm
 from pyllm.frontend.submission import refuse_prompt
@@ -115,7 +115,7 @@ class Conversations:
         return Prepared(prompt, msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
 
     async def _encode(
-        self, conversation: Conversation, template: ChatTemplate | None, too_long: TooLong, ignore: Ignore
+        self, conversation: Conversation, template: ChatTemplate | None, too_long: RefusePrompt | None, ignore: Ignore
     ) -> Sequence[int]:
         variables = _variables(conversation, template, self.has_reasoning, ignore)
         messages = conversation.messages
@@ -187,7 +187,7 @@ def _variables(
             variables["enable_thinking"] = False
         elif not has_reasoning:
             del variables["reasoning_effort"]  # There is none to be left out.
-    for name in variables.keys() - known:
+    for name in [name for name in variables if name not in known]:
         text = f"{name} has no effect: the model's chat template does not look at it"
         if name == "documents":
             raise RequestError(text, name)

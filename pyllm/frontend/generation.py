@@ -17,6 +17,7 @@ from pyllm.frontend.outputs import Request, RequestProcessor
 from pyllm.frontend.request_context import RequestContext
 from pyllm.frontend.request_life import RequestLife
 from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.submission import room_for_output
 from pyllm.sampling_params import MAX_SAMPLES, SamplingParams
 from pyllm.scheduling_params import SchedulingParams
 
@@ -64,7 +65,7 @@ class Generation:
         context: RequestContext,
     ) -> None:
         self.num_choices = num_choices(len(prompts), params)
-        room = state.client.model.max_model_len - max(map(len, prompts))
+        room = room_for_output(max(map(len, prompts)), state.client.model)
         if params.max_tokens is not None and 0 < room < params.max_tokens:
             context.max_tokens = room
         self._state = state

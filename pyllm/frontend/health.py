@@ -18,7 +18,7 @@ class Health(Struct):
 
 def health_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server. HEAD is answered, too."""
-    check = GenerationCheck(state.client, lambda: state.metrics.generation_tokens)
+    check = GenerationCheck(state.client)
 
     @get(
         "/health",

@@ -1,4 +1,4 @@
-"""Fields of requests that have no effect here: how a struct marks them, and how they are counted, logged and told.
+"""Request fields that have no effect: how structs mark them, and how pyllm counts, logs and reports them.
 
 Knows no API and no body: `body_shape.py` finds these fields.
 """
@@ -14,7 +14,7 @@ from pyllm.config import UnknownFields
 from pyllm.errors import RequestError
 
 # The response header that names the fields.
-HEADER = b"pyllm-ignored-fields"
+IGNORED_FIELDS_HEADER = b"pyllm-ignored-fields"
 # Names in one header, characters of a name, and bytes of the header: requests choose the names.
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 80
@@ -23,10 +23,10 @@ MAX_HEADER_BYTES = 2048
 MAX_COUNTED_NAMES = 256
 OTHER = "other"
 
-# Is given the name of a field that turns out to have no effect, and what a strict server answers.
+# Called with the name of a field that has no effect, and the message with which a strict server refuses it.
 Ignore = Callable[[str, str], None]
 
-_MARK = "hint"
+_REFUSABLE = "refusable"
 _SHOWN = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_NAME_CHARACTERS}}}")
 
 logger = logging.getLogger(__name__)
@@ -34,56 +34,64 @@ logger = logging.getLogger(__name__)
 
 # A field that asks for nothing that would change the answer. It may have any value. `--unknown-fields refuse` refuses
 # it unless the value is null or the field's default.
-Hint = Annotated[Any, Meta(description="Accepted without effect.", extra={_MARK: "refusable"})]
+Hint = Annotated[Any, Meta(description="Accepted without effect.", extra={_REFUSABLE: True})]
 # The same for a field that every server accepts.
-NoEffect = Annotated[Any, Meta(description="Accepted without effect.", extra={_MARK: "accepted"})]
+NoEffect = Annotated[Any, Meta(description="Accepted without effect.", extra={_REFUSABLE: False})]
 
 
-def hint_kind(extra: dict[str, Any] | None) -> str | None:
-    """Which of the marks a field's `extra` has: refusable, accepted, or None."""
-    return None if extra is None else extra.get(_MARK)
+def is_refusable(extra: dict[str, Any] | None) -> bool | None:
+    """Whether a strict server refuses the field that has this mark; None for a field without one."""
+    return None if extra is None else extra.get(_REFUSABLE)
+
+
+def ignore_server_tool(kind: str, where: str, ignore: Ignore) -> None:
+    """Note a tool that the model is not told of, as its type is not one that the caller runs."""
+    ignore(f"tools.{kind}", f"{where}: tools of type {kind:.80} are not supported, as they run on a server")
 
 
 class RequestFields:
     """The fields of one request that have no effect. `policy` is that of the server."""
 
-    __slots__ = ("_names", "num_unnamed", "policy")
+    __slots__ = ("_names", "has_more", "policy")
 
     def __init__(self, policy: UnknownFields = "warn") -> None:
         self.policy = policy
-        self.num_unnamed = 0
+        self.has_more = False  # fields beside the first `MAX_NAMES`
         self._names: dict[str, None] = {}  # in the order in which they came
 
     @property
     def names(self) -> Iterable[str]:
-        """Each name once, at most `MAX_NAMES`; `num_unnamed` fields come beside them."""
+        """Each name once, at most `MAX_NAMES`."""
         return self._names
 
-    def ignore(self, name: str, refusal: str | None = None) -> None:
+    def ignore(self, name: str, refusal: str) -> None:
         """Note a field by its path, such as `tools.defer_loading`.
 
         Raises:
             RequestError: the server is strict; `refusal` is the text.
         """
         if self.policy == "refuse":
-            raise RequestError(refusal or f"{name:.80} is not supported yet; leave it out", f"{name:.80}")
-        if self.policy == "ignore" or name in self._names:
-            return
-        if len(self._names) < MAX_NAMES:
-            self._names[name] = None
-        else:
-            self.num_unnamed += 1
+            raise RequestError(refusal, f"{name:.80}")
+        if self.policy == "warn":
+            self._note([name])
+
+    def ignore_hint(self, name: str, refusable: bool) -> None:
+        """Note a marked field; raises as `ignore` does."""
+        if refusable or self.policy != "refuse":
+            self.ignore(name, f"{name:.80} is not supported yet; leave it out")
 
     def ignore_unknown(self, prefix: str, names: Sequence[str]) -> None:
         """Note fields below a prefix that no struct knows; raises as `ignore` does."""
         if self.policy == "refuse":
             self.ignore(prefix + names[0], f"{prefix + names[0]:.80} is not a known field")
+        self._note([prefix + name for name in names])
+
+    def _note(self, names: Sequence[str]) -> None:
         known = self._names
-        new = [path for name in names if (path := prefix + name) not in known]
-        if new:  # Those of one message are mostly those of the last.
-            room = MAX_NAMES - len(known)
-            known.update(dict.fromkeys(new[:room]))
-            self.num_unnamed += max(0, len(new) - room)
+        room = MAX_NAMES - len(known)
+        new = [name[: MAX_NAME_CHARACTERS + 1] for name in names if name not in known]  # One too long is never shown.
+        known.update(dict.fromkeys(new[:room]))
+        self.has_more |= len(new) > room
 
 
 class IgnoredFields:
@@ -92,38 +100,35 @@ class IgnoredFields:
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}
 
-    def tell(self, fields: RequestFields) -> bytes:
+    def count(self, fields: RequestFields) -> bytes:
         """Count the fields of one request, log names that are new, and give the value of the header; empty: none."""
-        shown: dict[str, None] = {}
-        num_unshown = fields.num_unnamed
-        counts = self.counts
+        shown: list[str] = []
+        has_more = fields.has_more
         for name in fields.names:
-            if name in counts:
-                counts[name] += 1
-                shown[name] = None
-            elif _SHOWN.fullmatch(name) is None:
-                num_unshown += 1
+            if name in self.counts or _SHOWN.fullmatch(name) is not None:
+                self._count(name)
+                shown.append(name)
             else:
-                self._count_new(name)
-                shown[name] = None
-        if num_unshown:
-            counts[OTHER] = counts.get(OTHER, 0) + num_unshown
-        return _header(list(shown), num_unshown)
-
-    def _count_new(self, name: str) -> None:
-        if len(self.counts) >= MAX_COUNTED_NAMES:
+                has_more = True
+        if has_more:
             self.counts[OTHER] = self.counts.get(OTHER, 0) + 1
-            return
-        self.counts[name] = 1
-        logger.warning("requests have the field %s, which has no effect here (--unknown-fields)", name)
+        return _header(shown, has_more)
+
+    def _count(self, name: str) -> None:
+        counts = self.counts
+        if name in counts:
+            counts[name] += 1
+        elif len(counts) < MAX_COUNTED_NAMES:
+            counts[name] = 1
+            logger.warning("requests have the field %s, which has no effect here (--unknown-fields)", name)
+        else:
+            counts[OTHER] = counts.get(OTHER, 0) + 1
 
 
-def _header(names: list[str], num_unshown: int) -> bytes:
+def _header(names: list[str], has_more: bool) -> bytes:
     text = ", ".join(names)
-    while len(text) > MAX_HEADER_BYTES - 32:
-        num_unshown += 1
-        names.pop()
-        text = ", ".join(names)
-    if num_unshown:
-        text = f"{text}, +{num_unshown} more" if text else f"+{num_unshown} more"
+    if len(text) > MAX_HEADER_BYTES:
+        text, has_more = text[:MAX_HEADER_BYTES].rpartition(", ")[0], True
+    if has_more:
+        text = f"{text}, and others" if text else "others"
     return text.encode()

@@ -27,10 +27,8 @@ CHARACTERS_PER_TOKEN = 4  # to look one token up takes as long as to encode so m
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Makes the error for what has so many tokens, or, where the last argument is false, at least so many.
-Refuse = Callable[[int, ModelInfo, bool], RequestTooLargeError]
-# None: no length is too long.
-TooLong = Refuse | None
+# Makes the error for a prompt of so many tokens, or, where the last argument is false, of at least so many.
+RefusePrompt = Callable[[int, ModelInfo, bool], RequestTooLargeError]
 
 _NO_VARIABLES: Mapping[str, Any] = {}
 
@@ -57,7 +55,7 @@ class PromptEncoder:
         self,
         prompts: Sequence[str | Sequence[int]],
         add_special_tokens: bool = True,
-        too_long: TooLong = refuse_prompt,
+        too_long: RefusePrompt | None = refuse_prompt,
         name: str = "prompt",
     ) -> list[PromptTokens]:
         """The token ids of each prompt; one that is token ids already is checked.
@@ -82,7 +80,7 @@ class PromptEncoder:
         *,
         variables: Mapping[str, Any] = _NO_VARIABLES,
         template: ChatTemplate | None = None,
-        too_long: TooLong = refuse_prompt,
+        too_long: RefusePrompt | None = refuse_prompt,
     ) -> PromptTokens:
         """The token ids of a conversation, rendered by the model's template or another one.
 
@@ -118,7 +116,7 @@ class PromptEncoder:
         """Keep at most this share of the texts' ids that are kept otherwise."""
         self._cache.resize(share)
 
-    def _check_length(self, prompt: str | Sequence[int], too_long: Refuse) -> None:
+    def _check_length(self, prompt: str | Sequence[int], too_long: RefusePrompt) -> None:
         least = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)
         if least > self._model.max_model_len:  # Whether one more must fit is for the request to say.
             raise too_long(least, self._model, not isinstance(prompt, str))

@@ -58,7 +58,7 @@ class RequestContext(msgspec.Struct):
     fields: RequestFields = msgspec.field(default_factory=RequestFields)
     max_tokens: int | None = None
 
-    def ignore(self, name: str, refusal: str | None = None) -> None:
+    def ignore(self, name: str, refusal: str) -> None:
         """Note a field that has no effect, by the name that errors have for it.
 
         Raises:

@@ -59,7 +59,7 @@ def server_info_routes(state: ServerState) -> list[HTTPRouteHandler]:
     """The routes, for one server. The paths with `get_` are older names of the others."""
 
     @get(
-        "/server_info",
+        ["/server_info", "/get_server_info"],
         sync_to_thread=False,
         summary="What this server serves, and with which bounds",
         responses=LOOKUP_ERROR_RESPONSES,
@@ -68,31 +68,19 @@ def server_info_routes(state: ServerState) -> list[HTTPRouteHandler]:
         return _server_info(state)
 
     @get(
-        "/get_server_info",
+        ["/model_info", "/get_model_info"],
         sync_to_thread=False,
-        summary="The same as /server_info",
+        summary="Which model this is",
         responses=LOOKUP_ERROR_RESPONSES,
     )
-    def get_server_info() -> ServerInfo:
-        return _server_info(state)
-
-    @get("/model_info", sync_to_thread=False, summary="Which model this is", responses=LOOKUP_ERROR_RESPONSES)
     def model_info() -> ModelDescription:
         return _model_info(state)
 
-    @get("/get_model_info", sync_to_thread=False, summary="The same as /model_info", responses=LOOKUP_ERROR_RESPONSES)
-    def get_model_info() -> ModelDescription:
-        return _model_info(state)
-
-    @get("/load", summary="How many sequences run or wait", responses=LOOKUP_ERROR_RESPONSES)
+    @get(["/load", "/get_load"], summary="How many sequences run or wait", responses=LOOKUP_ERROR_RESPONSES)
     async def load() -> ServerLoad:
         return await _load(state)
 
-    @get("/get_load", summary="The same as /load", responses=LOOKUP_ERROR_RESPONSES)
-    async def get_load() -> ServerLoad:
-        return await _load(state)
-
-    return [server_info, get_server_info, model_info, get_model_info, load, get_load]
+    return [server_info, model_info, load]
 
 
 def _server_info(state: ServerState) -> ServerInfo:

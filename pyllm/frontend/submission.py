@@ -87,6 +87,11 @@ def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingPa
     return _placed(submit, scheduling)
 
 
+def room_for_output(num_prompt_tokens: int, model: ModelInfo) -> int:
+    """How many tokens the context leaves for the output; none or fewer where the prompt does not fit."""
+    return model.max_model_len - num_prompt_tokens
+
+
 def refuse_input(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
     """The error for what is too long to be embedded; unless it `is_exact`, the number is a lower bound."""
     length = num_tokens if is_exact else f"at least {num_tokens}"
@@ -196,7 +201,7 @@ def _num_tokens(prompt: Prompt) -> int:
 
 
 def _max_tokens(num_prompt_tokens: int, wanted: int | None, model: ModelInfo) -> int:
-    room = model.max_model_len - num_prompt_tokens
+    room = room_for_output(num_prompt_tokens, model)
     if room < 1:
         raise refuse_prompt(num_prompt_tokens, model)
     # The last token that is sampled is never written to the cache.

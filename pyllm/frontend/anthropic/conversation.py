@@ -24,7 +24,7 @@ from pyllm.frontend.anthropic.protocol import (
 )
 from pyllm.frontend.conversation import Conversation, NamedTool, Tool, ToolChoice
 from pyllm.frontend.conversations import Conversations
-from pyllm.frontend.ignored_fields import Ignore
+from pyllm.frontend.ignored_fields import Ignore, ignore_server_tool
 
 _BILLING = "x-anthropic-billing-header"
 _CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "none": "none"}
@@ -175,8 +175,7 @@ def _not_text(block: Struct, where: str) -> RequestError:
 def _tools(request: CountTokensRequest, ignore: Ignore) -> Iterator[Tool]:
     for index, tool in enumerate(request.tools or []):
         if tool.type not in (None, "custom"):
-            text = f"tools.{index}: the model is told of custom tools only, not of {tool.type:.80}; leave it out"
-            ignore(f"tools.{tool.type}", text)
+            ignore_server_tool(tool.type, f"tools.{index}", ignore)
             continue
         for name in ("name", "input_schema"):
             if getattr(tool, name) is None:

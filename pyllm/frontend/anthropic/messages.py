@@ -28,7 +28,6 @@ from pyllm.frontend.request_context import context_of
 from pyllm.frontend.request_place import place_of
 from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import PushedResponse
-from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 # Ours of what the engine and OpenAI's API call otherwise.
@@ -116,7 +115,6 @@ def _user(metadata: Metadata | None) -> str | None:
 
 def _check(state: ServerState, request: CountTokensRequest) -> None:
     check_model(state, request.model)
-    refuse_unsupported(request)
 
 
 def _sampling_params(request: MessagesRequest) -> SamplingParams:

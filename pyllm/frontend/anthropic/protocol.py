@@ -1,7 +1,6 @@
 """Anthropic's requests and answers as structs. Knows names and types, not behaviour.
 
-A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`), a `Hint` has no effect
-(`frontend/ignored_fields.py`).
+A `Hint` has no effect (`frontend/ignored_fields.py`).
 """
 
 from typing import Annotated, Any, Literal
@@ -70,7 +69,7 @@ class ThinkingBlock(Struct, kw_only=True, tag="thinking", tag_field="type"):
 
 
 class RedactedThinkingBlock(Struct, kw_only=True, tag="redacted_thinking", tag_field="type"):
-    """What a model thought before, in a form that only Anthropic reads. The model here is told nothing of it."""
+    """Encrypted reasoning that only Anthropic can read. It is left out of the prompt."""
 
     data: NoEffect = None
 

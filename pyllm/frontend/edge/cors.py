@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from pyllm.frontend.error_answer import Headers
-from pyllm.frontend.ignored_fields import HEADER
+from pyllm.frontend.ignored_fields import IGNORED_FIELDS_HEADER
 from pyllm.frontend.request_context import MAX_TOKENS_HEADER
 
 ANY = "*"
@@ -11,7 +11,9 @@ PREFLIGHT_SECONDS = 600
 
 # What scripts may read of an answer besides its type and length.
 _BUDGETS = [f"x-ratelimit-{what}-{of}" for of in ("requests", "tokens") for what in ("limit", "remaining", "reset")]
-_EXPOSED = ", ".join(["x-request-id", "retry-after", HEADER.decode(), MAX_TOKENS_HEADER.decode(), *_BUDGETS]).encode()
+_EXPOSED = ", ".join(
+    ["x-request-id", "retry-after", IGNORED_FIELDS_HEADER.decode(), MAX_TOKENS_HEADER.decode(), *_BUDGETS]
+).encode()
 
 
 class Cors:

@@ -7,7 +7,7 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice, input_arguments
-from pyllm.frontend.ignored_fields import Ignore
+from pyllm.frontend.ignored_fields import Ignore, ignore_server_tool
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import (
     AllowedTools,
@@ -81,7 +81,7 @@ def _told_tools(definitions: Iterable[ToolDefinition], ignore: Ignore) -> Iterat
         if kind in ("function", "custom"):
             yield _tool(definition, where)
         else:
-            ignore(f"tools.{kind}", f"{where}: tools of type {kind:.80} run on a server; leave it out")
+            ignore_server_tool(kind, where, ignore)
 
 
 def _tool(definition: ToolDefinition, where: str) -> Tool:

@@ -3,7 +3,8 @@
 from typing import Any, cast
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.protocol import ChatRequest, EngineRequest, GenerationRequest
+from pyllm.frontend.openai.engine_request import EngineRequest, StructuredOutputs
+from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
 from pyllm.frontend.request_context import RequestContext
 from pyllm.frontend.request_place import place_of
 from pyllm.frontend.unsupported import refuse_unsupported
@@ -64,7 +65,6 @@ def wants_usage(request: GenerationRequest) -> bool:
         return False
     if not request.stream:
         raise RequestError("stream_options go with stream: true only", "stream_options")
-    refuse_unsupported(options, "stream_options.")
     return options.include_usage is True
 
 
@@ -123,7 +123,7 @@ def sample_params(
 
 
 def structured_outputs(
-    own: StructuredOutputsParams | None, kind: str, schema: dict[str, Any] | None, names: tuple[str, str]
+    own: StructuredOutputs | None, kind: str, schema: dict[str, Any] | None, names: tuple[str, str]
 ) -> StructuredOutputsParams | None:
     """What a form of OpenAI's, of this type, asks for; where it asks for text, the engine's `own` field may.
 
@@ -134,7 +134,7 @@ def structured_outputs(
     """
     field, part = names
     if kind == "text":
-        return own
+        return own_form(own)
     if own is not None:
         raise RequestError(f"{field} and structured_outputs exclude one another; leave one of them out", field)
     if kind == "json_object":
@@ -142,6 +142,18 @@ def structured_outputs(
     if schema is None:
         raise RequestError(f"{field} of type json_schema needs {part}", f"{field}.{part}")
     return StructuredOutputsParams(json=schema)
+
+
+def own_form(given: StructuredOutputs | None) -> StructuredOutputsParams | None:
+    """What the engine's own field asks for.
+
+    Raises:
+        RequestError: a part of it is not supported, or it asks for no form or for several.
+    """
+    if given is None:
+        return None
+    refuse_unsupported(given, "structured_outputs.")
+    return StructuredOutputsParams(**{name: getattr(given, name) for name in StructuredOutputsParams.__struct_fields__})
 
 
 def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
@@ -200,6 +212,6 @@ def _response_format(request: GenerationRequest) -> StructuredOutputsParams | No
     _check_guided(request)
     form = request.response_format
     if form is None:
-        return request.structured_outputs
+        return own_form(request.structured_outputs)
     schema, names = None if form.json_schema is None else form.json_schema.schema, ("response_format", "json_schema")
     return structured_outputs(request.structured_outputs, form.type or "text", schema, names)

@@ -11,8 +11,9 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from pyllm.frontend.generation import TokenCounts
-from pyllm.frontend.ignored_fields import Hint, NoEffect
+from pyllm.frontend.ignored_fields import Hint
 from pyllm.frontend.logprobs import LogprobEntries
+from pyllm.frontend.openai.engine_request import EngineRequest, UseStructuredOutputs
 from pyllm.frontend.openai.tool_protocol import (
     ChatToolCall,
     ChatToolCallDelta,
@@ -21,10 +22,8 @@ from pyllm.frontend.openai.tool_protocol import (
     ToolDefinition,
 )
 from pyllm.frontend.unsupported import Unsupported, unsupported
-from pyllm.sampling_params import StructuredOutputsParams
 
 T = TypeVar("T")
-UseStructuredOutputs = Annotated[T | None, unsupported("structured_outputs")]
 UseTools = Annotated[T | None, unsupported("tools")]
 UseToolChoice = Annotated[T | None, unsupported("tool_choice")]
 UseToolCalls = Annotated[T | None, unsupported("tool_calls")]
@@ -56,65 +55,6 @@ class ResponseFormat(Struct, kw_only=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class EngineRequest(Struct, kw_only=True):
-    """What every generation route has in common: how one sample is chosen, and its place among the others."""
-
-    model: str | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    seed: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    no_stop_trim: bool | None = None  # SGLang's name of `include_stop_str_in_output`
-    skip_special_tokens: bool | None = None
-    structured_outputs: StructuredOutputsParams | None = None
-    vllm_xargs: dict[str, dict[str, Any]] | None = None
-    stream: bool | None = False
-    priority: int | None = None
-    timeout: float | None = None
-    ttft_target: float | None = None
-    tpot_target: float | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
-
-    user: str | None = None  # Names the tenant where nothing else does.
-
-    store: NoEffect = None
-    metadata: NoEffect = None
-    safety_identifier: NoEffect = None
-    prompt_cache_key: NoEffect = None
-    prompt_cache_retention: NoEffect = None
-    service_tier: NoEffect = None
-
-    # Of other engines.
-    regex: UseStructuredOutputs[str] = None
-    ebnf: UseStructuredOutputs[str] = None
-    grammar: UseStructuredOutputs[Any] = None
-    json_schema: UseStructuredOutputs[Any] = None
-    mirostat: Unsupported[int] = 0
-    mirostat_mode: Unsupported[int] = 0
-    typical_p: Unsupported[float] = 1.0
-    top_a: Unsupported[float] = 0.0
-    tfs: Unsupported[float] = 1.0
-    tfs_z: Unsupported[float] = 1.0
-    dry_multiplier: Unsupported[float] = 0.0
-    xtc_probability: Unsupported[float] = 0.0
-    dynatemp_range: Unsupported[float] = 0.0
-    lora_path: Unsupported[Any] = None
-    return_hidden_states: Unsupported[bool] = False
-
-
 class GenerationRequest(EngineRequest, kw_only=True):
     """What completions and chat share."""
 
@@ -131,7 +71,7 @@ class GenerationRequest(EngineRequest, kw_only=True):
     return_tokens_as_token_ids: bool | None = False
 
     echo: Unsupported[bool] = False
-    logprob_token_ids: Unsupported[list[int]] = []
+    logprob_token_ids: Unsupported[list[int]] = msgspec.field(default_factory=list)
     spaces_between_special_tokens: Unsupported[bool] = True
     guided_json: Any = None
     guided_regex: str | None = None
@@ -149,8 +89,8 @@ class GenerationRequest(EngineRequest, kw_only=True):
     routed_experts_prompt_start: Unsupported[int] = None
     watermarking: Unsupported[dict[str, Any]] = None
     mm_payload: Unsupported[Any] = None
-    kv_transfer_params: Unsupported[dict[str, Any]] = {}
-    ec_transfer_params: Unsupported[dict[str, Any]] = {}
+    kv_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
+    ec_transfer_params: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -217,7 +157,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    functions: UseTools[list[Any]] = []
+    functions: UseTools[list[Any]] = msgspec.field(default_factory=list)
     function_call: UseToolChoice[Any] = "none"
     modalities: Unsupported[list[str]] = msgspec.field(default_factory=lambda: ["text"])
     audio: Unsupported[Any] = None
@@ -225,8 +165,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     verbosity: Hint = "medium"
     web_search_options: Hint = None
     moderation: Unsupported[Any] = None
-    media_io_kwargs: Unsupported[dict[str, Any]] = {}
-    mm_processor_kwargs: Unsupported[dict[str, Any]] = {}
+    media_io_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
+    mm_processor_kwargs: Unsupported[dict[str, Any]] = msgspec.field(default_factory=dict)
     return_prompt_text: Unsupported[bool] = False
 
 

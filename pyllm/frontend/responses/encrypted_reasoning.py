@@ -4,7 +4,6 @@ It is encoded, not encrypted, as the same text is in the item's `content`.
 """
 
 import base64
-import binascii
 
 _PREFIX = b"pyllm1:"
 
@@ -19,5 +18,5 @@ def decode_reasoning(content: str) -> str | None:
     try:
         plain = base64.b64decode(content, validate=True)
         return plain.removeprefix(_PREFIX).decode() if plain.startswith(_PREFIX) else None
-    except (binascii.Error, ValueError):
+    except ValueError:
         return None

@@ -36,7 +36,7 @@ from pyllm.frontend.responses.protocol import (
     ResponseUsage,
     Status,
 )
-from pyllm.frontend.responses.tools import hosted_call, take_arguments
+from pyllm.frontend.responses.tools import built_in_call, fill_call
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,7 +50,7 @@ class ResponseForm:
 
     `logprobs` makes those of tokens; None tells of none. `call_name` names calls. Without `has_events` only the
     response is made: its events are empty. With `encrypts_reasoning` its reasoning is also `encrypted_content`.
-    Calls of the `hosted` tools are items of their own types.
+    Calls of the `built_in_tools` are items of their own types.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ResponseForm:
         on_end: OnEnd,
         has_events: bool = True,
         encrypts_reasoning: bool = False,
-        hosted: frozenset[str] = frozenset(),
+        built_in_tools: frozenset[str] = frozenset(),
     ) -> None:
         self.response = response
         self._suffix = response.id.removeprefix("resp_")
@@ -73,7 +73,7 @@ class ResponseForm:
         self._on_end = on_end
         self._has_events = has_events
         self._encrypts_reasoning = encrypts_reasoning
-        self._hosted = hosted
+        self._built_in_tools = built_in_tools
         self._num_events = 0
         self._item: OutputItem | None = None  # the one that is open, which is the last of the output
         self._parts: list[str] = []  # the text or the arguments that it has so far
@@ -144,8 +144,8 @@ class ResponseForm:
                     item = ReasoningItem(self._name("rs"), "in_progress", [ReasoningText()])
                     self._open(item, events)
                 events.append(self._of_part("reasoning_text.delta", item, delta=text))
-            case pieces.ToolCallBegin(index, name) if name in self._hosted:
-                self._open(hosted_call(name, self._place, self._call_name(index)), events)
+            case pieces.ToolCallBegin(index, name) if name in self._built_in_tools:
+                self._open(built_in_call(name, self._place, self._call_name(index)), events)
                 return
             case pieces.ToolCallBegin(index, name, custom):
                 kind, prefix = (CustomToolCall, "ctc") if custom else (FunctionCall, "fc")
@@ -198,7 +198,7 @@ class ResponseForm:
                 item.input = text
                 events.append(self._of_item("custom_tool_call_input.done", item, input=text))
             case LocalShellCall() | ApplyPatchCall():
-                take_arguments(item, text)
+                fill_call(item, text)
         item.status = status
         events.append(self._event("output_item.done", output_index=self._index, item=item))
 

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from pyllm.frontend.ignored_fields import Hint, NoEffect
-from pyllm.frontend.openai.protocol import ChatLogprob, EngineRequest
+from pyllm.frontend.openai.engine_request import EngineRequest
+from pyllm.frontend.openai.protocol import ChatLogprob
 from pyllm.frontend.unsupported import Unsupported
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -262,8 +263,8 @@ class ApplyPatchCall(Struct, tag="apply_patch_call", tag_field="type"):
     operation: dict[str, Any] = {}
 
 
-HostedCall = LocalShellCall | ApplyPatchCall
-OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall | HostedCall
+BuiltInCall = LocalShellCall | ApplyPatchCall
+OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall | BuiltInCall
 
 
 class InputTokensDetails(Struct):

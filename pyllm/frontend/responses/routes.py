@@ -13,7 +13,7 @@ from pyllm.frontend.conversation import Conversation, Prepared
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
-from pyllm.frontend.openai.parameters import form_names, sample_params, scheduling_params, structured_outputs
+from pyllm.frontend.openai.parameters import form_names, own_form, sample_params, scheduling_params, structured_outputs
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.background import BackgroundRun
@@ -29,7 +29,7 @@ from pyllm.frontend.responses.protocol import (
     ResponsesRequest,
     ToolParam,
 )
-from pyllm.frontend.responses.tools import chosen, hosted_names, shown, tools_of
+from pyllm.frontend.responses.tools import built_in_names, callable_tools, shown_tools, tools_and_choice
 from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
@@ -69,13 +69,13 @@ def responses_routes(state: ServerState) -> Router:
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
         items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id, context.ignore)]
-        told = tools_of(data, items, context.ignore)
-        conversation = _conversation(data, items, told)
+        tools = callable_tools(data, items, context.ignore)
+        conversation = _conversation(data, items, tools)
         await admit(state, context)
         prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))
         _check_logprobs(prepared, params)
-        response = _response(state, data, context, stores, told)
+        response = _response(state, data, context, stores, tools)
         form = ResponseForm(
             response,
             None if prepared.make_parser is None else prepared.make_parser(),
@@ -84,7 +84,7 @@ def responses_routes(state: ServerState) -> Router:
             on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
             has_events=data.stream is True,
             encrypts_reasoning=_ENCRYPTED in (data.include or ()),
-            hosted=hosted_names(told),
+            built_in_tools=built_in_names(tools),
         )
         generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         if not data.background:
@@ -157,9 +157,6 @@ def _check(state: ServerState, request: ResponsesRequest, context: RequestContex
         if what not in (_LOGPROBS, _ENCRYPTED):
             context.ignore(f"include.{what}", f"include: {what:.80} is not supported; leave it out")
     refuse_unsupported(request)
-    for name in ("text", "reasoning", "stream_options"):
-        if (part := getattr(request, name)) is not None:
-            refuse_unsupported(part, f"{name}.")
     if request.stream_options is not None and not request.stream:
         raise RequestError("stream_options go with stream: true only", "stream_options")
     if request.background and request.stream:
@@ -194,11 +191,11 @@ async def _history(kept: KeptResponses, request: ResponsesRequest, owner: str) -
     return [*record.input, *items_of(record.response.output)]
 
 
-def _conversation(request: ResponsesRequest, items: list[Item], told: list[ToolParam]) -> Conversation:
-    tools, choice = chosen(request, told)
+def _conversation(request: ResponsesRequest, items: list[Item], tools: list[ToolParam]) -> Conversation:
+    called, choice = tools_and_choice(request, tools)
     return Conversation(
         messages=messages_of(items, request.instructions),
-        tools=tools,
+        tools=called,
         tool_choice=choice,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         reasoning_effort=None if request.reasoning is None else request.reasoning.effort,
@@ -219,7 +216,7 @@ def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingP
 def _form(request: ResponsesRequest) -> StructuredOutputsParams | None:
     form = None if request.text is None else request.text.format
     if form is None:
-        return request.structured_outputs
+        return own_form(request.structured_outputs)
     return structured_outputs(request.structured_outputs, form.type or "text", form.schema, ("text.format", "schema"))
 
 
@@ -235,7 +232,7 @@ def _response_id(context: RequestContext) -> str:
 
 
 def _response(
-    state: ServerState, request: ResponsesRequest, context: RequestContext, stores: bool, told: list[ToolParam]
+    state: ServerState, request: ResponsesRequest, context: RequestContext, stores: bool, tools: list[ToolParam]
 ) -> protocol.Response:
     """The response before it has any text."""
     response = protocol.Response(
@@ -254,7 +251,7 @@ def _response(
         store=stores,
         temperature=1.0 if request.temperature is None else request.temperature,
         tool_choice=request.tool_choice or "auto",
-        tools=shown(told),
+        tools=shown_tools(tools),
         top_logprobs=request.top_logprobs or 0,
         top_p=1.0 if request.top_p is None else request.top_p,
         user=request.user,

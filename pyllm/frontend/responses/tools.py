@@ -11,14 +11,14 @@ import msgspec
 
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import InputFormat, NamedTool, Tool, ToolChoice
-from pyllm.frontend.ignored_fields import Ignore
+from pyllm.frontend.ignored_fields import Ignore, ignore_server_tool
 from pyllm.frontend.responses.protocol import (
     ApplyPatchCall,
     ApplyPatchTool,
+    BuiltInCall,
     ChosenTools,
     CustomTool,
     FunctionTool,
-    HostedCall,
     Item,
     LocalShellAction,
     LocalShellCall,
@@ -58,78 +58,69 @@ APPLY_PATCH = Tool(
         "additionalProperties": False,
     },
 )
-_HOSTED = {tool.name: tool for tool in (LOCAL_SHELL, APPLY_PATCH)}
+_BUILT_IN = {tool.name: tool for tool in (LOCAL_SHELL, APPLY_PATCH)}
 # Types whose tools have names of their own.
 _NAMED = ("function", "custom")
 
 
-def tools_of(request: ResponsesRequest, items: Sequence[Item], ignore: Ignore) -> list[ToolParam]:
-    """The tools that the model is told of: those of the request, then those that items add.
+def callable_tools(request: ResponsesRequest, items: Sequence[Item], ignore: Ignore) -> list[ToolParam]:
+    """The tools that the caller runs: those of the request, then those that items add.
 
     Raises:
         RequestError: a tool has no name, or the server is strict.
     """
-    told = []
+    tools = []
     given = [("tools", request.tools), *((f"input[{at}].tools", item.tools) for at, item in enumerate(items))]
-    for where, tools in given:
-        for index, tool in enumerate(tools or ()):
-            if tool.type in _NAMED:
-                if tool.name is None:
-                    raise RequestError(f"{where}[{index}].name is missing", f"{where}[{index}].name")
-                told.append(tool)
-            elif tool.type in _HOSTED:
-                told.append(tool)
+    for where, some in given:
+        for index, tool in enumerate(some or ()):
+            if tool.type not in _NAMED and tool.type not in _BUILT_IN:
+                ignore_server_tool(tool.type, f"{where}[{index}]", ignore)
+            elif tool.type in _NAMED and tool.name is None:
+                raise RequestError(f"{where}[{index}].name is missing", f"{where}[{index}].name")
             else:
-                text = f"{where}[{index}]: tools of type {tool.type:.80} run on a server; leave it out"
-                ignore(f"tools.{tool.type}", text)
-    return told
+                tools.append(tool)
+    return tools
 
 
-def chosen(request: ResponsesRequest, told: list[ToolParam]) -> tuple[tuple[Tool, ...], ToolChoice]:
-    """The tools that may be called, and the choice among them.
+def tools_and_choice(request: ResponsesRequest, tools: list[ToolParam]) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """The tools that the model may call, and the choice among them.
 
     Raises:
-        RequestError: the choice is of a tool that the model is not told of.
+        RequestError: the choice is of a tool that is not among them.
     """
     choice = request.tool_choice
     if not isinstance(choice, ChosenTools):
-        return tuple(map(_tool, told)), choice or "auto"
+        return tuple(map(_tool, tools)), choice or "auto"
+    keys = {_key(tool) for tool in tools}
     if choice.type != "allowed_tools":
-        return tuple(map(_tool, told)), NamedTool(_name(_find(told, choice.type, choice.name, "tool_choice")))
+        _check_known({_key(choice)}, keys, "tool_choice")
+        return tuple(map(_tool, tools)), NamedTool(_name(choice))
     if choice.mode is None or not choice.tools:
         raise RequestError("tool_choice of type allowed_tools needs mode and tools", "tool_choice")
-    allowed = [_find(told, tool.type, tool.name, "tool_choice.tools") for tool in choice.tools if _runs_here(tool)]
-    return tuple(_tool(tool) for tool in told if tool in allowed), choice.mode
+    allowed = {_key(tool) for tool in choice.tools if tool.type in _NAMED or tool.type in _BUILT_IN}
+    _check_known(allowed, keys, "tool_choice.tools")
+    return tuple(_tool(tool) for tool in tools if _key(tool) in allowed), choice.mode
 
 
-def _input_format(tool: ToolParam) -> InputFormat:
-    given = tool.format
-    if given is None or given.type == "text":
-        return InputFormat()
-    if given.syntax is None or not given.definition:
-        raise RequestError(f"tools: the format of {tool.name!r} needs syntax and definition", "tools")
-    return InputFormat(given.syntax, given.definition)
-
-
-def shown(told: list[ToolParam]) -> list[ShownTool]:
+def shown_tools(tools: list[ToolParam]) -> list[ShownTool]:
     """The tools as the response repeats them."""
-    return list(map(_shown, told))
+    return list(map(_shown, tools))
 
 
-def hosted_names(told: list[ToolParam]) -> frozenset[str]:
-    """The names of the told tools whose calls are items of their own type."""
-    return frozenset(tool.type for tool in told if tool.type in _HOSTED)
+def built_in_names(tools: list[ToolParam]) -> frozenset[str]:
+    """The names of the tools whose calls are items of their own type."""
+    return frozenset(tool.type for tool in tools if tool.type in _BUILT_IN)
 
 
-def hosted_call(name: str, suffix: str, call_id: str) -> HostedCall:
-    """A call of such a tool, as long as it has no arguments. `suffix` makes its id."""
+def built_in_call(name: str, suffix: str, call_id: str) -> BuiltInCall:
+    """An open call without arguments yet; `suffix` ends its id."""
     if name == LOCAL_SHELL.name:
         return LocalShellCall(f"lsc_{suffix}", "in_progress", call_id)
     return ApplyPatchCall(f"apc_{suffix}", "in_progress", call_id)
 
 
-def take_arguments(call: HostedCall, arguments: str) -> None:
-    """Fill a call. One that was cut off, or that the model broke, stays empty."""
+def fill_call(call: BuiltInCall, arguments: str) -> None:
+    """Give a call its arguments. A call that was cut off, or that the model broke, stays empty."""
     try:
         if isinstance(call, LocalShellCall):
             call.action = msgspec.json.decode(arguments, type=LocalShellAction)
@@ -139,25 +130,23 @@ def take_arguments(call: HostedCall, arguments: str) -> None:
         return
 
 
-def _runs_here(tool: ToolReference) -> bool:
-    return tool.type in _NAMED or tool.type in _HOSTED
+def _name(tool: ToolParam | ToolReference | ChosenTools) -> str:
+    return tool.name or "" if tool.type in _NAMED else tool.type
 
 
-def _find(told: list[ToolParam], kind: str, name: str | None, where: str) -> ToolParam:
-    for tool in told:
-        if tool.type == kind and (kind in _HOSTED or tool.name == name):
-            return tool
-    text = f"{where} asks for {name or kind!r:.80}, which is not among the tools that the model can call"
-    raise RequestError(text, where)
+def _key(tool: ToolParam | ToolReference | ChosenTools) -> tuple[str, str]:
+    return tool.type, _name(tool)
 
 
-def _name(tool: ToolParam) -> str:
-    return tool.name if tool.name is not None and tool.type in _NAMED else tool.type
+def _check_known(wanted: set[tuple[str, str]], keys: set[tuple[str, str]], where: str) -> None:
+    if unknown := wanted - keys:
+        _, name = min(unknown)
+        raise RequestError(f"{where} asks for {name!r:.80}, which is not among the tools that can be called", where)
 
 
 def _tool(tool: ToolParam) -> Tool:
-    if tool.type in _HOSTED:
-        return _HOSTED[tool.type]
+    if tool.type in _BUILT_IN:
+        return _BUILT_IN[tool.type]
     assert tool.name is not None
     if tool.type == "custom":
         return Tool(name=tool.name, description=tool.description, input_format=_input_format(tool))
@@ -167,6 +156,15 @@ def _tool(tool: ToolParam) -> Tool:
         parameters=tool.parameters,
         strict=tool.strict is True,
     )
+
+
+def _input_format(tool: ToolParam) -> InputFormat:
+    given = tool.format
+    if given is None or given.type == "text":
+        return InputFormat()
+    if given.syntax is None or not given.definition:
+        raise RequestError(f"tools: the format of {tool.name!r} needs syntax and definition", "tools")
+    return InputFormat(given.syntax, given.definition)
 
 
 def _shown(tool: ToolParam) -> ShownTool:
