@@ -43,7 +43,7 @@ class Environment:
         stamp.unlink(missing_ok=True)
         uv = _uv()
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, self.folder], check=True)
-        excludes = [] if "torch" in wanted else ["--excludes", EXCLUDES]
+        excludes = [] if "torch" in wanted else ["--excludes", str(EXCLUDES)]
         subprocess.run(
             [uv, "pip", "install", "--quiet", *excludes, *options, "--requirements", "-"],
             env={**os.environ, "VIRTUAL_ENV": str(self.folder)},
