@@ -63,5 +63,6 @@ class Environment:
 def _uv() -> str:
     own = Path(sys.executable).with_name("uv")
     found = shutil.which("uv") or (str(own) if own.is_file() else None)
-    assert found, "uv is missing: `make setup` installs it"
+    if found is None:
+        raise FileNotFoundError("uv is missing: `make setup` installs it into .venv")
     return found
