@@ -4,6 +4,7 @@
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -26,6 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # So that the servers end, too.
     outcomes = []
     with tempfile.TemporaryFile("w") as log, Server(*MODEL_FLAGS, log_file=log) as server:
         for name in arguments.names or known:

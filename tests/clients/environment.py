@@ -43,7 +43,7 @@ class Environment:
         stamp.unlink(missing_ok=True)
         uv = _uv()
         subprocess.run([uv, "venv", "--quiet", "--clear", "--python", sys.executable, self.folder], check=True)
-        excludes = [] if "torch" in wanted else ["--excludes", EXCLUDES]
+        excludes = [] if "torch" in wanted else ["--excludes", str(EXCLUDES)]
         subprocess.run(
             [uv, "pip", "install", "--quiet", *excludes, *options, "--requirements", "-"],
             env={**os.environ, "VIRTUAL_ENV": str(self.folder)},
@@ -63,5 +63,6 @@ class Environment:
 def _uv() -> str:
     own = Path(sys.executable).with_name("uv")
     found = shutil.which("uv") or (str(own) if own.is_file() else None)
-    assert found, "uv is missing: `make setup` installs it"
+    if found is None:
+        raise FileNotFoundError("uv is missing: `make setup` installs it into .venv")
     return found

@@ -81,7 +81,7 @@ class Program:
             server.wait()
 
     def _run_script(self, servers: str, folder: Path, outcome: Outcome) -> None:
-        command = [self.environment.python, "-P", PROGRAMS / f"{self.name}.py", servers]
+        command = [str(self.environment.python), "-P", str(PROGRAMS / f"{self.name}.py"), servers]
         with subprocess.Popen(
             command,
             env=self._variables(folder),

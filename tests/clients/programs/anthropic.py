@@ -144,9 +144,10 @@ def errors(servers: Servers) -> None:
     try:
         client.messages.create(model="smol", max_tokens=4, messages=long)
     except anthropic.BadRequestError as error:
-        assert "prompt is too long: " in error.message, error.message
+        text = error.message
     else:
         raise AssertionError("no BadRequestError")
+    assert "prompt is too long: " in text, text
     try:
         client.messages.create(model="other", max_tokens=4, messages=HELLO)
     except anthropic.NotFoundError:

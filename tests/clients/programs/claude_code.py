@@ -72,6 +72,15 @@ def typed_answer(servers: Servers) -> None:
 
 
 @check
+def all_tools_at_once(servers: Servers) -> None:
+    switches = {"ENABLE_TOOL_SEARCH": "false", "CLAUDE_CODE_ATTRIBUTION_HEADER": "0"}
+    variables = {**settings(servers.scripted, "scripted", 200_000, 8192), **switches}
+    code, output = claude(servers.folder, variables, "Say hello.")
+    assert code == 0, output
+    assert "Hello from the script." in output, output
+
+
+@check
 def context_report(servers: Servers) -> None:
     code, output = scripted(servers, "/context")
     assert code == 0, output

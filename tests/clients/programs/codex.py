@@ -1,4 +1,4 @@
-"""The Codex CLI: a conversation, commands and patches through its function tools, its free-form patch tool, a schema."""
+"""The Codex CLI: a conversation, commands and patches by its function tools, its free-form patch tool, a schema."""
 
 import json
 import os

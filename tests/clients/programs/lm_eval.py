@@ -1,10 +1,12 @@
 """lm-eval: log-likelihoods and generations of tasks on this machine, by completions and by chat, no tokenizer here."""
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from checks import Servers, check, main
+from checks import Servers, check, main, run
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
@@ -66,6 +68,19 @@ def generations(servers: Servers) -> None:
     assert "exact_match,none" in evaluate(
         servers, "local-completions", "completions", "local_texts", tokenizer_backend="remote"
     )
+
+
+@check
+def command_line(servers: Servers) -> None:
+    folder = servers.folder / "tasks"
+    folder.mkdir(exist_ok=True)
+    tasks(folder)
+    address = f"model=smol,base_url={servers.model}/v1/completions,tokenizer_backend=remote"
+    options = ["--model", "local-completions", "--tasks", "local_choices", "--include_path", str(folder)]
+    command = [str(Path(sys.executable).with_name("lm-eval")), "run", *options, "--model_args", address]
+    code, output = run(command, dict(os.environ), servers.folder)
+    assert code == 0, output
+    assert "local_choices" in output, output
 
 
 @check

@@ -1,7 +1,9 @@
 """OpenAI's Python library: chat, streams, tools, typed answers, Responses, embeddings, cancel, errors."""
 
 import asyncio
+import functools
 import json
+from collections.abc import Callable
 from typing import Any, Literal
 
 import openai
@@ -218,23 +220,22 @@ def cancel(servers: Servers) -> None:
 def errors(servers: Servers) -> None:
     client = of_model(servers)
     hello: Any = [{"role": "user", "content": "Hi"}]
-    for error, call in (
-        (openai.NotFoundError, lambda: client.chat.completions.create(model="other", messages=hello)),
-        (openai.BadRequestError, lambda: client.chat.completions.create(model="smol", messages=[])),
-        (openai.BadRequestError, lambda: client.completions.create(model="smol", prompt="word " * 20_000)),
-        (
-            openai.BadRequestError,
-            lambda: client.chat.completions.create(
-                model="smol", messages=hello, max_tokens=4, logit_bias={"9999999": 1}
-            ),
-        ),
-    ):
-        try:
-            call()
-        except error as raised:
-            assert raised.message
-        else:
-            raise AssertionError(f"no {error.__name__}")
+    chat = functools.partial(client.chat.completions.create, max_tokens=4)
+    expect(openai.NotFoundError, lambda: chat(model="other", messages=hello))
+    expect(openai.BadRequestError, lambda: chat(model="smol", messages=[]))
+    expect(openai.BadRequestError, lambda: chat(model="smol", messages=hello, logit_bias={"9999999": 1}))
+    expect(openai.BadRequestError, lambda: client.completions.create(model="smol", prompt="word " * 20_000))
+
+
+def expect(error: type[openai.APIStatusError], call: Callable[[], object]) -> None:
+    """A call must raise this error, with a message."""
+    try:
+        call()
+    except error as raised:
+        message = raised.message
+    else:
+        raise AssertionError(f"no {error.__name__}")
+    assert message
 
 
 main()
