@@ -65,9 +65,10 @@ def _look_into_object(values: dict[str, Raw], shape: _ObjectShape, prefix: str, 
 
 
 def _is_neutral(value: Raw, field: _HintField) -> bool:
-    if len(memoryview(value)) > MAX_NEUTRAL_BYTES:
+    text = memoryview(value)
+    if len(text) > MAX_NEUTRAL_BYTES:
         return False
-    return bytes(value) == _NULL or (field.neutral is not None and msgspec.json.decode(value) == field.neutral)
+    return text == _NULL or (field.neutral is not None and msgspec.json.decode(text) == field.neutral)
 
 
 def _look_into(raw: Raw, shape: _ValueShape, path: str, fields: RequestFields) -> None:

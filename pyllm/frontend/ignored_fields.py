@@ -26,6 +26,7 @@ OTHER = "other"
 # Called with the name of a field that has no effect, and the message with which a strict server refuses it.
 Ignore = Callable[[str, str], None]
 
+_MORE = ", and others"
 _REFUSABLE = "refusable"
 _SHOWN = re.compile(rf"[A-Za-z0-9_.\-]{{1,{MAX_NAME_CHARACTERS}}}")
 
@@ -72,7 +73,7 @@ class RequestFields:
         """
         if self.policy == "refuse":
             raise RequestError(refusal, f"{name:.80}")
-        if self.policy == "warn":
+        if self.policy == "warn" and name not in self._names:
             self._note([name])
 
     def ignore_hint(self, name: str, refusable: bool) -> None:
@@ -84,13 +85,14 @@ class RequestFields:
         """Note fields below a prefix that no struct knows; raises as `ignore` does."""
         if self.policy == "refuse":
             self.ignore(prefix + names[0], f"{prefix + names[0]:.80} is not a known field")
-        self._note([prefix + name for name in names])
-
-    def _note(self, names: Sequence[str]) -> None:
         known = self._names
-        room = MAX_NAMES - len(known)
-        new = [name[: MAX_NAME_CHARACTERS + 1] for name in names if name not in known]  # One too long is never shown.
-        known.update(dict.fromkeys(new[:room]))
+        if new := [path for name in names if (path := prefix + name) not in known]:
+            self._note(new)
+
+    def _note(self, new: Sequence[str]) -> None:
+        room = MAX_NAMES - len(self._names)
+        # A name that is too long is never shown, and need not be kept.
+        self._names.update(dict.fromkeys([name[: MAX_NAME_CHARACTERS + 1] for name in new[:room]]))
         self.has_more |= len(new) > room
 
 
@@ -104,31 +106,31 @@ class IgnoredFields:
         """Count the fields of one request, log names that are new, and give the value of the header; empty: none."""
         shown: list[str] = []
         has_more = fields.has_more
+        counts = self.counts
         for name in fields.names:
-            if name in self.counts or _SHOWN.fullmatch(name) is not None:
-                self._count(name)
-                shown.append(name)
-            else:
+            if name in counts:
+                counts[name] += 1
+            elif _SHOWN.fullmatch(name) is None:
                 has_more = True
+                continue
+            else:
+                self._count_new(name)
+            shown.append(name)
         if has_more:
-            self.counts[OTHER] = self.counts.get(OTHER, 0) + 1
+            counts[OTHER] = counts.get(OTHER, 0) + 1
         return _header(shown, has_more)
 
-    def _count(self, name: str) -> None:
-        counts = self.counts
-        if name in counts:
-            counts[name] += 1
-        elif len(counts) < MAX_COUNTED_NAMES:
-            counts[name] = 1
-            logger.warning("requests have the field %s, which has no effect here (--unknown-fields)", name)
-        else:
-            counts[OTHER] = counts.get(OTHER, 0) + 1
+    def _count_new(self, name: str) -> None:
+        if len(self.counts) >= MAX_COUNTED_NAMES:
+            self.counts[OTHER] = self.counts.get(OTHER, 0) + 1
+            return
+        self.counts[name] = 1
+        logger.warning("requests have the field %s, which has no effect here (--unknown-fields)", name)
 
 
 def _header(names: list[str], has_more: bool) -> bytes:
     text = ", ".join(names)
-    if len(text) > MAX_HEADER_BYTES:
-        text, has_more = text[:MAX_HEADER_BYTES].rpartition(", ")[0], True
-    if has_more:
-        text = f"{text}, and others" if text else "others"
-    return text.encode()
+    room = MAX_HEADER_BYTES - len(_MORE)
+    if len(text) > room:
+        text, has_more = text[:room].rpartition(", ")[0], True
+    return (text + _MORE if has_more else text).removeprefix(", and ").encode()

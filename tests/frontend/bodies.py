@@ -99,6 +99,8 @@ def _values(annotation: Any, unknown: st.SearchStrategy[dict[str, Any]]) -> st.S
         if any(isinstance(meta, Meta) and meta.pattern for meta in metas):
             return st.just("name")
         if any(isinstance(meta, Meta) and meta.min_length for meta in metas):
+            if inner is str:
+                return st.text(min_size=1, max_size=3)
             return st.lists(_values(get_args(inner)[0], unknown), min_size=1, max_size=2)
         return _values(inner, unknown)
     return st.one_of([_of_type(option, unknown) for option in options(annotation)])

@@ -156,7 +156,7 @@ async def test_a_long_conversation_is_rendered_the_same(tokenizer: Tokenizer) ->
             "messages[1].content[0]",
         ),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0]"),
-        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"messages": [USER], "tools": [{"type": "function"}]}, "tools[0]"),
         ({"messages": [USER], "continue_final_message": True}, "continue_final_message"),
     ],
 )

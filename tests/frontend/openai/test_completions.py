@@ -360,7 +360,12 @@ async def test_log_probabilities_of_prompts_go_with_each_choice(tokenizer: Token
         ({"prompt": "x", "truncate_prompt_tokens": 257}, 400, "truncate_prompt_tokens"),
         ({"prompt": "x", "structured_outputs": {}}, 400, "structured_outputs"),
         ({"prompt": "x", "structured_outputs": {"choice": []}}, 400, "structured_outputs"),
-        ({"prompt": "x", "structured_outputs": {"structural_tag": "x"}}, 400, "structured_outputs"),
+        ({"prompt": "x", "structured_outputs": {"structural_tag": "x"}}, 400, "structured_outputs.structural_tag"),
+        (
+            {"prompt": "x", "structured_outputs": {"regex": "a", "whitespace_pattern": "x"}},
+            400,
+            "structured_outputs.whitespace_pattern",
+        ),
         ({"prompt": "x", "structured_outputs": {"regex": "a"}, "ignore_eos": True}, 400, "ignore_eos"),
         ({"prompt": "x", "response_format": {"type": "structural_tag"}}, 400, "response_format.type"),
         ({"prompt": "x", "vllm_xargs": {"mine": 1}}, 400, "vllm_xargs[...]"),
