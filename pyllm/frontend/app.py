@@ -16,6 +16,7 @@ from pyllm.errors import PyllmError
 from pyllm.frontend import metrics
 from pyllm.frontend.anthropic.messages import count_tokens_route, messages_route
 from pyllm.frontend.body_shape import find_ignored
+from pyllm.frontend.edge.answer_headers import AnswerHeaders
 from pyllm.frontend.edge.gateway import Gateway
 from pyllm.frontend.error_answer import error_answer
 from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
@@ -33,7 +34,7 @@ from pyllm.frontend.server_info import server_info_routes
 from pyllm.frontend.server_state import ServerState
 
 # Bytes from which the second look at a body may take tens of milliseconds, and runs on a thread.
-LARGE_BODY = 1 << 18
+LARGE_BODY = 1 << 17
 
 
 class Version(msgspec.Struct):
@@ -127,7 +128,7 @@ def create_app(state: ServerState) -> ASGIApp:
         openapi_config=None,
         logging_config=None,
     )
-    return Gateway(Idempotency(routes, state), state)
+    return Gateway(Idempotency(AnswerHeaders(routes, state.metrics.ignored_fields), state), state)
 
 
 def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[bytes]:

@@ -16,6 +16,8 @@ from pyllm.sampling_params import SamplingParams
 PATIENCE = 20.0
 # Seconds for which a result holds, counted from the beginning of its check.
 VALIDITY = 1.0
+# Seconds between two looks at what the engine has computed.
+PAUSE = 0.2
 
 _PROMPT = (0,)
 _ONE_TOKEN = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
@@ -25,11 +27,16 @@ class GenerationCheck:
     """Any token that the engine computes during the check proves that it works."""
 
     def __init__(
-        self, client: EngineClient, clock: Callable[[], float] = time.monotonic, patience: float = PATIENCE
+        self,
+        client: EngineClient,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE,
+        pause: float = PAUSE,
     ) -> None:
         self._client = client
         self._clock = clock
         self._patience = patience
+        self._pause = pause
         self._began = 0.0
         self._check: asyncio.Task[str] | None = None
 
@@ -41,28 +48,33 @@ class GenerationCheck:
         return await asyncio.shield(self._check)  # Others may wait for it, too.
 
     async def _generate(self) -> str:
-        before = 0
+        own, others = asyncio.create_task(self._own_token()), asyncio.create_task(self._tokens_of_others())
         try:
-            before = await self._num_computed_tokens()
-            deltas = self._client.generate(_PROMPT, _ONE_TOKEN)
-            async with asyncio.timeout(self._patience), aclosing(deltas):
-                async for delta in deltas:
-                    if delta.tokens:
-                        return ""
-            return "the engine ended a request without a token"
+            async with asyncio.timeout(self._patience):
+                done, _ = await asyncio.wait((own, others), return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
         except TimeoutError:
-            return await self._trouble_of_others(before)
+            return f"the engine gave no token within {self._patience:g} s"
         except PyllmError as error:
             return str(error)
+        finally:
+            for task in (own, others):
+                task.cancel()
+            await asyncio.gather(own, others, return_exceptions=True)
 
-    async def _trouble_of_others(self, before: int) -> str:
-        """The check may wait behind others, whose tokens are computed."""
-        try:
-            if await self._num_computed_tokens() > before:
-                return ""
-        except (PyllmError, TimeoutError):
-            pass  # That it does not answer is the same trouble.
-        return f"the engine gave no token within {self._patience:g} s"
+    async def _own_token(self) -> str:
+        async with aclosing(self._client.generate(_PROMPT, _ONE_TOKEN)) as deltas:
+            async for delta in deltas:
+                if delta.tokens:
+                    return ""
+        return "the engine ended a request without a token"
+
+    async def _tokens_of_others(self) -> str:
+        """The check's own request may wait behind others, for which the engine works."""
+        before = await self._num_computed_tokens()
+        while await self._num_computed_tokens() == before:  # noqa: ASYNC110 - the core reports to those who ask
+            await asyncio.sleep(self._pause)
+        return ""
 
     async def _num_computed_tokens(self) -> int:
         """The core's own count, which has the requests of all API processes."""

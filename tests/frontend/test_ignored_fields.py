@@ -213,3 +213,17 @@ async def test_a_request_that_runs_out_of_time_is_not_tried_again(tokenizer: Tok
             body = {name: value for name, value in VALID[route].items() if name != "model"}
             response = await frontend.http.post(route, json=body, headers={"x-request-timeout": "0.000000001"})
             assert (response.status_code, response.headers["x-should-retry"]) == (408, "false"), route
+
+
+async def test_an_answer_that_is_kept_or_taken_up_again_has_the_headers(tokenizer: Tokenizer) -> None:
+    body = {"prompt": "x", "stream": True, "max_tokens": 1000, "nope": 1}
+    async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
+        asked = [
+            await frontend.http.post("/v1/completions", json=body, headers={"idempotency-key": "k"}) for _ in range(2)
+        ]
+        event = asked[0].text.partition("id: ")[2].partition("\n")[0]
+        asked.append(await frontend.http.post("/v1/completions", json=body, headers={"last-event-id": event}))
+        counted = await counts(frontend)
+    for response in asked:
+        assert (response.headers[HEADER], int(response.headers["pyllm-max-tokens"]) < 256) == ("nope", True)
+    assert counted == {"nope": 2}  # What is kept is no request anew.

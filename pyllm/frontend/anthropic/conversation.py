@@ -14,6 +14,7 @@ from pyllm.frontend.anthropic.protocol import (
     InputMessage,
     Part,
     RedactedThinkingBlock,
+    ServerToolBlock,
     TextBlock,
     ThinkingBlock,
     ThinkingParam,
@@ -37,10 +38,10 @@ def conversation_of(request: CountTokensRequest, ignore: Ignore) -> Conversation
         RequestError: a field is not honoured, or a block is not for this role.
     """
     messages: list[dict[str, Any]] = []
-    if request.system:
-        messages.append({"role": "system", "content": _system(request.system, ignore)})
+    if system := _system(request.system or "", ignore):
+        messages.append({"role": "system", "content": system})
     for index, message in enumerate(request.messages):
-        messages += _plain(message, f"messages.{index}")
+        messages += _plain(message, f"messages.{index}", ignore)
     continues = bool(messages) and messages[-1]["role"] == "assistant"
     if continues and "tool_calls" in messages[-1]:
         raise RequestError("the last message calls a tool; send its tool_result after it", "messages")
@@ -73,12 +74,12 @@ def check_thinking(thinking: ThinkingParam | None, conversations: Conversations,
         ignore("thinking", "thinking has no effect: this server tells no thinking from answers (--reasoning-parser)")
 
 
-def _plain(message: InputMessage, where: str) -> Iterator[dict[str, Any]]:
+def _plain(message: InputMessage, where: str, ignore: Ignore) -> Iterator[dict[str, Any]]:
     """One message as templates know it; results of tools are messages of their own."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
     elif message.role == "assistant":
-        yield _assistant_message(message.content, where)
+        yield _assistant_message(message.content, where, ignore)
     else:
         yield from _input_messages(message.role, message.content, where)
 
@@ -101,7 +102,7 @@ def _input_messages(role: str, blocks: list[Block], where: str) -> Iterator[dict
         yield {"role": role, "content": "\n".join(texts)}
 
 
-def _assistant_message(blocks: list[Block], where: str) -> dict[str, Any]:
+def _assistant_message(blocks: list[Block], where: str, ignore: Ignore) -> dict[str, Any]:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
@@ -113,6 +114,9 @@ def _assistant_message(blocks: list[Block], where: str) -> dict[str, Any]:
                 thoughts.append(block.thinking)
             case RedactedThinkingBlock():
                 pass  # Nobody here can read it.
+            case _ if isinstance(block, ServerToolBlock):
+                kind = block.__struct_config__.tag
+                ignore(f"messages.content.{kind}", f"{where}.content.{index}: a block of type {kind} is not supported")
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": block.input}
                 calls.append({"id": block.id, "type": "function", "function": function})

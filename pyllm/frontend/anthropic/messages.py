@@ -8,6 +8,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
+from pyllm.errors import RequestError
 from pyllm.frontend.admission import admit, charge
 from pyllm.frontend.answer import respond
 from pyllm.frontend.anthropic.conversation import check_thinking, conversation_of
@@ -19,6 +20,7 @@ from pyllm.frontend.anthropic.protocol import (
     MessagesRequest,
     MessageUsage,
     Metadata,
+    OutputFormat,
     TokenCount,
 )
 from pyllm.frontend.failure import UnsupportedThreadError
@@ -28,6 +30,7 @@ from pyllm.frontend.request_context import context_of
 from pyllm.frontend.request_place import place_of
 from pyllm.frontend.server_state import ServerState, check_model
 from pyllm.frontend.stream import PushedResponse
+from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 
 # Ours of what the engine and OpenAI's API call otherwise.
@@ -58,9 +61,10 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         context = context_of(request)
         context.name_request(data.request_id)
         context.name_tenant(_user(data.metadata), "metadata.user_id")
-        has_form = data.output_config is not None and data.output_config.format is not None
+        check_model(state, data.model)
+        refuse_unsupported(data)  # These fields have the caller's names already.
+        has_form = _form(data) is not None
         context.field_names = FIELD_NAMES | form_names("output_config.format", has_form, bool(data.tools))
-        _check(state, data)
         if data.thread is not None:
             text = "thread is not supported: the server keeps no messages; send all of the conversation without it"
             raise UnsupportedThreadError(text, "thread")
@@ -95,7 +99,7 @@ def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
     async def count_message_tokens(request: Request[Any, Any, Any], data: JSONBody[CountTokensRequest]) -> TokenCount:
         context = context_of(request)
         context.field_names = FIELD_NAMES
-        _check(state, data)
+        check_model(state, data.model)
         await admit(state, context, num_sequences=0)
         conversation = conversation_of(data, context.ignore)
         return TokenCount(len(await state.conversations.encode(conversation, context.ignore)))
@@ -113,13 +117,16 @@ def _user(metadata: Metadata | None) -> str | None:
     return parts.account_uuid or parts.device_id or user
 
 
-def _check(state: ServerState, request: CountTokensRequest) -> None:
-    check_model(state, request.model)
+def _form(request: MessagesRequest) -> OutputFormat | None:
+    newer = None if request.output_config is None else request.output_config.format
+    if newer is not None and request.output_format is not None and newer != request.output_format:
+        raise RequestError("output_config.format and output_format differ; leave output_format out", "output_format")
+    return newer or request.output_format
 
 
 def _sampling_params(request: MessagesRequest) -> SamplingParams:
     given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(request, name)) is not None}
-    form = None if request.output_config is None else request.output_config.format
+    form = _form(request)
     return SamplingParams(
         **given,
         max_tokens=request.max_tokens,

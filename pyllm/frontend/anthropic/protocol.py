@@ -1,6 +1,7 @@
 """Anthropic's requests and answers as structs. Knows names and types, not behaviour.
 
-A `Hint` has no effect (`frontend/ignored_fields.py`).
+A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`). A `Hint` has no effect
+(`frontend/ignored_fields.py`).
 """
 
 from typing import Annotated, Any, Literal
@@ -8,6 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from pyllm.frontend.ignored_fields import Hint, NoEffect
+from pyllm.frontend.unsupported import Unsupported, unsupported
 
 
 class TextBlock(Struct, kw_only=True, tag="text", tag_field="type"):
@@ -74,7 +76,53 @@ class RedactedThinkingBlock(Struct, kw_only=True, tag="redacted_thinking", tag_f
     data: NoEffect = None
 
 
-Block = TextBlock | ImageBlock | DocumentBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock | RedactedThinkingBlock
+class ServerToolUseBlock(Struct, kw_only=True, tag="server_tool_use", tag_field="type"):
+    """A call of a tool that ran on a server. It is left out of the prompt, as is its result."""
+
+
+class WebSearchResultBlock(Struct, kw_only=True, tag="web_search_tool_result", tag_field="type"):
+    """What such a call gave."""
+
+
+class WebFetchResultBlock(Struct, kw_only=True, tag="web_fetch_tool_result", tag_field="type"):
+    """What such a call gave."""
+
+
+class CodeExecutionResultBlock(Struct, kw_only=True, tag="code_execution_tool_result", tag_field="type"):
+    """What such a call gave."""
+
+
+class ToolSearchResultBlock(Struct, kw_only=True, tag="tool_search_tool_result", tag_field="type"):
+    """What such a call gave."""
+
+
+class McpToolUseBlock(Struct, kw_only=True, tag="mcp_tool_use", tag_field="type"):
+    """A call of an MCP server's tool, which the server made."""
+
+
+class McpToolResultBlock(Struct, kw_only=True, tag="mcp_tool_result", tag_field="type"):
+    """What such a call gave."""
+
+
+ServerToolBlock = (
+    ServerToolUseBlock
+    | WebSearchResultBlock
+    | WebFetchResultBlock
+    | CodeExecutionResultBlock
+    | ToolSearchResultBlock
+    | McpToolUseBlock
+    | McpToolResultBlock
+)
+Block = (
+    TextBlock
+    | ImageBlock
+    | DocumentBlock
+    | ToolUseBlock
+    | ToolResultBlock
+    | ThinkingBlock
+    | RedactedThinkingBlock
+    | ServerToolBlock
+)
 
 
 class InputMessage(Struct, kw_only=True):
@@ -147,6 +195,7 @@ class CountTokensRequest(Struct, kw_only=True):
     tool_choice: ToolChoiceParam | None = None
     thinking: ThinkingParam | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None  # the older name of `output_config.format`
 
     cache_control: NoEffect = None
     context_management: Hint = None
@@ -168,6 +217,18 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
+
+    # Of the other APIs here.
+    n: Unsupported[int] = 1
+    seed: Unsupported[int] = None
+    stop: Annotated[Any, unsupported("stop_sequences")] = None
+    min_p: Unsupported[float] = 0.0
+    logit_bias: Unsupported[Any] = None
+    presence_penalty: Unsupported[float] = 0.0
+    frequency_penalty: Unsupported[float] = 0.0
+    repetition_penalty: Unsupported[float] = 1.0
+    response_format: Annotated[Any, unsupported("output_config.format")] = None
+    structured_outputs: Annotated[Any, unsupported("output_config.format")] = None
 
     service_tier: NoEffect = None
     container: Hint = None

@@ -19,8 +19,8 @@ from pyllm.frontend.edge.cors import Cors
 from pyllm.frontend.edge.head import Head
 from pyllm.frontend.error_answer import Headers, error_answer
 from pyllm.frontend.failure import AuthenticationError, MediaTypeError, describe
-from pyllm.frontend.ignored_fields import IGNORED_FIELDS_HEADER, RequestFields
-from pyllm.frontend.request_context import CONTEXT, MAX_TOKENS_HEADER, RequestContext
+from pyllm.frontend.ignored_fields import RequestFields
+from pyllm.frontend.request_context import CONTEXT, RequestContext
 from pyllm.frontend.request_place import least_timeout
 from pyllm.frontend.server_state import ServerState
 
@@ -114,10 +114,6 @@ class Gateway:
         headers = self._cors.headers(head.origin) if self._cors.enabled else []
         if context.budgets is not None:
             headers += budget_headers(context.budgets)
-        if told := self._state.metrics.ignored_fields.count(context.fields):
-            headers.append((IGNORED_FIELDS_HEADER, told))
-        if context.max_tokens is not None:
-            headers.append((MAX_TOKENS_HEADER, b"%d" % context.max_tokens))
         # What may still come of a body is no request. And who is told to go elsewhere should not come back on this way,
         # as a proxy does that keeps its connections.
         if body.stalled or self._state.draining:

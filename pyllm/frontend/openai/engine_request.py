@@ -86,4 +86,5 @@ class EngineRequest(Struct, kw_only=True):
     xtc_probability: Unsupported[float] = 0.0
     dynatemp_range: Unsupported[float] = 0.0
     lora_path: Unsupported[Any] = None
+    structural_tag: Unsupported[Any] = None
     return_hidden_states: Unsupported[bool] = False

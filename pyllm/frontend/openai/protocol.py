@@ -70,6 +70,7 @@ class GenerationRequest(EngineRequest, kw_only=True):
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
 
+    best_of: Unsupported[int] = 1
     echo: Unsupported[bool] = False
     logprob_token_ids: Unsupported[list[int]] = msgspec.field(default_factory=list)
     spaces_between_special_tokens: Unsupported[bool] = True
@@ -101,7 +102,7 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     logprobs: int | None = None
     echo: bool | None = False
 
-    best_of: Unsupported[int] = 1
+    tools: Unsupported[list[Any]] = msgspec.field(default_factory=list)
     suffix: Unsupported[str] = ""
     prompt_embeds: Unsupported[Any] = None
 

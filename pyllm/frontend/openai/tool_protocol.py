@@ -53,7 +53,7 @@ class ToolName(Struct, kw_only=True):
 class ToolReference(Struct, kw_only=True):
     """A tool by its type and name."""
 
-    type: Literal["function", "custom"]
+    type: str
     function: ToolName | None = None
     custom: ToolName | None = None
 

@@ -97,8 +97,7 @@ def _arguments(item: Item) -> dict[str, Any]:
 
 
 def _reasoning(item: Item) -> str:
-    given = _text(item.content or item.summary)
-    return given or decode_reasoning(item.encrypted_content or "") or ""
+    return _text(item.content) or decode_reasoning(item.encrypted_content or "") or _text(item.summary)
 
 
 # The fields that an item of each type must have, and the beginning of its id.
@@ -118,7 +117,13 @@ _NEEDED = {
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call", "apply_patch_call"})
 _OUTPUTS = frozenset(f"{kind}_output" for kind in _CALLS)
 # What tools of other servers did: the model is told of neither these tools nor their calls.
-_OF_SERVERS = frozenset({"web_search_call", "tool_search_call", "tool_search_output", "mcp_list_tools"})
+_OF_SERVERS = frozenset(
+    {
+        *("web_search_call", "file_search_call", "code_interpreter_call"),
+        *("mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"),
+        *("tool_search_call", "tool_search_output"),
+    }
+)
 
 
 def _kept(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | None:

@@ -4,15 +4,15 @@ A field marked `Unsupported` passes at its neutral value only (`frontend/unsuppo
 (`frontend/ignored_fields.py`).
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from pyllm.frontend.ignored_fields import Hint, NoEffect
-from pyllm.frontend.openai.engine_request import EngineRequest
+from pyllm.frontend.openai.engine_request import EngineRequest, UseStructuredOutputs
 from pyllm.frontend.openai.protocol import ChatLogprob
-from pyllm.frontend.unsupported import Unsupported
+from pyllm.frontend.unsupported import Unsupported, unsupported
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -150,6 +150,17 @@ class ResponsesRequest(EngineRequest, kw_only=True):
     conversation: Unsupported[Any] = None
     prompt: Unsupported[Any] = None
     moderation: Unsupported[Any] = None
+
+    # Of chat completions.
+    n: Unsupported[int] = 1
+    max_tokens: Annotated[int | None, unsupported("max_output_tokens")] = None
+    max_completion_tokens: Annotated[int | None, unsupported("max_output_tokens")] = None
+    response_format: Annotated[Any, unsupported("text.format")] = None
+    logprobs: Annotated[Any, unsupported("include")] = False
+    guided_json: UseStructuredOutputs[Any] = None
+    guided_regex: UseStructuredOutputs[str] = None
+    guided_choice: UseStructuredOutputs[list[str]] = None
+    guided_grammar: UseStructuredOutputs[str] = None
     context_management: Hint = None
 
 

@@ -61,8 +61,8 @@ def responses_routes(state: ServerState) -> Router:
         owner = context.tenant  # Whoever asks for it later has no body to be named in.
         context.name_request(data.request_id)
         context.name_tenant(data.user)
+        _check(state, data, context)  # These fields have the caller's names already.
         context.field_names = _field_names(data)
-        _check(state, data, context)
         stores = kept.store_or_refuse(data.store, data.background is True)
         if stores and data.request_id is not None:
             await _refuse_taken(kept, context, owner)

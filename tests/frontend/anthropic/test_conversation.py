@@ -171,11 +171,21 @@ async def test_redacted_thinking_is_left_out(tokenizer: Tokenizer) -> None:
     assert prompt == "<|start|>user: Hi<|end|><|start|>assistant: Hello<|end|><|start|>user: Hi<|end|><|start|>"
 
 
+@pytest.mark.parametrize("kind", ["server_tool_use", "web_search_tool_result", "mcp_tool_use", "mcp_tool_result"])
+async def test_what_tools_did_on_a_server_is_left_out(tokenizer: Tokenizer, kind: str) -> None:
+    messages = [USER, {"role": "assistant", "content": [{"type": kind}, {"type": "text", "text": "Hello"}]}, USER]
+    header, prompt = await told_and_prompt(tokenizer, TEMPLATE, messages=messages)
+    assert header == f"messages.content.{kind}"
+    assert "<|start|>assistant: Hello<|end|>" in prompt
+
+
 async def test_a_billing_header_is_left_out_of_the_prompt(tokenizer: Tokenizer) -> None:
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=a1b2c;"}
     header, prompt = await told_and_prompt(tokenizer, TEMPLATE, system=[billing, {**TEXT, "text": "Be brief."}])
     assert header == "system.x-anthropic-billing-header"
     assert prompt == "<|start|>system: Be brief.<|end|><|start|>user: Hi<|end|><|start|>"
+    _, prompt = await told_and_prompt(tokenizer, TEMPLATE, system=[billing])
+    assert prompt == "<|start|>user: Hi<|end|><|start|>"
     # Elsewhere it is a text like any other.
     for kept in (billing["text"], [TEXT, billing]):
         header, prompt = await told_and_prompt(tokenizer, TEMPLATE, system=kept)

@@ -208,6 +208,14 @@ async def test_thinking_is_turned_on_and_off_in_the_prompt(tokenizer: Tokenizer)
         assert "<think>" in prompt_of(frontend, tokenizer)
 
 
+async def test_the_older_name_of_a_format_is_honoured(tokenizer: Tokenizer) -> None:
+    form = {"type": "json_schema", "schema": SCHEMA}
+    async with in_process(saying(tokenizer, "{}"), tokenizer) as frontend:
+        for body in ({"output_format": form}, {"output_format": form, "output_config": {"format": form}}):
+            await create(frontend, **body)
+            assert "city" in frontend.core.sent(Submit)[-1].sampling.grammar
+
+
 @pytest.mark.parametrize(
     ("body", "text"),
     [
@@ -227,6 +235,16 @@ async def test_thinking_is_turned_on_and_off_in_the_prompt(tokenizer: Tokenizer)
         ({"tools": [WEB_SEARCH], "tool_choice": {"type": "any"}}, "tool_choice any"),
         ({"tools": [WEB_SEARCH, WEATHER], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
         ({"temperature": -1}, "temperature"),
+        ({"stop": ["x"]}, "stop is not supported; use stop_sequences"),
+        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "output_config.format"),
+        (
+            {
+                "output_format": {"type": "json_schema", "schema": {}},
+                "output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}},
+            },
+            "output_format",
+        ),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_name(tokenizer: Tokenizer, body: dict[str, Any], text: str) -> None:

@@ -14,6 +14,8 @@ from pyllm.frontend.unsupported import Unsupported, refuse_unsupported
 COMPLETION = {"prompt": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 SHARED = {
+    "best_of": (1, 3),
+    "structural_tag": (None, "x"),
     "spaces_between_special_tokens": (True, False),
     "regex": (None, "x"),
     "typical_p": (1.0, 0.5),
@@ -21,7 +23,7 @@ SHARED = {
     "logprob_token_ids": ([], [1]),
     "kv_transfer_params": ({}, {"a": 1}),
 }
-COMPLETION_ONLY = {"best_of": (1, 2), "suffix": ("", "x"), "prompt_embeds": (None, "x")}
+COMPLETION_ONLY = {"tools": ([], [{}]), "suffix": ("", "x"), "prompt_embeds": (None, "x")}
 CHAT_ONLY = {
     "echo": (False, True),
     "functions": ([], [{}]),

@@ -54,6 +54,7 @@ async def told_and_prompt(tokenizer: Tokenizer, template: str, **body: Any) -> t
         ({"input": [{**USER, "phase": "final_answer"}]}, {"input": [USER]}, "input.phase"),
         ({"input": [USER, {"type": "web_search_call", "id": "w"}]}, {"input": [USER]}, "input.web_search_call"),
         ({"input": [USER, {"type": "mcp_list_tools"}]}, {"input": [USER]}, "input.mcp_list_tools"),
+        ({"input": [USER, {"type": "file_search_call"}]}, {"input": [USER]}, "input.file_search_call"),
     ],
 )
 async def test_what_has_no_effect_is_told_and_refused_by_a_strict_server(

@@ -392,6 +392,12 @@ async def test_a_server_that_stores_nothing_says_so(tokenizer: Tokenizer) -> Non
         ({"background": True, "stream": True}, "background"),
         ({"stream_options": {}}, "stream_options"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"best_of": 2, "max_completion_tokens": 2}, "max_completion_tokens"),
     ],
 )
 async def test_what_is_not_honoured_is_refused_by_name(

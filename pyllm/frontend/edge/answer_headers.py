@@ -1,0 +1,37 @@
+"""What an answer's headers say of its request's body: fields without effect, and an output that is shorter than asked.
+
+It stands before the routes and behind whatever keeps answers, so that an answer that is kept has these headers, too.
+"""
+
+from collections.abc import Awaitable
+from typing import cast
+
+from litestar.types import ASGIApp, Message, Receive, Scope, Send
+
+from pyllm.frontend.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFields
+from pyllm.frontend.request_context import MAX_TOKENS_HEADER, context_in
+
+
+class AnswerHeaders:
+    """An application with these headers. `ignored_fields` counts."""
+
+    def __init__(self, app: ASGIApp, ignored_fields: IgnoredFields) -> None:
+        self._app = app
+        self._ignored_fields = ignored_fields
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+
+        # Not a coroutine of its own: who pushes answers drives the server's one by hand.
+        def answer(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                context = context_in(scope)
+                headers = list(message["headers"])
+                if names := self._ignored_fields.count(context.fields):
+                    headers.append((IGNORED_FIELDS_HEADER, names))
+                if context.max_tokens is not None:
+                    headers.append((MAX_TOKENS_HEADER, b"%d" % context.max_tokens))
+                message["headers"] = headers
+            return send(message)
+
+        await self._app(scope, receive, cast("Send", answer))
