@@ -123,8 +123,8 @@ def test_all_parts_of_lark_that_can_be_written_so() -> None:
 @pytest.mark.parametrize(
     ("definition", "what"),
     [
-        ('start: "(" start ")" | "x"', "leads to itself"),
-        ("start: a\na: b\nb: a", "leads to itself"),
+        ('start: "(" start ")" | "x"', "recursive"),
+        ("start: a\na: b\nb: a", "recursive"),
         ('start: "a"\n%ignore " "', "%ignore"),
         ("start: <|end|>", "end"),
         ("start: @other", "@other"),
@@ -139,7 +139,15 @@ def test_all_parts_of_lark_that_can_be_written_so() -> None:
         ("start: /(?x: a)/", "flags"),
         ("start: /(?=a)/", "group"),
         ('start: "ab".."c"', "range"),
-        ("start: /" + "." * 100_000 + "/", "bytes"),
+        pytest.param("start: /" + "." * 100_000 + "/", "100009 bytes", id="definition-too-long"),
+        pytest.param("start: /" + "." * 60_000 + "/", "1048576 bytes", id="regex-becomes-too-long"),
+        pytest.param("start:" + " /...../" * 8_000, "1048576 bytes", id="rules-become-too-long"),
+        # These took seconds when an open literal was read again from each of its characters.
+        pytest.param("start: /" + r"\/" * 32_000, "close it", id="open-regex"),
+        pytest.param("start: /" + r"\"" * 32_000, "close it", id="open-regex-of-quotes"),
+        pytest.param('start: "' + r"\"" * 32_000, "close it", id="open-string"),
+        ('start: "a', "close it"),
+        (r'start: "\q"', "escapes"),
     ],
 )
 def test_what_cannot_be_written_so_is_refused_by_name(definition: str, what: str) -> None:
