@@ -1,7 +1,6 @@
-r"""The classes `\d \w \s \D \W \S` of a regular expression, rewritten as those of ASCII.
+r"""Rewrites the classes `\d \w \s \D \W \S` of a regular expression to match ASCII only.
 
-It knows the syntax of Rust's crate `regex`, which llguidance reads. What is wrong in it is left for the compiler to
-refuse.
+It knows the syntax of Rust's crate `regex`, which llguidance reads. Other errors are left for the compiler.
 """
 
 import re
@@ -25,11 +24,11 @@ _POSIX = {
 def with_ascii_classes(regex: str) -> str:
     r"""The expression in which `\d` is `[0-9]`, `\w` is `[0-9A-Za-z_]` and `\s` is `[ \t\n\r\f\v]`.
 
-    After the flag `u` the classes stay Unicode's. In the mode `x` every gap becomes a space, since llguidance escapes
-    line breaks: an escape is no gap and ends no comment. Takes time linear in the text.
+    After the flag `u` the classes match Unicode. In the mode `x` whitespace and comments become a space: llguidance
+    escapes line breaks, and an escaped one would end no comment. Takes time linear in the text.
 
     Raises:
-        RequestError: a class begins or ends a range, or the text is too long to be read here.
+        RequestError: a class begins or ends a range, or the text is too long.
     """
     if not _NEEDS_REWRITING.search(regex):
         return regex
@@ -40,7 +39,7 @@ def with_ascii_classes(regex: str) -> str:
 
 
 class _Flags(NamedTuple):
-    """`verbose` is the flag `x`; `unicode` is `u`, where the expression says so."""
+    """`verbose` is the flag `x`, `unicode` an explicit flag `u`."""
 
     verbose: bool = False
     unicode: bool = False
@@ -53,7 +52,7 @@ class _Flags(NamedTuple):
 
 
 class _Rewriter:
-    """Reads a text once, from left to right. The last of `_groups` are the flags that hold."""
+    """Reads a text once, from left to right. The last of `_groups` are the flags in force."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -107,7 +106,7 @@ class _Rewriter:
                 self._bracket_item()
 
     def _bracket_item(self) -> None:
-        """A character, a class, or a range of characters."""
+        """Copy a character, a class, or a range of characters."""
         first = self._next(_ITEM)
         is_range = _VERBOSE_RANGE if self._groups[-1].verbose else _RANGE
         if not is_range.match(self._text, self._at):
@@ -120,12 +119,12 @@ class _Rewriter:
         self._copy_gap()
         last = self._next(_ITEM)
         if first in _POSIX or last in _POSIX:
-            text = f"regex has a range {first}-{last}, which is none; write the hyphen first, last or as \\-"
+            text = f"regex has an invalid range {first}-{last}; write the hyphen first, last or as \\-"
             raise RequestError(f"structured_outputs: {text}", "structured_outputs")
         self._out.append(last)
 
     def _posix(self, piece: str) -> str:
-        """The class of ASCII that a piece stands for, or nothing."""
+        """The ASCII class that replaces this piece, or ''."""
         return "" if self._groups[-1].unicode else _POSIX.get(piece, "")
 
     def _copy_gap(self) -> None:
@@ -133,7 +132,7 @@ class _Rewriter:
             self._out.append(" ")
 
     def _next(self, pattern: re.Pattern[str]) -> str:
-        """What of this pattern comes next, or nothing. Reads it."""
+        """Consume and return a match of this pattern, or ''."""
         found = pattern.match(self._text, self._at)
         if found is None:
             return ""
@@ -141,7 +140,7 @@ class _Rewriter:
         return found[0]
 
 
-# None of these looks further than to the next backslash, bracket or line break, so that the whole takes linear time.
+# None of these looks beyond the next backslash, bracket or line break, so the whole takes linear time.
 _NEEDS_REWRITING = re.compile(r"\\[dDwWsS]|\(\?[A-Za-z]*x")
 _WHITESPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _ANY_GAP = rf"(?:[{_WHITESPACE}]|#[^\n]*+\n?)*+"

@@ -1,4 +1,4 @@
-"""A conversation with tools, whichever API it came by, and what becomes of it. Knows no API's shapes.
+"""A conversation with tools, independent of the API, and the request that it becomes. Knows no API's shapes.
 
 Only its errors name fields as OpenAI does.
 """
@@ -19,17 +19,17 @@ ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
 
 
 class InputFormat(Struct, frozen=True):
-    """What the input of a custom tool must be: any text, or what a grammar or a regular expression defines."""
+    """The format of a custom tool's input: any text, a Lark grammar or a regex."""
 
     syntax: Literal["text", "lark", "regex"] = "text"
     definition: str = ""
 
 
 class Tool(Struct, frozen=True, kw_only=True):
-    """A function that the model may call. Without `parameters` it has none; `strict` calls keep to their schema.
+    """A function that the model may call. Without `parameters` it has none; `strict` calls follow their schema.
 
-    With an `input_format` it is a custom tool, whose calls have an input of text in place of arguments. The model is
-    told of it as a function of one parameter, `input`.
+    With an `input_format` it is a custom tool: its calls have a text as input instead of arguments. The model sees a
+    function with one parameter, `input`.
     """
 
     name: str
@@ -40,18 +40,18 @@ class Tool(Struct, frozen=True, kw_only=True):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """What the arguments of a call must be, as far as a schema can say it."""
+        """The schema of a call's arguments. A Lark grammar is not part of it."""
         if self.input_format is not None:
             return _input_schema(self.input_format)
         return _NO_PARAMETERS if self.parameters is None else {**ANY_PARAMETERS, **self.parameters}
 
     @property
-    def is_kept_to(self) -> bool:
-        """Whether a call that need not be made must keep to its form."""
+    def is_constrained(self) -> bool:
+        """Whether an optional call must follow its schema or grammar."""
         return self.strict or (self.input_format is not None and self.input_format.syntax != "text")
 
     def for_template(self) -> dict[str, Any]:
-        """The tool as templates know it."""
+        """The tool in the shape that templates expect."""
         description, parameters = self.description, self.schema
         if self.input_format is not None:
             description = _described(description, self.input_format)
@@ -61,7 +61,7 @@ class Tool(Struct, frozen=True, kw_only=True):
 
 
 class NamedTool(Struct, frozen=True):
-    """The choice of one tool that must be called."""
+    """A tool choice that demands a call of this tool."""
 
     name: str
 
@@ -70,11 +70,11 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class Conversation(Struct, frozen=True, kw_only=True):
-    """What is said so far, what the model may call, and how the template renders it.
+    """The messages so far, the tools that the model may call, and the settings of the template.
 
-    Messages are as templates know them: a `role`, a `content` of text, and where they have them `tool_calls`, whose
-    arguments are objects, `tool_call_id`, `name`, `reasoning` and `reasoning_content`. `template_variables` are for the
-    template alone, `chat_template` is one in place of the model's. `truncation` says what a long prompt loses.
+    Messages have the shape that templates expect: a `role`, a text `content`, and optionally `tool_calls`, whose
+    arguments are objects, `tool_call_id`, `name`, `reasoning` and `reasoning_content`. Only the template reads
+    `template_variables`; `chat_template` replaces the model's. `truncation` defines how a long prompt is shortened.
     Without `separate_reasoning` reasoning stays in the content.
     """
 
@@ -92,14 +92,19 @@ class Conversation(Struct, frozen=True, kw_only=True):
     separate_reasoning: bool = True
     truncation: Truncation | None = None
 
+    @property
+    def forces_call(self) -> bool:
+        """Whether the choice of tools demands a call, which takes precedence over a format."""
+        return bool(self.tools) and (self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool))
+
 
 def input_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a custom tool's call, as templates know them."""
+    """The arguments of a custom tool's call, in the shape that templates expect."""
     return {"input": text}
 
 
 class Prepared(Struct, frozen=True):
-    """What to submit. Without a `make_parser`, which makes one for each sample, text is content as it comes."""
+    """The request to submit. `make_parser` makes a parser for each sample; without it all text is content."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -107,7 +112,7 @@ class Prepared(Struct, frozen=True):
 
 
 def check_tools(conversation: Conversation) -> None:
-    """Refuse tools that cannot be told apart or called, and a choice that is none of them.
+    """Refuse tools with equal names or unusable parameters, and a choice of a tool that is not there.
 
     Raises:
         RequestError: names the field.
@@ -134,7 +139,7 @@ def _input_schema(form: InputFormat) -> dict[str, Any]:
 
 
 def _described(description: str | None, form: InputFormat) -> str | None:
-    """The description, and what the input must be."""
+    """The description, followed by the format of the input."""
     if form.syntax == "text":
         return description
     kind = "Lark grammar" if form.syntax == "lark" else "regular expression"

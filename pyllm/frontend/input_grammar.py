@@ -1,23 +1,24 @@
-"""A custom tool's Lark grammar as it must be inside of a call, where the input is a JSON string. Compiles nothing.
+"""Rewrites a custom tool's Lark grammar to match the JSON-escaped input inside a tool call. Compiles nothing.
 
-JSON writes each character by itself, so it is enough to write each literal and regular expression in its JSON form:
-`\\n` and its like where there is one, `\\u001f` for other control characters. All of it becomes one terminal, since
-llguidance's lexer looks back by one byte: before an escape it could not end a terminal that may go on with another.
+JSON escapes each character independently, so rewriting each literal and each regex is enough. The whole grammar becomes
+one terminal: llguidance's lexer looks back by one byte, so it could not end a terminal before an escape if another
+escape may continue that terminal.
 """
 
 import json
 import re
+from collections.abc import Sequence
 
 from pyllm.errors import RequestError
-from pyllm.frontend.input_regex import escaped_regex, json_escaped
+from pyllm.frontend.input_regex import check_rewritten, escaped_regex, json_escaped, refusal
 
 _PIECE = re.compile(
     r"""
-    (?P<left_out>(?:\#|//)[^\n]*|->[ \t]*[\w-]+)  # comments, and the names of alternatives
+    (?P<omitted>(?:\#|//)[^\n]*|->[ \t]*[\w-]+)  # comments and the names of alternatives
     | (?P<string>"(?:\\(?:["\\/bfnrt]|u[a-fA-F0-9]{4}|x[a-fA-F0-9]{2})|[^"\\\x00-\x1f\x7f])*")(?P<case>i?)
     | /(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imslux]*)
     | %import[ \t]+common\.(?P<imported>[A-Z_]+)(?:[ \t]*->[ \t]*(?P<alias>[A-Z_][A-Z0-9_-]*))?
-    | (?P<refused>%\w*|<[^<>\s]+>|@[\w-]+|::|~(?![ \t]*[0-9]))
+    | (?P<refused>%\w*|<[^<>\s]+>|@[\w-]+|::|~(?![ \t]*[0-9])|["/])  # among them the quote or slash of an open literal
     | (?P<range>\.\.)
     | (?P<brace>[{}])
     | (?P<name>[!?_]{0,3}[A-Za-z][\w-]*)(?P<colon>[ \t]*:)?
@@ -27,10 +28,10 @@ _PIECE = re.compile(
 )
 _HEX_ESCAPE = re.compile(r"(\\\\)|\\x(..)")
 
-# A class of characters becomes some hundred bytes.
+# Rewriting can lengthen a definition 65-fold.
 MAX_DEFINITION_BYTES = 1 << 16
 
-# Those of Lark's common terminals that match what JSON escapes; others are the same within a string.
+# Lark's common terminals that match characters which JSON escapes. The others need no rewriting.
 _COMMON = {
     "CR": r"\r",
     "LF": r"\n",
@@ -46,40 +47,57 @@ _COMMON = {
 
 
 def input_grammar(definition: str) -> str:
-    """What stands in a Lark grammar for `{"input": ...}`, whose text follows this definition.
+    """The Lark expression for `{"input": ...}` whose text matches this definition.
 
     Raises:
-        RequestError: the definition uses what cannot be written so, such as recursion or a special token.
+        RequestError: the definition is too long, or uses a feature that cannot be rewritten, such as recursion.
     """
-    size = len(definition.encode(errors="surrogatepass"))
-    if size > MAX_DEFINITION_BYTES:
-        raise _refusal(f"a text of {size} bytes, where {MAX_DEFINITION_BYTES} are most,")
+    if (size := _num_bytes(definition)) > MAX_DEFINITION_BYTES:
+        raise refusal(f"a definition of {size} bytes (at most {MAX_DEFINITION_BYTES})", "shorten it")
     rewriting = _Rewriting()
     lark = rewriting.run(definition)
     rewriting.check_recursion()
     return f'"{{" "\\"input\\"" ": " "\\"" %lark {{\nstart: {_terminal("start")}\n{lark}\n}} "\\"" "}}"'
 
 
+def check_definitions(definitions: Sequence[str]) -> None:
+    """Limit the definitions of one request together.
+
+    Raises:
+        RequestError: they are too long.
+    """
+    size = sum(map(_num_bytes, definitions))
+    if size > MAX_DEFINITION_BYTES:
+        text = (
+            f"tools: the Lark grammars of the custom tools have {size} bytes (at most {MAX_DEFINITION_BYTES} together)"
+        )
+        raise RequestError(f"{text}; shorten them, or name one tool in tool_choice", "tools")
+
+
 class _Rewriting:
-    """Writes one definition anew, with terminals in place of rules."""
+    """Rewrites one definition, with terminals in place of rules."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
         self._references: dict[str, set[str]] = {}
         self._definition = ""
         self._depth = 0  # of braces
-        self._string = ""  # the last one
-        self._range_from: str | None = None  # once its dots have come
+        self._string = ""  # the most recent one
+        self._range_from: str | None = None  # the first end of a range, after its dots
 
     def run(self, definition: str) -> str:
+        size = 0
         for piece in _PIECE.finditer(definition):
-            self._pieces.append(self._written(piece))
+            rewritten = self._rewritten(piece)
+            size += len(rewritten)
+            check_rewritten(size)
+            self._pieces.append(rewritten)
         if self._depth:
-            raise _refusal("a brace that nothing closes")
+            raise refusal("an unclosed brace", "close it")
         return "".join(self._pieces)
 
     def check_recursion(self) -> None:
-        """Refuse a rule that leads to itself: terminals cannot."""
+        """Refuse recursive rules, since terminals cannot be recursive."""
         done: set[str] = set()
         for name in self._references:
             path = [(name, iter(self._references[name]))]
@@ -91,16 +109,18 @@ class _Rewriting:
                     on_path.discard(left)
                     done.add(left)
                 elif following in on_path:
-                    raise _refusal(f"the rule {following}, which leads to itself,")
+                    raise refusal(f"the recursive rule {following}")
                 elif following in self._references and following not in done:
                     on_path.add(following)
                     path.append((following, iter(self._references[following])))
 
-    def _written(self, piece: re.Match[str]) -> str:
+    def _rewritten(self, piece: re.Match[str]) -> str:
         if piece["refused"] is not None:
-            raise _refusal(piece[0])
+            if piece[0] in ('"', "/"):
+                raise refusal(f"an unclosed {piece[0]}", "close it, or correct its escapes")
+            raise refusal(piece[0])
         if piece["string"] is not None:
-            return self._of_string(json.loads(_HEX_ESCAPE.sub(_unicode_escape, piece["string"])), piece["case"])
+            return self._rewritten_string(json.loads(_HEX_ESCAPE.sub(_unicode_escape, piece["string"])), piece["case"])
         if piece["range"] is not None:
             self._range_from = self._string
             while self._pieces and self._pieces[-1].isspace():
@@ -108,28 +128,28 @@ class _Rewriting:
             del self._pieces[-1:]
             return ""
         if piece["name"] is not None:
-            return self._of_name(piece["name"], piece["colon"] or "")
+            return self._rewritten_name(piece["name"], piece["colon"] or "")
         if piece["brace"] is not None:
             self._depth += 1 if piece["brace"] == "{" else -1
             if self._depth < 0:
-                raise _refusal("a brace that nothing opens")
-        text = piece[0] if piece["left_out"] is None else ""
+                raise refusal("a closing brace without an opening one")
+        text = piece[0] if piece["omitted"] is None else ""
         if piece["regex"] is not None:
             text = f"/{escaped_regex(piece['regex'], piece['flags'])}/{piece['flags']}"
         elif piece["imported"] in _COMMON:
             text = f"{piece['alias'] or piece['imported']}: /{escaped_regex(_COMMON[piece['imported']], '')}/"
         return text
 
-    def _of_name(self, name: str, colon: str) -> str:
+    def _rewritten_name(self, name: str, colon: str) -> str:
         if colon:
-            name = name.lstrip("!?")  # marks of what Lark's trees are made of
+            name = name.lstrip("!?")  # they affect only Lark's parse trees
             self._definition = name
             self._references.setdefault(name, set())
         else:
             self._references.setdefault(self._definition, set()).add(name)
         return _terminal(name) + colon
 
-    def _of_string(self, string: str, case: str) -> str:
+    def _rewritten_string(self, string: str, case: str) -> str:
         self._string = string
         if self._range_from is None:
             return _literal(string, case)
@@ -137,8 +157,12 @@ class _Rewriting:
         return _range(first, string)
 
 
+def _num_bytes(definition: str) -> int:
+    return len(definition.encode(errors="surrogatepass"))
+
+
 def _terminal(name: str) -> str:
-    """The terminal that a rule becomes; terminals keep their names."""
+    """The name of the terminal that replaces a rule. Terminals keep their names."""
     return name if name == name.upper() else f"RULE--{name.upper()}"
 
 
@@ -151,7 +175,7 @@ def _literal(string: str, case: str) -> str:
 
 def _range(first: str, last: str) -> str:
     if len(first) != 1 or len(last) != 1:
-        raise _refusal(f"the range {first!r}..{last!r}, whose ends must be one character")
+        raise refusal(f"the range {first!r}..{last!r}, whose ends are not single characters,")
     return f"/{escaped_regex(f'[{_code(first)}-{_code(last)}]', '')}/"
 
 
@@ -161,8 +185,3 @@ def _code(char: str) -> str:
 
 def _unicode_escape(match: re.Match[str]) -> str:
     return match[1] or f"\\u00{match[2]}"
-
-
-def _refusal(what: str) -> RequestError:
-    text = f"tools: in a custom tool's grammar {what} cannot be used where its input is part of a call"
-    return RequestError(f"{text}; leave it out, or name the tool in tool_choice", "tools")

@@ -1,16 +1,17 @@
-"""A regular expression, in the syntax of Rust's, over the JSON form of a text. Knows no grammar.
+"""Rewrites a regex, in the syntax of Rust's crate `regex`, to match the JSON-escaped form of a text. Knows no grammar.
 
-What matches one character is written as what matches its JSON form; all else stays as it is.
+Each part that matches one character is rewritten to match that character's JSON form. The rest is unchanged.
 """
 
 import re
 from collections.abc import Set
 
 from pyllm.errors import RequestError
+from pyllm.sampling_params import MAX_GRAMMAR_BYTES
 
 _SHORT = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _SPECIAL = frozenset(map(chr, range(32))) | {'"', "\\"}
-_PLAIN = r'[^"\\\x00-\x1f]'  # what stands for itself in JSON
+_PLAIN = r'[^"\\\x00-\x1f]'  # characters that JSON does not escape
 _LONG = frozenset(_SPECIAL - _SHORT.keys())
 _ANY_LONG = "u00(?:0[0-7bef]|1[0-9a-f])"
 
@@ -24,37 +25,56 @@ _REPEAT = re.compile(r"\{[0-9]*,?[0-9]*\}")
 
 
 def json_escaped(char: str) -> str:
-    """One character as JSON has it in a string."""
+    """The character as it is written in a JSON string."""
     if char not in _SPECIAL:
         return char
     return f"\\{_SHORT[char]}" if char in _SHORT else f"\\u{ord(char):04x}"
 
 
 def escaped_regex(regex: str, flags: str) -> str:
-    """An expression for the JSON form of what this one matches under these flags.
+    """A regex that matches the JSON-escaped form of each text that this regex matches under these flags.
 
     Raises:
-        RequestError: it uses what cannot be written so.
+        RequestError: the regex uses a feature that cannot be rewritten, or the result is too long.
     """
     return _Rewriting(regex, flags).run()
 
 
+def check_rewritten(size: int) -> None:
+    """Limit what has been written so far, so that rewriting stops early.
+
+    Raises:
+        RequestError: it is longer than any grammar may be.
+    """
+    if size > MAX_GRAMMAR_BYTES:
+        raise refusal(f"a definition that grows beyond {MAX_GRAMMAR_BYTES} bytes when rewritten", "shorten it")
+
+
+def refusal(what: str, advice: str = "leave it out") -> RequestError:
+    """The error for a part of a definition that cannot be rewritten. `advice` is a way to change it."""
+    text = f"tools: in a custom tool's grammar {what} cannot be used where its input is part of a call"
+    return RequestError(f"{text}; {advice}, or name the tool in tool_choice", "tools")
+
+
 class _Rewriting:
-    """Goes through one expression from its beginning to its end."""
+    """Reads one regex from left to right."""
 
     def __init__(self, regex: str, flags: str) -> None:
         self._regex = regex
         self._place = 0
-        self._matches_lines = "s" in flags  # whether a dot matches a line's end
+        self._matches_lines = "s" in flags  # whether a dot matches a line break
         self._ignores_case = "i" in flags or re.search(r"\(\?[a-zA-Z]*i", regex) is not None
         self._outer: list[bool] = []
         if set(flags) & set("xl"):
-            raise _refusal(f"the flags {flags!r}")
+            raise refusal(f"the flags {flags!r}")
 
     def run(self) -> str:
-        parts = []
+        parts: list[str] = []
+        size = 0
         while self._place < len(self._regex):
             parts.append(self._next())
+            size += len(parts[-1])
+            check_rewritten(size)
         return "".join(parts)
 
     def _next(self) -> str:
@@ -76,36 +96,36 @@ class _Rewriting:
             case ")" if self._outer:
                 self._matches_lines = self._outer.pop()
             case "^" | "$":
-                raise _refusal(f"the anchor {char}")
+                raise refusal(f"the anchor {char}")
         return self._of(frozenset(char), "") if char in _SPECIAL else char
 
     def _repeat(self) -> str:
         match = _REPEAT.match(self._regex, self._place)
         if match is None:
-            raise _refusal("a brace that is no repetition")
+            raise refusal("a brace that is not a repetition")
         self._place = match.end()
         return match[0]
 
     def _open(self) -> str:
-        """The beginning of a group, or flags for the rest of one."""
+        """The opening of a group, or flags for the rest of the current group."""
         self._outer.append(self._matches_lines)
         if not self._regex.startswith("(?", self._place):
             self._place += 1
             return "("
         match = _GROUP.match(self._regex, self._place)
         if match is None:
-            raise _refusal("a group of this kind")
+            raise refusal("a group of this kind")
         self._place = match.end()
         set_flags, unset_flags = match[1] or "", match[2] or ""
         if set(set_flags + unset_flags) - set("isu"):
-            raise _refusal(f"the flags of {match[0]!r}")
+            raise refusal(f"the flags of {match[0]!r}")
         if match[3] == ")":
             self._outer.pop()
         self._matches_lines = "s" not in unset_flags and ("s" in set_flags or self._matches_lines)
         return match[0]
 
     def _class(self) -> str:
-        """A class of characters, which has no other one in it."""
+        """A character class without nested classes."""
         regex, begin = self._regex, self._place
         self._place += 1
         negated = regex.startswith("^", self._place)
@@ -122,10 +142,10 @@ class _Rewriting:
         return self._of(_SPECIAL - specials if negated else frozenset(specials), regex[begin : self._place] * has_plain)
 
     def _items(self) -> tuple[Set[str], bool]:
-        """The special characters of the next part of a class, and whether it has others."""
+        """The special characters in the next item or range of a class, and whether it has other characters."""
         regex = self._regex
         if regex[self._place : self._place + 2] in _SET_OPS or regex[self._place : self._place + 1] in ("", "["):
-            raise _refusal("a class of characters that is not plain")
+            raise refusal("a nested or invalid character class")
         low = self._item()
         if not isinstance(low, str):
             return low
@@ -134,12 +154,12 @@ class _Rewriting:
         self._place += 1
         high = self._item()
         if not isinstance(high, str) or high < low:
-            raise _refusal("a class of characters that is not plain")
+            raise refusal("a nested or invalid character class")
         within = {char for char in _SPECIAL if low <= char <= high}
         return within, ord(high) - ord(low) + 1 > len(within)
 
     def _item(self) -> str | tuple[Set[str], bool]:
-        """A character of a class; or which special characters an escape has, and whether it has others."""
+        """One character of a class; for an escape of several, its special ones and whether it has others."""
         if not self._regex.startswith("\\", self._place):
             self._place += 1
             return self._regex[self._place - 1 : self._place]
@@ -152,7 +172,7 @@ class _Rewriting:
         return specials, has_plain
 
     def _escape(self) -> tuple[frozenset[str], bool, str]:
-        """The special characters that an escape matches, whether it matches others, and the escape."""
+        """The special characters that an escape matches, whether it matches other characters, and its text."""
         regex, begin = self._regex, self._place
         for pattern in (_CODE, _CATEGORY):
             match = pattern.match(regex, begin)
@@ -173,11 +193,11 @@ class _Rewriting:
             return _BLANK if kind == "s" else _SPECIAL - _BLANK, True, text
         char = _CONTROLS.get(kind, kind)
         if kind not in _CONTROLS and (not kind or kind.isalnum() or kind in "<>"):
-            raise _refusal(f"the escape {text}")
+            raise refusal(f"the escape {text}")
         return frozenset(char) & _SPECIAL, char not in _SPECIAL, text
 
     def _of(self, specials: frozenset[str], plain: str) -> str:
-        """What matches the JSON forms of these, and of what else an expression for one character matches."""
+        """A regex for the JSON forms of `specials` and for the unescaped characters that `plain` matches."""
         options = []
         if plain == ".":
             options.append(_PLAIN)
@@ -203,9 +223,4 @@ def _char(code: re.Match[str]) -> str:
     try:
         return chr(int(code[1] or code[2] or code[3] or code[4], 16))
     except (ValueError, OverflowError):
-        raise _refusal(f"the character {code[0]}") from None
-
-
-def _refusal(what: str) -> RequestError:
-    text = f"tools: in a custom tool's grammar {what} cannot be used where its input is part of a call"
-    return RequestError(f"{text}; write it otherwise, or name the tool in tool_choice", "tools")
+        raise refusal(f"the character {code[0]}") from None

@@ -1,6 +1,6 @@
-"""The stop strings of one request: where one is complete in a text, and what at its end may begin one.
+"""Finds the stop strings of one request in a text, and the end of a text that may begin one.
 
-Keeps nothing of any text, so that all samples share it. Does not know tokens, nor when a match counts.
+Keeps no text, so all samples share it. Knows neither tokens nor when a match counts.
 """
 
 from bisect import bisect_left, bisect_right
@@ -8,11 +8,11 @@ from weakref import WeakValueDictionary
 
 
 class StopStrings:
-    """All strings sorted, and all backward sorted: a binary search in the one finds a beginning, in the other an end.
+    """Keeps the strings sorted, and their reversals sorted.
 
-    So a look at a text takes the logarithm of their number, in comparisons of C: 1,024 cost hardly more than four. They
-    are made in 1 ms for as many as a request may have, and take little more memory than the strings. Why this is no
-    automaton of a library: see benchmarks/README.md, "Stop strings".
+    Binary search finds beginnings in the first and ends in the second. A search takes time logarithmic in the number of
+    strings: 1,024 cost hardly more than four. The largest set takes 1 ms to sort and little more memory than its text.
+    benchmarks/README.md, "Stop strings", compares this with an automaton.
     """
 
     __slots__ = (
@@ -26,7 +26,7 @@ class StopStrings:
     )
 
     def __init__(self, strings: tuple[str, ...]) -> None:
-        """Of at least one string, none of them empty."""
+        """Takes at least one string, none of them empty."""
         self._sorted = sorted(strings)
         self._backward = sorted({string[::-1] for string in strings})
         self._longest_within = _longest_within(self._backward)
@@ -36,9 +36,9 @@ class StopStrings:
 
     @classmethod
     def of(cls, strings: tuple[str, ...]) -> "StopStrings | None":
-        """Those of a request, or None where it has none. While it runs, whoever asks for the same ones shares them.
+        """Return the shared instance for these strings, or None if there are none.
 
-        A request has one for each of its prompts otherwise, and a batch one for each of its requests.
+        Running requests with equal strings share one.
         """
         if not strings:
             return None
@@ -48,13 +48,13 @@ class StopStrings:
         return shared
 
     def may_begin_in(self, text: str) -> bool:
-        """Whether it is worth looking: False where no stop string is in the text, nor begins in it."""
+        """Whether a search is worthwhile: False where no stop string is in the text or begins in it."""
         return not self._first_characters.isdisjoint(text)
 
     def find(self, text: str, num_old: int) -> tuple[int, int] | None:
-        """Start and end of the match that is complete first, and of those the longest.
+        """Start and end of the match that ends first; of several, the longest.
 
-        One that is complete within the first `num_old` characters is none.
+        Matches that end within the first `num_old` characters do not count.
         """
         for end in range(num_old + 1, len(text) + 1):
             if text[end - 1] in self._last_characters and (length := self._length_of_match(text, end)):
@@ -69,14 +69,14 @@ class StopStrings:
         return 0
 
     def _is_beginning(self, text: str) -> bool:
-        # In the order, what begins with a text follows at once where the text itself stands, or would stand.
+        # Strings that begin with the text sort directly after its place in the order.
         place = bisect_left(self._sorted, text)
         return place < len(self._sorted) and self._sorted[place].startswith(text)
 
     def _length_of_match(self, text: str, end: int) -> int:
-        """How long the longest string that ends there is; 0 where none does."""
+        """The length of the longest string that ends there, or 0."""
         backward = text[max(0, end - self._longest) : end][::-1]
-        # Whatever the text begins with comes before it in the order, and what stands between begins with that, too.
+        # A prefix of the text sorts before it, and any string between the two begins with that prefix.
         place = bisect_right(self._backward, backward) - 1
         while place >= 0 and not backward.startswith(self._backward[place]):
             place = self._longest_within[place]
@@ -84,9 +84,9 @@ class StopStrings:
 
 
 def _longest_within(ordered: list[str]) -> list[int]:
-    """For each string the place of the longest other one that it begins with, or -1."""
+    """For each string the index of the longest other string that is a prefix of it, or -1."""
     places: list[int] = []
-    open_places: list[int] = []  # of what the string before begins with, and of itself
+    open_places: list[int] = []  # of the previous string and its prefixes
     for place, string in enumerate(ordered):
         while open_places and not string.startswith(ordered[open_places[-1]]):
             open_places.pop()

@@ -1,14 +1,15 @@
-"""The form that tools give an answer, beside the one that a request asks for, and the parser of its calls.
+"""Chooses the grammar and the parser of an answer for a request's tools, tool choice and format.
 
-Decides; the grammars themselves are `tool_grammar`'s. Knows no template but for whether it reads tools.
+`tool_grammar` builds the grammars. Of the template it knows only whether it reads tools.
 """
 
 import json
+from functools import cached_property
 from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import ANY_PARAMETERS, Conversation, NamedTool, Tool
-from pyllm.frontend.input_grammar import input_grammar
+from pyllm.frontend.input_grammar import check_definitions, input_grammar
 from pyllm.frontend.parsers.custom_input import CustomInputs
 from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.parsers.pieces import Parser
@@ -31,15 +32,15 @@ from pyllm.frontend.tool_grammar import (
 )
 from pyllm.sampling_params import StructuredOutputsParams
 
-# What makes more of a schema than the properties of one object, or writes it in another way.
+# Keywords whose schema is more than the properties of one object, or that change how its text is written.
 _OTHER_FORMS = ("$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf", "patternProperties", "x-guidance")
 _CALL_KEYS = frozenset({"name", "parameters", "arguments"})
 
 
 class ToolForm:
-    """What becomes of an answer that may call tools. `kind` is how the model writes calls.
+    """The grammar and the parser of an answer that may call tools. `kind` is the model's call format.
 
-    `content` is the form of an answer without any; a call that the choice of tools asks for wins over it.
+    `content` constrains an answer without calls; a required call takes precedence.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class ToolForm:
         self._kind = kind
 
     def check(self, reads_tools: bool) -> None:
-        """Refuse calls that could not be told from other text; `reads_tools` says whether the template does.
+        """Refuse calls that could not be told from other text. `reads_tools` says whether the template lists the tools.
 
         Raises:
             RequestError: names the field.
         """
-        if self._choice != "auto":
+        if self._conversation.forces_call:
             return
         if self._kind == "none":
             text = (
@@ -71,35 +72,37 @@ class ToolForm:
                 "start the server with --tool-call-parser hermes, or set tool_choice to required or to one function"
             )
             raise RequestError(text, "tool_choice")
-        kept_to = [(index, tool) for index, tool in enumerate(self._conversation.tools) if tool.is_kept_to]
-        if kept_to and self._content is None and kind == "llama3_json":
-            # Its calls have no marker, so that text which is none could not begin as one does.
-            raise _needs_marker(*kept_to[0])
+        if self._content is None and kind == "llama3_json":
+            # Its calls have no marker, so a grammar could not let other text begin with the same characters.
+            for tool in self._conversation.tools:
+                if tool.is_constrained:
+                    raise _needs_marker(tool)
 
     def constraint(self, token_id: TokenId) -> StructuredOutputsParams | None:
-        """What keeps the answer to its form; None for nothing.
+        """The constraint on the answer, or None.
 
         Raises:
-            RequestError: a schema or the content's form cannot be used.
+            RequestError: a schema, a definition or the content's format cannot be used.
         """
         tools, parallel = self._conversation.tools, self._conversation.parallel_tool_calls
         if isinstance(self._choice, NamedTool):
-            return _form_of_all(self._chosen(self._choice))
+            return _whole_call(self._chosen(self._choice))
+        check_definitions([form.definition for tool in tools if (form := tool.input_format) and form.syntax == "lark"])
         if self._choice == "required":
             return StructuredOutputsParams(grammar=call_list_grammar(map(_schema_of, tools), parallel))
         schemas = [
-            _schema_of(tool) if tool.is_kept_to or tool.input_format is not None else (tool.name, ANY_PARAMETERS)
+            _schema_of(tool) if tool.is_constrained or tool.input_format is not None else (tool.name, ANY_PARAMETERS)
             for tool in tools
         ]
         if self._content is not None:
-            content = Content(grammar_text(self._content), self._has_bare_calls())
+            content = Content(grammar_text(self._content), self._has_bare_calls)
             return StructuredOutputsParams(grammar=calls_or_content(self._kind, schemas, parallel, content, token_id))
-        if not any(tool.is_kept_to for tool in tools):
+        if not any(tool.is_constrained for tool in tools):
             return None
         return StructuredOutputsParams(grammar=calls_in_text(self._kind, schemas, parallel, token_id))
 
     def parser(self) -> Parser | None:
-        """A machine for the text of one sample; None for none."""
+        """A new parser for the text of one sample, or None if all of it is content."""
         if isinstance(self._choice, NamedTool):
             return ForcedCall(self._choice.name, self._chosen(self._choice).input_format is not None)
         tools = self._conversation.tools
@@ -109,8 +112,8 @@ class ToolForm:
         elif self._content is None:
             parser = tool_call_parser(self._kind)
         else:
-            parser = calls_or_content_parser(self._kind, [t.name for t in tools] if self._has_bare_calls() else [])
-        if parser is not None and self._choice == "auto" and not self._conversation.parallel_tool_calls:
+            parser = calls_or_content_parser(self._kind, [t.name for t in tools] if self._has_bare_calls else [])
+        if parser is not None and not self._conversation.forces_call and not self._conversation.parallel_tool_calls:
             parser = FirstCall(parser)
         custom = [tool.name for tool in tools if tool.input_format is not None]
         return CustomInputs(parser, custom) if custom and parser is not None else parser
@@ -118,10 +121,13 @@ class ToolForm:
     def _chosen(self, choice: NamedTool) -> Tool:
         return next(tool for tool in self._conversation.tools if tool.name == choice.name)
 
+    @cached_property
     def _has_bare_calls(self) -> bool:
         """Whether Llama's calls may come without the marker.
 
-        Where content may begin as one does, that is a call, which a strict one need not be: it must have the marker.
+        Content that begins like a call is read as one, and need not follow the schema of a strict tool. Where that is
+        possible, the calls of strict tools need the marker. The result is kept: a schema may take long to read, and
+        each sample's parser must agree with the grammar.
         """
         content = self._content
         if self._kind != "llama3_json" or content is None:
@@ -130,19 +136,20 @@ class ToolForm:
             return not any(str(choice).startswith(LLAMA_OPENER) for choice in content.choice)
         if content.json is None and not content.json_object:
             return False
-        return not any(tool.is_kept_to for tool in self._conversation.tools) or _begins_unlike_calls(content.json)
+        return not any(tool.is_constrained for tool in self._conversation.tools) or _begins_unlike_calls(content.json)
 
 
-def _needs_marker(index: int, tool: Tool) -> RequestError:
-    what, name, advice = "strict calls", f"tools[{index}].function.strict", "set strict to false"
-    if tool.input_format is not None:
-        what, name, advice = "calls with a grammar", f"tools[{index}]", "leave the grammar out"
-    text = f"{name}: with tool_choice auto {what} need --tool-call-parser hermes or mistral, not llama3_json"
-    return RequestError(f"{text}; {advice}, or set tool_choice to required", name)
+def _needs_marker(tool: Tool) -> RequestError:
+    if tool.input_format is None:
+        what, advice = "is strict", "set strict to false"
+    else:
+        what, advice = "has a grammar", "leave the grammar out"
+    text = f"tools: {tool.name!r} {what}, and optional calls of it need --tool-call-parser hermes or mistral"
+    return RequestError(f"{text}, not llama3_json; {advice}, or demand a call in tool_choice", "tools")
 
 
-def _form_of_all(tool: Tool) -> StructuredOutputsParams:
-    """The form of a text that is one call's arguments, or its input, and nothing else."""
+def _whole_call(tool: Tool) -> StructuredOutputsParams:
+    """The constraint on a text that is one call's arguments or input, and nothing else."""
     form = tool.input_format
     if form is None:
         return StructuredOutputsParams(json=tool.schema)
@@ -152,7 +159,7 @@ def _form_of_all(tool: Tool) -> StructuredOutputsParams:
 
 
 def _schema_of(tool: Tool) -> ToolSchema:
-    """What its arguments must be where they are written as JSON."""
+    """The schema or Lark rule for a call's arguments."""
     form = tool.input_format
     if form is None or form.syntax != "lark":
         return tool.name, tool.schema
@@ -160,15 +167,15 @@ def _schema_of(tool: Tool) -> ToolSchema:
 
 
 def _begins_unlike_calls(schema: Any) -> bool:
-    """Whether no text of a schema begins with a name and then arguments; False where that is not plain to see.
+    """Whether no text of a schema begins with a name followed by arguments; False if in doubt.
 
-    Properties come in the schema's order, and those that it does not name after these.
+    Properties are written in the schema's order, followed by those that it does not name.
     """
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
         except (ValueError, RecursionError):
-            return False  # The error is told when the schema is used.
+            return False  # The error is raised where the schema is used.
     if not isinstance(schema, dict) or schema.get("type") != "object" or any(key in schema for key in _OTHER_FORMS):
         return False
     properties, required = schema.get("properties", {}), schema.get("required", [])

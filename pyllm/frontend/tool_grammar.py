@@ -1,6 +1,6 @@
-"""The grammar of an answer that calls tools, in Lark, of one that may, and of one that reasons first. Compiles nothing.
+"""Lark grammars for answers that must call tools, that may call tools, and that reason first. Compiles nothing.
 
-Each tool's schema stands by itself in it, so that its references hold.
+Each tool's schema is embedded by itself, so that its references stay valid.
 """
 
 import json
@@ -13,27 +13,27 @@ from pyllm.frontend.parsers.selection import HERMES_CLOSING, MARKERS, MISTRAL_AR
 from pyllm.frontend.parsers.think import CLOSING, OPENING
 from pyllm.frontend.structured_outputs import JSON_STYLE
 
-# The id of a text that is one added token, which a grammar must name as such; None for any other text.
+# The id of a text that is one added token, which a grammar must name by its id; None for any other text.
 TokenId = Callable[[str], int | None]
-# A tool's name, and what its arguments must be: a JSON schema, or what stands for it in Lark.
+# A tool's name, and the schema or Lark rule for a call's arguments.
 ToolSchema = tuple[str, dict[str, Any] | str]
 
 _TEXT = r"/(.|\n)*/"
 ANY_TEXT = f"start: {_TEXT}"
 _SPACE = r"/[ \n]{0,2}/"
-_OUTPUT, _INNER = "output", "content"  # grammars that others refer to
-_HEADER_NAME = re.compile(r"[\w.\-]+")  # a name that Mistral's newer form can have
+_OUTPUT, _INNER = "output", "content"  # names of the grammars that another one refers to
+_HEADER_NAME = re.compile(r"[\w.\-]+")  # a name that Mistral's newer call format can have
 
 
 class Content(NamedTuple):
-    """What an answer without calls must be: its grammar, and whether a call without marker can be told from it."""
+    """The grammar of an answer without calls. `has_bare_calls`: calls without a marker are distinct from it."""
 
     grammar: str
-    lets_calls_be_bare: bool = False
+    has_bare_calls: bool
 
 
 def call_list_grammar(tools: Iterable[ToolSchema], parallel: bool) -> str:
-    """A list of `{"name": ..., "parameters": ...}` in brackets: at least one, and one only unless `parallel`.
+    """A list of `{"name": ..., "parameters": ...}` in brackets: exactly one, or at least one if `parallel`.
 
     Raises:
         RequestError: a schema cannot be sent.
@@ -44,7 +44,7 @@ def call_list_grammar(tools: Iterable[ToolSchema], parallel: bool) -> str:
 
 
 def calls_in_text(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> str:
-    """Any text, and calls behind Hermes' or Mistral's marker that keep to their schemas; one at most unless `parallel`.
+    """Any text, with calls that follow their schemas after Hermes' or Mistral's marker: at most one unless `parallel`.
 
     Raises:
         RequestError: a schema cannot be sent.
@@ -60,9 +60,9 @@ def calls_in_text(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: b
 def calls_or_content(
     kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, content: Content, token_id: TokenId
 ) -> str:
-    """Calls in the model's own form that keep to their schemas, or content that keeps to its grammar; nothing beside.
+    """Calls in the model's own format that follow their schemas, or content that follows its grammar; never both.
 
-    Where the marker is not a token, content that begins with its first characters may lose to it.
+    Where the marker is not a token, it takes precedence over content that begins with the same characters.
 
     Raises:
         RequestError: a schema cannot be sent, or the content's grammar is nested too deeply.
@@ -71,17 +71,17 @@ def calls_or_content(
     more = {"hermes": ' ("\\n" marker body)*', "mistral": " (marker body)*"}.get(kind, "") if parallel else ""
     lines = [
         f"start: calls | @{_INNER}",
-        f"calls: marker{'?' if content.lets_calls_be_bare else ''} body{more}",
+        f"calls: marker{'?' if content.has_bare_calls else ''} body{more}",
         f"marker: {marker}",
     ]
     return _before("\n".join([*lines, *_body(kind, tools, parallel, token_id)]), content.grammar, _INNER)
 
 
 def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
-    """The same grammar after reasoning, which is free; where the prompt has not `opened` it, there may be none.
+    """The same grammar after unconstrained reasoning, which is optional unless the prompt has `opened` it.
 
-    Between the two there may be no more than two line breaks or spaces, and nothing stands before either: whitespace
-    without end is what small models write when they may.
+    At most two line breaks or spaces may separate the two, and nothing may precede them: small models tend to write
+    whitespace forever where they may.
 
     Raises:
         RequestError: the grammar is nested too deeply.
@@ -95,7 +95,7 @@ def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
 
 
 def _before(lark: str, grammar: str, name: str) -> str:
-    """A grammar that refers to another one by this name, and that one."""
+    """A grammar that refers to another one by this name, together with that one."""
     try:
         parts = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
         parts = [{**parts[0], "name": name}, *parts[1:]]
@@ -108,7 +108,7 @@ def _before(lark: str, grammar: str, name: str) -> str:
 
 
 def _body(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> list[str]:
-    """The rule `body`, which is what follows a marker, and those that it needs."""
+    """The rule `body`, which matches the text after a marker, and the rules that it needs."""
     tools = list(tools)
     rules, calls = _calls(tools, "parameters" if kind == "llama3_json" else "arguments")
     rules.append(f"call: {calls}")
@@ -133,8 +133,8 @@ def _body(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, tok
 def _calls(tools: Iterable[ToolSchema], key: str) -> tuple[list[str], str]:
     """A rule for each tool's call, one for its arguments, and the choice among the calls.
 
-    The pieces are those of which llguidance makes JSON, since its lexer takes the longest there is: beside longer ones
-    no content in JSON could begin as a call does.
+    The literals are split as llguidance splits JSON, since its lexer takes the longest match: with longer literals,
+    JSON content could not begin with the same characters as a call.
     """
     rules = []
     for index, (name, schema) in enumerate(tools):
@@ -154,7 +154,7 @@ def _schema_text(schema: dict[str, Any], name: str) -> str:
 
 
 def _until(rule: str, marker: str, token_id: TokenId) -> str:
-    """A rule for any text up to the first marker, and the marker."""
+    """A rule for any text up to and including the first marker."""
     token = token_id(marker)
     if token is not None:
         return f"{rule}: TEXT <[{token}]>"

@@ -1,4 +1,4 @@
-"""Which form tools and a format give an answer, and that its parser tells calls from content as the grammar does."""
+"""The grammar that tools and a format give an answer, and that the parser tells calls from content as it does."""
 
 import json
 from typing import Any, Literal
@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from pyllm.frontend.conversation import Conversation, Tool
+from pyllm.errors import RequestError
+from pyllm.frontend.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice
+from pyllm.frontend.input_grammar import MAX_DEFINITION_BYTES
 from pyllm.frontend.parsers.pieces import ParsedText, ToolCall, folded
 from pyllm.frontend.structured_outputs import grammar_text
 from pyllm.frontend.tool_form import ToolForm
@@ -102,6 +104,15 @@ def test_a_strict_call_needs_the_marker_where_content_may_look_like_it(schema: A
     assert parsed(form, f"<|python_tag|>{text}").tool_calls == [ToolCall("f", '{"city": "Rome"}')]
 
 
+def test_the_parser_goes_by_the_schema_that_the_grammar_was_made_of() -> None:
+    schema: dict[str, Any] = dict(CITY)
+    form = form_of(StructuredOutputsParams(json=schema), True, "llama3_json")
+    assert form.constraint(lambda text: None) is not None
+    schema.clear()
+    for _ in range(2):
+        assert parsed(form, '{"name": "f", "parameters": {"city": "Rome"}}').tool_calls
+
+
 @pytest.mark.parametrize(
     ("content", "is_bare"),
     [
@@ -125,3 +136,43 @@ def test_content_that_reads_as_a_call_is_one() -> None:
     form = form_of(StructuredOutputsParams(choice=[call, "<tool_call> and so on"]), True, "hermes")
     assert parsed(form, call).tool_calls == [ToolCall("f", "{}")]
     assert parsed(form, "<tool_call> and so on") == ParsedText("<tool_call> and so on")
+
+
+def lark_tools(*sizes: int) -> tuple[Tool, ...]:
+    """Custom tools whose definitions have these numbers of bytes."""
+    formats = [InputFormat("lark", 'start: "a"' + " " * (size - 10)) for size in sizes]
+    return tuple(Tool(name=f"f{index}", input_format=input_format) for index, input_format in enumerate(formats))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_definitions_of_a_request_are_limited_together(choice: ToolChoice) -> None:
+    half = MAX_DEFINITION_BYTES // 2
+    for tools, fits in ((lark_tools(half, half), True), (lark_tools(half, half, 10), False)):
+        form = ToolForm(Conversation(messages=[], tools=tools, tool_choice=choice), None, "hermes")
+        if fits:
+            assert not matcher(form.constraint(lambda text: None)).is_error()
+            continue
+        with pytest.raises(RequestError, match=f"{MAX_DEFINITION_BYTES + 10} bytes") as error:
+            form.constraint(lambda text: None)
+        assert error.value.parameter == "tools"
+
+
+def test_the_definition_of_a_forced_tool_stands_alone() -> None:
+    tools = lark_tools(MAX_DEFINITION_BYTES, MAX_DEFINITION_BYTES)
+    form = ToolForm(Conversation(messages=[], tools=tools, tool_choice=NamedTool("f1")), None, "hermes")
+    assert accepts(form.constraint(lambda text: None), "a")
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        (Tool(name="f", strict=True), "'f' is strict"),
+        (Tool(name="f", input_format=InputFormat("regex", "a")), "'f' has a grammar"),
+    ],
+)
+def test_llamas_calls_cannot_be_constrained_in_free_text(tool: Tool, text: str) -> None:
+    tools = Tool(name="free"), tool
+    with pytest.raises(RequestError, match=f"^tools: {text}") as error:
+        ToolForm(Conversation(messages=[], tools=tools), None, "llama3_json").check(reads_tools=True)
+    assert error.value.parameter == "tools"
+    ToolForm(Conversation(messages=[], tools=tools, tool_choice="required"), None, "llama3_json").check(True)

@@ -1,4 +1,4 @@
-"""Turns the arguments of custom tools' calls, `{"input": "..."}`, into the text of the input. Knows no way to call."""
+"""Turns the arguments of custom tools' calls, `{"input": "..."}`, into the input's text. Knows no call format."""
 
 import json
 import re
@@ -7,17 +7,17 @@ from typing import Literal
 
 from pyllm.frontend.parsers.pieces import Parser, Piece, ToolArguments, ToolCallBegin, add
 
-# The first key and the first character of its value. What takes longer to come is no input's key.
+# The first key and the first character of its value, if they come early enough to be the input's.
 _FIRST_MEMBER = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*(\S)', re.DOTALL)
 _MAX_FIRST = 64
 
 _PART = re.compile(r'([^"\\]+)|\\u([0-9a-fA-F]{4})|\\([^u])|(")')
 _ESCAPES = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
-_REPLACEMENT = "\ufffd"  # for half of a surrogate pair, which is no character
+_REPLACEMENT = "\ufffd"  # for half of a surrogate pair
 
 
 class CustomInputs:
-    """Another parser's pieces, where calls of the tools of these names are marked as `custom` and have their input."""
+    """Another parser's pieces. Calls of tools with these names are marked as `custom` and carry their input."""
 
     def __init__(self, parser: Parser, names: Collection[str]) -> None:
         self._parser = parser
@@ -26,11 +26,11 @@ class CustomInputs:
         self._input: InputDecoder | None = None  # of the call that is open, if its tool is custom
 
     def feed(self, text: str) -> list[Piece]:
-        """The other's, with as much of each input as is known."""
+        """The other parser's pieces, with the part of each input that is known."""
         return self._decoded(self._parser.feed(text))
 
     def finish(self) -> list[Piece]:
-        """What was held back."""
+        """The rest, after the end of the text."""
         pieces = self._decoded(self._parser.finish())
         self._close(pieces)
         return pieces
@@ -58,45 +58,48 @@ class CustomInputs:
 
 
 class InputDecoder:
-    """Decodes one call's arguments, which come in any pieces.
+    """Decodes one call's arguments, which may be cut anywhere.
 
-    The text comes as soon as it is known if `input` is first, as it is where a grammar holds. Otherwise it comes at the
-    end; arguments without an input of text are the input themselves.
+    If `input` is the first key, its text streams at once. Otherwise it arrives at the end. Arguments without a text
+    `input` are passed through whole.
     """
 
     def __init__(self) -> None:
-        self._state: Literal["first", "text", "end", "other"] = "first"  # what comes next
-        self._raw = ""  # all of it, unless the input comes first
+        self._state: Literal["first", "text", "end", "other"] = "first"  # the part that comes next
+        self._parts: list[str] = []  # all of the arguments, unless the input is first
         self._rest = ""  # the beginning of an escape
         self._high: int | None = None  # the first half of a surrogate pair
 
     def feed(self, text: str) -> str:
-        """More of the input."""
+        """The part of the input that these characters complete."""
         if self._state == "text":
             return self._decode(text)
         if self._state == "end":
-            return ""  # Further members are no part of it.
-        self._raw += text
+            return ""  # Further members are not part of the input.
+        self._parts.append(text)
         if self._state == "other":
             return ""
-        match = _FIRST_MEMBER.match(self._raw, 0, _MAX_FIRST)
+        raw = "".join(self._parts)
+        match = _FIRST_MEMBER.match(raw, 0, _MAX_FIRST)
         if match is not None and match[1] == '"input"' and match[2] == '"':
             self._state = "text"
-            return self._decode(self._raw[match.end() :])
-        if match is not None or len(self._raw) >= _MAX_FIRST:
+            self._parts.clear()
+            return self._decode(raw[match.end() :])
+        if match is not None or len(raw) >= _MAX_FIRST:
             self._state = "other"
         return ""
 
     def finish(self) -> str:
-        """What was held back."""
+        """The rest, after the end of the arguments."""
         if self._state in ("text", "end"):
             return self._lone()
+        raw = "".join(self._parts)
         try:
-            given = json.loads(self._raw)["input"]
+            given = json.loads(raw)["input"]
         except (ValueError, KeyError, RecursionError):
             given = None
         if not isinstance(given, str):
-            return self._raw
+            return raw
         return given.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _decode(self, text: str) -> str:
@@ -121,7 +124,7 @@ class InputDecoder:
         return "".join(decoded)
 
     def _unit(self, unit: int) -> str:
-        """The character that a code unit makes, with the one before if that is its first half."""
+        """The character that a UTF-16 code unit completes, or nothing after the first half of a pair."""
         if self._high is not None and 0xDC00 <= unit < 0xE000:
             high, self._high = self._high, None
             return chr(0x10000 + ((high - 0xD800) << 10) + unit - 0xDC00)

@@ -1,19 +1,19 @@
-"""Tells a text that is all calls from one that is all content, by how it begins. Knows no way to write calls."""
+"""Decides by its beginning whether a text is all calls or all content. Knows no call format."""
 
 from pyllm.frontend.parsers.pieces import Parser, Piece, PlainParser
 
 
 class LeadingCalls:
-    """Another parser's pieces if the text begins with one of its markers, and content alone otherwise."""
+    """Another parser's pieces if the text begins with one of its markers. Otherwise all of it is content."""
 
     def __init__(self, parser: Parser, markers: tuple[str, ...]) -> None:
         self._parser = parser
         self._markers = markers
         self._chosen: Parser | None = None
-        self._held = ""  # the beginning of a marker, as long as there is no more
+        self._held = ""  # the text so far, while it may still become a marker
 
     def feed(self, text: str) -> list[Piece]:
-        """Nothing as long as it may be a marker."""
+        """Nothing while the text may still become a marker."""
         if self._chosen is not None:
             return self._chosen.feed(text)
         self._held += text
@@ -22,7 +22,7 @@ class LeadingCalls:
         return self._choose()
 
     def finish(self) -> list[Piece]:
-        """What was held back."""
+        """The rest, after the end of the text."""
         pieces = [] if self._chosen is not None else self._choose()
         assert self._chosen is not None
         return pieces + self._chosen.finish()
