@@ -127,6 +127,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tensor_parallel_size: int
     max_logprobs: int = 20
     hidden_size: int = 0
+    enable_prefix_caching: bool = True
 
 
 # Client to core.

@@ -138,6 +138,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
         max_logprobs=min(engine.model.max_logprobs, architecture.vocab_size),
         hidden_size=architecture.hidden_size,
+        enable_prefix_caching=engine.cache.enable_prefix_caching,
     )
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)

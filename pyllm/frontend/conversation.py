@@ -16,6 +16,13 @@ from pyllm.sampling_params import SamplingParams
 
 _NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
+# What a custom tool is to a template, and the arguments of its calls before their format.
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
 
 
 class InputFormat(Struct, frozen=True):
@@ -42,7 +49,7 @@ class Tool(Struct, frozen=True, kw_only=True):
     def schema(self) -> dict[str, Any]:
         """The schema of a call's arguments. A Lark grammar is not part of it."""
         if self.input_format is not None:
-            return _input_schema(self.input_format)
+            return _INPUT
         return _NO_PARAMETERS if self.parameters is None else {**ANY_PARAMETERS, **self.parameters}
 
     @property
@@ -55,7 +62,7 @@ class Tool(Struct, frozen=True, kw_only=True):
         description, parameters = self.description, self.schema
         if self.input_format is not None:
             description = _described(description, self.input_format)
-            parameters = _input_schema(InputFormat())
+            parameters = _INPUT
         described = {} if description is None else {"description": description}
         return {"type": "function", "function": {"name": self.name, **described, "parameters": parameters}}
 
@@ -130,12 +137,6 @@ def check_tools(conversation: Conversation) -> None:
         raise RequestError(f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
     if choice == "required" and not names:
         raise RequestError("tool_choice required needs tools", "tool_choice")
-
-
-def _input_schema(form: InputFormat) -> dict[str, Any]:
-    pattern = {"pattern": f"^(?:{form.definition})$"} if form.syntax == "regex" else {}
-    text = {"type": "string", **pattern}
-    return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
 
 
 def _described(description: str | None, form: InputFormat) -> str | None:

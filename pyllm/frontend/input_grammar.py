@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 from pyllm.errors import RequestError
+from pyllm.frontend.ascii_classes import with_ascii_classes
 from pyllm.frontend.input_regex import check_rewritten, escaped_regex, json_escaped, refusal
 
 _PIECE = re.compile(
@@ -26,6 +27,7 @@ _PIECE = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 _HEX_ESCAPE = re.compile(r"(\\\\)|\\x(..)")
 
 # Rewriting can lengthen a definition 65-fold.
@@ -57,7 +59,29 @@ def input_grammar(definition: str) -> str:
     rewriting = _Rewriting()
     lark = rewriting.run(definition)
     rewriting.check_recursion()
-    return f'"{{" "\\"input\\"" ": " "\\"" %lark {{\nstart: {_terminal("start")}\n{lark}\n}} "\\"" "}}"'
+    return _in_call(f"start: {_terminal('start')}\n{lark}")
+
+
+def input_regex_grammar(definition: str) -> str:
+    """The same for a regex, which matches the whole text. Its classes are ASCII's, as in structured outputs.
+
+    Raises:
+        RequestError: the definition uses what cannot be rewritten.
+    """
+    whole = definition.removeprefix("^")
+    if re.search(r"(?<!\\)(?:\\\\)*\$\Z", whole):
+        whole = whole[:-1]
+    escaped = with_ascii_classes(escaped_regex(whole, ""))
+    return _in_call(f"start: TEXT\nTEXT: /{_SLASH.sub(_escaped_slash, escaped)}/")
+
+
+def _in_call(grammar: str) -> str:
+    """The Lark expression for arguments whose input follows a grammar of JSON-escaped text."""
+    return f'"{{" "\\"input\\"" ": " "\\"" %lark {{\n{grammar}\n}} "\\"" "}}"'
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    return found[1] or r"\/"
 
 
 def check_definitions(definitions: Sequence[str]) -> None:

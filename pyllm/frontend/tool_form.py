@@ -9,7 +9,7 @@ from typing import Any
 
 from pyllm.errors import RequestError
 from pyllm.frontend.conversation import ANY_PARAMETERS, Conversation, NamedTool, Tool
-from pyllm.frontend.input_grammar import check_definitions, input_grammar
+from pyllm.frontend.input_grammar import check_definitions, input_grammar, input_regex_grammar
 from pyllm.frontend.parsers.custom_input import CustomInputs
 from pyllm.frontend.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.parsers.pieces import Parser
@@ -87,18 +87,16 @@ class ToolForm:
         tools, parallel = self._conversation.tools, self._conversation.parallel_tool_calls
         if isinstance(self._choice, NamedTool):
             return _whole_call(self._chosen(self._choice))
-        check_definitions([form.definition for tool in tools if (form := tool.input_format) and form.syntax == "lark"])
+        check_definitions([form.definition for tool in tools if (form := tool.input_format)])
         if self._choice == "required":
             return StructuredOutputsParams(grammar=call_list_grammar(map(_schema_of, tools), parallel))
-        schemas = [
-            _schema_of(tool) if tool.is_constrained or tool.input_format is not None else (tool.name, ANY_PARAMETERS)
-            for tool in tools
-        ]
         if self._content is not None:
             content = Content(grammar_text(self._content), self._has_bare_calls)
+            schemas = map(_schema_of, tools)
             return StructuredOutputsParams(grammar=calls_or_content(self._kind, schemas, parallel, content, token_id))
         if not any(tool.is_constrained for tool in tools):
             return None
+        schemas = map(_schema_of_free, tools)
         return StructuredOutputsParams(grammar=calls_in_text(self._kind, schemas, parallel, token_id))
 
     def parser(self) -> Parser | None:
@@ -125,18 +123,16 @@ class ToolForm:
     def _has_bare_calls(self) -> bool:
         """Whether Llama's calls may come without the marker.
 
-        Content that begins like a call is read as one, and need not follow the schema of a strict tool. Where that is
-        possible, the calls of strict tools need the marker. The result is kept: a schema may take long to read, and
-        each sample's parser must agree with the grammar.
+        Content that begins like a call is read as one, and need not follow the tool's schema. Where that is possible,
+        calls need the marker. The result is kept: a schema may take long to read, and each sample's parser must agree
+        with the grammar.
         """
         content = self._content
         if self._kind != "llama3_json" or content is None:
             return False
         if content.choice is not None:
             return not any(str(choice).startswith(LLAMA_OPENER) for choice in content.choice)
-        if content.json is None and not content.json_object:
-            return False
-        return not any(tool.is_constrained for tool in self._conversation.tools) or _begins_unlike_calls(content.json)
+        return _begins_unlike_calls(content.json)
 
 
 def _needs_marker(tool: Tool) -> RequestError:
@@ -161,9 +157,16 @@ def _whole_call(tool: Tool) -> StructuredOutputsParams:
 def _schema_of(tool: Tool) -> ToolSchema:
     """The schema or Lark rule for a call's arguments."""
     form = tool.input_format
-    if form is None or form.syntax != "lark":
+    if form is None or form.syntax == "text":
         return tool.name, tool.schema
-    return tool.name, input_grammar(form.definition)
+    rewrite = input_grammar if form.syntax == "lark" else input_regex_grammar
+    return tool.name, rewrite(form.definition)
+
+
+def _schema_of_free(tool: Tool) -> ToolSchema:
+    """The same where calls of tools that are not constrained may have any arguments."""
+    is_free = tool.input_format is None and not tool.is_constrained
+    return (tool.name, ANY_PARAMETERS) if is_free else _schema_of(tool)
 
 
 def _begins_unlike_calls(schema: Any) -> bool:

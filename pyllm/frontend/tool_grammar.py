@@ -21,7 +21,7 @@ ToolSchema = tuple[str, dict[str, Any] | str]
 _TEXT = r"/(.|\n)*/"
 ANY_TEXT = f"start: {_TEXT}"
 _SPACE = r"/[ \n]{0,2}/"
-_OUTPUT, _INNER = "output", "content"  # names of the grammars that another one refers to
+_OUTPUT, _INNER = "pyllm_output", "pyllm_content"  # names of the grammars that another one refers to
 _HEADER_NAME = re.compile(r"[\w.\-]+")  # a name that Mistral's newer call format can have
 
 
@@ -87,9 +87,9 @@ def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
         RequestError: the grammar is nested too deeply.
     """
     if opened:
-        start = "start: reasoning SPACE @output"
+        start = f"start: reasoning SPACE @{_OUTPUT}"
     else:
-        start = f"start: (opening reasoning SPACE)? @output\nopening: {_marker(OPENING, token_id)}"
+        start = f"start: (opening reasoning SPACE)? @{_OUTPUT}\nopening: {_marker(OPENING, token_id)}"
     reasoning = _until("reasoning", CLOSING, token_id)
     return _before(f"{start}\n{reasoning}\nSPACE: {_SPACE}\nTEXT: {_TEXT}", grammar, _OUTPUT)
 

@@ -1,5 +1,6 @@
 """Regexes and texts in which characters that JSON escapes are likely, and what llguidance makes of a grammar."""
 
+from hypothesis import reject
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
@@ -25,8 +26,10 @@ REGEXES = st.recursive(
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether the whole text may come, and end."""
+    """Whether the whole text may come, and end. An example on which llguidance itself panics is none."""
     matcher = LLMatcher(BYTES, grammar, log_level=0)
+    if matcher.get_error().startswith("panic"):  # as on (\D|\W)|\D
+        reject()
     assert not matcher.is_error(), matcher.get_error()
     data = list(text.encode())
     return matcher.try_consume_tokens(data) == len(data) and matcher.is_accepting()

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pyllm.errors import RequestError
-from pyllm.frontend.input_grammar import input_grammar
+from pyllm.frontend.ascii_classes import with_ascii_classes
+from pyllm.frontend.input_grammar import input_grammar, input_regex_grammar
 from pyllm.frontend.input_regex import json_escaped
 from tests.frontend.regexes import ALPHABET, REGEXES, TEXTS, accepts
 
@@ -49,6 +50,40 @@ def accepts_in_call(definition: str, text: str) -> bool:
 @given(REGEXES, TEXTS)
 def test_a_regex_matches_the_json_form_of_what_it_matches(regex: str, text: str) -> None:
     assert accepts_in_call(f"start: /{regex}/", text) == accepts(f"start: /{regex}/", text)
+
+
+def regex_accepts_in_call(regex: str, text: str) -> bool:
+    written = "".join(map(json_escaped, text))
+    return accepts(f"start: {input_regex_grammar(regex)}", f'{{"input": "{written}"}}')
+
+
+@settings(max_examples=100)
+@given(REGEXES, TEXTS)
+def test_a_whole_input_may_follow_a_regex(regex: str, text: str) -> None:
+    assume("/" not in regex)
+    assert regex_accepts_in_call(regex, text) == accepts(f"start: /{with_ascii_classes(regex)}/", text)
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "holds"),
+    [
+        ('[^"]{3}', 'a"b', False),
+        ('[^"]{3}', "a/b", True),
+        ('[^"a-z]{3}', '_7"', False),
+        (r"[\x00-\x1f]", '"', False),
+        (r"[\x00-\x1f]", "\\", False),
+        (r"[\x00-\x1f]", "\n", True),
+        (r"\d{2}", "12", True),
+        (r"\d{2}", "\u0661\u0662", False),
+        (r"[\w.]+", "a_9.", True),
+        (r"[\w.]+", "\u00e4", False),
+        (r"^a+$", "aa", True),
+        (r"a\$", "a$", True),
+        (r"a/b\/c", "a/b/c", True),
+    ],
+)
+def test_what_a_regex_means_for_an_input(regex: str, text: str, holds: bool) -> None:
+    assert regex_accepts_in_call(regex, text) == holds
 
 
 @settings(max_examples=60)

@@ -25,7 +25,7 @@ from pyllm.frontend.anthropic.protocol import (
 )
 from pyllm.frontend.failure import UnsupportedThreadError
 from pyllm.frontend.generation import Generation
-from pyllm.frontend.openai.parameters import form_names
+from pyllm.frontend.openai.parameters import FORCED_FORM, form_names
 from pyllm.frontend.request_context import context_of
 from pyllm.frontend.request_place import place_of
 from pyllm.frontend.server_state import ServerState, check_model
@@ -71,6 +71,8 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
         check_thinking(data.thinking, state.conversations, context.ignore)
         scheduling = place_of(context, data.priority, cache_salt=data.cache_salt)
         conversation, params = conversation_of(data, context.ignore), _sampling_params(data)
+        if conversation.forces_call:
+            context.field_names = FIELD_NAMES | FORCED_FORM
         await admit(state, context)
         prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))

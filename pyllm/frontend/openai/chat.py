@@ -22,6 +22,7 @@ from pyllm.frontend.openai.chunks import ChunkForm
 from pyllm.frontend.openai.errors import ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import TokenBytes, chat_logprobs, prompt_logprobs, token_names
 from pyllm.frontend.openai.parameters import (
+    FORCED_FORM,
     form_names,
     num_chat_logprobs,
     sampling_params,
@@ -76,6 +77,8 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
         cut = truncation(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)
         conversation = msgspec.structs.replace(conversation_of(data, context.ignore), truncation=cut)
+        if conversation.forces_call:
+            context.field_names = _FIELD_NAMES | FORCED_FORM
         await admit(state, context, params.n)
         prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))

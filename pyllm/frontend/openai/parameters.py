@@ -2,6 +2,8 @@
 
 from typing import Any, cast
 
+import msgspec
+
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.engine_request import EngineRequest, StructuredOutputs
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
@@ -47,6 +49,10 @@ def split_prompts(given: str | list[str | int | list[int]], name: str, most: int
     if len(given) > most:
         raise RequestError(f"{name} has {len(given)} {name}s; at most {most} go into one request", name)
     return [item for item in given if not isinstance(item, int)]
+
+
+# What `structured_outputs` is to a caller who demands a call, which wins over any other form.
+FORCED_FORM = {"structured_outputs": "tools"}
 
 
 def form_names(field: str, has_form: bool, has_tools: bool) -> dict[str, str]:
@@ -102,7 +108,7 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
         **_ends(request),
         max_tokens=max_tokens,
         logprobs=logprobs,
-        structured_outputs=_response_format(request),
+        structured_outputs=_form(request),
         extra_args=request.vllm_xargs,
         beam_width=request.n or 1 if request.use_beam_search else 0,
     )
@@ -136,7 +142,7 @@ def structured_outputs(
     if kind == "text":
         return own_form(own)
     if own is not None:
-        raise RequestError(f"{field} and structured_outputs exclude one another; leave one of them out", field)
+        raise RequestError(f"{field} excludes the engine's own field for the same; leave one of them out", field)
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
     if schema is None:
@@ -198,18 +204,32 @@ def _ends(request: EngineRequest) -> dict[str, Any]:
     }
 
 
-def _check_guided(request: GenerationRequest) -> None:
-    """Refuse vLLM's older names of a form, unless the newer one asks for the same: some programs send both."""
-    form = request.structured_outputs
+def _check_guided(request: GenerationRequest, form: StructuredOutputsParams | None) -> None:
+    """Refuse vLLM's older names of a form, unless a newer one asks for the same: some programs send both."""
     for name in ("json", "regex", "choice", "grammar"):
         older = getattr(request, f"guided_{name}")
-        if older is not None and (form is None or older != getattr(form, name)):
-            text = f"guided_{name} is not supported; use structured_outputs.{name}"
-            raise RequestError(text, f"guided_{name}")
+        if older is not None and (form is None or _parsed(older, name) != _parsed(getattr(form, name), name)):
+            remedy = f"use structured_outputs.{name}" if request.response_format is None else "leave it out"
+            raise RequestError(f"guided_{name} is not supported; {remedy}", f"guided_{name}")
+
+
+def _parsed(value: Any, name: str) -> Any:
+    """A schema that is a text as the object that it stands for."""
+    if name != "json" or not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, RecursionError):
+        return value
+
+
+def _form(request: GenerationRequest) -> StructuredOutputsParams | None:
+    form = _response_format(request)
+    _check_guided(request, form)
+    return form
 
 
 def _response_format(request: GenerationRequest) -> StructuredOutputsParams | None:
-    _check_guided(request)
     form = request.response_format
     if form is None:
         return own_form(request.structured_outputs)

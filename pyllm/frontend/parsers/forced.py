@@ -41,6 +41,21 @@ class OnlyCalls:
         return _without_content(self._parser.finish())
 
 
+class UncutCalls:
+    """Another parser's pieces, without the beginning of a call that the end of the text cuts off."""
+
+    def __init__(self, parser: Parser) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[Piece]:
+        """The other's."""
+        return self._parser.feed(text)
+
+    def finish(self) -> list[Piece]:
+        """What is left of the other's: content that was held back is a call that never came."""
+        return _without_content(self._parser.finish())
+
+
 class FirstCall:
     """Another parser's pieces, without all calls but the first."""
 

@@ -6,6 +6,7 @@ from typing import Literal
 from msgspec import Struct
 
 from pyllm.frontend.parsers.bodies import CallList, ClosedCall, MistralCalls
+from pyllm.frontend.parsers.forced import UncutCalls
 from pyllm.frontend.parsers.leading_calls import LeadingCalls
 from pyllm.frontend.parsers.marked_calls import MarkedCalls
 from pyllm.frontend.parsers.pieces import Parser
@@ -75,7 +76,7 @@ def calls_or_content_parser(kind: ToolCallParser, bare_names: Collection[str]) -
         return LeadingCalls(parser, (MARKERS[kind], LLAMA_OPENER))
     chosen = tool_call_parser(kind)
     assert chosen is not None
-    return LeadingCalls(chosen, (MARKERS[kind],))
+    return LeadingCalls(UncutCalls(chosen), (MARKERS[kind],))
 
 
 def call_list_parser() -> Parser:

@@ -62,6 +62,7 @@ class ResponseForm:
         logprobs: LogprobsOf | None,
         on_end: OnEnd,
         has_events: bool = True,
+        block_size: int,
         encrypts_reasoning: bool = False,
         built_in_tools: frozenset[str] = frozenset(),
     ) -> None:
@@ -72,6 +73,7 @@ class ResponseForm:
         self._logprobs_of = logprobs
         self._on_end = on_end
         self._has_events = has_events
+        self._block_size = block_size
         self._encrypts_reasoning = encrypts_reasoning
         self._built_in_tools = built_in_tools
         self._num_events = 0
@@ -215,13 +217,17 @@ class ResponseForm:
     def _count(self, counts: TokenCounts) -> None:
         self.response.usage = ResponseUsage(
             counts.prompt,
-            InputTokensDetails(counts.cached),
+            InputTokensDetails(counts.cached, max(0, self._num_cacheable(counts.prompt) - counts.cached)),
             counts.completion,
             OutputTokensDetails(0 if self._parser is None else self._parser.num_reasoning_tokens),
             counts.prompt + counts.completion,
             "deadline" if counts.is_expired else UNSET,
         )
         self.response.completed_at = int(time.time())
+
+    def _num_cacheable(self, num_prompt_tokens: int) -> int:
+        """Tokens of the prompt in full blocks, which the prefix cache keeps."""
+        return num_prompt_tokens - num_prompt_tokens % self._block_size if self._block_size else 0
 
     def _logprobs(self, delta: TextDelta) -> list[ChatLogprob]:
         return [] if self._logprobs_of is None or not delta.logprobs else self._logprobs_of(delta.logprobs)

@@ -279,10 +279,10 @@ OutputItem = OutputMessage | ReasoningItem | FunctionCall | CustomToolCall | Bui
 
 
 class InputTokensDetails(Struct):
-    """How much of the prompt the prefix cache had."""
+    """How much of the prompt the prefix cache had, and how much more of it the cache has now."""
 
     cached_tokens: int
-    cache_write_tokens: int = 0
+    cache_write_tokens: int
 
 
 class OutputTokensDetails(Struct):

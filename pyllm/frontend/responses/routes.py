@@ -13,7 +13,14 @@ from pyllm.frontend.conversation import Conversation, Prepared
 from pyllm.frontend.generation import Generation
 from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
-from pyllm.frontend.openai.parameters import form_names, own_form, sample_params, scheduling_params, structured_outputs
+from pyllm.frontend.openai.parameters import (
+    FORCED_FORM,
+    form_names,
+    own_form,
+    sample_params,
+    scheduling_params,
+    structured_outputs,
+)
 from pyllm.frontend.request_context import RequestContext, context_of
 from pyllm.frontend.responses import protocol
 from pyllm.frontend.responses.background import BackgroundRun
@@ -48,6 +55,7 @@ _LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
 
 def responses_routes(state: ServerState) -> Router:
     """The routes, for one server."""
+    model = state.client.model
     kept = KeptResponses(state.shared if state.server.max_stored_responses else None)
 
     @post(
@@ -63,14 +71,14 @@ def responses_routes(state: ServerState) -> Router:
         context.name_tenant(data.user)
         _check(state, data, context)  # These fields have the caller's names already.
         context.field_names = _field_names(data)
-        stores = kept.store_or_refuse(data.store, data.background is True)
-        if stores and data.request_id is not None:
-            await _refuse_taken(kept, context, owner)
+        stores = await _stores(kept, data, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
         items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id, context.ignore)]
         tools = callable_tools(data, items, context.ignore)
         conversation = _conversation(data, items, tools)
+        if conversation.forces_call:
+            context.field_names = _FIELD_NAMES | FORCED_FORM
         await admit(state, context)
         prepared = await state.conversations.prepare(conversation, params, context.ignore)
         await charge(state, context, len(prepared.prompt))
@@ -83,6 +91,7 @@ def responses_routes(state: ServerState) -> Router:
             logprobs=_logprobs(state, params),
             on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
             has_events=data.stream is True,
+            block_size=model.block_size if model.enable_prefix_caching else 0,
             encrypts_reasoning=_ENCRYPTED in (data.include or ()),
             built_in_tools=built_in_names(tools),
         )
@@ -167,6 +176,13 @@ def _check_logprobs(prepared: Prepared, params: SamplingParams) -> None:
     if prepared.make_parser is not None and params.logprobs is not None:
         text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
         raise RequestError(text, "include")
+
+
+async def _stores(kept: KeptResponses, request: ResponsesRequest, context: RequestContext, owner: str) -> bool:
+    stores = kept.store_or_refuse(request.store, request.background is True)
+    if stores and request.request_id is not None:
+        await _refuse_taken(kept, context, owner)
+    return stores
 
 
 async def _refuse_taken(kept: KeptResponses, context: RequestContext, owner: str) -> None:

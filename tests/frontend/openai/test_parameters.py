@@ -140,6 +140,16 @@ def test_an_older_name_of_a_form_passes_beside_an_equal_one() -> None:
                 sampling_params(decode(ChatRequest, CHAT | {f"guided_{name}": value} | other), 9)
 
 
+def test_an_older_schema_may_be_a_text_or_equal_to_the_response_format() -> None:
+    schema = {"type": "object"}
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    text = msgspec.json.encode(schema).decode()
+    for newer in ({"structured_outputs": {"json": schema}}, {"response_format": response_format}):
+        assert sampling_params(decode(ChatRequest, CHAT | {"guided_json": text} | newer), 9).structured_outputs
+    with pytest.raises(RequestError, match="guided_json"):
+        sampling_params(decode(ChatRequest, CHAT | {"guided_json": "{", "structured_outputs": {"json": schema}}), 9)
+
+
 def test_no_stop_trim_keeps_the_stop_string() -> None:
     assert sampling_params(decode(ChatRequest, CHAT | {"no_stop_trim": True}), 9).include_stop_str_in_output
     assert not sampling_params(decode(ChatRequest, CHAT | {"no_stop_trim": False}), 9).include_stop_str_in_output

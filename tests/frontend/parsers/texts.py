@@ -138,10 +138,15 @@ HERMES_OR_CONTENT = [
             'a<tool_call>{"name": "f"}</tool_call>',
             ' <tool_call>{"name": "f"}</tool_call>',
             '{"a": "b <tool_call>"}',
-            "<tool_call>",
             "<tool_call>tea",
         )
     ),
+    *(
+        case(text)
+        for text in ("<tool_call>", '<tool_call>\n{"name', '<tool_call>\n{"name": "f"')  # cut off
+    ),
+    case('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_ca', "", ("f", "{}")),
+    case('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool', "", ("f", "{}")),
 ]
 
 MISTRAL_OR_CONTENT = [

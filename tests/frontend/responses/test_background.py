@@ -26,7 +26,7 @@ async def test_a_run_ends_with_its_record(tokenizer: Tokenizer, deletes: bool) -
         kept = KeptResponses(frontend.state.shared)
         response = Response(id="resp_1", created_at=0, model="tiny", status="in_progress", background=True)
         ended: list[Response] = []
-        form = ResponseForm(response, None, call_name=str, logprobs=None, on_end=ended.append)
+        form = ResponseForm(response, None, call_name=str, logprobs=None, on_end=ended.append, block_size=16)
         context = RequestContext("1", tenant="me")
         await admit(frontend.state, context)
         generation = Generation(frontend.state, [[5]], SamplingParams(), SchedulingParams(), context)

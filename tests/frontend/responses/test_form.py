@@ -35,6 +35,7 @@ def form(parses: bool, ended: list[Response], has_events: bool = True, custom: t
         call_name=lambda index: f"call_{index}",
         logprobs=None,
         on_end=ended.append,
+        block_size=16,
         has_events=has_events,
     )
 

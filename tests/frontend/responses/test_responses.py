@@ -12,7 +12,7 @@ from pyllm.config import ServerConfig
 from pyllm.frontend.tokenizer import Tokenizer
 from pyllm.messages import Abort, Submit
 from tests.frontend.anthropic.serving import CALLS, HERMES, ROOMY, SCHEMA, THINKING, THOUGHT
-from tests.frontend.fake_core import ScriptedCore
+from tests.frontend.fake_core import MODEL, ScriptedCore
 from tests.frontend.responses.serving import folded, named_events
 from tests.frontend.serving import Frontend, answering, in_process
 from tests.waiting import until
@@ -76,7 +76,10 @@ async def test_an_answer_has_openais_shape(tokenizer: Tokenizer) -> None:
         ],
         "usage": {
             "input_tokens": num_prompt,
-            "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": 2,
+                "cache_write_tokens": num_prompt - num_prompt % MODEL.block_size - 2,
+            },
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": num_prompt + num_output,
