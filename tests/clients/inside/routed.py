@@ -1,4 +1,4 @@
-"""What both routers' scripts share: two scripted servers behind a router, and what must hold there.
+"""The checks of a router in front of two scripted servers, which both routers' scripts share.
 
 It uses the standard library alone, as `checks`.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from checks import DEADLINE, ScriptedServer, Servers, is_idle, metric, wait_until
+from checks import DEADLINE, ScriptedServer, Servers, check, is_idle, main, metric, wait_until
 
 HELLO = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
 LONG = {**HELLO, "messages": [{"role": "user", "content": "Tell a long story."}], "stream": True}
@@ -89,7 +89,38 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def check_answers(routed: Routed) -> None:
+def check_router(command: Command) -> None:
+    """Run the checks of one router. Its command line takes a `--policy`, of which the last one counts."""
+
+    @check
+    def answers(servers: Servers) -> None:
+        with Routed(servers, command) as routed:
+            _check_answers(routed)
+
+    @check
+    def balancing(servers: Servers) -> None:
+        with Routed(servers, command) as routed:
+            _check_balancing(routed)
+
+    @check
+    def balancing_by_load(servers: Servers) -> None:
+        with Routed(servers, lambda *given: [*command(*given), "--policy", "power_of_two"]) as routed:
+            _check_answers(routed)
+
+    @check
+    def cancel(servers: Servers) -> None:
+        with Routed(servers, command) as routed:
+            _check_cancel(routed)
+
+    @check
+    def failover(servers: Servers) -> None:
+        with Routed(servers, command) as routed:
+            _check_failover(routed)
+
+    main()
+
+
+def _check_answers(routed: Routed) -> None:
     """Chat, completions, embeddings and Responses pass."""
     assert routed.post("/v1/chat/completions", HELLO)["choices"][0]["message"]["content"] == ANSWER
     completion = {"model": "scripted", "prompt": "Hi", "max_tokens": 50}
@@ -98,7 +129,7 @@ def check_answers(routed: Routed) -> None:
     assert routed.post("/v1/responses", {"model": "scripted", "input": "Hi"})["status"] == "completed"
 
 
-def check_balancing(routed: Routed) -> None:
+def _check_balancing(routed: Routed) -> None:
     """Each of two servers gets its share."""
     before = routed.counts()
     for _ in range(10):
@@ -106,13 +137,13 @@ def check_balancing(routed: Routed) -> None:
     assert all(now > then for now, then in zip(routed.counts(), before, strict=True)), routed.counts()
 
 
-def check_cancel(routed: Routed) -> None:
+def _check_cancel(routed: Routed) -> None:
     """Who leaves a stream ends its request."""
     routed.begin(LONG).close()
     wait_until(lambda: all(is_idle(server.address) for server in routed.servers), "the request to end")
 
 
-def check_failover(routed: Routed) -> None:
+def _check_failover(routed: Routed) -> None:
     """After the end of one server the other one answers."""
     routed.servers[0].stop()
     for _ in range(6):

@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from checks import Servers, check, main
-from routed import Routed, check_answers, check_balancing, check_cancel, check_failover
+from routed import check_router
 
 ROUTER = str(Path(sys.executable).with_name("vllm-router"))
 
@@ -15,34 +14,4 @@ def command(port: int, other: int, workers: list[str]) -> list[str]:
     return [ROUTER, *flags, "--worker-urls", *workers]
 
 
-@check
-def answers(servers: Servers) -> None:
-    with Routed(servers, command) as routed:
-        check_answers(routed)
-
-
-@check
-def balancing(servers: Servers) -> None:
-    with Routed(servers, command) as routed:
-        check_balancing(routed)
-
-
-@check
-def balancing_by_load(servers: Servers) -> None:
-    with Routed(servers, lambda *given: [*command(*given), "--policy", "power_of_two"]) as routed:
-        check_answers(routed)
-
-
-@check
-def cancel(servers: Servers) -> None:
-    with Routed(servers, command) as routed:
-        check_cancel(routed)
-
-
-@check
-def failover(servers: Servers) -> None:
-    with Routed(servers, command) as routed:
-        check_failover(routed)
-
-
-main()
+check_router(command)
