@@ -19,7 +19,8 @@ IGNORED_FIELDS_HEADER = b"pyllm-ignored-fields"
 MAX_NAMES = 64
 MAX_NAME_CHARACTERS = 80
 MAX_HEADER_BYTES = 2048
-# Names that one process counts and logs. Fields beyond them, and names that cannot be shown, count as `OTHER`.
+# Names that one process counts and logs, beside those of hints. Other names, and such as cannot be shown, count as
+# `OTHER`.
 MAX_COUNTED_NAMES = 256
 OTHER = "other"
 
@@ -58,12 +59,12 @@ class RequestFields:
     def __init__(self, policy: UnknownFields = "warn") -> None:
         self.policy = policy
         self.has_more = False  # fields beside the first `MAX_NAMES`
-        self._names: dict[str, None] = {}  # in the order in which they came
+        self._names: dict[str, bool] = {}  # in the order in which they came
 
     @property
-    def names(self) -> Iterable[str]:
-        """Each name once, at most `MAX_NAMES`."""
-        return self._names
+    def names(self) -> Iterable[tuple[str, bool]]:
+        """Each name once, at most `MAX_NAMES`, and whether it is the name of a hint, which no request chooses."""
+        return self._names.items()
 
     def ignore(self, name: str, refusal: str) -> None:
         """Note a field by its path, such as `tools.defer_loading`.
@@ -74,12 +75,14 @@ class RequestFields:
         if self.policy == "refuse":
             raise RequestError(refusal, f"{name:.80}")
         if self.policy == "warn" and name not in self._names:
-            self._note([name])
+            self._note([name], is_hint=False)
 
     def ignore_hint(self, name: str, refusable: bool) -> None:
         """Note a marked field; raises as `ignore` does."""
-        if refusable or self.policy != "refuse":
+        if refusable and self.policy == "refuse":
             self.ignore(name, f"{name:.80} is not supported yet; leave it out")
+        if self.policy == "warn" and name not in self._names:
+            self._note([name], is_hint=True)
 
     def ignore_unknown(self, prefix: str, names: Sequence[str]) -> None:
         """Note fields below a prefix that no struct knows; raises as `ignore` does."""
@@ -87,12 +90,12 @@ class RequestFields:
             self.ignore(prefix + names[0], f"{prefix + names[0]:.80} is not a known field")
         known = self._names
         if new := [path for name in names if (path := prefix + name) not in known]:
-            self._note(new)
+            self._note(new, is_hint=False)
 
-    def _note(self, new: Sequence[str]) -> None:
+    def _note(self, new: Sequence[str], is_hint: bool) -> None:
         room = MAX_NAMES - len(self._names)
         # A name that is too long is never shown, and need not be kept.
-        self._names.update(dict.fromkeys([name[: MAX_NAME_CHARACTERS + 1] for name in new[:room]]))
+        self._names.update(dict.fromkeys([name[: MAX_NAME_CHARACTERS + 1] for name in new[:room]], is_hint))
         self.has_more |= len(new) > room
 
 
@@ -107,21 +110,21 @@ class IgnoredFields:
         shown: list[str] = []
         has_more = fields.has_more
         counts = self.counts
-        for name in fields.names:
+        for name, is_hint in fields.names:
             if name in counts:
                 counts[name] += 1
             elif _SHOWN.fullmatch(name) is None:
                 has_more = True
                 continue
             else:
-                self._count_new(name)
+                self._count_new(name, is_hint)
             shown.append(name)
         if has_more:
             counts[OTHER] = counts.get(OTHER, 0) + 1
         return _header(shown, has_more)
 
-    def _count_new(self, name: str) -> None:
-        if len(self.counts) >= MAX_COUNTED_NAMES:
+    def _count_new(self, name: str, is_hint: bool) -> None:
+        if len(self.counts) >= MAX_COUNTED_NAMES and not is_hint:
             self.counts[OTHER] = self.counts.get(OTHER, 0) + 1
             return
         self.counts[name] = 1

@@ -106,6 +106,19 @@ def test_each_name_is_logged_once_and_no_more_than_are_counted(caplog: pytest.Lo
     assert [record.args for record in caplog.records] == [(f"n{number}",) for number in range(MAX_COUNTED_NAMES)]
 
 
+def test_names_that_requests_choose_leave_room_for_hints() -> None:
+    ignored = IgnoredFields()
+    for start in range(0, 2 * MAX_COUNTED_NAMES, MAX_NAMES):
+        fields = RequestFields()
+        fields.ignore_unknown("", [f"n{number}" for number in range(start, start + MAX_NAMES)])
+        ignored.count(fields)
+    fields = RequestFields()
+    fields.ignore_hint("verbosity", refusable=True)
+    assert ignored.count(fields) == b"verbosity"
+    assert ignored.counts["verbosity"] == 1
+    assert len(ignored.counts) == MAX_COUNTED_NAMES + 2
+
+
 def test_a_strict_server_is_told_the_first_and_a_silent_one_nothing() -> None:
     with pytest.raises(RequestError, match="nope is not supported yet") as refused:
         RequestFields("refuse").ignore_hint("nope", refusable=True)
