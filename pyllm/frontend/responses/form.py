@@ -50,7 +50,7 @@ class ResponseForm:
 
     `logprobs` makes those of tokens; None tells of none. `call_name` names calls. Without `has_events` only the
     response is made: its events are empty. With `encrypts_reasoning` its reasoning is also `encrypted_content`.
-    Calls of the `built_in_tools` are items of their own types.
+    Calls of the `built_in_tools` are items of their own types. `block_size` is that of the prefix cache, 0 without one.
     """
 
     def __init__(
