@@ -63,7 +63,8 @@ def _operation(route: HTTPRoute, handler: HTTPRouteHandler, references: Mapping[
     streams = body is not None and "stream" in getattr(body, "__struct_fields__", ())
     operation: Json = {
         "summary": handler.summary,
-        "operationId": str(handler.fn.__name__),
+        # A handler of several paths has one operation for each.
+        "operationId": str(handler.fn.__name__) if len(handler.paths) == 1 else route.path_format.strip("/"),
         "responses": {
             str(status): _response(status, spec, references, streams)
             for status, spec in sorted(_responses(handler).items())

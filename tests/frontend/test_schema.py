@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 # How many requests are made up for each route.
-CASES = 12
+CASES = 20
 
 
 class Server:
@@ -73,6 +73,11 @@ def test_answers_to_requests_of_the_documented_form_are_as_documented(server: Se
     }
     # Most bodies that are made up are refused; those that are not show what the document says of answers.
     assert sum(count > 0 for label, count in served.items() if label.startswith("POST")) >= 5
+
+
+def test_each_operation_has_an_id_of_its_own(server: Server) -> None:
+    ids = [operation["operationId"] for path in server.document["paths"].values() for operation in path.values()]
+    assert len(ids) == len(set(ids)) > 20
 
 
 def test_answers_to_other_requests_are_as_documented(server: Server) -> None:
