@@ -94,7 +94,7 @@ def test_unknown_fields_decode_and_are_told(kind: type[GenerationRequest], body:
     assert decode(kind, misspelt) == decode(kind, body)
     fields = RequestFields()
     find_ignored(msgspec.json.encode(misspelt), kind, fields)
-    assert list(fields.names) == ["temprature"]
+    assert [name for name, _ in fields.names] == ["temprature"]
     with pytest.raises(RequestError, match="temprature is not a known field") as refused:
         find_ignored(msgspec.json.encode(misspelt), kind, RequestFields("refuse"))
     assert refused.value.parameter == "temprature"
