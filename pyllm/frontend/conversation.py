@@ -59,12 +59,11 @@ class Tool(Struct, frozen=True, kw_only=True):
 
     def for_template(self) -> dict[str, Any]:
         """The tool in the shape that templates expect."""
-        description, parameters = self.description, self.schema
+        description = self.description
         if self.input_format is not None:
             description = _described(description, self.input_format)
-            parameters = _INPUT
         described = {} if description is None else {"description": description}
-        return {"type": "function", "function": {"name": self.name, **described, "parameters": parameters}}
+        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.schema}}
 
 
 class NamedTool(Struct, frozen=True):

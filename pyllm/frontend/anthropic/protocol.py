@@ -133,7 +133,7 @@ class InputMessage(Struct, kw_only=True):
 
 
 class ToolParam(Struct, kw_only=True):
-    """A tool. The model is told of those of type `custom`, which is the default; others run on a server."""
+    """A tool. The model sees those of type `custom`, which is the default; others run on a server."""
 
     name: str | None = None
     input_schema: dict[str, Any] | None = None
