@@ -15,7 +15,7 @@ import torch
 
 import pyllm_kernels
 from pyllm_kernels import PackedLinear, select
-from pyllm_kernels.linear import BLOCK_BYTES, GROUP, INT8_BLOCKS
+from pyllm_kernels.cpu_linear import BLOCK_BYTES, GROUP, INT8_BLOCKS
 
 SHAPES = {
     "qkv": (960, 576),

@@ -8,6 +8,7 @@ import os
 
 from pyllm_kernels._cpu import LogitsStates, forget_threads, instruction_set, num_threads, set_num_threads
 from pyllm_kernels.cards import CardError, check_card
+from pyllm_kernels.cpu_linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear
 from pyllm_kernels.dispatch import (
     BackendError,
     Kernels,
@@ -33,7 +34,6 @@ from pyllm_kernels.dispatch import (
 )
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.graph import Graph
-from pyllm_kernels.linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [

@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from pyllm_kernels import cpu, linear, reference
+from pyllm_kernels import cpu, cpu_linear, reference
+from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.linear import PackedLinear
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 
@@ -302,12 +302,12 @@ def _cpu(device_type: str) -> Kernels:
     return replace(
         _reference(),
         backend="cpu",
-        pack_linear=linear.pack_linear,
-        pack_int8=linear.pack_int8,
-        pack_int8_blocks=linear.pack_int8_blocks,
-        pack_blocks=linear.pack_blocks,
-        packed_linear=linear.packed_linear,
-        packed_rows=linear.packed_rows,
+        pack_linear=cpu_linear.pack_linear,
+        pack_int8=cpu_linear.pack_int8,
+        pack_int8_blocks=cpu_linear.pack_int8_blocks,
+        pack_blocks=cpu_linear.pack_blocks,
+        packed_linear=cpu_linear.packed_linear,
+        packed_rows=cpu_linear.packed_rows,
         rms_norm=cpu.rms_norm,
         add_rms_norm=cpu.add_rms_norm,
         rope_and_kv_write=cpu.rope_and_kv_write,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.linear import PackedLinear
+from pyllm_kernels.cpu_linear import PackedLinear
 
 _BLOCK_M = 64
 _ROWS_OF_A_GROUP = 8

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyllm_kernels.cpu_linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear, in_features_of_blocks
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear, in_features_of_blocks
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 _QUANTISED = {"int8", *BLOCK_BYTES}

@@ -19,7 +19,8 @@ _CHUNK = 4096
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor, rows: Tensor
 ) -> Tensor:
-    """Tokens int32 [samples], by `pyllm/workers/sampler.py`'s rules; -1 where no logit is above minus infinity.
+    """Tokens int32 [samples], by `pyllm/workers/sampling/sampler.py`'s rules; -1 where no logit is above minus
+    infinity.
 
     logits [rows, vocabulary], each row contiguous, of a float dtype; the others [samples] on the same device: float32,
     `top_k` int32 (0: off), `rows` int32, the row of logits that each sample is drawn from.

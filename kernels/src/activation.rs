@@ -3,9 +3,9 @@
 
 use std::marker::PhantomData;
 
+use crate::dtype::DType;
 use crate::isa::Isa;
-use crate::linear::Element;
-use crate::op::{Extent, Op, OutOfRange, RowWriter, Rows, run_rows};
+use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -14,8 +14,8 @@ use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 pub(crate) struct SiluAndMul {
     pub(crate) tokens: usize,
     pub(crate) intermediate: usize,
-    pub(crate) x: Rows,
-    pub(crate) out: Rows,
+    pub(crate) x: Matrix,
+    pub(crate) out: Matrix,
 }
 
 impl Op for SiluAndMul {
@@ -35,16 +35,16 @@ impl Op for SiluAndMul {
 }
 
 impl RowWriter for SiluAndMul {
-    fn out(&self) -> Rows {
+    fn out(&self) -> Matrix {
         self.out
     }
 
     unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
         // SAFETY: as the caller promises.
         unsafe {
-            match self.x.element {
-                Element::Float32 => self.run_as::<f32>(num_tokens, isa, pool, then),
-                Element::Bfloat16 => self.run_as::<Bfloat16>(num_tokens, isa, pool, then),
+            match self.x.dtype {
+                DType::Float32 => self.run_as::<f32>(num_tokens, isa, pool, then),
+                DType::Bfloat16 => self.run_as::<Bfloat16>(num_tokens, isa, pool, then),
             }
         }
     }
@@ -55,7 +55,7 @@ impl SiluAndMul {
     ///
     /// As for `RowWriter::write`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
-        let kernel = Gate::<X> { op: self, element: PhantomData };
+        let kernel = Gate::<X> { op: self, dtype: PhantomData };
         // SAFETY: as the caller promises.
         unsafe { run_rows(&kernel, num_tokens, 2 * self.intermediate, isa, pool, then) }
     }
@@ -63,7 +63,7 @@ impl SiluAndMul {
 
 struct Gate<'a, X> {
     op: &'a SiluAndMul,
-    element: PhantomData<X>,
+    dtype: PhantomData<X>,
 }
 
 impl<X: Storage> Kernel for Gate<'_, X> {
@@ -98,7 +98,7 @@ mod tests {
             let mut fused = Vec::new();
             for isa in Isa::available() {
                 let mut out = vec![f32::NAN; intermediate];
-                let rows = |address| Rows { element: Element::Float32, address, stride: 0 };
+                let rows = |address| Matrix { dtype: DType::Float32, address, stride: 0 };
                 let op = SiluAndMul {
                     tokens: 1,
                     intermediate,

@@ -1,23 +1,24 @@
 //! Causal attention over the paged cache (arXiv 2309.06180), by the online softmax (arXiv 1805.02867).
 //!
-//! A head of a token goes through its keys in tiles of `TILE` and splits of `SPLIT`, both counted from position 0: within
-//! a split tile by tile, then split is merged to split in order. That alone decides a result's bits. Which tokens and
-//! heads share a tile that was loaded, and which thread does which splits, decides when something is computed only.
+//! A head of a token goes through its keys in tiles of `TILE` and splits of `SPLIT`, both counted from position 0:
+//! within a split tile by tile, then split is merged to split in order. That alone decides a result's bits. Which
+//! tokens and heads share a tile that was loaded, and which thread does which splits, decides when something is
+//! computed only.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod cells;
 mod floats;
 mod plan;
-mod way;
+mod tile_backend;
 #[cfg(test)]
 mod tests;
 
-use crate::cache::Cache;
 use crate::isa::Isa;
-use crate::op::{Extent, Indices, Op, OutOfRange, Rows, check_range};
+use crate::kv_layer::KvLayer;
+use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
 use crate::threads::Pool;
-use way::Call;
+use tile_backend::Call;
 
 /// Positions that are looked at together.
 const TILE: usize = 64;
@@ -30,10 +31,10 @@ pub(crate) struct PagedAttention {
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
     pub(crate) scale: f32,
-    /// A row is a token: its heads, one after the other. Both are made of one element.
-    pub(crate) query: Rows,
-    pub(crate) out: Rows,
-    pub(crate) cache: Cache,
+    /// A row is a token: its heads, one after the other. Both have the same dtype.
+    pub(crate) query: Matrix,
+    pub(crate) out: Matrix,
+    pub(crate) cache: KvLayer,
     pub(crate) batch: Batch,
 }
 
@@ -63,8 +64,8 @@ impl Op for PagedAttention {
         unsafe {
             match isa {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Amx if amx::takes(self) => way::attend::<amx::Amx>(&call, pool),
-                _ => way::attend::<floats::Floats>(&call, pool),
+                Isa::Amx if amx::takes(self) => tile_backend::attend::<amx::Amx>(&call, pool),
+                _ => tile_backend::attend::<floats::Floats>(&call, pool),
             }
         }
         Ok(())
@@ -104,7 +105,7 @@ impl Sequences<'_> {
         }
     }
 
-    fn check(&self, tokens: usize, cache: &Cache, num_slots: usize) -> Result<(), OutOfRange> {
+    fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
         check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
         // A token that were of no sequence would get what was in memory.

@@ -2,15 +2,15 @@
 
 use std::ptr::copy;
 
-use crate::cache::Cache;
 use crate::isa::Isa;
+use crate::kv_layer::KvLayer;
 use crate::op::{Extent, Indices, Op, OutOfRange, check_range};
 use crate::threads::Pool;
 
 /// Copies of (source, destination) in both caches, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyBlocks {
-    pub(crate) cache: Cache,
+    pub(crate) cache: KvLayer,
     /// Two numbers each; the copies are what a graph would count as tokens.
     pub(crate) copies: Indices,
     pub(crate) num_copies: usize,
@@ -22,8 +22,8 @@ impl Op for CopyBlocks {
     }
 
     unsafe fn run(&self, extent: Extent, _: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
-        let Cache { block_size, num_blocks, .. } = self.cache;
-        let block_bytes = block_size * self.cache.width() * self.cache.element.bytes();
+        let KvLayer { block_size, num_blocks, .. } = self.cache;
+        let block_bytes = block_size * self.cache.width() * self.cache.dtype.bytes();
         // SAFETY: as the caller promises.
         let copies = unsafe { self.copies.first(2 * extent.tokens) };
         check_range("number of the copies", copies, 0..num_blocks as i64)?;

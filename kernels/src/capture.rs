@@ -7,12 +7,12 @@ use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::arena::Arena;
 use crate::graph;
 use crate::isa::Isa;
+use crate::memory::arena::Arena;
 use crate::op::Extent;
 use crate::ops::{end_recording, graph_error, record_in};
-use crate::pool;
+use crate::pool::pool;
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 #[derive(Default)]

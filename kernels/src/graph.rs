@@ -1,4 +1,5 @@
-//! The ops of a step in order, recorded once and run as often as wanted. Knows no tensor: only what ops know of themselves.
+//! The ops of a step in order, recorded once and run as often as wanted. Knows no tensor: only what ops know of
+//! themselves.
 
 use std::fmt;
 
@@ -82,20 +83,20 @@ impl Graph {
             coming.next().into_iter().for_each(|first| pool.announce(first));
             let mut ops = self.ops.iter().peekable();
             while let Some(op) = ops.next() {
-                let writer = op.as_row_writer();
-                let product = ops.peek().and_then(|next| next.as_product());
-                let joined = writer.zip(product).filter(|(writer, product)| product.takes_rows_of(*writer));
+                let joined = op.as_row_writer().zip(ops.peek()).filter(|(writer, next)| next.takes_rows_of(*writer));
                 if op.weights().is_some() || joined.is_some() {
                     coming.next().into_iter().for_each(|next| pool.announce(next));
                 }
                 // SAFETY: as the caller promises; the extent was checked.
-                unsafe {
-                    if let Some((writer, product)) = joined {
-                        product.run_after(Some(writer), extent.tokens, isa, pool);
-                        ops.next();
-                    } else {
-                        op.run(extent, isa, pool).map_err(GraphError::Index)?;
+                let done = unsafe {
+                    match joined {
+                        Some((writer, product)) => product.run_after(writer, extent, isa, pool),
+                        None => op.run(extent, isa, pool),
                     }
+                };
+                done.map_err(GraphError::Index)?;
+                if joined.is_some() {
+                    ops.next();
                 }
             }
             Ok(())

@@ -1,46 +1,40 @@
-//! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of what Python points to, and checks that they fit;
-//! the stub `pyllm_kernels/_cpu.pyi` is its documentation.
+//! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of what Python points to, and checks that they
+//! fit; the stub `pyllm_kernels/_cpu.pyi` is its documentation.
 
 mod activation;
-mod arena;
+#[cfg(target_arch = "x86_64")]
+mod amx_tiles;
 mod attention;
 mod blocks;
-mod cache;
 mod capture;
-mod edit_logits;
+mod dtype;
 mod graph;
 mod isa;
+mod kv_layer;
 mod linear;
-mod logits_states;
-mod logprobs;
+mod linear_ops;
+mod logits;
+mod memory;
 mod norm;
 mod op;
 mod ops;
-mod packed;
+mod pool;
 mod rope;
-mod row;
-mod sampling;
-mod scratch;
 mod threads;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 mod vector;
 
-use std::ptr::{self, with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use dtype::DType;
 use isa::Isa;
-use linear::{Element, Format, Lookup, Product, Quantised, Source};
+use linear::{Format, GgmlType, Int8Source, Lookup, Product};
+use linear_ops::{PackedLinear, PackedRows};
 use ops::execute;
-use packed::{PackedLinear, PackedRows};
+use pool::pool;
 use threads::Pool;
-
-/// Null until it is asked for. What it points to is never freed: somebody may have it.
-static POOL: AtomicPtr<Mutex<Pool>> = AtomicPtr::new(ptr::null_mut());
 
 #[pyclass(frozen, module = "pyllm_kernels._cpu")]
 struct Linear(linear::Linear);
@@ -50,31 +44,31 @@ impl Linear {
     #[new]
     #[pyo3(signature = (format, dtype, in_features, out_features, blocks=None))]
     fn new(format: &str, dtype: &str, in_features: usize, out_features: usize, blocks: Option<&str>) -> PyResult<Self> {
-        let element = match dtype {
-            "float32" => Element::Float32,
-            "bfloat16" => Element::Bfloat16,
+        let element_type = match dtype {
+            "float32" => DType::Float32,
+            "bfloat16" => DType::Bfloat16,
             _ => {
                 return Err(PyValueError::new_err(format!("no linear of {dtype}: use float32 or bfloat16")));
             }
         };
         let format = match (format, blocks) {
-            _ if format == dtype => Format::Element,
-            ("int8", None) => Format::Int8(Source::Elements),
-            ("int8", Some("q4_0")) => Format::Int8(Source::Q4_0),
-            ("int8", Some("q4_1")) => Format::Int8(Source::Q4_1),
+            _ if format == dtype => Format::Float,
+            ("int8", None) => Format::Int8(Int8Source::Elements),
+            ("int8", Some("q4_0")) => Format::Int8(Int8Source::Q4_0),
+            ("int8", Some("q4_1")) => Format::Int8(Int8Source::Q4_1),
             ("int8", Some(blocks)) => {
                 return Err(PyValueError::new_err(format!("no int8 of blocks of {blocks}: use q4_0, q4_1 or floats")));
             }
-            ("q8_0", None) => Format::Quantised(Quantised::Q8_0),
-            ("q4_0", None) => Format::Quantised(Quantised::Q4_0),
-            ("q4_1", None) => Format::Quantised(Quantised::Q4_1),
+            ("q8_0", None) => Format::Ggml(GgmlType::Q8_0),
+            ("q4_0", None) => Format::Ggml(GgmlType::Q4_0),
+            ("q4_1", None) => Format::Ggml(GgmlType::Q4_1),
             _ => {
                 return Err(PyValueError::new_err(format!(
                     "no {format} weights with {dtype} inputs: use {dtype}, int8, q8_0, q4_0 or q4_1"
                 )));
             }
         };
-        let linear = linear::Linear { format, element, in_features, out_features };
+        let linear = linear::Linear { format, dtype: element_type, in_features, out_features };
         linear.check().map_err(PyValueError::new_err)?;
         Ok(Self(linear))
     }
@@ -150,7 +144,7 @@ impl Linear {
             x: with_exposed_provenance(x),
             packed: with_exposed_provenance(packed),
             out: with_exposed_provenance_mut(out),
-            out_stride: out_stride * self.0.element.bytes(),
+            out_stride: out_stride * self.0.dtype.bytes(),
         };
         // SAFETY: Python promises that what the stub says is there, and that nothing else touches it while it is used.
         unsafe { execute(py, PackedLinear { tokens: num_rows, product }) }
@@ -169,7 +163,7 @@ fn set_num_threads(py: Python<'_>, num_threads: usize) -> PyResult<()> {
 /// A forked process has none of the threads, and a lock that may be held for ever: it begins with a pool of its own.
 #[pyfunction]
 fn forget_threads() {
-    POOL.store(ptr::null_mut(), Ordering::Release);
+    pool::forget();
 }
 
 #[pyfunction]
@@ -180,20 +174,6 @@ fn num_threads(py: Python<'_>) -> usize {
 #[pyfunction]
 fn instruction_set() -> &'static str {
     Isa::best().name()
-}
-
-pub(crate) fn pool() -> MutexGuard<'static, Pool> {
-    let mut pool = POOL.load(Ordering::Acquire);
-    if pool.is_null() {
-        let new = Box::into_raw(Box::new(Mutex::new(Pool::new(1))));
-        pool = match POOL.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => new,
-            // Another thread was first; a pool of one thread has nothing to give back.
-            Err(first) => first,
-        };
-    }
-    // SAFETY: it was made above, and is never freed.
-    unsafe { &*pool }.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// # Safety
@@ -223,7 +203,7 @@ mod _cpu {
     #[pymodule_export]
     use super::capture::{Graph, Lease};
     #[pymodule_export]
-    use super::logits_states::LogitsStates;
+    use super::logits::states::LogitsStates;
     #[pymodule_export]
     use super::ops::{
         copy_blocks, edit_logits, logprobs, paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul,

@@ -8,20 +8,22 @@
 
 mod floats;
 mod format;
+mod ggml;
 mod int8;
+mod integer_rows;
 mod output;
-mod quantised;
 mod rounding;
 
 use std::mem;
 use std::ops::Range;
 
+use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::op::RowWriter;
-use crate::scratch::Scratch;
 use crate::threads::{Memory, Pool};
 use format::GROUP;
-pub(crate) use format::{Element, Format, Quantised, Source, round_to_bfloat16};
+pub(crate) use format::{Format, GgmlType, Int8Source};
+use integer_rows::{IntegerFormat, IntegerRows};
 use output::{Output, PANEL, SIDE};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
@@ -45,7 +47,7 @@ const MAX_INT8_FEATURES: usize = 1 << 17;
 pub(crate) struct Linear {
     pub(crate) format: Format,
     /// What inputs and outputs are made of.
-    pub(crate) element: Element,
+    pub(crate) dtype: DType,
     /// A multiple of `GROUP` where the format has groups.
     pub(crate) in_features: usize,
     pub(crate) out_features: usize,
@@ -77,7 +79,7 @@ impl Linear {
 
     /// Bytes of an input row.
     pub(crate) fn in_bytes(&self) -> usize {
-        self.in_features * self.element.bytes()
+        self.in_features * self.dtype.bytes()
     }
 
     /// Bytes of a row of the matrix before it is packed: elements, or GGUF's blocks.
@@ -91,19 +93,19 @@ impl Linear {
         let panels = packed.chunks_exact_mut(self.panel_bytes());
         for (rows, panel) in weight.chunks(self.row_bytes() * PANEL).zip(panels) {
             match self.format {
-                Format::Element => floats::pack_panel(self, rows, panel),
+                Format::Float => floats::pack_panel(self, rows, panel),
                 Format::Int8(source) => int8::pack_panel(self, source, rows, panel),
-                Format::Quantised(format) => quantised::pack_panel(self, format, rows, panel),
+                Format::Ggml(format) => ggml::pack_panel(self, format, rows, panel),
             }
         }
     }
 
     /// What the matrix is made of before it is packed; None of elements.
-    fn blocks(&self) -> Option<Quantised> {
+    fn blocks(&self) -> Option<GgmlType> {
         match self.format {
-            Format::Element => None,
+            Format::Float => None,
             Format::Int8(source) => source.blocks(),
-            Format::Quantised(format) => Some(format),
+            Format::Ggml(format) => Some(format),
         }
     }
 
@@ -113,32 +115,11 @@ impl Linear {
 
     fn panel_bytes(&self) -> usize {
         match self.format {
-            Format::Element => floats::panel_bytes(self),
+            Format::Float => floats::panel_bytes(self),
             Format::Int8(source) => int8::panel_bytes(self, source),
-            Format::Quantised(format) => quantised::panel_bytes(self, format),
+            Format::Ggml(format) => ggml::panel_bytes(self, format),
         }
     }
-}
-
-/// Input rows that are made into integers before they are multiplied.
-trait IntegerRows: Sync {
-    /// How many of them fill so many bytes.
-    fn at_once(&self, bytes: usize) -> usize;
-
-    /// Make a row into integers.
-    ///
-    /// # Safety
-    ///
-    /// x has the row, whose room is still its own; no other thread has it; this machine has `isa`.
-    unsafe fn quantise_row(&self, row: usize, isa: Isa);
-
-    /// Multiply some of the rows with one panel.
-    ///
-    /// # Safety
-    ///
-    /// The rows have been quantised, the part's panel is of their format and has their features, and nothing else
-    /// touches the output, which begins at row 0; the part begins at a multiple of `SIDE`; this machine has `isa`.
-    unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output);
 }
 
 /// `out = x @ weight.T`, of as many rows as it is run with.
@@ -173,7 +154,7 @@ impl Product {
     pub(crate) fn takes_rows_of(&self, writer: &dyn RowWriter) -> bool {
         let out = writer.out();
         let is_x = out.address == self.x.addr() && out.stride == self.linear.in_features;
-        is_x && out.element == self.linear.element && self.linear.format != Format::Element
+        is_x && out.dtype == self.linear.dtype && self.linear.format != Format::Float
     }
 
     /// Run the writer of x, if one is given, and then this: each row is made into integers where it was written.
@@ -183,39 +164,32 @@ impl Product {
     /// As for `run`, and for the writer's `write`; where one is given, this takes its rows.
     pub(crate) unsafe fn run_after(&self, writer: Option<&dyn RowWriter>, num_rows: usize, isa: Isa, pool: &mut Pool) {
         match self.linear.format {
-            Format::Element => {
+            Format::Float => {
                 self.run_parts(num_rows, FLOAT_ROWS_AT_ONCE, pool, &|part, output| {
                     // SAFETY: as the caller promises.
                     unsafe { self.multiply_floats(isa, &part, output) };
                 });
             }
             // SAFETY: as the caller promises.
-            Format::Int8(source) => unsafe {
-                let rows = |scratch: &mut Scratch| int8::Rows::within(&self.linear, source, self.x, num_rows, scratch);
-                self.run_integers(rows, writer, num_rows, isa, pool);
-            },
+            Format::Int8(source) => unsafe { self.run_integers(source, writer, num_rows, isa, pool) },
             // SAFETY: as the caller promises.
-            Format::Quantised(format) => unsafe {
-                let rows =
-                    |scratch: &mut Scratch| quantised::Rows::within(&self.linear, format, self.x, num_rows, scratch);
-                self.run_integers(rows, writer, num_rows, isa, pool);
-            },
+            Format::Ggml(ggml_type) => unsafe { self.run_integers(ggml_type, writer, num_rows, isa, pool) },
         }
     }
 
     /// # Safety
     ///
-    /// As for `run_after`; `rows_within` gives the rows of x.
-    unsafe fn run_integers<R: IntegerRows>(
+    /// As for `run_after`; the weights are of this format.
+    unsafe fn run_integers<F: IntegerFormat>(
         &self,
-        rows_within: impl FnOnce(&mut Scratch) -> R,
+        format: F,
         writer: Option<&dyn RowWriter>,
         num_rows: usize,
         isa: Isa,
         pool: &mut Pool,
     ) {
         let mut scratch = mem::take(&mut pool.scratch);
-        let rows = rows_within(&mut scratch);
+        let rows = IntegerRows::within(&mut scratch, format, &self.linear, self.x, num_rows);
         // SAFETY: as the caller promises; each row is taken once.
         let quantise = |row: usize| unsafe { rows.quantise_row(row, isa) };
         match writer {
@@ -271,11 +245,11 @@ impl Product {
     ///
     /// The matrix has the panel.
     unsafe fn output(&self, panel: usize) -> Output {
-        let Linear { element, out_features, .. } = self.linear;
+        let Linear { dtype, out_features, .. } = self.linear;
         let column = panel * PANEL;
         // SAFETY: as the caller promises.
-        let first = unsafe { self.out.add(column * element.bytes()) };
-        Output { first, stride: self.out_stride, columns: PANEL.min(out_features - column), element }
+        let first = unsafe { self.out.add(column * dtype.bytes()) };
+        Output { first, stride: self.out_stride, columns: PANEL.min(out_features - column), dtype }
     }
 }
 
@@ -333,9 +307,9 @@ impl Lookup {
             (panel, index % PANEL, std::slice::from_raw_parts_mut(self.out.add(row * row_bytes), row_bytes))
         };
         match self.linear.format {
-            Format::Element => floats::unpack_column(panel, column, out),
+            Format::Float => floats::unpack_column(panel, column, out),
             Format::Int8(source) => int8::unpack_column(&self.linear, source, panel, column, out),
-            Format::Quantised(format) => quantised::unpack_column(&self.linear, format, panel, column, out),
+            Format::Ggml(format) => ggml::unpack_column(&self.linear, format, panel, column, out),
         }
     }
 }
@@ -344,11 +318,6 @@ impl Lookup {
 struct Part {
     rows: Range<usize>,
     panel: *const u8,
-}
-
-/// So many rows in parts of at most `largest`, none of which has rows on both sides of a multiple of `SIDE`.
-fn parts_of_sides(rows: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..rows).step_by(SIDE).flat_map(move |side| equal_parts(side..rows.min(side + SIDE), largest))
 }
 
 /// The fewest parts of at most `largest`, as equal as can be.

@@ -3,9 +3,9 @@
 
 use std::marker::PhantomData;
 
+use crate::dtype::DType;
 use crate::isa::Isa;
-use crate::linear::Element;
-use crate::op::{Extent, Op, OutOfRange, RowWriter, Rows, run_rows};
+use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -18,18 +18,18 @@ pub(crate) struct RmsNorm {
     pub(crate) tokens: usize,
     pub(crate) hidden: usize,
     pub(crate) epsilon: f32,
-    pub(crate) x: Rows,
+    pub(crate) x: Matrix,
     /// One row.
-    pub(crate) weight: Rows,
-    pub(crate) out: Rows,
+    pub(crate) weight: Matrix,
+    pub(crate) out: Matrix,
     pub(crate) stream: Option<Stream>,
 }
 
-/// The residual stream before and after; all of x's element.
+/// The residual stream before and after; with the dtype of x.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
-    pub(crate) residual: Rows,
-    pub(crate) sum: Rows,
+    pub(crate) residual: Matrix,
+    pub(crate) sum: Matrix,
 }
 
 impl Op for RmsNorm {
@@ -49,18 +49,18 @@ impl Op for RmsNorm {
 }
 
 impl RowWriter for RmsNorm {
-    fn out(&self) -> Rows {
+    fn out(&self) -> Matrix {
         self.out
     }
 
     unsafe fn write(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
         // SAFETY: as the caller promises.
         unsafe {
-            match (self.x.element, self.weight.element) {
-                (Element::Float32, Element::Float32) => self.run_as::<f32, f32>(num_tokens, isa, pool, then),
-                (Element::Float32, Element::Bfloat16) => self.run_as::<f32, Bfloat16>(num_tokens, isa, pool, then),
-                (Element::Bfloat16, Element::Float32) => self.run_as::<Bfloat16, f32>(num_tokens, isa, pool, then),
-                (Element::Bfloat16, Element::Bfloat16) => {
+            match (self.x.dtype, self.weight.dtype) {
+                (DType::Float32, DType::Float32) => self.run_as::<f32, f32>(num_tokens, isa, pool, then),
+                (DType::Float32, DType::Bfloat16) => self.run_as::<f32, Bfloat16>(num_tokens, isa, pool, then),
+                (DType::Bfloat16, DType::Float32) => self.run_as::<Bfloat16, f32>(num_tokens, isa, pool, then),
+                (DType::Bfloat16, DType::Bfloat16) => {
                     self.run_as::<Bfloat16, Bfloat16>(num_tokens, isa, pool, then);
                 }
             }
@@ -136,8 +136,8 @@ mod tests {
 
     use super::*;
 
-    fn rows(numbers: &mut [f32]) -> Rows {
-        Rows { element: Element::Float32, address: numbers.as_mut_ptr().expose_provenance(), stride: numbers.len() }
+    fn rows(numbers: &mut [f32]) -> Matrix {
+        Matrix { dtype: DType::Float32, address: numbers.as_mut_ptr().expose_provenance(), stride: numbers.len() }
     }
 
     proptest! {

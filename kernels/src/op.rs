@@ -4,8 +4,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use crate::dtype::DType;
 use crate::isa::Isa;
-use crate::linear::{Element, Product};
 use crate::threads::{Memory, Pool};
 use crate::vector::{self, Kernel};
 
@@ -28,8 +28,8 @@ pub(crate) trait Op: Send + Sync {
 
     /// # Safety
     ///
-    /// The extent is within the capacity, what the op points to is there, nothing else touches it during the call, and the
-    /// machine has `isa`.
+    /// The extent is within the capacity, what the op points to is there, nothing else touches it during the call, and
+    /// the machine has `isa`.
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange>;
 
     /// Itself, where its result is rows that are each written at once.
@@ -37,9 +37,28 @@ pub(crate) trait Op: Send + Sync {
         None
     }
 
-    /// The product that it is, if it is one.
-    fn as_product(&self) -> Option<&Product> {
-        None
+    /// Whether it is faster to run the writer of its input together with it, by `run_after`.
+    fn takes_rows_of(&self, _writer: &dyn RowWriter) -> bool {
+        false
+    }
+
+    /// Run the writer of its input, then itself.
+    ///
+    /// # Safety
+    ///
+    /// As for `run`, and for the writer's `write`.
+    unsafe fn run_after(
+        &self,
+        writer: &dyn RowWriter,
+        extent: Extent,
+        isa: Isa,
+        pool: &mut Pool,
+    ) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        unsafe {
+            writer.write(extent.tokens, isa, pool, &|_| {});
+            self.run(extent, isa, pool)
+        }
     }
 
     /// Memory worth bringing before the op runs, as its tasks will read it.
@@ -51,7 +70,7 @@ pub(crate) trait Op: Send + Sync {
 /// What writes a row of its result at once, so that what reads it can begin with it while it is near.
 pub(crate) trait RowWriter {
     /// The result.
-    fn out(&self) -> Rows;
+    fn out(&self) -> Matrix;
 
     /// Write the rows of so many tokens, and call `then` with each, on the thread that wrote it.
     ///
@@ -104,14 +123,14 @@ pub(crate) fn check_range(what: &'static str, numbers: &[i32], allowed: Range<i6
 
 /// A matrix somewhere in memory, its rows contiguous.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rows {
-    pub(crate) element: Element,
+pub(crate) struct Matrix {
+    pub(crate) dtype: DType,
     pub(crate) address: usize,
     /// Elements from one row to the next.
     pub(crate) stride: usize,
 }
 
-impl Rows {
+impl Matrix {
     /// Where a row begins.
     pub(crate) fn row<T>(&self, row: usize) -> *mut T {
         std::ptr::with_exposed_provenance_mut::<T>(self.address).wrapping_add(row * self.stride)

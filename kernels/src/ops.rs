@@ -11,17 +11,17 @@ use pyo3::pybacked::PyBackedStr;
 use crate::activation::SiluAndMul;
 use crate::attention::{Batch, PagedAttention};
 use crate::blocks::CopyBlocks;
-use crate::cache::Cache;
-use crate::edit_logits::{EditLogits, Edits, Masks};
+use crate::dtype::DType;
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
-use crate::linear::Element;
-use crate::logprobs::Logprobs;
+use crate::kv_layer::KvLayer;
+use crate::logits::edit_logits::{EditLogits, Edits, Masks};
+use crate::logits::logprobs::Logprobs;
+use crate::logits::sampling::{Parameters, Sampling};
 use crate::norm::{RmsNorm, Stream};
-use crate::op::{Indices, Op, Rows};
-use crate::pool;
+use crate::op::{Indices, Matrix, Op};
+use crate::pool::pool;
 use crate::rope::RopeAndKvWrite;
-use crate::sampling::{Parameters, Sampling};
 
 thread_local! {
     static RECORDING: RefCell<Option<Arc<Mutex<Graph>>>> = const { RefCell::new(None) };
@@ -79,11 +79,11 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
 pub(crate) unsafe fn rms_norm(
     py: Python<'_>,
     shape: (usize, usize),
-    x: Rows,
-    weight: Rows,
+    x: Matrix,
+    weight: Matrix,
     epsilon: f32,
-    out: Rows,
-    stream: Option<(Rows, Rows)>,
+    out: Matrix,
+    stream: Option<(Matrix, Matrix)>,
 ) -> PyResult<()> {
     let stream = stream.map(|(residual, sum)| Stream { residual, sum });
     let (tokens, hidden) = shape;
@@ -100,7 +100,7 @@ pub(crate) unsafe fn rms_norm(
 ///
 /// The addresses are of what the stub says.
 #[pyfunction]
-pub(crate) unsafe fn silu_and_mul(py: Python<'_>, shape: (usize, usize), x: Rows, out: Rows) -> PyResult<()> {
+pub(crate) unsafe fn silu_and_mul(py: Python<'_>, shape: (usize, usize), x: Matrix, out: Matrix) -> PyResult<()> {
     let (tokens, intermediate) = shape;
     check_alike("out", out, x, (tokens, intermediate))?;
     // SAFETY: as the caller promises.
@@ -114,11 +114,11 @@ pub(crate) unsafe fn silu_and_mul(py: Python<'_>, shape: (usize, usize), x: Rows
 pub(crate) unsafe fn rope_and_kv_write(
     py: Python<'_>,
     shape: (usize, usize),
-    heads: (Rows, Rows, Rows),
+    heads: (Matrix, Matrix, Matrix),
     positions: usize,
     cos_sin: (usize, usize),
     slot_mapping: usize,
-    cache: Cache,
+    cache: KvLayer,
 ) -> PyResult<()> {
     let ((tokens, num_heads), (query, key, value)) = (shape, heads);
     let (cos_sin, num_positions) = cos_sin;
@@ -135,7 +135,7 @@ pub(crate) unsafe fn rope_and_kv_write(
         key,
         value,
         positions: Indices(positions),
-        cos_sin: Rows { element: Element::Float32, address: cos_sin, stride: cache.head_dim },
+        cos_sin: Matrix { dtype: DType::Float32, address: cos_sin, stride: cache.head_dim },
         num_positions,
         slot_mapping: Indices(slot_mapping),
         cache,
@@ -151,11 +151,11 @@ pub(crate) unsafe fn rope_and_kv_write(
 pub(crate) unsafe fn paged_attention(
     py: Python<'_>,
     shape: (usize, usize),
-    query: Rows,
-    cache: Cache,
+    query: Matrix,
+    cache: KvLayer,
     batch: Batch,
     scale: f32,
-    out: Rows,
+    out: Matrix,
 ) -> PyResult<()> {
     let (tokens, heads) = shape;
     if heads == 0 || !heads.is_multiple_of(cache.kv_heads) {
@@ -173,7 +173,7 @@ pub(crate) unsafe fn paged_attention(
 ///
 /// The addresses are of what the stub says.
 #[pyfunction]
-pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: Cache, copies: usize, num_copies: usize) -> PyResult<()> {
+pub(crate) unsafe fn copy_blocks(py: Python<'_>, cache: KvLayer, copies: usize, num_copies: usize) -> PyResult<()> {
     // SAFETY: as the caller promises.
     unsafe { execute(py, CopyBlocks { cache, copies: Indices(copies), num_copies }) }
 }
@@ -186,7 +186,7 @@ pub(crate) unsafe fn sample(
     py: Python<'_>,
     num_samples: usize,
     shape: (usize, usize),
-    logits: Rows,
+    logits: Matrix,
     rows: Option<usize>,
     parameters: Option<(usize, usize, usize, usize, usize)>,
     out: usize,
@@ -218,7 +218,7 @@ pub(crate) unsafe fn edit_logits(
     py: Python<'_>,
     num_samples: usize,
     shape: (usize, usize),
-    logits: Rows,
+    logits: Matrix,
     rows: usize,
     edits: Edits,
     masks: Option<Masks>,
@@ -239,7 +239,7 @@ pub(crate) unsafe fn logprobs(
     py: Python<'_>,
     num_samples: usize,
     shape: (usize, usize),
-    logits: Rows,
+    logits: Matrix,
     rows: usize,
     chosen: usize,
     num_top: usize,
@@ -279,17 +279,17 @@ impl<'py> FromPyObject<'_, 'py> for Masks {
 }
 
 /// dtype, address, elements from one row to the next.
-impl<'py> FromPyObject<'_, 'py> for Rows {
+impl<'py> FromPyObject<'_, 'py> for Matrix {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
         let (dtype, address, stride) = object.extract::<(PyBackedStr, usize, usize)>()?;
-        Ok(Self { element: element(&dtype)?, address, stride })
+        Ok(Self { dtype: parse_dtype(&dtype)?, address, stride })
     }
 }
 
 /// dtype, addresses of keys and values, and the shape.
-impl<'py> FromPyObject<'_, 'py> for Cache {
+impl<'py> FromPyObject<'_, 'py> for KvLayer {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
@@ -300,8 +300,8 @@ impl<'py> FromPyObject<'_, 'py> for Cache {
                 "a cache of shape {shape:?}: no dimension may be 0, and there may be up to 2,147,483,647 tokens"
             )));
         }
-        let element = element(&dtype)?;
-        Ok(Self { element, key_address, value_address, num_blocks, block_size, kv_heads, head_dim })
+        let dtype = parse_dtype(&dtype)?;
+        Ok(Self { dtype, key_address, value_address, num_blocks, block_size, kv_heads, head_dim })
     }
 }
 
@@ -325,20 +325,20 @@ impl<'py> FromPyObject<'_, 'py> for Batch {
 }
 
 /// See that rows are made of what another's are, and that none reaches into the next, which another thread has.
-fn check_alike(name: &str, rows: Rows, other: Rows, (num_rows, width): (usize, usize)) -> PyResult<()> {
-    if rows.element != other.element || (num_rows > 1 && rows.stride < width) {
+fn check_alike(name: &str, rows: Matrix, other: Matrix, (num_rows, width): (usize, usize)) -> PyResult<()> {
+    if rows.dtype != other.dtype || (num_rows > 1 && rows.stride < width) {
         return Err(PyValueError::new_err(format!(
             "{name} is {:?} with rows {} apart: it must be {:?}, and a row has {width} elements",
-            rows.element, rows.stride, other.element
+            rows.dtype, rows.stride, other.dtype
         )));
     }
     Ok(())
 }
 
-fn element(dtype: &str) -> PyResult<Element> {
+fn parse_dtype(dtype: &str) -> PyResult<DType> {
     match dtype {
-        "float32" => Ok(Element::Float32),
-        "bfloat16" => Ok(Element::Bfloat16),
+        "float32" => Ok(DType::Float32),
+        "bfloat16" => Ok(DType::Bfloat16),
         _ => Err(PyValueError::new_err(format!("no kernel for {dtype}: use float32 or bfloat16"))),
     }
 }

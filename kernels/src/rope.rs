@@ -3,10 +3,10 @@
 
 use std::marker::PhantomData;
 
-use crate::cache::Cache;
+use crate::dtype::DType;
 use crate::isa::Isa;
-use crate::linear::Element;
-use crate::op::{Extent, Indices, Op, OutOfRange, Rows, check_range, run_rows};
+use crate::kv_layer::KvLayer;
+use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -15,17 +15,17 @@ use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 pub(crate) struct RopeAndKvWrite {
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
-    /// A row is a token: its heads, one after the other. All three are made of one element.
-    pub(crate) query: Rows,
-    pub(crate) key: Rows,
-    pub(crate) value: Rows,
+    /// A row is a token: its heads, one after the other. All three have the same dtype.
+    pub(crate) query: Matrix,
+    pub(crate) key: Matrix,
+    pub(crate) value: Matrix,
     pub(crate) positions: Indices,
     /// float32; a row is a position: the cosines of half a head, then the sines.
-    pub(crate) cos_sin: Rows,
+    pub(crate) cos_sin: Matrix,
     pub(crate) num_positions: usize,
     /// A cell of the cache for each token; none where it is negative.
     pub(crate) slot_mapping: Indices,
-    pub(crate) cache: Cache,
+    pub(crate) cache: KvLayer,
 }
 
 impl Op for RopeAndKvWrite {
@@ -41,11 +41,11 @@ impl Op for RopeAndKvWrite {
         check_range("entry of the slot mapping", cells, i64::from(i32::MIN)..self.cache.num_cells() as i64)?;
         // SAFETY: as the caller promises; positions and cells were checked.
         unsafe {
-            match (self.query.element, self.cache.element) {
-                (Element::Float32, Element::Float32) => self.run_as::<f32, f32>(positions, cells, isa, pool),
-                (Element::Float32, Element::Bfloat16) => self.run_as::<f32, Bfloat16>(positions, cells, isa, pool),
-                (Element::Bfloat16, Element::Float32) => self.run_as::<Bfloat16, f32>(positions, cells, isa, pool),
-                (Element::Bfloat16, Element::Bfloat16) => {
+            match (self.query.dtype, self.cache.dtype) {
+                (DType::Float32, DType::Float32) => self.run_as::<f32, f32>(positions, cells, isa, pool),
+                (DType::Float32, DType::Bfloat16) => self.run_as::<f32, Bfloat16>(positions, cells, isa, pool),
+                (DType::Bfloat16, DType::Float32) => self.run_as::<Bfloat16, f32>(positions, cells, isa, pool),
+                (DType::Bfloat16, DType::Bfloat16) => {
                     self.run_as::<Bfloat16, Bfloat16>(positions, cells, isa, pool);
                 }
             }
@@ -146,8 +146,8 @@ mod tests {
             for isa in Isa::available() {
                 let (mut rotated, mut new_key, mut value) = (query.clone(), key.clone(), key.clone());
                 let mut caches = [vec![f32::NAN; 6 * key.len()], vec![f32::NAN; 6 * key.len()]];
-                let rows = |numbers: &mut [f32]| Rows {
-                    element: Element::Float32,
+                let rows = |numbers: &mut [f32]| Matrix {
+                    dtype: DType::Float32,
                     address: numbers.as_mut_ptr().expose_provenance(),
                     stride: head_dim,
                 };
@@ -161,8 +161,8 @@ mod tests {
                     cos_sin: rows(&mut cos_sin),
                     num_positions: 2,
                     slot_mapping: Indices(cells.as_ptr().expose_provenance()),
-                    cache: Cache {
-                        element: Element::Float32,
+                    cache: KvLayer {
+                        dtype: DType::Float32,
                         key_address: caches[0].as_mut_ptr().expose_provenance(),
                         value_address: caches[1].as_mut_ptr().expose_provenance(),
                         num_blocks: 3,
@@ -171,8 +171,8 @@ mod tests {
                         head_dim,
                     },
                 };
-                // SAFETY: every address is of a vector above, as long as the sizes say; the test asks for what the machine
-                // has.
+                // SAFETY: every address is of a vector above, as long as the sizes say; the test asks for what the
+                // machine has.
                 unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("the indices are right");
                 for (before, after) in [(&query, &rotated), (&key, &new_key)] {
                     for (before, after) in before.chunks(head_dim).zip(after.chunks(head_dim)) {

@@ -1,10 +1,10 @@
-//! A pool of threads that stay: independent tasks, each thread's share of them one after the other, and then what others
-//! have not come to. Knows no kernel. The caller takes part, so a pool of one thread starts none.
+//! A pool of threads that stay: independent tasks, each thread's share of them one after the other, and then what
+//! others have not come to. Knows no kernel. The caller takes part, so a pool of one thread starts none.
 //!
-//! A thread takes the tasks of its own share from the first on, and those of others from the last. So as long as all are
-//! there, each reads memory in order, and the same as in the run before; and one that was asleep, or kept from its
-//! processor, delays nobody as long as it has claimed nothing. A job ends when `unfinished` is 0. Whoever waits asks memory
-//! for what its share of a job to come will read.
+//! A thread takes the tasks of its own share from the first on, and those of others from the last. So as long as all
+//! are there, each reads memory in order, and the same as in the run before; and one that was asleep, or kept from its
+//! processor, delays nobody as long as it has claimed nothing. A job ends when `unfinished` is 0. Whoever waits asks
+//! memory for what its share of a job to come will read.
 
 use std::cell::UnsafeCell;
 use std::hint::spin_loop;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::scratch::Scratch;
+use crate::memory::scratch::Scratch;
 use crate::vector::prefetch;
 
 /// Long enough for the next layer's kernel to come, short enough to leave a shared processor to others.
@@ -130,8 +130,8 @@ struct Shared {
 }
 
 // SAFETY: `job` alone is not `Sync`. It is written by the one caller (`Pool::run` takes `&mut`) while no task is
-// unfinished, and read only by a thread that has claimed a task of the job, which is unfinished then. The claim acquires
-// what the caller released when it set the share.
+// unfinished, and read only by a thread that has claimed a task of the job, which is unfinished then. The claim
+// acquires what the caller released when it set the share.
 unsafe impl Sync for Shared {}
 // SAFETY: the job is a reference to something `Sync`.
 unsafe impl Send for Shared {}
@@ -250,8 +250,8 @@ impl Shared {
     }
 }
 
-/// The tasks of a thread that nobody has claimed, as the first and what is behind the last: 32 bits each. On cache lines of
-/// its own, as its thread is mostly the only one to touch it.
+/// The tasks of a thread that nobody has claimed, as the first and what is behind the last: 32 bits each. On cache
+/// lines of its own, as its thread is mostly the only one to touch it.
 #[derive(Default)]
 #[repr(align(128))]
 struct Share(AtomicU64);

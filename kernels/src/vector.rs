@@ -1,8 +1,8 @@
 //! Sixteen float32 numbers at once, in whatever instructions the machine has, and the one place that chooses them.
 //! Knows no op: an op is written once, over any `Vector`, and `run` compiles it for each.
 //!
-//! Every kind of vector has as many lanes and adds them up in the same order. AVX2 and AVX-512 give the same bits; plain
-//! Rust rounds a product before it adds, as it has no fused instruction to rely on.
+//! Every kind of vector has as many lanes and adds them up in the same order. AVX2 and AVX-512 give the same bits;
+//! plain Rust rounds a product before it adds, as it has no fused instruction to rely on.
 #![expect(clippy::inline_always, reason = "a method takes its caller's instructions only where it is inlined")]
 
 mod portable;
@@ -202,8 +202,8 @@ pub(crate) trait Kernel: Sync {
     ///
     /// # Safety
     ///
-    /// The machine has V's instructions; what the kernel points to is there, and nothing else touches what this part of it
-    /// writes.
+    /// The machine has V's instructions; what the kernel points to is there, and nothing else touches what this part of
+    /// it writes.
     unsafe fn run<V: Vector>(&self, part: usize);
 }
 

@@ -1,22 +1,22 @@
 //! bfloat16 in AMX: products of keys and queries, and of weights and values, with float32 between them.
 //!
-//! Scores come transposed, a row a key: so keys are multiplied as they lie in the cache, and a vector has the scores of one
-//! key and sixteen pairs of a token and a head, which are a panel. The weights are rounded to bfloat16, and their sum is
-//! that of the rounded ones.
+//! Scores come transposed, a row a key: so keys are multiplied as they lie in the cache, and a vector has the scores of
+//! one key and sixteen pairs of a token and a head, which are a panel. The weights are rounded to bfloat16, and their
+//! sum is that of the rounded ones.
 //!
 //! A position that a pair does not see, but others of its panel do, has a weight of 0 for it, and values of such a tile
-//! which are no finite numbers are taken for each pair on its own: so a tile of which a pair sees nothing leaves all of its
-//! numbers as they are, but for the sign of a zero, which `finish` takes off.
+//! which are no finite numbers are taken for each pair on its own: so a tile of which a pair sees nothing leaves all of
+//! its numbers as they are, but for the sign of a zero, which `finish` takes off.
 
 mod panels;
 mod products;
 mod softmax;
 
 use super::plan::Work;
-use super::way::{Call, Step, Way};
+use super::tile_backend::{Call, Step, TileBackend};
 use super::{PagedAttention, TILE};
-use crate::linear::Element;
-use crate::tiles::Tiles;
+use crate::amx_tiles::Tiles;
+use crate::dtype::DType;
 use crate::vector::Bfloat16;
 use panels::Panels;
 use products::{BLOCK_BYTES, DEPTH, SIDE, Values, keys_of, products, scores};
@@ -24,8 +24,8 @@ use softmax::{Panel, Seen, Weigh};
 
 /// Whether tiles can take the op: its heads have whole ones only.
 pub(super) fn takes(op: &PagedAttention) -> bool {
-    let elements = [op.query.element, op.out.element, op.cache.element];
-    elements == [Element::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
+    let elements = [op.query.dtype, op.out.dtype, op.cache.dtype];
+    elements == [DType::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
 }
 
 /// How much longer than the scores of a head it takes to turn those of a panel into weights.
@@ -68,7 +68,7 @@ struct State {
     weights: *mut f32,
 }
 
-impl<'a> Way<'a> for Amx<'a> {
+impl<'a> TileBackend<'a> for Amx<'a> {
     fn state_floats(op: &PagedAttention, work: &Work) -> usize {
         Panels::of(op, work).rows() * (op.cache.head_dim + 2)
     }

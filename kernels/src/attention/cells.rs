@@ -3,12 +3,12 @@
 use std::ops::Range;
 
 use super::TILE;
-use crate::cache::Cache;
+use crate::kv_layer::KvLayer;
 use crate::vector::prefetch;
 
 /// The cells of some positions that follow one another.
 pub(super) struct Cells {
-    pub(super) places: [usize; TILE],
+    pub(super) offsets: [usize; TILE],
     pub(super) count: usize,
     /// The KV heads that are wanted of them.
     pub(super) heads: Range<usize>,
@@ -16,19 +16,19 @@ pub(super) struct Cells {
 
 impl Default for Cells {
     fn default() -> Self {
-        Self { places: [0; TILE], count: 0, heads: 0..0 }
+        Self { offsets: [0; TILE], count: 0, heads: 0..0 }
     }
 }
 
 impl Cells {
     pub(super) fn get(&self) -> &[usize] {
-        &self.places[..self.count]
+        &self.offsets[..self.count]
     }
 
     /// One of so many parts of them, as what is coming.
-    pub(super) fn ahead(&self, cache: &Cache, part: usize, parts: usize) -> Ahead<'_> {
+    pub(super) fn ahead(&self, cache: &KvLayer, part: usize, parts: usize) -> Ahead<'_> {
         let cells = &self.get()[self.count * part / parts..self.count * (part + 1) / parts];
-        let head_bytes = cache.head_dim * cache.element.bytes();
+        let head_bytes = cache.head_dim * cache.dtype.bytes();
         Ahead {
             cells,
             asks: 0..2 * cells.len(),
@@ -39,8 +39,8 @@ impl Cells {
     }
 }
 
-/// What will be read soon: all heads of some cells, as they lie, which the processor is quicker to bring than one head of
-/// each. It has few places for what is on its way, so it should be asked all the time and for little.
+/// What will be read soon: all heads of some cells, as they lie, which the processor is quicker to bring than one head
+/// of each. It has few places for what is on its way, so it should be asked all the time and for little.
 #[derive(Clone)]
 pub(super) struct Ahead<'a> {
     cells: &'a [usize],

@@ -5,10 +5,10 @@ mod tile;
 
 use super::cells::Ahead;
 use super::plan::Work;
-use super::way::{Call, Step, Way};
+use super::tile_backend::{Call, Step, TileBackend};
 use super::{PagedAttention, SPLIT, TILE};
-use crate::cache::Cache;
-use crate::linear::Element;
+use crate::dtype::DType;
+use crate::kv_layer::KvLayer;
 use crate::vector::{self, Bfloat16, Storage};
 use tile::{Finish, LoadKeys, LoadQueries, LoadValues, MAX_ROWS, Merge, State, Tile, padded};
 
@@ -27,7 +27,7 @@ struct Memory {
     queries: *mut f32,
 }
 
-impl<'a> Way<'a> for Floats<'a> {
+impl<'a> TileBackend<'a> for Floats<'a> {
     /// What a pair has summed up, its greatest score and its sum of weights.
     fn state_floats(op: &PagedAttention, work: &Work) -> usize {
         work.pairs(op.group()) * (padded(op.cache.head_dim) + 2)
@@ -56,12 +56,12 @@ impl<'a> Way<'a> for Floats<'a> {
             // SAFETY: as the caller promises.
             unsafe {
                 let (head_dim, to) = (cache.head_dim, self.memory.queries.add(pair * padded(cache.head_dim)));
-                match query.element {
-                    Element::Float32 => {
+                match query.dtype {
+                    DType::Float32 => {
                         let from = query.row::<f32>(token).add(head * head_dim);
                         vector::run(self.call.isa, &LoadQueries { from, to, head_dim, scale: *scale }, 0);
                     }
-                    Element::Bfloat16 => {
+                    DType::Bfloat16 => {
                         let from = query.row::<Bfloat16>(token).add(head * head_dim);
                         vector::run(self.call.isa, &LoadQueries { from, to, head_dim, scale: *scale }, 0);
                     }
@@ -118,19 +118,19 @@ impl<'a> Way<'a> for Floats<'a> {
     }
 
     unsafe fn finish(&self, total: *mut f32) {
-        let PagedAttention { out, cache: Cache { head_dim, .. }, .. } = *self.call.op;
+        let PagedAttention { out, cache: KvLayer { head_dim, .. }, .. } = *self.call.op;
         let state = self.state(total);
         let group = self.call.op.group();
         for pair in 0..self.work.pairs(group) {
             let (token, head) = self.work.token_and_head(pair, group);
             // SAFETY: as the caller promises.
             unsafe {
-                match out.element {
-                    Element::Float32 => {
+                match out.dtype {
+                    DType::Float32 => {
                         let to = out.row::<f32>(token).add(head * head_dim);
                         vector::run(self.call.isa, &Finish { state, to, head_dim }, pair);
                     }
-                    Element::Bfloat16 => {
+                    DType::Bfloat16 => {
                         let to = out.row::<Bfloat16>(token).add(head * head_dim);
                         vector::run(self.call.isa, &Finish { state, to, head_dim }, pair);
                     }
@@ -147,9 +147,9 @@ impl Floats<'_> {
     unsafe fn load_tile(&self, cells: &[usize], kv_head: usize, ahead: &Ahead<'_>) {
         // SAFETY: as the caller promises.
         unsafe {
-            match self.call.op.cache.element {
-                Element::Float32 => self.load_tile_of::<f32>(cells, kv_head, ahead),
-                Element::Bfloat16 => self.load_tile_of::<Bfloat16>(cells, kv_head, ahead),
+            match self.call.op.cache.dtype {
+                DType::Float32 => self.load_tile_of::<f32>(cells, kv_head, ahead),
+                DType::Bfloat16 => self.load_tile_of::<Bfloat16>(cells, kv_head, ahead),
             }
         }
     }

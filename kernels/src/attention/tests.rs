@@ -3,7 +3,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 
 use super::*;
-use crate::linear::Element;
+use crate::dtype::DType;
 
 /// Sequences in a cache, and the query of each of their positions.
 #[derive(Clone, Debug)]
@@ -20,33 +20,33 @@ struct Case {
 /// Of the cache, and of query and out.
 #[derive(Clone, Copy, Debug)]
 struct Elements {
-    cache: Element,
-    query: Element,
+    cache: DType,
+    query: DType,
 }
 
-const FLOAT32: Elements = Elements { cache: Element::Float32, query: Element::Float32 };
-const BFLOAT16: Elements = Elements { cache: Element::Bfloat16, query: Element::Bfloat16 };
+const FLOAT32: Elements = Elements { cache: DType::Float32, query: DType::Float32 };
+const BFLOAT16: Elements = Elements { cache: DType::Bfloat16, query: DType::Bfloat16 };
 
 impl Elements {
     /// How far a result may be from the one in float64: a weight and the result are rounded where all is bfloat16.
     fn tolerance(self) -> f64 {
-        if self.query == Element::Bfloat16 { 2.0_f64.powi(-7) } else { 1e-5 }
+        if self.query == DType::Bfloat16 { 2.0_f64.powi(-7) } else { 1e-5 }
     }
 }
 
-fn stored(element: Element, numbers: &[f32]) -> Vec<u8> {
-    match element {
-        Element::Float32 => bytemuck::cast_slice(numbers).to_vec(),
-        Element::Bfloat16 => {
-            numbers.iter().flat_map(|&number| crate::linear::round_to_bfloat16(number).to_ne_bytes()).collect()
+fn stored(dtype: DType, numbers: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::Float32 => bytemuck::cast_slice(numbers).to_vec(),
+        DType::Bfloat16 => {
+            numbers.iter().flat_map(|&number| crate::dtype::round_to_bfloat16(number).to_ne_bytes()).collect()
         }
     }
 }
 
-fn loaded(element: Element, bytes: &[u8]) -> Vec<f32> {
-    match element {
-        Element::Float32 => bytes.chunks_exact(4).map(|word| f32::from_ne_bytes(word.try_into().unwrap())).collect(),
-        Element::Bfloat16 => {
+fn loaded(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::Float32 => bytes.chunks_exact(4).map(|word| f32::from_ne_bytes(word.try_into().unwrap())).collect(),
+        DType::Bfloat16 => {
             let word = |half: &[u8]| u32::from(u16::from_ne_bytes(half.try_into().unwrap())) << 16;
             bytes.chunks_exact(2).map(|half| f32::from_bits(word(half))).collect()
         }
@@ -56,7 +56,7 @@ fn loaded(element: Element, bytes: &[u8]) -> Vec<f32> {
 /// What a case is made of, in one order of blocks.
 struct Memory {
     query: Vec<f32>,
-    /// Keys, then values, in the cache's element.
+    /// Keys, then values, in the cache's dtype.
     cache: [Vec<u8>; 2],
     tables: Vec<i32>,
     max_blocks: usize,
@@ -117,15 +117,15 @@ impl Case {
         let tokens = query.len() / width;
         let query = stored(self.elements.query, &query);
         let mut out = vec![0xff; query.len()];
-        let rows_at = |address| Rows { element: self.elements.query, address, stride: width };
+        let rows_at = |address| Matrix { dtype: self.elements.query, address, stride: width };
         let op = PagedAttention {
             tokens,
             heads: kv_heads * group,
             scale: 0.3,
             query: rows_at(query.as_ptr().expose_provenance()),
             out: rows_at(out.as_mut_ptr().expose_provenance()),
-            cache: Cache {
-                element: self.elements.cache,
+            cache: KvLayer {
+                dtype: self.elements.cache,
                 key_address: memory.cache[0].as_ptr().expose_provenance(),
                 value_address: memory.cache[1].as_ptr().expose_provenance(),
                 num_blocks: self.lengths.len() * memory.max_blocks,
@@ -195,7 +195,7 @@ impl Case {
 fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let heads = (1..4_usize, 1..10_usize, prop::sample::select(vec![2, 16, 24, 32, 33, 64, 80, 96, 128]));
     let lengths = prop::collection::vec(1..longest, 1..4);
-    let mixed = Elements { cache: Element::Bfloat16, query: Element::Float32 };
+    let mixed = Elements { cache: DType::Bfloat16, query: DType::Float32 };
     let elements = prop::sample::select(vec![FLOAT32, mixed, BFLOAT16, BFLOAT16]);
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
     (heads, block_sizes, lengths, elements, any::<u32>()).prop_map(|(heads, block_size, lengths, elements, seed)| {

@@ -10,9 +10,9 @@ mod tile;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-use super::format::Element;
 use super::output::{Output, PANEL};
 use super::{Linear, Part, equal_parts};
+use crate::dtype::DType;
 use crate::isa::Isa;
 use tile::{Multiply, Tile};
 
@@ -21,7 +21,7 @@ const STEP_BYTES: usize = PANEL * 4;
 
 /// A panel is a run of steps over the inputs, zero where either side ends early.
 pub(super) fn panel_bytes(linear: &Linear) -> usize {
-    linear.in_features.div_ceil(4 / linear.element.bytes()) * STEP_BYTES
+    linear.in_features.div_ceil(4 / linear.dtype.bytes()) * STEP_BYTES
 }
 
 /// Pack the panel's rows of the matrix, of which there may be fewer than `PANEL`.
@@ -49,7 +49,7 @@ pub(super) fn unpack_column(panel: &[u8], column: usize, out: &mut [u8]) {
 pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Part, output: Output) {
     let x_stride = linear.in_bytes();
     #[cfg(target_arch = "x86_64")]
-    if isa == Isa::Amx && linear.element == Element::Bfloat16 && amx::takes(linear.in_features) {
+    if isa == Isa::Amx && linear.dtype == DType::Bfloat16 && amx::takes(linear.in_features) {
         let start = part.rows.start;
         // SAFETY: as the caller promises: the rows and the panel are there.
         unsafe {
@@ -59,7 +59,7 @@ pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Pa
         }
         return;
     }
-    let tiles = tiles(linear.element, isa);
+    let tiles = tiles(linear.dtype, isa);
     for rows in equal_parts(part.rows.clone(), tiles.len()) {
         // SAFETY: as the caller promises: the rows and the panel are there.
         unsafe {
@@ -76,19 +76,19 @@ pub(super) unsafe fn multiply(linear: &Linear, isa: Isa, x: *const u8, part: &Pa
 }
 
 /// The kernels for 1, 2, 3 and so many rows.
-fn tiles(element: Element, isa: Isa) -> &'static [Multiply] {
-    match (element, isa) {
+fn tiles(dtype: DType, isa: Isa) -> &'static [Multiply] {
+    match (dtype, isa) {
         #[cfg(target_arch = "x86_64")]
-        (Element::Float32, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) => &x86::FLOAT32_AVX512,
+        (DType::Float32, Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx) => &x86::FLOAT32_AVX512,
         #[cfg(target_arch = "x86_64")]
-        (Element::Float32, Isa::Avx2) => &x86::FLOAT32_AVX2,
+        (DType::Float32, Isa::Avx2) => &x86::FLOAT32_AVX2,
         #[cfg(target_arch = "x86_64")]
-        (Element::Bfloat16, Isa::Avx512Bf16 | Isa::Amx) => &x86::BFLOAT16_AVX512_BF16,
+        (DType::Bfloat16, Isa::Avx512Bf16 | Isa::Amx) => &x86::BFLOAT16_AVX512_BF16,
         #[cfg(target_arch = "x86_64")]
-        (Element::Bfloat16, Isa::Avx512) => &x86::BFLOAT16_AVX512,
+        (DType::Bfloat16, Isa::Avx512) => &x86::BFLOAT16_AVX512,
         #[cfg(target_arch = "x86_64")]
-        (Element::Bfloat16, Isa::Avx2) => &x86::BFLOAT16_AVX2,
-        (Element::Float32, _) => &portable::FLOAT32,
-        (Element::Bfloat16, _) => &portable::BFLOAT16,
+        (DType::Bfloat16, Isa::Avx2) => &x86::BFLOAT16_AVX2,
+        (DType::Float32, _) => &portable::FLOAT32,
+        (DType::Bfloat16, _) => &portable::BFLOAT16,
     }
 }

@@ -7,7 +7,7 @@ use std::arch::x86_64::{
     _mm512_set1_epi32, _mm512_srli_epi32,
 };
 
-use super::format::{Element, round_to_bfloat16};
+use crate::dtype::{DType, round_to_bfloat16};
 
 /// Outputs that lie side by side in a panel: two vectors of AVX-512.
 pub(crate) const PANEL: usize = 32;
@@ -32,7 +32,7 @@ pub(crate) struct Output {
     pub(crate) stride: usize,
     /// How many of the panel's columns there are.
     pub(crate) columns: usize,
-    pub(crate) element: Element,
+    pub(crate) dtype: DType,
 }
 
 impl Output {
@@ -46,9 +46,9 @@ impl Output {
         // SAFETY: as the caller promises; an array has at least `columns` elements.
         unsafe {
             let out = self.first.add(row * self.stride);
-            match self.element {
-                Element::Float32 => std::ptr::copy_nonoverlapping(sums.as_ptr().cast(), out, self.columns * 4),
-                Element::Bfloat16 => {
+            match self.dtype {
+                DType::Float32 => std::ptr::copy_nonoverlapping(sums.as_ptr().cast(), out, self.columns * 4),
+                DType::Bfloat16 => {
                     let rounded = sums.map(round_to_bfloat16);
                     std::ptr::copy_nonoverlapping(rounded.as_ptr().cast(), out, self.columns * 2);
                 }
@@ -69,10 +69,10 @@ impl Output {
         let mask = ((1_u32 << columns) - 1) as u16;
         // SAFETY: as the caller promises; what the mask leaves out is not touched.
         unsafe {
-            let out = self.first.add(row * self.stride).wrapping_add(column * self.element.bytes());
-            match self.element {
-                Element::Float32 => _mm512_mask_storeu_ps(out.cast(), mask, sums),
-                Element::Bfloat16 => {
+            let out = self.first.add(row * self.stride).wrapping_add(column * self.dtype.bytes());
+            match self.dtype {
+                DType::Float32 => _mm512_mask_storeu_ps(out.cast(), mask, sums),
+                DType::Bfloat16 => {
                     // As in `round_to_bfloat16`.
                     let bits = _mm512_castps_si512(sums);
                     let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));

@@ -1,30 +1,30 @@
 use proptest::prelude::*;
 
-use super::format::{from_bfloat16, from_float16, round_to_bfloat16};
 use super::*;
-use crate::op::Rows;
+use crate::dtype::{from_bfloat16, from_float16, round_to_bfloat16};
+use crate::op::Matrix;
 
 const FORMATS: [Format; 7] = [
-    Format::Element,
-    Format::Int8(Source::Elements),
-    Format::Int8(Source::Q4_0),
-    Format::Int8(Source::Q4_1),
-    Format::Quantised(Quantised::Q8_0),
-    Format::Quantised(Quantised::Q4_0),
-    Format::Quantised(Quantised::Q4_1),
+    Format::Float,
+    Format::Int8(Int8Source::Elements),
+    Format::Int8(Int8Source::Q4_0),
+    Format::Int8(Int8Source::Q4_1),
+    Format::Ggml(GgmlType::Q8_0),
+    Format::Ggml(GgmlType::Q4_0),
+    Format::Ggml(GgmlType::Q4_1),
 ];
 
-fn elements(element: Element, numbers: &[f32]) -> Vec<u8> {
-    match element {
-        Element::Float32 => bytemuck::cast_slice(numbers).to_vec(),
-        Element::Bfloat16 => numbers.iter().flat_map(|&number| round_to_bfloat16(number).to_ne_bytes()).collect(),
+fn elements(dtype: DType, numbers: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::Float32 => bytemuck::cast_slice(numbers).to_vec(),
+        DType::Bfloat16 => numbers.iter().flat_map(|&number| round_to_bfloat16(number).to_ne_bytes()).collect(),
     }
 }
 
-fn numbers(element: Element, bytes: &[u8]) -> Vec<f32> {
-    match element {
-        Element::Float32 => bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
-        Element::Bfloat16 => bytes.chunks_exact(2).map(bytemuck::pod_read_unaligned).map(from_bfloat16).collect(),
+fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        DType::Float32 => bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
+        DType::Bfloat16 => bytes.chunks_exact(2).map(bytemuck::pod_read_unaligned).map(from_bfloat16).collect(),
     }
 }
 
@@ -44,7 +44,7 @@ fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -
 
 /// What a product writes when it is run.
 fn run_product(linear: &Linear, x: *const u8, num_rows: usize, packed: &[u8], run: impl FnOnce(&Product)) -> Vec<u8> {
-    let out_bytes = linear.out_features * linear.element.bytes();
+    let out_bytes = linear.out_features * linear.dtype.bytes();
     let mut out = vec![0xff; num_rows * out_bytes];
     run(&Product { linear: *linear, x, packed: packed.as_ptr(), out: out.as_mut_ptr(), out_stride: out_bytes });
     out
@@ -54,11 +54,11 @@ fn run_product(linear: &Linear, x: *const u8, num_rows: usize, packed: &[u8], ru
 struct Copier<'a> {
     from: &'a [u8],
     row_bytes: usize,
-    out: Rows,
+    out: Matrix,
 }
 
 impl RowWriter for Copier<'_> {
-    fn out(&self) -> Rows {
+    fn out(&self) -> Matrix {
         self.out
     }
 
@@ -77,10 +77,10 @@ impl RowWriter for Copier<'_> {
 fn run_after_writer(linear: &Linear, isa: Isa, num_threads: usize, from: &[u8], packed: &[u8]) -> Vec<u8> {
     let (num_rows, mut x) = (from.len() / linear.in_bytes(), vec![0xff; from.len()]);
     let first = x.as_mut_ptr();
-    let out = Rows { element: linear.element, address: first.expose_provenance(), stride: linear.in_features };
+    let out = Matrix { dtype: linear.dtype, address: first.expose_provenance(), stride: linear.in_features };
     let writer = Copier { from, row_bytes: linear.in_bytes(), out };
     run_product(linear, first, num_rows, packed, |product| {
-        assert_eq!(product.takes_rows_of(&writer), linear.format != Format::Element);
+        assert_eq!(product.takes_rows_of(&writer), linear.format != Format::Float);
         let mut pool = Pool::new(num_threads);
         // SAFETY: the lengths are as the linear says, and the instructions are available ones.
         unsafe {
@@ -107,19 +107,19 @@ fn look_up(linear: &Linear, packed: &[u8], indices: &[i32]) -> Result<Vec<u8>, i
 type Group = (f32, f32, Vec<i32>);
 
 /// A row of a quantised matrix, read as plainly as can be.
-fn groups(format: Quantised, row: &[u8]) -> Vec<Group> {
+fn groups(format: GgmlType, row: &[u8]) -> Vec<Group> {
     let half = |bytes: &[u8]| from_float16(u16::from_ne_bytes([bytes[0], bytes[1]]));
     let nibbles = |bytes: &[u8], offset: i32| {
         let lows = bytes.iter().map(|byte| i32::from(byte & 0xf) - offset);
         lows.chain(bytes.iter().map(|byte| i32::from(byte >> 4) - offset)).collect()
     };
     match format {
-        Quantised::Q8_0 => {
+        GgmlType::Q8_0 => {
             let group = |block: &[u8]| (half(block), 0.0, block[2..].iter().map(|&q| i32::from(q as i8)).collect());
             row.chunks_exact(34).map(group).collect()
         }
-        Quantised::Q4_0 => row.chunks_exact(18).map(|block| (half(block), 0.0, nibbles(&block[2..], 8))).collect(),
-        Quantised::Q4_1 => {
+        GgmlType::Q4_0 => row.chunks_exact(18).map(|block| (half(block), 0.0, nibbles(&block[2..], 8))).collect(),
+        GgmlType::Q4_1 => {
             row.chunks_exact(20).map(|block| (half(block), half(&block[2..]), nibbles(&block[4..], 0))).collect()
         }
     }
@@ -136,15 +136,15 @@ fn integers(numbers: &[f32], steps: f32) -> (f32, Vec<i32>) {
 }
 
 /// A row of a matrix as int8: its scale and its integers.
-fn int8_row(linear: &Linear, source: Source, row: &[u8]) -> (f32, Vec<i32>) {
+fn int8_row(linear: &Linear, source: Int8Source, row: &[u8]) -> (f32, Vec<i32>) {
     let Some(format) = source.blocks() else {
-        return integers(&numbers(linear.element, row), 127.0);
+        return integers(&numbers(linear.dtype, row), 127.0);
     };
     // From 0 to 15, with the minimum that this leaves.
     let groups: Vec<Group> = groups(format, row)
         .into_iter()
         .map(|(scale, min, integers)| match format {
-            Quantised::Q4_0 => (scale, -8.0 * scale, integers.iter().map(|integer| integer + 8).collect()),
+            GgmlType::Q4_0 => (scale, -8.0 * scale, integers.iter().map(|integer| integer + 8).collect()),
             _ => (scale, min, integers),
         })
         .collect();
@@ -161,50 +161,50 @@ fn int8_row(linear: &Linear, source: Source, row: &[u8]) -> (f32, Vec<i32>) {
 /// What a product is said to be, operation by operation; None of elements.
 fn specified(linear: &Linear, weight: &[u8], x: &[u8]) -> Option<Vec<u8>> {
     match linear.format {
-        Format::Element => None,
+        Format::Float => None,
         Format::Int8(source) => Some(specified_int8(linear, source, weight, x)),
-        Format::Quantised(format) => Some(specified_by_groups(linear, format, weight, x)),
+        Format::Ggml(format) => Some(specified_by_groups(linear, format, weight, x)),
     }
 }
 
-fn specified_int8(linear: &Linear, source: Source, weight: &[u8], x: &[u8]) -> Vec<u8> {
+fn specified_int8(linear: &Linear, source: Int8Source, weight: &[u8], x: &[u8]) -> Vec<u8> {
     let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| int8_row(linear, source, row)).collect();
     let dot = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<i32>() as f32;
     let mut out = Vec::new();
     for row in x.chunks_exact(linear.in_bytes()) {
-        let (x_scale, x) = integers(&numbers(linear.element, row), 127.0 * 128.0);
+        let (x_scale, x) = integers(&numbers(linear.dtype, row), 127.0 * 128.0);
         let high: Vec<i32> = x.iter().map(|x| (x + 64) >> 7).collect();
         let low: Vec<i32> = x.iter().zip(&high).map(|(x, high)| x - 128 * high).collect();
         for (scale, weight) in &weight {
             let sum = x_scale * scale * 128.0_f32.mul_add(dot(&high, weight), dot(&low, weight));
-            out.extend(elements(linear.element, &[sum]));
+            out.extend(elements(linear.dtype, &[sum]));
         }
     }
     out
 }
 
-fn specified_by_groups(linear: &Linear, format: Quantised, weight: &[u8], x: &[u8]) -> Vec<u8> {
+fn specified_by_groups(linear: &Linear, format: GgmlType, weight: &[u8], x: &[u8]) -> Vec<u8> {
     let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| groups(format, row)).collect();
     let mut out = Vec::new();
     for row in x.chunks_exact(linear.in_bytes()) {
-        let x: Vec<_> = numbers(linear.element, row).chunks(GROUP).map(quantised_group).collect();
+        let x: Vec<_> = numbers(linear.dtype, row).chunks(GROUP).map(quantised_group).collect();
         for weight in &weight {
             let mut sum = 0.0_f32;
             for ((x_scale, x), (scale, min, integers)) in x.iter().zip(weight) {
                 let dot: i32 = x.iter().zip(integers).map(|(x, integer)| x * integer).sum();
                 sum = (x_scale * scale).mul_add(dot as f32, sum);
-                if format == Quantised::Q4_1 {
+                if format == GgmlType::Q4_1 {
                     sum = min.mul_add(x_scale * x.iter().sum::<i32>() as f32, sum);
                 }
             }
-            out.extend(elements(linear.element, &[sum]));
+            out.extend(elements(linear.dtype, &[sum]));
         }
     }
     out
 }
 
 /// Any bytes are a matrix of blocks, once each scale is a number that is not too large.
-fn with_tame_scales(linear: &Linear, format: Quantised, mut weight: Vec<u8>) -> Vec<u8> {
+fn with_tame_scales(linear: &Linear, format: GgmlType, mut weight: Vec<u8>) -> Vec<u8> {
     let (scale, min) = format.scale_bytes();
     for block in weight.chunks_exact_mut(linear.row_bytes() / (linear.in_features / GROUP)) {
         for half in block[..scale + min].chunks_exact_mut(2) {
@@ -227,17 +227,17 @@ prop_compose! {
         bfloat16 in Just(bfloat16), format in Just(format), rows in Just(rows), in_features in Just(in_features),
         out_features in Just(out_features),
     ) -> (Linear, Vec<u8>, Vec<u8>) {
-        let element = if bfloat16 { Element::Bfloat16 } else { Element::Float32 };
-        let mut linear = Linear { format, element, in_features, out_features };
+        let dtype = if bfloat16 { DType::Bfloat16 } else { DType::Float32 };
+        let mut linear = Linear { format, dtype, in_features, out_features };
         let weight = match linear.blocks() {
-            None => elements(element, &numbers),
+            None => elements(dtype, &numbers),
             Some(format) => {
                 linear.in_features = in_features.next_multiple_of(GROUP);
                 let length = linear.row_bytes() * out_features;
                 with_tame_scales(&linear, format, bytes[..length].to_vec())
             }
         };
-        let x = elements(element, &x[..rows * linear.in_features]);
+        let x = elements(dtype, &x[..rows * linear.in_features]);
         (linear, weight, x)
     }
 }
@@ -283,19 +283,19 @@ proptest! {
         for (&index, out) in indices.iter().zip(out.chunks_exact(linear.in_bytes())) {
             let row = &weight[index as usize * linear.row_bytes()..][..linear.row_bytes()];
             let plain: Vec<f32> = match linear.format {
-                Format::Element => numbers(linear.element, row),
+                Format::Float => numbers(linear.dtype, row),
                 Format::Int8(source) => {
                     let (scale, integers) = int8_row(&linear, source, row);
                     integers.into_iter().map(|integer| scale * integer as f32).collect()
                 }
-                Format::Quantised(format) => groups(format, row)
+                Format::Ggml(format) => groups(format, row)
                     .into_iter()
                     .flat_map(|(scale, min, integers)| {
                         integers.into_iter().map(move |integer| scale * integer as f32 + min)
                     })
                     .collect(),
             };
-            prop_assert_eq!(numbers(linear.element, out), numbers(linear.element, &elements(linear.element, &plain)));
+            prop_assert_eq!(numbers(linear.dtype, out), numbers(linear.dtype, &elements(linear.dtype, &plain)));
         }
     }
 }
@@ -310,9 +310,9 @@ proptest! {
         bytes in prop::collection::vec(any::<u8>(), 18 * 6 * 70),
         x in prop::collection::vec(-2.0..2.0_f32, 40 * 6 * GROUP),
     ) {
-        let element = if bfloat16 { Element::Bfloat16 } else { Element::Float32 };
-        let four = Linear { format: Format::Int8(Source::Q4_0), element, in_features: groups * GROUP, out_features };
-        let eight = Linear { format: Format::Int8(Source::Elements), ..four };
+        let dtype = if bfloat16 { DType::Bfloat16 } else { DType::Float32 };
+        let four = Linear { format: Format::Int8(Int8Source::Q4_0), dtype, in_features: groups * GROUP, out_features };
+        let eight = Linear { format: Format::Int8(Int8Source::Elements), ..four };
         let mut weight = bytes[..four.row_bytes() * out_features].to_vec();
         for (index, block) in weight.chunks_exact_mut(18).enumerate() {
             block[1] &= 0xbf; // less than 2
@@ -324,7 +324,7 @@ proptest! {
         let four_bits = packed(&four, &weight);
         let indices: Vec<i32> = (0..out_features as i32).collect();
         let eight_bits = packed(&eight, &look_up(&four, &four_bits, &indices).expect("all of these are there"));
-        let x = elements(element, &x[..rows * four.in_features]);
+        let x = elements(dtype, &x[..rows * four.in_features]);
         for isa in Isa::available() {
             prop_assert_eq!(run(&four, isa, 1, &x, &four_bits), run(&eight, isa, 1, &x, &eight_bits), "{:?}", isa);
         }
@@ -332,10 +332,10 @@ proptest! {
 }
 
 fn close_to_the_product(linear: &Linear, weight: &[u8], x: &[u8], packed: &[u8]) -> Result<(), TestCaseError> {
-    let (w, rows) = (numbers(linear.element, weight), numbers(linear.element, x));
-    let tolerance = if linear.element == Element::Float32 { 1e-5 } else { 1e-2 };
+    let (w, rows) = (numbers(linear.dtype, weight), numbers(linear.dtype, x));
+    let tolerance = if linear.dtype == DType::Float32 { 1e-5 } else { 1e-2 };
     for isa in Isa::available() {
-        let out = numbers(linear.element, &run(linear, isa, 1, x, packed));
+        let out = numbers(linear.dtype, &run(linear, isa, 1, x, packed));
         let expected = rows.chunks_exact(linear.in_features).flat_map(|row| {
             w.chunks_exact(linear.in_features)
                 .map(|column| row.iter().zip(column).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>())
@@ -349,7 +349,7 @@ fn close_to_the_product(linear: &Linear, weight: &[u8], x: &[u8], packed: &[u8])
 
 #[test]
 fn many_rows_are_cut_into_blocks_and_tiles() {
-    let linear = Linear { format: Format::Element, element: Element::Float32, in_features: 3, out_features: 33 };
+    let linear = Linear { format: Format::Float, dtype: DType::Float32, in_features: 3, out_features: 33 };
     let weight: Vec<f32> = (0..99_u8).map(f32::from).collect();
     let x: Vec<f32> = (0..3 * 500).map(|index| f32::from((index % 7) as u8)).collect();
     let packed = packed(&linear, bytemuck::cast_slice(&weight));
@@ -360,21 +360,21 @@ fn many_rows_are_cut_into_blocks_and_tiles() {
         })
         .collect();
     for isa in Isa::available() {
-        assert_eq!(numbers(Element::Float32, &run(&linear, isa, 3, bytemuck::cast_slice(&x), &packed)), expected);
+        assert_eq!(numbers(DType::Float32, &run(&linear, isa, 3, bytemuck::cast_slice(&x), &packed)), expected);
     }
 }
 
 #[test]
 fn sums_of_the_largest_integers_are_exact() {
     let in_features = MAX_INT8_FEATURES;
-    let format = Format::Int8(Source::Elements);
-    let linear = Linear { format, element: Element::Float32, in_features, out_features: 2 };
+    let format = Format::Int8(Int8Source::Elements);
+    let linear = Linear { format, dtype: DType::Float32, in_features, out_features: 2 };
     let weight: Vec<f32> = [127.0, -127.0].iter().flat_map(|&number| vec![number; in_features]).collect();
     let packed = packed(&linear, bytemuck::cast_slice(&weight));
     let x = vec![127.0_f32; 3 * in_features];
     let expected = (127 * 127 * in_features) as f32;
     for isa in Isa::available() {
-        let out = numbers(Element::Float32, &run(&linear, isa, 2, bytemuck::cast_slice(&x), &packed));
+        let out = numbers(DType::Float32, &run(&linear, isa, 2, bytemuck::cast_slice(&x), &packed));
         assert_eq!(out, [expected, -expected, expected, -expected, expected, -expected], "{isa:?}");
     }
 }
@@ -382,12 +382,12 @@ fn sums_of_the_largest_integers_are_exact() {
 #[test]
 fn what_is_not_a_number_stays_in_its_row() {
     for format in FORMATS {
-        let linear = Linear { format, element: Element::Float32, in_features: 64, out_features: 5 };
+        let linear = Linear { format, dtype: DType::Float32, in_features: 64, out_features: 5 };
         let packed = packed(&linear, &vec![0x11; linear.row_bytes() * 5]);
         let mut x = vec![1.0_f32; 64 * 40];
         x[64 * 7 + 3] = f32::NAN;
         for isa in Isa::available() {
-            let out = numbers(Element::Float32, &run(&linear, isa, 1, bytemuck::cast_slice(&x), &packed));
+            let out = numbers(DType::Float32, &run(&linear, isa, 1, bytemuck::cast_slice(&x), &packed));
             for (row, out) in out.chunks_exact(5).enumerate() {
                 assert!(out.iter().all(|out| out.is_nan() == (row == 7)), "{isa:?} {format:?} {row}");
             }
@@ -397,7 +397,7 @@ fn what_is_not_a_number_stays_in_its_row() {
 
 #[test]
 fn outputs_may_lie_apart() {
-    let linear = Linear { format: Format::Element, element: Element::Float32, in_features: 1, out_features: 2 };
+    let linear = Linear { format: Format::Float, dtype: DType::Float32, in_features: 1, out_features: 2 };
     let packed = packed(&linear, bytemuck::cast_slice(&[1.0_f32, 2.0]));
     let (x, mut out) = ([1.0_f32, 10.0], [0.0_f32; 6]);
     let (x, first) = (x.as_ptr().cast(), out.as_mut_ptr().cast());
@@ -410,7 +410,7 @@ fn outputs_may_lie_apart() {
 #[test]
 fn no_rows_are_no_work() {
     for format in FORMATS {
-        let linear = Linear { format, element: Element::Bfloat16, in_features: 64, out_features: 7 };
+        let linear = Linear { format, dtype: DType::Bfloat16, in_features: 64, out_features: 7 };
         let packed = packed(&linear, &vec![0; linear.row_bytes() * 7]);
         assert_eq!(run(&linear, Isa::best(), 2, &[], &packed), Vec::<u8>::new());
         assert_eq!(look_up(&linear, &packed, &[]), Ok(Vec::new()));
@@ -419,7 +419,7 @@ fn no_rows_are_no_work() {
 
 #[test]
 fn rows_that_are_not_there_are_named() {
-    let linear = Linear { format: Format::Element, element: Element::Float32, in_features: 1, out_features: 2 };
+    let linear = Linear { format: Format::Float, dtype: DType::Float32, in_features: 1, out_features: 2 };
     let packed = packed(&linear, &[0; 8]);
     assert_eq!(look_up(&linear, &packed, &[1, 2]), Err(2));
     assert_eq!(look_up(&linear, &packed, &[0, -1]), Err(-1));
@@ -427,13 +427,12 @@ fn rows_that_are_not_there_are_named() {
 
 #[test]
 fn what_cannot_be_packed_is_refused() {
-    let check =
-        |format, in_features| Linear { format, element: Element::Float32, in_features, out_features: 1 }.check();
-    for format in [Format::Quantised(Quantised::Q4_0), Format::Int8(Source::Q4_1)] {
+    let check = |format, in_features| Linear { format, dtype: DType::Float32, in_features, out_features: 1 }.check();
+    for format in [Format::Ggml(GgmlType::Q4_0), Format::Int8(Int8Source::Q4_1)] {
         assert_eq!(check(format, 96), Ok(()));
         assert!(check(format, 100).unwrap_err().contains("100 inputs in groups of 32"));
     }
-    let int8 = Format::Int8(Source::Elements);
+    let int8 = Format::Int8(Int8Source::Elements);
     assert_eq!(check(int8, MAX_INT8_FEATURES), Ok(()));
     assert!(check(int8, MAX_INT8_FEATURES + 1).is_err());
     assert!(check(int8, 0).is_err());

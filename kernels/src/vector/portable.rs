@@ -2,7 +2,7 @@
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use super::{LANES, Vector};
-use crate::linear::round_to_bfloat16;
+use crate::dtype::round_to_bfloat16;
 
 #[derive(Clone, Copy)]
 pub(super) struct Portable([f32; LANES]);

@@ -92,8 +92,8 @@ unsafe fn halves_512(lanes: __m512) -> [__m256; 2] {
     }
 }
 
-// SAFETY, of every block below that does not say more: the machine has the instructions, since `self` exists or the caller
-// of an unsafe function promises it; and what is read or written is there, as that caller promises, too.
+// SAFETY, of every block below that does not say more: the machine has the instructions, since `self` exists or the
+// caller of an unsafe function promises it; and what is read or written is there, as that caller promises, too.
 impl Vector for Avx512 {
     const ACCUMULATORS: usize = 24;
 

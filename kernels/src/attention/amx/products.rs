@@ -1,5 +1,5 @@
-//! The products of a tile in AMX, and what they need to lie as they do. A block is what a register of AMX holds: 16 rows
-//! of 64 bytes; it has two bfloat16 in a word where it is for columns.
+//! The products of a tile in AMX, and what they need to lie as they do. A block is what a register of AMX holds: 16
+//! rows of 64 bytes; it has two bfloat16 in a word where it is for columns.
 #![expect(clippy::cast_ptr_alignment, reason = "what may lie anywhere is read as what may: `read_unaligned`, `loadu`")]
 
 use std::arch::asm;
@@ -12,10 +12,10 @@ use std::arch::x86_64::{
 use std::mem::transmute;
 use std::ops::Range;
 
+use crate::amx_tiles::{Configuration, add_dots, load, store, zero};
 use crate::attention::TILE;
 use crate::attention::cells::Ahead;
-use crate::cache::Cache;
-use crate::tiles::{Configuration, add_dots, load, store, zero};
+use crate::kv_layer::KvLayer;
 use crate::vector::{Avx512, Bfloat16, Vector};
 
 /// Rows of a block, and its columns of words.
@@ -25,8 +25,8 @@ pub(super) const DEPTH: usize = 2 * SIDE;
 pub(super) const BLOCK_BYTES: usize = SIDE * LINE_BYTES;
 const LINE_BYTES: usize = 64;
 
-/// For panels with so many lanes of a KV head. Scores are 0 and 1, their queries 2; 3 and 4 are keys, then values; sums of
-/// values are 5 and 6, their weights 7.
+/// For panels with so many lanes of a KV head. Scores are 0 and 1, their queries 2; 3 and 4 are keys, then values; sums
+/// of values are 5 and 6, their weights 7.
 pub(super) fn configuration(lanes: usize) -> Configuration {
     let (scores, whole, sums) = ([SIDE, lanes * 4], [SIDE, LINE_BYTES], [lanes, LINE_BYTES]);
     Configuration::of([scores, scores, scores, whole, whole, sums, sums, sums])
@@ -61,7 +61,7 @@ pub(super) struct Keys {
 /// # Safety
 ///
 /// The cells are the cache's, and there is room for a head's keys.
-pub(super) unsafe fn keys_of(cache: &Cache, cells: &[usize], head: usize, copies: *mut u8, copy: bool) -> Keys {
+pub(super) unsafe fn keys_of(cache: &KvLayer, cells: &[usize], head: usize, copies: *mut u8, copy: bool) -> Keys {
     let head_bytes = cache.head_dim * size_of::<Bfloat16>();
     let key = |cell: usize| cache.keys::<Bfloat16>(cell).wrapping_add(head * cache.head_dim).cast::<u8>();
     let mut chunks = [(std::ptr::null(), 0); TILE / SIDE];
@@ -112,10 +112,10 @@ pub(super) unsafe fn scores(keys: &Keys, queries: *const u8, head_dim: usize, to
     }
 }
 
-/// A head's values of a tile, to become blocks: a row is two positions, whose numbers take turns. `DEPTH` dimensions are
-/// two blocks, since the lower and the upper halves of 16 bytes are what is cheap to part.
+/// A head's values of a tile, to become blocks: a row is two positions, whose numbers take turns. `DEPTH` dimensions
+/// are two blocks, since the lower and the upper halves of 16 bytes are what is cheap to part.
 pub(super) struct Values<'a> {
-    pub(super) cache: &'a Cache,
+    pub(super) cache: &'a KvLayer,
     pub(super) cells: &'a [usize],
     pub(super) head: usize,
     pub(super) to: *mut u8,

@@ -1,4 +1,5 @@
-//! The online softmax of a panel: from scores to weights, in float32, a lane a pair. Powers are of two, as exponents are.
+//! The online softmax of a panel: from scores to weights, in float32, a lane a pair. Powers are of two, as exponents
+//! are.
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cmpgt_epi32_mask, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps,
@@ -16,7 +17,8 @@ use crate::attention::TILE;
 use crate::attention::cells::Ahead;
 use crate::vector::{Avx512, Vector};
 
-/// Less than any score, so that what a pair has not seen weighs nothing; finite, so that it can be compared with itself.
+/// Less than any score, so that what a pair has not seen weighs nothing; finite, so that it can be compared with
+/// itself.
 pub(super) const LOWEST: f32 = -1e30;
 
 /// What the pairs of one panel have summed up.
@@ -61,7 +63,8 @@ pub(super) struct Weigh<'a> {
 pub(super) struct Factors([f32; SIDE]);
 
 impl Weigh<'_> {
-    /// Take the tile into the greatest scores and the sums of weights, and give what earlier sums are to be multiplied with.
+    /// Take the tile into the greatest scores and the sums of weights, and give what earlier sums are to be multiplied
+    /// with.
     ///
     /// # Safety
     ///

@@ -7,8 +7,8 @@ use crate::vector::{LANES, Vector};
 /// The most vectors of columns: a tile's positions.
 pub(super) const VECTORS: usize = TILE / LANES;
 
-/// `out = left @ right`, or `out += left @ right`, of a few rows and up to four vectors of columns: an output is summed up
-/// in order, in a register.
+/// `out = left @ right`, or `out += left @ right`, of a few rows and up to four vectors of columns: an output is summed
+/// up in order, in a register.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     pub(super) left: *const f32,

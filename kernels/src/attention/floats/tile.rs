@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::product::{Product, VECTORS};
 use crate::attention::TILE;
 use crate::attention::cells::Ahead;
-use crate::cache::Cache;
+use crate::kv_layer::KvLayer;
 use crate::vector::{Kernel, LANES, Storage, Vector};
 
 /// The most rows that are multiplied at once: with four vectors of each they fit into the registers of AVX-512.
@@ -54,7 +54,7 @@ pub(super) struct LoadQueries<X> {
 
 /// Copy a tile's keys of one head to `[head_dim, TILE]`.
 pub(super) struct LoadKeys<'a, C> {
-    pub(super) cache: &'a Cache,
+    pub(super) cache: &'a KvLayer,
     pub(super) cells: &'a [usize],
     pub(super) ahead: Ahead<'a>,
     /// The head in the first cell.
@@ -64,7 +64,7 @@ pub(super) struct LoadKeys<'a, C> {
 
 /// Copy a tile's values of one head to `[TILE, padded head_dim]`.
 pub(super) struct LoadValues<'a, C> {
-    pub(super) cache: &'a Cache,
+    pub(super) cache: &'a KvLayer,
     pub(super) cells: &'a [usize],
     pub(super) ahead: Ahead<'a>,
     /// The head in the first cell.

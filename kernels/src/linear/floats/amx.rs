@@ -8,8 +8,8 @@ use std::arch::x86_64::_mm512_load_ps;
 
 use super::STEP_BYTES;
 use super::tile::Tile;
+use crate::amx_tiles::{Configuration, Tiles, add_dots, load, store, zero};
 use crate::linear::output::SIDE;
-use crate::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 
 /// Features of a tile.
 const DEPTH: usize = 32;

@@ -16,8 +16,8 @@ pub(super) struct Tile {
 
 /// # Safety
 ///
-/// Every row, step and column that the tile names is there, nothing else touches its part of the output, and the machine
-/// has the instructions that the kernel is written in.
+/// Every row, step and column that the tile names is there, nothing else touches its part of the output, and the
+/// machine has the instructions that the kernel is written in.
 pub(super) type Multiply = unsafe fn(&Tile);
 
 impl Tile {

@@ -3,28 +3,28 @@
 use std::arch::asm;
 use std::arch::x86_64::{_mm512_add_epi32, _mm512_load_si512, _mm512_set1_epi32};
 
-use super::tile::{Bytes, CHUNK, PLANES, Storage, Tile};
+use super::tile::{Bytes, CHUNK, PLANES, Tile, Weights};
 use super::{avx512, nibbles};
+use crate::amx_tiles::{Configuration, Tiles, add_dots, load, store, zero};
 use crate::isa::Isa;
 use crate::linear::output::{PANEL, Products, SIDE, STEP_BYTES};
-use crate::tiles::{Configuration, Tiles, add_dots, load, store, zero};
 
 /// Below so many rows the vectors are faster.
 pub(super) const LEAST_ROWS: usize = 4;
-/// Above so many rows a panel of 4 bits is made into bytes once, before it is multiplied. Below it that is done for each
-/// side anew, a chunk at a time: then the vectors work while the tiles do, and a chunk is in the first cache.
+/// Above so many rows a panel of 4 bits is made into bytes once, before it is multiplied. Below it that is done for
+/// each side anew, a chunk at a time: then the vectors work while the tiles do, and a chunk is in the first cache.
 const MOST_ROWS_BY_CHUNKS: usize = 2 * SIDE;
 
 /// # Safety
 ///
-/// As for `Tile::multiply`; so many whole tiles of rows can be read.
-pub(super) unsafe fn multiply<S: Storage>(tile: &Tile) {
+/// As for `IntegerFormat::multiply`; so many whole tiles of rows can be read.
+pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        if S::NIBBLES && tile.rows > MOST_ROWS_BY_CHUNKS {
-            tile.in_bytes::<S>(Isa::Amx, |tile| multiply_sides::<Bytes>(tile));
+        if W::NIBBLES && tile.rows > MOST_ROWS_BY_CHUNKS {
+            nibbles::in_bytes::<W>(tile, Isa::Amx, |tile| multiply_sides::<Bytes>(tile));
         } else {
-            multiply_sides::<S>(tile);
+            multiply_sides::<W>(tile);
         }
     }
 }
@@ -32,12 +32,12 @@ pub(super) unsafe fn multiply<S: Storage>(tile: &Tile) {
 /// # Safety
 ///
 /// As for `multiply`.
-unsafe fn multiply_sides<S: Storage>(tile: &Tile) {
+unsafe fn multiply_sides<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
         // The fewer rows a tile has, the sooner it is multiplied.
         let _tiles = Tiles::configure(&Configuration::new(CHUNK, [tile.rows.min(SIDE); 2]));
-        tile.parts(SIDE).for_each(|side| multiply_side::<S>(&side));
+        tile.parts(SIDE).for_each(|side| multiply_side::<W>(&side));
     }
 }
 
@@ -49,7 +49,7 @@ struct Chunk([u8; CHUNK * PANEL]);
 ///
 /// As for `multiply`, with at most `SIDE` rows; the tiles are configured.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn multiply_side<S: Storage>(side: &Tile) {
+unsafe fn multiply_side<W: Weights>(side: &Tile) {
     let mut bytes = Chunk([0; CHUNK * PANEL]);
     let mut products = [[const { Products([[0; SIDE]; SIDE]) }; 2]; PLANES];
     // SAFETY: as the caller promises.
@@ -59,12 +59,12 @@ unsafe fn multiply_side<S: Storage>(side: &Tile) {
         zero!(2);
         zero!(3);
         for chunk in 0..side.num_chunks {
-            let columns = if S::NIBBLES {
-                let panel = side.weights.add(nibbles::panel_bytes(chunk));
+            let columns = if W::NIBBLES {
+                let panel = side.panel.integers.add(nibbles::panel_bytes(chunk));
                 nibbles::expand_avx512(std::slice::from_raw_parts(panel, nibbles::panel_bytes(1)), &mut bytes.0);
                 bytes.0.as_ptr()
             } else {
-                side.weights.add(chunk * CHUNK * PANEL)
+                side.panel.integers.add(chunk * CHUNK * PANEL)
             };
             load!(4, side.chunk(chunk, 0), CHUNK);
             load!(6, columns, STEP_BYTES);

@@ -14,7 +14,7 @@ const COLUMNS: usize = 8;
 
 /// # Safety
 ///
-/// As for `Tile::multiply`, with integers in bytes.
+/// As for `IntegerFormat::multiply`, with integers in bytes.
 pub(super) unsafe fn multiply(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe { tile.parts(1).for_each(|row| multiply_row(&row)) };
@@ -34,7 +34,7 @@ unsafe fn multiply_row(row: &Tile) {
             for half in 0..2 {
                 let at = column + half * COLUMNS;
                 let [high, low] = [high, low].map(|products| _mm256_cvtepi32_ps(products[half]));
-                let scales = _mm256_loadu_ps(row.scales.cast::<f32>().add(at));
+                let scales = _mm256_loadu_ps(row.panel.scales.cast::<f32>().add(at));
                 let sum = _mm256_fmadd_ps(_mm256_set1_ps(128.0), high, low);
                 let sum = _mm256_mul_ps(_mm256_mul_ps(_mm256_set1_ps(factors.scale), scales), sum);
                 _mm256_storeu_ps(out[at..at + COLUMNS].as_mut_ptr(), sum);
@@ -55,7 +55,7 @@ unsafe fn products(row: &Tile, starts: [i32; PLANES], column: usize) -> [[__m256
     let mut products = starts.map(|start| [_mm256_set1_epi32(start); 2]);
     // SAFETY: as the caller promises.
     unsafe {
-        let mut weights = row.weights.add(column * STEP_FEATURES);
+        let mut weights = row.panel.integers.add(column * STEP_FEATURES);
         for chunk in 0..row.num_chunks {
             let x = row.chunk(chunk, 0).cast::<i32>();
             for step in 0..CHUNK / STEP_FEATURES {

@@ -5,8 +5,8 @@ use std::arch::x86_64::{
     _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps,
 };
 
-use super::nibbles::{GROUP_BYTES, VectorFactors};
-use super::tile::{Bytes, CHUNK, Factors, PLANES, Storage, Tile};
+use super::nibbles::{self, GROUP_BYTES, VectorFactors};
+use super::tile::{Bytes, CHUNK, Factors, PLANES, Tile, Weights};
 use crate::isa::Isa;
 use crate::linear::AHEAD;
 use crate::linear::for_rows;
@@ -20,23 +20,23 @@ const STEPS: usize = GROUP / STEP_FEATURES;
 
 /// # Safety
 ///
-/// As for `Tile::multiply`.
-pub(super) unsafe fn multiply<S: Storage>(tile: &Tile) {
+/// As for `IntegerFormat::multiply`.
+pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        if S::NIBBLES && tile.rows > MOST_ROWS {
-            tile.in_bytes::<S>(Isa::Avx512, |tile| multiply_parts::<Bytes>(tile));
+        if W::NIBBLES && tile.rows > MOST_ROWS {
+            nibbles::in_bytes::<W>(tile, Isa::Avx512, |tile| multiply_parts::<Bytes>(tile));
         } else {
-            multiply_parts::<S>(tile);
+            multiply_parts::<W>(tile);
         }
     }
 }
 
 /// # Safety
 ///
-/// As for `Tile::multiply`.
-unsafe fn multiply_parts<S: Storage>(tile: &Tile) {
-    let kernels: [unsafe fn(&Tile); MOST_ROWS] = for_rows!(rows<S>: 1 2 3 4 5 6);
+/// As for `IntegerFormat::multiply`.
+unsafe fn multiply_parts<W: Weights>(tile: &Tile) {
+    let kernels: [unsafe fn(&Tile); MOST_ROWS] = for_rows!(rows<W>: 1 2 3 4 5 6);
     // SAFETY: as the caller promises.
     unsafe { tile.parts(MOST_ROWS).for_each(|part| kernels[part.rows - 1](&part)) };
 }
@@ -46,20 +46,20 @@ type Products = [[__m512i; 2]; PLANES];
 
 /// # Safety
 ///
-/// As for `Tile::multiply`.
+/// As for `IntegerFormat::multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
-unsafe fn rows<S: Storage, const ROWS: usize>(tile: &Tile) {
+unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
         let factors: [Factors; ROWS] = std::array::from_fn(|row| tile.factors.add(row).read());
         let mut products = factors.map(|factors| factors.starts.map(|start| [_mm512_set1_epi32(start); 2]));
-        let mut weights = tile.weights;
+        let mut weights = tile.panel.integers;
         for group in 0..tile.num_chunks * (CHUNK / GROUP) {
             let x = tile.chunk(group * GROUP / CHUNK, 0).add(group * GROUP % CHUNK);
             let x = |row: usize, plane: usize, step: usize| {
                 x.add((plane * SIDE + row) * CHUNK).cast::<i32>().add(step).read_unaligned()
             };
-            if S::NIBBLES {
+            if W::NIBBLES {
                 let factors = VectorFactors::load(weights);
                 for step in 0..STEPS / 2 {
                     let [first, second] = vectors(weights.add(step * STEP_BYTES));
@@ -86,13 +86,13 @@ unsafe fn rows<S: Storage, const ROWS: usize>(tile: &Tile) {
 ///
 /// # Safety
 ///
-/// As for `Tile::multiply`, and the tile has the row.
+/// As for `IntegerFormat::multiply`, and the tile has the row.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn store(tile: &Tile, row: usize, scale: f32, [high, low]: Products) {
     for half in 0..2 {
         // SAFETY: as the caller promises: a panel has its scales.
-        let scales: __m512 = unsafe { _mm512_loadu_ps(tile.scales.cast::<f32>().add(half * SIDE)) };
+        let scales: __m512 = unsafe { _mm512_loadu_ps(tile.panel.scales.cast::<f32>().add(half * SIDE)) };
         let [high, low] = [high, low].map(|products| _mm512_cvtepi32_ps(products[half]));
         let sum = _mm512_fmadd_ps(_mm512_set1_ps(128.0), high, low);
         let sum = _mm512_mul_ps(_mm512_mul_ps(_mm512_set1_ps(scale), scales), sum);

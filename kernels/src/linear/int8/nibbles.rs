@@ -9,13 +9,13 @@ use std::arch::x86_64::{
     _mm512_ternarylogic_epi32,
 };
 
-use super::tile::CHUNK;
+use super::tile::{CHUNK, Panel, Tile, Weights};
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::linear::AHEAD;
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
-use crate::scratch::Scratch;
+use crate::memory::scratch::Scratch;
 
 /// Bytes of a group's integers in a panel.
 pub(super) const INTEGER_BYTES: usize = GROUP * PANEL / 2;
@@ -36,8 +36,24 @@ thread_local! {
     static BYTES: RefCell<Scratch> = RefCell::default();
 }
 
+/// Call `run` with the tile as if its integers had always been bytes.
+///
+/// # Safety
+///
+/// As for `IntegerFormat::multiply`; the panel is so stored.
+pub(super) unsafe fn in_bytes<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnce(&Tile)) {
+    if !W::NIBBLES {
+        return run(tile);
+    }
+    // SAFETY: as the caller promises.
+    let panel = unsafe { std::slice::from_raw_parts(tile.panel.integers, panel_bytes(tile.num_chunks)) };
+    with_bytes(isa, panel, |bytes| {
+        run(&Tile { panel: Panel { integers: bytes.as_ptr(), ..tile.panel }, ..*tile });
+    });
+}
+
 /// Call `run` with the integers of a panel in bytes, which begin at a cache line.
-pub(super) fn with_bytes(isa: Isa, panel: &[u8], run: impl FnOnce(&[u8])) {
+fn with_bytes(isa: Isa, panel: &[u8], run: impl FnOnce(&[u8])) {
     BYTES.with_borrow_mut(|bytes| {
         let bytes = bytes.bytes(panel.len() / GROUP_BYTES * GROUP * PANEL);
         match isa {

@@ -1,56 +1,64 @@
 //! A panel of integers of 8 bits: those of its 32 columns as VNNI and AMX take them, then the columns' scales.
 //!
-//! A step is 4 features of each column. Integers are stored without a sign, by adding 128. A column's scale is its largest
-//! magnitude / 127.
+//! A step is 4 features of each column. Integers are stored without a sign, by adding 128. A column's scale is its
+//! largest magnitude / 127.
 //!
 //! Of GGUF's 4 bits they are made by `(D × q + M) / 256`, rounded down, in wrapping arithmetic of 16 bits. D and M are
-//! the group's scale and minimum by the column's scale, times 256, M with 128 × 256 for the offset and 128 to round to the
-//! nearest. Group after group then lie its integers in 4 bits, as in a panel of `quantised`, the D of all columns, the M.
+//! the group's scale and minimum by the column's scale, times 256, M with 128 × 256 for the offset and 128 to round to
+//! the nearest. Group after group then lie its integers in 4 bits, as in a panel of `quantised`, the D of all columns,
+//! the M.
 
 use super::nibbles::{self, GROUP_BYTES, INTEGER_BYTES, byte};
 use super::tile::CHUNK;
+use crate::dtype::{DType, from_bfloat16, from_float16, write};
 use crate::linear::Linear;
-use crate::linear::format::{Element, GROUP, Quantised, Source, from_bfloat16, from_float16, write};
+use crate::linear::format::{GROUP, GgmlType, Int8Source};
 use crate::linear::output::{PANEL, STEP_FEATURES};
 use crate::linear::rounding::{Scale, nearest};
 
 const LARGEST: f32 = 127.0;
 
-pub(in crate::linear) fn panel_bytes(linear: &Linear, source: Source) -> usize {
+pub(in crate::linear) fn panel_bytes(linear: &Linear, source: Int8Source) -> usize {
     integer_bytes(linear.in_features, source) + PANEL * size_of::<f32>()
 }
 
 /// Bytes of a panel up to the scales.
-pub(super) fn integer_bytes(in_features: usize, source: Source) -> usize {
+pub(super) fn integer_bytes(in_features: usize, source: Int8Source) -> usize {
     match source {
-        Source::Elements => in_features.next_multiple_of(CHUNK) * PANEL,
-        Source::Q4_0 | Source::Q4_1 => nibbles::panel_bytes(in_features.div_ceil(CHUNK)),
+        Int8Source::Elements => in_features.next_multiple_of(CHUNK) * PANEL,
+        Int8Source::Q4_0 | Int8Source::Q4_1 => nibbles::panel_bytes(in_features.div_ceil(CHUNK)),
     }
 }
 
 /// Pack the panel's rows of the matrix, of which there may be fewer than `PANEL`.
-pub(in crate::linear) fn pack_panel(linear: &Linear, source: Source, rows: &[u8], panel: &mut [u8]) {
+pub(in crate::linear) fn pack_panel(linear: &Linear, source: Int8Source, rows: &[u8], panel: &mut [u8]) {
     panel.fill(0);
     let (integers, scales) = panel.split_at_mut(integer_bytes(linear.in_features, source));
     for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
         let scale = match source.blocks() {
             Some(format) => pack_blocks(format, row, column, integers),
-            None => pack_elements(linear.element, row, column, integers),
+            None => pack_elements(linear.dtype, row, column, integers),
         };
         scales[column * 4..column * 4 + 4].copy_from_slice(&scale.to_ne_bytes());
     }
 }
 
 /// Make one column of a panel, which is a row of the matrix, into elements.
-pub(in crate::linear) fn unpack_column(linear: &Linear, source: Source, panel: &[u8], column: usize, out: &mut [u8]) {
+pub(in crate::linear) fn unpack_column(
+    linear: &Linear,
+    source: Int8Source,
+    panel: &[u8],
+    column: usize,
+    out: &mut [u8],
+) {
     let (integers, scales) = panel.split_at(integer_bytes(linear.in_features, source));
     let scale = f32::from_ne_bytes(scales.as_chunks().0[column]);
-    for (feature, out) in out.chunks_exact_mut(linear.element.bytes()).enumerate() {
+    for (feature, out) in out.chunks_exact_mut(linear.dtype.bytes()).enumerate() {
         let stored = match source {
-            Source::Elements => integers[cell(column, feature)],
-            Source::Q4_0 | Source::Q4_1 => nibble_as_byte(integers, column, feature),
+            Int8Source::Elements => integers[cell(column, feature)],
+            Int8Source::Q4_0 | Int8Source::Q4_1 => nibble_as_byte(integers, column, feature),
         };
-        write(linear.element, scale * (f32::from(stored) - 128.0), out);
+        write(linear.dtype, scale * (f32::from(stored) - 128.0), out);
     }
 }
 
@@ -69,13 +77,13 @@ fn nibble_as_byte(panel: &[u8], column: usize, feature: usize) -> u8 {
 }
 
 /// Write a column of bytes, and give its scale.
-fn pack_elements(element: Element, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
+fn pack_elements(dtype: DType, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
     let number = |bytes: &[u8]| match *bytes {
         [a, b] => from_bfloat16(u16::from_ne_bytes([a, b])),
         [a, b, c, d] => f32::from_ne_bytes([a, b, c, d]),
         _ => unreachable!("elements have 2 or 4 bytes"),
     };
-    let numbers = row.chunks_exact(element.bytes()).map(number);
+    let numbers = row.chunks_exact(dtype.bytes()).map(number);
     let Scale { scale, inverse } = Scale::of(numbers.clone(), LARGEST);
     for (feature, number) in numbers.enumerate() {
         panel[cell(column, feature)] = nearest(number * inverse) as u8 ^ 0x80;
@@ -84,7 +92,7 @@ fn pack_elements(element: Element, row: &[u8], column: usize, panel: &mut [u8]) 
 }
 
 /// Write a column of 4 bits with each group's D and M, and give its scale.
-fn pack_blocks(format: Quantised, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
+fn pack_blocks(format: GgmlType, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
     let blocks = row.chunks_exact(format.block_bytes());
     let (scale_bytes, min_bytes) = format.scale_bytes();
     let half = |bytes: &[u8]| from_float16(u16::from_ne_bytes([bytes[0], bytes[1]]));

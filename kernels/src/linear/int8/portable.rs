@@ -5,15 +5,15 @@ use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
 ///
-/// As for `Tile::multiply`, with integers in bytes.
+/// As for `IntegerFormat::multiply`, with integers in bytes.
 pub(super) unsafe fn multiply(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        let scales = tile.scales.cast::<[f32; PANEL]>().read_unaligned();
+        let scales = tile.panel.scales.cast::<[f32; PANEL]>().read_unaligned();
         for row in tile.parts(1) {
             let factors = row.factors.read();
             let mut products = factors.starts.map(|start| [start; PANEL]);
-            let mut weights = row.weights.cast::<[u8; STEP_BYTES]>();
+            let mut weights = row.panel.integers.cast::<[u8; STEP_BYTES]>();
             for chunk in 0..row.num_chunks {
                 let x: [_; PLANES] = std::array::from_fn(|plane| row.chunk(chunk, plane).cast::<[i8; CHUNK]>().read());
                 for step in 0..CHUNK / STEP_FEATURES {

@@ -1,0 +1,91 @@
+//! The types of numbers that tensors hold, and the conversions between them and float32. Knows no kernel.
+
+/// The type of a tensor's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DType {
+    Float32,
+    Bfloat16,
+}
+
+impl DType {
+    pub(crate) fn bytes(self) -> usize {
+        match self {
+            Self::Float32 => 4,
+            Self::Bfloat16 => 2,
+        }
+    }
+}
+
+/// To the nearest, to even where two are equally near; not a number stays so.
+#[inline]
+pub(crate) fn round_to_bfloat16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+    if value.is_nan() { (bits >> 16 | 0x40) as u16 } else { rounded as u16 }
+}
+
+/// Write a number in a dtype.
+#[inline]
+pub(crate) fn write(dtype: DType, value: f32, out: &mut [u8]) {
+    match dtype {
+        DType::Float32 => out.copy_from_slice(&value.to_ne_bytes()),
+        DType::Bfloat16 => out.copy_from_slice(&round_to_bfloat16(value).to_ne_bytes()),
+    }
+}
+
+#[inline]
+pub(crate) fn from_bfloat16(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// Exact, subnormal numbers included.
+#[inline]
+pub(crate) fn from_float16(bits: u16) -> f32 {
+    const REBIAS: f32 = f32::from_bits((254 - 15) << 23); // 2¹¹²
+    let magnitude = u32::from(bits & 0x7fff) << 13;
+    let sign = u32::from(bits & 0x8000) << 16;
+    let value = if bits & 0x7c00 == 0x7c00 {
+        f32::from_bits(magnitude | 0x7f80_0000)
+    } else {
+        f32::from_bits(magnitude) * REBIAS
+    };
+    f32::from_bits(value.to_bits() | sign)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rounding_to_bfloat16_goes_to_the_nearest_even() {
+        let cases = [
+            (1.0, 0x3f80),
+            (257.0 / 256.0, 0x3f80),
+            (259.0 / 256.0, 0x3f82),
+            (f32::INFINITY, 0x7f80),
+            (3.4e38, 0x7f80),
+        ];
+        for (value, expected) in cases {
+            assert_eq!(round_to_bfloat16(value), expected, "{value}");
+        }
+        assert!(from_bfloat16(round_to_bfloat16(f32::from_bits(0x7f80_0001))).is_nan());
+    }
+
+    #[test]
+    fn float16_is_widened_exactly() {
+        let cases = [
+            (0x0000, 0.0),
+            (0x0001, 2.0_f32.powi(-24)),
+            (0x03ff, 1023.0 * 2.0_f32.powi(-24)),
+            (0x0400, 2.0_f32.powi(-14)),
+            (0x3c01, 1.0 + 2.0_f32.powi(-10)),
+            (0xc500, -5.0),
+            (0x7bff, 65504.0),
+            (0xfc00, f32::NEG_INFINITY),
+        ];
+        for (bits, expected) in cases {
+            assert_eq!(from_float16(bits).to_bits(), f32::to_bits(expected), "{bits:#x}");
+        }
+        assert!(from_float16(0x7e00).is_nan());
+    }
+}

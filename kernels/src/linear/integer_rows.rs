@@ -1,0 +1,304 @@
+//! Input rows made into integers, and the tiles of them that micro-kernels multiply with a panel, alike for all formats
+//! of integers. Knows neither weights nor products.
+//!
+//! A row's integers lie in chunks of `CHUNK` features, each chunk in one or more planes of a byte a feature. The same
+//! chunk and plane of `SIDE` rows is one piece of memory, as a tile of AMX takes it.
+
+use std::ops::Range;
+
+use super::output::{Output, SIDE};
+use super::{Linear, Part, equal_parts};
+use crate::dtype::{DType, from_bfloat16};
+use crate::isa::Isa;
+use crate::memory::scratch::Scratch;
+
+/// Weights whose input rows are made into integers.
+pub(super) trait IntegerFormat: Copy + Sync {
+    /// Features of a row that lie side by side.
+    const CHUNK: usize;
+    /// Bytes that a feature becomes.
+    const PLANES: usize;
+    /// Whether each chunk of a row has factors of its own.
+    const CHUNKS_HAVE_FACTORS: bool;
+    /// What products begin with and are scaled with.
+    type Factors: Copy + Default;
+    /// Where the parts of a panel begin.
+    type Panel: Copy;
+
+    fn panel(self, in_features: usize, first: *const u8) -> Self::Panel;
+
+    /// Make a row into integers, with zeros behind the last up to the end of its chunk. Must be `#[inline(always)]`,
+    /// and whatever it calls, too: it is compiled anew for each instruction set.
+    ///
+    /// # Safety
+    ///
+    /// Both pointers are to the row's own in a tile (see `Tile`), and nothing else touches what is the row's.
+    unsafe fn quantise<const BYTES: usize>(
+        self,
+        numbers: &[[u8; BYTES]],
+        widen: impl Fn([u8; BYTES]) -> f32,
+        integers: *mut i8,
+        factors: *mut Self::Factors,
+    );
+
+    /// # Safety
+    ///
+    /// Every row, chunk and column that the tile names is there, the rows up to a multiple of `SIDE` can be read, the
+    /// panel is of this format, nothing else touches the output, and this machine has `isa`.
+    unsafe fn multiply(self, isa: Isa, tile: &Tile<Self>);
+}
+
+/// All rows of one input.
+pub(super) struct IntegerRows<F: IntegerFormat> {
+    format: F,
+    dtype: DType,
+    in_features: usize,
+    /// [rows, `in_features`]
+    x: *const u8,
+    num_chunks: usize,
+    /// As `Tile` has them.
+    integers: *mut i8,
+    factors: *mut F::Factors,
+}
+
+// SAFETY: the pointers are followed in unsafe methods alone, whose callers answer for them; tasks write to rows that no
+// other task has.
+unsafe impl<F: IntegerFormat> Sync for IntegerRows<F> {}
+
+impl<F: IntegerFormat> IntegerRows<F> {
+    /// Room for what x is made into, which lasts until the scratch memory is used for something else.
+    pub(super) fn within(scratch: &mut Scratch, format: F, linear: &Linear, x: *const u8, num_rows: usize) -> Self {
+        let Linear { dtype, in_features, .. } = *linear;
+        let num_chunks = in_features.div_ceil(F::CHUNK);
+        // A tile of AMX is read whole, with its factors, even where it has fewer rows.
+        let whole_rows = num_rows.next_multiple_of(SIDE);
+        let integer_bytes = whole_rows * row_bytes::<F>(num_chunks);
+        let factor_bytes = whole_rows * row_factors::<F>(num_chunks) * size_of::<F::Factors>();
+        let (integers, factors) = scratch.bytes(integer_bytes + factor_bytes).split_at_mut(integer_bytes);
+        let (integers, factors) = (integers.as_mut_ptr().cast(), factors.as_mut_ptr().cast());
+        let rows = Self { format, dtype, in_features, x, num_chunks, integers, factors };
+        // Zeros past the last row: what anyone left there may be numbers that are slow to compute with.
+        for row in num_rows..whole_rows {
+            for chunk in 0..row_factors::<F>(num_chunks) {
+                // SAFETY: there is room for whole tiles.
+                unsafe { rows.row_factors(row).add(chunk * SIDE).write(F::Factors::default()) };
+            }
+        }
+        rows
+    }
+
+    /// How many rows fill so many bytes.
+    pub(super) fn at_once(&self, bytes: usize) -> usize {
+        (bytes / row_bytes::<F>(self.num_chunks)).max(1)
+    }
+
+    /// Make a row into integers.
+    ///
+    /// # Safety
+    ///
+    /// x has the row, whose room is still its own; no other thread has it; this machine has `isa`.
+    pub(super) unsafe fn quantise_row(&self, row: usize, isa: Isa) {
+        let x_bytes = self.in_features * self.dtype.bytes();
+        // SAFETY: as the caller promises.
+        unsafe {
+            let x = std::slice::from_raw_parts(self.x.add(row * x_bytes), x_bytes);
+            let (side, within) = (row / SIDE * SIDE, row % SIDE);
+            let integers = self.integers.add(side * row_bytes::<F>(self.num_chunks) + within * F::CHUNK);
+            quantise(isa, self.format, self.dtype, x, integers, self.row_factors(row));
+        }
+    }
+
+    /// Multiply some of the rows with one panel.
+    ///
+    /// # Safety
+    ///
+    /// The rows have been quantised, the part's panel is of their format and has their features, and nothing else
+    /// touches the output, which begins at row 0; the part begins at a multiple of `SIDE`; this machine has `isa`.
+    pub(super) unsafe fn multiply(&self, isa: Isa, part: &Part, output: Output) {
+        let first = part.rows.start;
+        debug_assert!(first.is_multiple_of(SIDE));
+        // SAFETY: as the caller promises.
+        unsafe {
+            let tile = Tile {
+                rows: part.rows.len(),
+                integers: self.integers.add(first * row_bytes::<F>(self.num_chunks)),
+                factors: self.row_factors(first),
+                num_chunks: self.num_chunks,
+                panel: self.format.panel(self.in_features, part.panel),
+                output: output.rows_from(first),
+            };
+            self.format.multiply(isa, &tile);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// There is room for the row.
+    unsafe fn row_factors(&self, row: usize) -> *mut F::Factors {
+        // SAFETY: as the caller promises.
+        unsafe { self.factors.add(row / SIDE * SIDE * row_factors::<F>(self.num_chunks) + row % SIDE) }
+    }
+}
+
+/// What one call of a micro-kernel computes: some rows times one panel.
+pub(super) struct Tile<F: IntegerFormat> {
+    pub(super) rows: usize,
+    /// [rows / `SIDE`, `num_chunks`, `PLANES`, `SIDE`, `CHUNK`]
+    pub(super) integers: *const i8,
+    /// [rows / `SIDE`, `num_chunks`, `SIDE`] where chunks have factors, else [rows]
+    pub(super) factors: *const F::Factors,
+    pub(super) num_chunks: usize,
+    pub(super) panel: F::Panel,
+    /// Begins at the first of the rows.
+    pub(super) output: Output,
+}
+
+impl<F: IntegerFormat> Tile<F> {
+    /// Where a plane of a chunk of the first row lies; the same of the next `SIDE - 1` rows is behind it.
+    ///
+    /// # Safety
+    ///
+    /// As for `IntegerFormat::multiply`; the rows have the chunk.
+    #[inline]
+    pub(super) unsafe fn chunk(&self, chunk: usize, plane: usize) -> *const i8 {
+        // SAFETY: as the caller promises.
+        unsafe { self.integers.add((chunk * F::PLANES + plane) * SIDE * F::CHUNK) }
+    }
+
+    /// Where a chunk's factors of the first row lie; those of the next `SIDE - 1` rows are behind it.
+    ///
+    /// # Safety
+    ///
+    /// As for `IntegerFormat::multiply`; the rows have the chunk, and it has factors.
+    #[inline]
+    pub(super) unsafe fn chunk_factors(&self, chunk: usize) -> *const F::Factors {
+        // SAFETY: as the caller promises.
+        unsafe { self.factors.add(chunk * SIDE) }
+    }
+
+    /// The rows in parts of at most `largest`, none of which has rows on both sides of a multiple of `SIDE`.
+    ///
+    /// # Safety
+    ///
+    /// As for `IntegerFormat::multiply`.
+    #[inline]
+    pub(super) unsafe fn parts(&self, largest: usize) -> impl Iterator<Item = Self> {
+        // SAFETY: as the caller promises; these are rows of the tile.
+        parts_of_sides(self.rows, largest).map(|rows| unsafe { self.part(rows.start, rows.len()) })
+    }
+
+    /// # Safety
+    ///
+    /// As for `IntegerFormat::multiply`; the tile has the rows from `start` on, `rows` of them.
+    #[inline]
+    unsafe fn part(&self, start: usize, rows: usize) -> Self {
+        let (side, within) = (start / SIDE * SIDE, start % SIDE);
+        // SAFETY: as the caller promises.
+        unsafe {
+            Self {
+                rows,
+                integers: self.integers.add(side * row_bytes::<F>(self.num_chunks) + within * F::CHUNK),
+                factors: self.factors.add(side * row_factors::<F>(self.num_chunks) + within),
+                output: self.output.rows_from(start),
+                ..*self
+            }
+        }
+    }
+}
+
+fn row_bytes<F: IntegerFormat>(num_chunks: usize) -> usize {
+    num_chunks * F::PLANES * F::CHUNK
+}
+
+fn row_factors<F: IntegerFormat>(num_chunks: usize) -> usize {
+    if F::CHUNKS_HAVE_FACTORS { num_chunks } else { 1 }
+}
+
+/// So many rows in parts of at most `largest`, none of which has rows on both sides of a multiple of `SIDE`.
+fn parts_of_sides(rows: usize, largest: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..rows).step_by(SIDE).flat_map(move |side| equal_parts(side..rows.min(side + SIDE), largest))
+}
+
+/// `IntegerFormat::quantise` of a row of either dtype, in the instructions of `isa`.
+///
+/// # Safety
+///
+/// As for `IntegerFormat::quantise`; this machine has `isa`.
+pub(super) unsafe fn quantise<F: IntegerFormat>(
+    isa: Isa,
+    format: F,
+    dtype: DType,
+    x: &[u8],
+    integers: *mut i8,
+    factors: *mut F::Factors,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => quantise_avx512(format, dtype, x, integers, factors),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => quantise_avx2(format, dtype, x, integers, factors),
+            _ => quantise_portable(format, dtype, x, integers, factors),
+        }
+    }
+}
+
+/// The portable form, compiled for AVX-512.
+///
+/// # Safety
+///
+/// As for `quantise`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn quantise_avx512<F: IntegerFormat>(
+    format: F,
+    dtype: DType,
+    x: &[u8],
+    integers: *mut i8,
+    factors: *mut F::Factors,
+) {
+    // SAFETY: as the caller promises.
+    unsafe { quantise_portable(format, dtype, x, integers, factors) };
+}
+
+/// The portable form, compiled for AVX2.
+///
+/// # Safety
+///
+/// As for `quantise`.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn quantise_avx2<F: IntegerFormat>(
+    format: F,
+    dtype: DType,
+    x: &[u8],
+    integers: *mut i8,
+    factors: *mut F::Factors,
+) {
+    // SAFETY: as the caller promises.
+    unsafe { quantise_portable(format, dtype, x, integers, factors) };
+}
+
+/// # Safety
+///
+/// As for `quantise`.
+#[inline(always)] // so that it is compiled anew for each instruction set
+#[expect(clippy::inline_always, reason = "see above")]
+unsafe fn quantise_portable<F: IntegerFormat>(
+    format: F,
+    dtype: DType,
+    x: &[u8],
+    integers: *mut i8,
+    factors: *mut F::Factors,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match dtype {
+            DType::Float32 => format.quantise(x.as_chunks().0, f32::from_ne_bytes, integers, factors),
+            DType::Bfloat16 => {
+                format.quantise(x.as_chunks().0, |bits| from_bfloat16(u16::from_ne_bytes(bits)), integers, factors);
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Copies of rows of logits with some tokens masked out and some logits changed. Knows neither requests nor grammars.
+#![expect(clippy::inline_always, reason = "see `Vector`")]
+
+use std::ops::Range;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::threads::Pool;
+use crate::vector::{self, Bfloat16, Kernel, LANES, Storage, Vector};
+
+/// Tokens that a word of a mask speaks of.
+const WORD_BITS: usize = 32;
+
+/// A row of float32 for each sample: that of some logits, masked, then edited.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EditLogits {
+    pub(crate) samples: usize,
+    pub(crate) logits: Matrix,
+    pub(crate) num_rows: usize,
+    pub(crate) vocabulary: usize,
+    /// Each sample's row of logits.
+    pub(crate) rows: Indices,
+    pub(crate) edits: Edits,
+    pub(crate) masks: Option<Masks>,
+    /// float32, contiguous.
+    pub(crate) out: usize,
+}
+
+/// What changes at which token, ragged. Addresses of one number each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Edits {
+    /// One more than there are samples.
+    pub(crate) starts: Indices,
+    pub(crate) count: usize,
+    pub(crate) ids: Indices,
+    /// float32
+    pub(crate) bias: usize,
+    /// float32
+    pub(crate) repetition: usize,
+    /// float32
+    pub(crate) subtracted: usize,
+}
+
+/// Bits that say which tokens may come, lowest first; those beyond the last word may not.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Masks {
+    /// Each sample's mask; -1: none.
+    pub(crate) rows: Indices,
+    /// Words of 32 bits, contiguous.
+    pub(crate) address: usize,
+    pub(crate) count: usize,
+    pub(crate) words_each: usize,
+}
+
+impl Op for EditLogits {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.samples, rows: usize::MAX }
+    }
+
+    unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        let samples = extent.tokens;
+        // SAFETY: as the caller promises.
+        let (rows, starts, ids, mask_rows) = unsafe {
+            (
+                self.rows.first(samples),
+                self.edits.starts.first(samples + 1),
+                self.edits.ids.first(self.edits.count),
+                self.masks.map(|masks| masks.rows.first(samples)),
+            )
+        };
+        check_range("row of sample", rows, 0..self.num_rows as i64)?;
+        check_starts(starts, self.edits.count)?;
+        check_range("token of edit", ids, 0..self.vocabulary as i64)?;
+        if let (Some(masks), Some(rows)) = (self.masks, mask_rows) {
+            check_range("mask of sample", rows, -1..masks.count as i64)?;
+        }
+        pool.run(samples, &|sample| {
+            let mask = self.masks.zip(mask_rows).and_then(|(masks, rows)| masks.mask(rows[sample]));
+            let edits = starts[sample] as usize..starts[sample + 1] as usize;
+            let row = rows[sample] as usize;
+            // SAFETY: as the caller promises; all numbers were checked, and the sample's row of the output is its own.
+            unsafe {
+                let out = with_exposed_provenance_mut::<f32>(self.out).add(sample * self.vocabulary);
+                match self.logits.dtype {
+                    DType::Float32 => self.copy::<f32>(row, mask, out, isa),
+                    DType::Bfloat16 => self.copy::<Bfloat16>(row, mask, out, isa),
+                }
+                self.edits.apply(edits, ids, out);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl EditLogits {
+    /// # Safety
+    ///
+    /// As for `Op::run`; the logits are made of L, the row is there, and so is what the mask and `out` point to.
+    unsafe fn copy<L: Storage>(&self, row: usize, mask: Option<Mask>, out: *mut f32, isa: Isa) {
+        let logits = self.logits.row::<L>(row).cast_const();
+        // SAFETY: as the caller promises.
+        unsafe { vector::run(isa, &Copy { logits, mask, vocabulary: self.vocabulary, out }, 0) };
+    }
+}
+
+impl Edits {
+    /// # Safety
+    ///
+    /// The edits are among those that there are, and name what `out` has.
+    unsafe fn apply(&self, edits: Range<usize>, ids: &[i32], out: *mut f32) {
+        let number = |address, edit| {
+            // SAFETY: as the caller promises.
+            unsafe { with_exposed_provenance::<f32>(address).add(edit).read() }
+        };
+        for edit in edits {
+            // SAFETY: as the caller promises.
+            let logit = unsafe { &mut *out.add(ids[edit] as usize) };
+            let biased = *logit + number(self.bias, edit);
+            let repetition = number(self.repetition, edit);
+            let penalised = if biased > 0.0 { biased / repetition } else { biased * repetition };
+            *logit = penalised - number(self.subtracted, edit);
+        }
+    }
+}
+
+impl Masks {
+    fn mask(self, row: i32) -> Option<Mask> {
+        let row = usize::try_from(row).ok()?;
+        let words = with_exposed_provenance::<u32>(self.address).wrapping_add(row * self.words_each);
+        Some(Mask { words, num_words: self.words_each })
+    }
+}
+
+/// See that starts rise to no more than there is.
+fn check_starts(starts: &[i32], num_edits: usize) -> Result<(), OutOfRange> {
+    let mut from = 0;
+    for (index, &start) in starts.iter().enumerate() {
+        let (number, to) = (i64::from(start), num_edits as i64);
+        if number < from || number > to {
+            return Err(OutOfRange::Index { what: "start of edits", index, number, from, to });
+        }
+        from = number;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Mask {
+    words: *const u32,
+    num_words: usize,
+}
+
+impl Mask {
+    /// Bits for sixteen tokens from a multiple of sixteen on.
+    ///
+    /// # Safety
+    ///
+    /// The words are there.
+    #[inline(always)]
+    unsafe fn lanes(self, at: usize) -> u32 {
+        let word = at / WORD_BITS;
+        if word >= self.num_words {
+            return 0;
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.words.add(word).read() >> (at % WORD_BITS) & 0xffff }
+    }
+}
+
+struct Copy<L> {
+    logits: *const L,
+    mask: Option<Mask>,
+    vocabulary: usize,
+    out: *mut f32,
+}
+
+// SAFETY: a thread makes these for itself.
+unsafe impl<L> Sync for Copy<L> {}
+
+impl<L: Storage> Kernel for Copy<L> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let banned = V::splat(f32::NEG_INFINITY);
+            let Some(mask) = self.mask else {
+                for at in (0..self.vocabulary).step_by(LANES) {
+                    let left = self.vocabulary - at;
+                    let logits: V = L::load_up_to(self.logits.add(at), left);
+                    f32::store_up_to(logits, self.out.add(at), left);
+                }
+                return;
+            };
+            for at in (0..self.vocabulary).step_by(LANES) {
+                let (left, lanes) = (self.vocabulary - at, mask.lanes(at));
+                // Grammars mostly allow little: what may not come need not be read.
+                let logits = if lanes == 0 { banned } else { L::load_up_to::<V>(self.logits.add(at), left) };
+                f32::store_up_to(logits.select(lanes, banned), self.out.add(at), left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! From logits and a uniform number each to token ids. Owns no generator and knows no request.
+//!
+//! The filters apply in vLLM's order: temperature, min-p, top-k, top-p, each on what the one before has left. The token
+//! is the inverse of the cumulative distribution over ascending ids. A row is read once for the greatest logit of each
+//! block, once more for the sum of its weights unless top-k makes that needless, and then only where it matters.
+
+mod distribution;
+mod weights;
+
+use std::cell::RefCell;
+use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::logits::row::{BLOCK, Logit, Row, least_of_greatest};
+use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range};
+use crate::threads::Pool;
+use crate::vector::{self, Bfloat16};
+use distribution::{Candidate, Limits, choose, first_beyond, limit};
+use weights::{LEAST_WEIGHT, Maxima, Scale, Sums, Weights};
+
+/// Instead of a token, where there is none to choose.
+const NOTHING_LEFT: i32 = -1;
+
+/// One token a sample, which has a row of logits, parameters and a uniform number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sampling {
+    pub(crate) samples: usize,
+    pub(crate) logits: Matrix,
+    pub(crate) num_rows: usize,
+    pub(crate) vocabulary: usize,
+    /// Each sample's row of logits; none: its own.
+    pub(crate) rows: Option<Indices>,
+    /// None: every sample takes the greatest logit.
+    pub(crate) parameters: Option<Parameters>,
+    /// int32; -1 where no logit is above minus infinity.
+    pub(crate) out: usize,
+}
+
+/// Addresses of one number a sample.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parameters {
+    /// float32; 0: the greatest logit.
+    pub(crate) temperature: usize,
+    /// int32; 0: off.
+    pub(crate) top_k: usize,
+    /// float32; 1: off.
+    pub(crate) top_p: usize,
+    /// float32; 0: off.
+    pub(crate) min_p: usize,
+    /// float32
+    pub(crate) uniforms: usize,
+}
+
+#[derive(Default)]
+struct Scratch {
+    /// Of each block the greatest logit.
+    maxima: Vec<f32>,
+    /// Of each block the sum of weights.
+    sums: Vec<f32>,
+    sorted: Vec<f32>,
+    candidates: Vec<Candidate>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl Op for Sampling {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.samples, rows: usize::MAX }
+    }
+
+    unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        let rows = self.rows.map(|rows| unsafe { rows.first(extent.tokens) });
+        if let Some(rows) = rows {
+            check_range("row of sample", rows, 0..self.num_rows as i64)?;
+        }
+        pool.run(extent.tokens, &|sample| {
+            let row = rows.map_or(sample, |rows| rows[sample] as usize);
+            // SAFETY: as the caller promises; the row was checked, and the sample's place is its own.
+            unsafe {
+                let token = SCRATCH.with_borrow_mut(|scratch| match self.logits.dtype {
+                    DType::Float32 => self.token::<f32>(sample, row, isa, scratch),
+                    DType::Bfloat16 => self.token::<Bfloat16>(sample, row, isa, scratch),
+                });
+                let token = token.map_or(NOTHING_LEFT, |token| token as i32);
+                with_exposed_provenance_mut::<i32>(self.out).add(sample).write(token);
+            }
+        });
+        Ok(())
+    }
+}
+
+impl Sampling {
+    /// None where no logit is above minus infinity.
+    ///
+    /// # Safety
+    ///
+    /// As for `Op::run`; the logits are made of L, and the row and the sample are there.
+    unsafe fn token<L: Logit>(&self, sample: usize, row: usize, isa: Isa, scratch: &mut Scratch) -> Option<usize> {
+        let row = Row { logits: self.logits.row::<L>(row).cast_const(), vocabulary: self.vocabulary };
+        // SAFETY: as the caller promises.
+        unsafe {
+            let mut greatest = f32::NEG_INFINITY;
+            scratch.maxima.resize(row.num_blocks(), 0.0);
+            let maxima = Maxima { row, out: scratch.maxima.as_mut_ptr(), greatest: &raw mut greatest };
+            vector::run(isa, &maxima, 0);
+            if greatest == f32::NEG_INFINITY {
+                return None;
+            }
+            let number = |address| with_exposed_provenance::<f32>(address).add(sample).read();
+            let random = self.parameters.filter(|parameters| number(parameters.temperature) != 0.0);
+            // No temperature makes weights of infinite logits.
+            if let Some(parameters) = random.filter(|_| greatest < f32::INFINITY) {
+                let scale = Scale::new(greatest, number(parameters.temperature), number(parameters.min_p));
+                let top_k = with_exposed_provenance::<i32>(parameters.top_k).add(sample).read().max(0) as usize;
+                let limits = Limits { top_k, top_p: number(parameters.top_p).into() };
+                return Draw { row, scale, isa }.token(limits, number(parameters.uniforms).into(), scratch);
+            }
+            let block = scratch.maxima.iter().position(|&most| most >= greatest)?;
+            row.ids(block).find(|&id| row.logit(id) >= greatest)
+        }
+    }
+}
+
+/// A row whose weights are known up to their scale.
+#[derive(Clone, Copy)]
+struct Draw<L> {
+    row: Row<L>,
+    scale: Scale,
+    isa: Isa,
+}
+
+impl<L: Logit> Draw<L> {
+    /// # Safety
+    ///
+    /// The row is there, the machine has the instructions, and the scratch has the maxima of the row's blocks.
+    #[expect(clippy::cast_precision_loss, reason = "a vocabulary has fewer than 2^31 tokens")]
+    unsafe fn token(self, limits: Limits, uniform: f64, scratch: &mut Scratch) -> Option<usize> {
+        let Scratch { maxima, sums, sorted, candidates } = scratch;
+        // SAFETY: as the caller promises.
+        unsafe {
+            if limits.top_k > 0 {
+                let least = least_of_greatest(maxima, limits.top_k, sorted);
+                self.collect(maxima, least, self.scale.bound(least), candidates);
+                limit(candidates, limits, 0.0);
+                return choose(candidates, uniform);
+            }
+            sums.resize(self.row.num_blocks(), 0.0);
+            vector::run(self.isa, &Sums { row: self.row, scale: self.scale, out: sums.as_mut_ptr() }, 0);
+            let total: f64 = sums.iter().map(|&sum| f64::from(sum)).sum();
+            if limits.top_p < 1.0 {
+                // What is lighter than this all together has less than top-p leaves out, so it keeps none of that.
+                let least = 0.999 * (1.0 - limits.top_p) * total / self.row.vocabulary as f64;
+                let least = (least as f32).clamp(LEAST_WEIGHT, 0.999);
+                self.collect(sums, least, least, candidates);
+                limit(candidates, limits, total);
+                return choose(candidates, uniform);
+            }
+            Some(self.choose_from_all(sums, uniform * total))
+        }
+    }
+
+    /// The first token at which the sum of weights exceeds the target; else the last with any weight.
+    ///
+    /// # Safety
+    ///
+    /// As for `token`; the sums are of the row's blocks.
+    unsafe fn choose_from_all(self, sums: &[f32], target: f64) -> usize {
+        let (mut before, mut last) = (0.0, 0);
+        for (block, sum) in sums.iter().map(|&sum| f64::from(sum)).enumerate().filter(|&(_, sum)| sum > 0.0) {
+            last = block;
+            if before + sum > target {
+                break;
+            }
+            before += sum;
+        }
+        // SAFETY: as the caller promises.
+        let weights = unsafe { self.weights(last) }.map(f64::from);
+        let place = first_beyond(weights.into_iter(), before, target);
+        let heaviest = || weights.iter().rposition(|&weight| weight > 0.0);
+        last * BLOCK + place.or_else(heaviest).unwrap_or(0)
+    }
+
+    /// All tokens of at least some weight in the blocks of which a figure is at least so much.
+    ///
+    /// # Safety
+    ///
+    /// As for `token`; the figures are of the row's blocks.
+    unsafe fn collect(self, figures: &[f32], least: f32, least_weight: f32, candidates: &mut Vec<Candidate>) {
+        candidates.clear();
+        for (block, _) in figures.iter().enumerate().filter(|&(_, &figure)| figure >= least) {
+            // SAFETY: as the caller promises.
+            let weights = unsafe { self.weights(block) };
+            let (start, mut end) = (block * BLOCK, candidates.len());
+            // Each is written where the next is wanted, and stays if it is: no branch to foretell.
+            candidates.resize(end + BLOCK, Candidate::default());
+            for (id, weight) in (start as u32..).zip(weights) {
+                candidates[end] = Candidate { weight, id };
+                end += usize::from(weight >= least_weight);
+            }
+            candidates.truncate(end);
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `token`; the block is there.
+    unsafe fn weights(self, block: usize) -> [f32; BLOCK] {
+        let mut weights = [0.0; BLOCK];
+        // SAFETY: as the caller promises.
+        unsafe {
+            vector::run(self.isa, &Weights { row: self.row, scale: self.scale, out: &raw mut weights }, block);
+        };
+        weights
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,111 @@
+//! From a row of logits to weights, block by block: probabilities in units of the greatest, after temperature and min-p.
+#![expect(clippy::inline_always, reason = "see `Vector`")]
+
+use crate::logits::row::{BLOCK, Logit, Row, greatest};
+use crate::vector::{Kernel, LANES, Vector};
+
+/// More than the exponential of what is too low for it.
+pub(super) const LEAST_WEIGHT: f32 = 2e-38;
+
+/// What makes weights of logits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    greatest: f32,
+    inverse_temperature: f32,
+    /// Weights below it are zero.
+    least: f32,
+}
+
+impl Scale {
+    /// The greatest logit is finite, and the temperature above 0.
+    pub(super) fn new(greatest: f32, temperature: f32, min_p: f32) -> Self {
+        // However small a temperature is: what is infinite times the difference of equal logits would not be a number.
+        let inverse_temperature = temperature.recip().min(f32::MAX);
+        Self { greatest, inverse_temperature, least: min_p.clamp(LEAST_WEIGHT, 1.0) }
+    }
+
+    /// No weight of a logit from this one on is less.
+    pub(super) fn bound(self, logit: f32) -> f32 {
+        // The vectors' exponential is right to a few units.
+        let weight = ((logit - self.greatest) * self.inverse_temperature).exp() * (1.0 - 1e-6);
+        weight.max(self.least)
+    }
+
+    /// The greatest first, which keeps every temperature, however small, from overflowing.
+    #[inline(always)]
+    fn weights<V: Vector>(self, logits: V) -> V {
+        // SAFETY: `logits` exist.
+        let constant = |number| unsafe { V::splat(number) };
+        let exponents = logits.sub(constant(self.greatest)).mul(constant(self.inverse_temperature));
+        exponents.exp().at_least(constant(self.least))
+    }
+}
+
+/// The greatest logit of each block, and of all; minus infinity where none is a number.
+pub(super) struct Maxima<L> {
+    pub(super) row: Row<L>,
+    pub(super) out: *mut f32,
+    pub(super) greatest: *mut f32,
+}
+
+/// The sum of the weights of each block.
+pub(super) struct Sums<L> {
+    pub(super) row: Row<L>,
+    pub(super) scale: Scale,
+    pub(super) out: *mut f32,
+}
+
+/// The weights of one block; zeros where there are no logits.
+pub(super) struct Weights<L> {
+    pub(super) row: Row<L>,
+    pub(super) scale: Scale,
+    pub(super) out: *mut [f32; BLOCK],
+}
+
+// SAFETY: a thread makes these for itself.
+unsafe impl<L> Sync for Maxima<L> {}
+// SAFETY: as above.
+unsafe impl<L> Sync for Sums<L> {}
+// SAFETY: as above.
+unsafe impl<L> Sync for Weights<L> {}
+
+impl<L: Logit> Kernel for Maxima<L> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let mut most = f32::NEG_INFINITY;
+            for block in 0..self.row.num_blocks() {
+                let greatest = greatest(self.row.block::<V>(block));
+                self.out.add(block).write(greatest);
+                most = most.max(greatest);
+            }
+            self.greatest.write(most);
+        }
+    }
+}
+
+impl<L: Logit> Kernel for Sums<L> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, _: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            for block in 0..self.row.num_blocks() {
+                let [a, b, c, d] = self.row.block::<V>(block).map(|logits| self.scale.weights(logits));
+                self.out.add(block).write(a.add(b).add(c.add(d)).sum());
+            }
+        }
+    }
+}
+
+impl<L: Logit> Kernel for Weights<L> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, block: usize) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            for (index, logits) in self.row.block::<V>(block).into_iter().enumerate() {
+                self.scale.weights(logits).store(self.out.cast::<f32>().add(index * LANES));
+            }
+        }
+    }
+}
