@@ -2,13 +2,15 @@
 
 use std::os::raw::c_int;
 
+use pyllm_scheduler::{Embeddings, LogprobEntries, Logprobs};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
-use crate::SchedulerError;
+use crate::errors::SchedulerError;
 
 #[pyclass(frozen, module = "pyllm._rust")]
 pub(crate) struct Plan(pub(crate) pyllm_scheduler::Plan);
@@ -57,7 +59,7 @@ pub(crate) fn ids_from_bytes(name: &str, packed: &[u8]) -> PyResult<Vec<i32>> {
 }
 
 /// Packed little-endian float32.
-pub(crate) fn floats_from_bytes(name: &str, packed: &[u8]) -> PyResult<Vec<f32>> {
+fn floats_from_bytes(name: &str, packed: &[u8]) -> PyResult<Vec<f32>> {
     Ok(words(name, "float32", packed)?.map(f32::from_le_bytes).collect())
 }
 
@@ -81,6 +83,30 @@ pub(crate) fn ids_from_buffer(name: &str, object: &Bound<'_, PyAny>) -> PyResult
     }
     let format = buffer.format().to_string_lossy();
     Err(SchedulerError::new_err(format!("{name} has elements of format {format}; give int32 or bytes")))
+}
+
+/// The columns of `messages.Logprobs`.
+pub(crate) fn logprobs_from_bytes(
+    [prompt_starts, prompt_tokens, starts, ids, values, ranks]: &[PyBackedBytes; 6],
+) -> PyResult<Logprobs> {
+    Ok(Logprobs {
+        prompt_starts: ids_from_bytes("prompt_starts", prompt_starts)?,
+        prompt_tokens: ids_from_bytes("prompt_tokens", prompt_tokens)?,
+        entries: LogprobEntries {
+            starts: ids_from_bytes("logprob_starts", starts)?,
+            ids: ids_from_bytes("logprob_ids", ids)?,
+            values: floats_from_bytes("logprob_values", values)?,
+            ranks: ids_from_bytes("ranks", ranks)?,
+        },
+    })
+}
+
+/// The columns of `messages.Embeddings`.
+pub(crate) fn embeddings_from_bytes([starts, values]: &[PyBackedBytes; 2]) -> PyResult<Embeddings> {
+    Ok(Embeddings {
+        starts: ids_from_bytes("embedding_starts", starts)?,
+        values: floats_from_bytes("embeddings", values)?,
+    })
 }
 
 /// A column as Python bytes.

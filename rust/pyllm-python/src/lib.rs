@@ -2,31 +2,23 @@
 //! `pyllm/_rust.pyi` is its documentation.
 
 mod buffers;
-mod notes;
+mod errors;
+mod keywords;
+mod step_trace;
 mod numbers;
 mod reports;
-mod settings;
 
 use std::sync::{Mutex, PoisonError};
 
-use pyllm_scheduler::{
-    ClientId, Config, Embeddings, Error, LoadId, LogprobEntries, Logprobs, Output, Request, RequestId, StepId,
-};
+use pyllm_scheduler::{ClientId, Config, Error, LoadId, Output, Request, RequestId, StepId};
 use pyo3::buffer::PyBuffer;
-use pyo3::create_exception;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
-use buffers::{Plan, bytes, floats_from_bytes, ids_from_buffer, ids_from_bytes};
+use buffers::{Plan, bytes, embeddings_from_bytes, ids_from_buffer, ids_from_bytes, logprobs_from_bytes};
+use errors::{NeverFitsError, SchedulerError, python_error};
 use numbers::Number;
-use settings::changed;
-
-create_exception!(pyllm._rust, SchedulerError, PyValueError, "A call that the scheduler refused.");
-create_exception!(pyllm._rust, NeverFitsError, SchedulerError, "A request too large to ever run.");
-
-type Columns<'py> = [Bound<'py, PyBytes>; 16];
 
 #[pyclass(frozen, module = "pyllm._rust")]
 struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
@@ -35,31 +27,24 @@ struct Scheduler(Mutex<pyllm_scheduler::Scheduler>);
 impl Scheduler {
     #[new]
     #[pyo3(signature = (**settings))]
-    fn new(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
-        let config = changed(Config::default(), settings)?;
+    fn new(py: Python<'_>, settings: Option<Bound<'_, PyDict>>) -> PyResult<Self> {
+        let config = keywords::read::<Config>(&settings.unwrap_or_else(|| PyDict::new(py)))?;
         let scheduler = pyllm_scheduler::Scheduler::new(config).map_err(|error| python_error(&error))?;
         Ok(Self(Mutex::new(scheduler)))
     }
 
     #[pyo3(signature = (**settings))]
-    fn reconfigure(&self, py: Python<'_>, settings: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+    fn reconfigure(&self, py: Python<'_>, settings: Option<Bound<'_, PyDict>>) -> PyResult<()> {
         let config = self.call(py, |scheduler| Ok(scheduler.config().clone()))?;
-        let config = changed(config, settings)?;
+        let config = keywords::changed(&config, &settings.unwrap_or_else(|| PyDict::new(py)))?;
         self.call(py, |scheduler| scheduler.reconfigure(config))
     }
 
-    #[expect(clippy::too_many_arguments, reason = "they are Python's keywords")]
+    #[expect(clippy::too_many_arguments, reason = "they are Python's")]
     #[pyo3(signature = (
-        client, request, prompt, *, seed, max_tokens, min_tokens = Number(Ok(0)), n = Number(Ok(1)),
-        stop_token_ids = b"".as_slice(), sampling = b"".as_slice(), outputs = vec![], arrival = Number(Ok(0.0)),
-        deadline = None, ttft_target = None, tpot_target = None, priority = Number(Ok(0)),
-        policy_key = Number(Ok(0.0)), tenant = "", cache_salt = "", adapter = "", stateful = false,
-        prompt_logprobs = false, beam_width = Number(Ok(0)), length_penalty = Number(Ok(1.0)),
-        pooling = false
-    ), text_signature = "(self, client, request, prompt, *, seed, max_tokens, min_tokens=0, n=1, stop_token_ids=b'', \
-        sampling=b'', outputs=(), arrival=0.0, deadline=None, ttft_target=None, tpot_target=None, priority=0, \
-        policy_key=0.0, tenant='', cache_salt='', adapter='', stateful=False, prompt_logprobs=False, beam_width=0, \
-        length_penalty=1.0, pooling=False)")]
+        client, request, prompt, *, seed, max_tokens, stop_token_ids = b"".as_slice(), sampling = b"".as_slice(),
+        outputs = vec![], **fields
+    ), text_signature = "(self, client, request, prompt, *, seed, max_tokens, stop_token_ids=b'', sampling=b'', outputs=(), **fields)")]
     fn add(
         &self,
         py: Python<'_>,
@@ -68,57 +53,22 @@ impl Scheduler {
         prompt: &[u8],
         seed: Number<u64>,
         max_tokens: Number<u32>,
-        min_tokens: Number<u32>,
-        n: Number<u32>,
         stop_token_ids: &[u8],
         sampling: &[u8],
         outputs: Vec<(PyBackedBytes, bool)>,
-        arrival: Number<f64>,
-        deadline: Option<Number<f64>>,
-        ttft_target: Option<Number<f64>>,
-        tpot_target: Option<Number<f64>>,
-        priority: Number<i32>,
-        policy_key: Number<f64>,
-        tenant: &str,
-        cache_salt: &str,
-        adapter: &str,
-        stateful: bool,
-        prompt_logprobs: bool,
-        beam_width: Number<u32>,
-        length_penalty: Number<f64>,
-        pooling: bool,
+        fields: Option<Bound<'_, PyDict>>,
     ) -> PyResult<()> {
+        let mut added = keywords::read::<Request>(&fields.unwrap_or_else(|| PyDict::new(py)))?;
+        (added.client, added.id) = request_key(client, request)?;
+        (added.seed, added.max_tokens) = (seed.named("seed")?, max_tokens.named("max_tokens")?);
+        added.prompt = ids_from_bytes("prompt", prompt)?;
+        added.stop_token_ids = ids_from_bytes("stop_token_ids", stop_token_ids)?;
+        added.sampling = sampling.to_vec();
         let outputs = outputs
             .into_iter()
             .map(|(tokens, finished)| Ok(Output { tokens: ids_from_bytes("outputs", &tokens)?, finished }));
-        let (client, id) = name(client, request)?;
-        let request = Request {
-            client,
-            id,
-            prompt: ids_from_bytes("prompt", prompt)?,
-            n: n.named("n")?,
-            seed: seed.named("seed")?,
-            max_tokens: max_tokens.named("max_tokens")?,
-            min_tokens: min_tokens.named("min_tokens")?,
-            stop_token_ids: ids_from_bytes("stop_token_ids", stop_token_ids)?,
-            sampling: sampling.to_vec(),
-            stateful,
-            prompt_logprobs,
-            beam_width: beam_width.named("beam_width")?,
-            length_penalty: length_penalty.named("length_penalty")?,
-            pooling,
-            outputs: outputs.collect::<PyResult<_>>()?,
-            arrival: arrival.named("arrival")?,
-            deadline: deadline.map(|seconds| seconds.named("deadline")).transpose()?,
-            ttft_target: ttft_target.map(|seconds| seconds.named("ttft_target")).transpose()?,
-            tpot_target: tpot_target.map(|seconds| seconds.named("tpot_target")).transpose()?,
-            priority: priority.named("priority")?,
-            policy_key: policy_key.named("policy_key")?,
-            tenant: tenant.to_owned(),
-            cache_salt: cache_salt.to_owned(),
-            adapter: adapter.to_owned(),
-        };
-        self.call(py, |scheduler| scheduler.add(request))
+        added.outputs = outputs.collect::<PyResult<_>>()?;
+        self.call(py, |scheduler| scheduler.add(added))
     }
 
     #[pyo3(signature = (client, request, sample = Number(Ok(-1))), text_signature = "(self, client, request, sample=-1)")]
@@ -137,17 +87,17 @@ impl Scheduler {
     }
 
     fn hold(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>, reason: &str) -> PyResult<()> {
-        let (client, request) = name(client, request)?;
+        let (client, request) = request_key(client, request)?;
         self.call(py, |scheduler| scheduler.hold(client, request, reason))
     }
 
     fn release(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>) -> PyResult<()> {
-        let (client, request) = name(client, request)?;
+        let (client, request) = request_key(client, request)?;
         self.call(py, |scheduler| scheduler.release(client, request))
     }
 
     fn isolate(&self, py: Python<'_>, client: Number<u32>, request: Number<u64>) -> PyResult<()> {
-        let (client, request) = name(client, request)?;
+        let (client, request) = request_key(client, request)?;
         self.call(py, |scheduler| scheduler.isolate(client, request))
     }
 
@@ -214,7 +164,7 @@ impl Scheduler {
         let cells = note.as_mut_slice(py).ok_or_else(|| SchedulerError::new_err("a note takes a writable buffer"))?;
         let scheduler = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let rows = scheduler.requests_of(plan.step).map_err(|error| python_error(&error))?;
-        notes::write(cells, plan.step.0, plan.num_tokens(), rows).ok_or_else(|| {
+        step_trace::write(cells, plan.step.0, plan.num_tokens(), rows).ok_or_else(|| {
             SchedulerError::new_err(format!("a buffer of {} words is too short for a note", cells.len()))
         })
     }
@@ -230,7 +180,7 @@ impl Scheduler {
         client: Number<u32>,
         request: Number<u64>,
     ) -> PyResult<(Bound<'py, PyBytes>, Vec<Bound<'py, PyBytes>>)> {
-        let (client, request) = name(client, request)?;
+        let (client, request) = request_key(client, request)?;
         let scheduler = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (prompt, outputs) = scheduler.history(client, request).map_err(|error| python_error(&error))?;
         let outputs = outputs.into_iter().map(|output| bytes(py, output, i32::to_le_bytes));
@@ -241,28 +191,11 @@ impl Scheduler {
         self.call(py, |scheduler| Ok(scheduler.pending_clients().iter().map(|client| client.0).collect()))
     }
 
-    fn take_deltas<'py>(&self, py: Python<'py>, client: Number<u32>) -> PyResult<Option<Columns<'py>>> {
+    fn take_deltas<'py>(&self, py: Python<'py>, client: Number<u32>) -> PyResult<Option<reports::Deltas<'py>>> {
         let client = ClientId(client.named("client")?);
         let mut scheduler = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(deltas) = scheduler.take_deltas(client) else { return Ok(None) };
-        Ok(Some([
-            bytes(py, &deltas.requests, u64::to_le_bytes)?,
-            bytes(py, &deltas.samples, i32::to_le_bytes)?,
-            bytes(py, &deltas.offsets, i32::to_le_bytes)?,
-            bytes(py, &deltas.token_starts, i32::to_le_bytes)?,
-            bytes(py, &deltas.tokens, i32::to_le_bytes)?,
-            bytes(py, &deltas.finishes, u8::to_le_bytes)?,
-            bytes(py, &deltas.cached_tokens, i32::to_le_bytes)?,
-            bytes(py, &deltas.logprobs.starts, i32::to_le_bytes)?,
-            bytes(py, &deltas.logprobs.ids, i32::to_le_bytes)?,
-            bytes(py, &deltas.logprobs.values, f32::to_le_bytes)?,
-            bytes(py, &deltas.logprobs.ranks, i32::to_le_bytes)?,
-            bytes(py, &deltas.embeddings.starts, i32::to_le_bytes)?,
-            bytes(py, &deltas.embeddings.values, f32::to_le_bytes)?,
-            bytes(py, &deltas.start_times.rows, i32::to_le_bytes)?,
-            bytes(py, &deltas.start_times.queue, f32::to_le_bytes)?,
-            bytes(py, &deltas.start_times.prefill, f32::to_le_bytes)?,
-        ]))
+        reports::deltas(py, deltas).map(Some)
     }
 
     fn lose_device(&self, py: Python<'_>) -> PyResult<()> {
@@ -280,23 +213,10 @@ impl Scheduler {
         sample: Number<u32>,
         drafts: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let (client, request) = name(client, request)?;
+        let (client, request) = request_key(client, request)?;
         let sample = sample.named("sample")?;
         let drafts = ids_from_buffer("drafts", drafts)?;
         self.call(py, |scheduler| scheduler.propose(client, request, sample, &drafts))
-    }
-
-    fn fork(
-        &self,
-        py: Python<'_>,
-        client: Number<u32>,
-        request: Number<u64>,
-        sample: Number<u32>,
-        last_token: Number<i32>,
-    ) -> PyResult<u32> {
-        let (client, request) = name(client, request)?;
-        let (sample, last_token) = (sample.named("sample")?, last_token.named("last_token")?);
-        self.call(py, |scheduler| scheduler.fork(client, request, sample, last_token))
     }
 
     #[pyo3(signature = (client, request, num_tokens, *, asynchronous))]
@@ -308,7 +228,7 @@ impl Scheduler {
         num_tokens: Number<u32>,
         asynchronous: bool,
     ) -> PyResult<()> {
-        let (client, request) = name(client, request)?;
+        let (client, request) = request_key(client, request)?;
         let num_tokens = num_tokens.named("num_tokens")?;
         self.call(py, |scheduler| scheduler.offer_load(client, request, num_tokens, asynchronous))
     }
@@ -377,7 +297,7 @@ impl Scheduler {
         client: Number<u32>,
         request: Number<u64>,
     ) -> PyResult<Vec<Bound<'py, PyDict>>> {
-        let (client, request) = name(client, request)?;
+        let (client, request) = request_key(client, request)?;
         let explanations = self.call(py, |scheduler| scheduler.explain(client, request))?;
         explanations.iter().map(|explanation| reports::explanation(py, explanation)).collect()
     }
@@ -423,38 +343,8 @@ impl Scheduler {
     }
 }
 
-fn name(client: Number<u32>, request: Number<u64>) -> PyResult<(ClientId, RequestId)> {
+fn request_key(client: Number<u32>, request: Number<u64>) -> PyResult<(ClientId, RequestId)> {
     Ok((ClientId(client.named("client")?), RequestId(request.named("request")?)))
-}
-
-fn logprobs_from_bytes(
-    [prompt_starts, prompt_tokens, starts, ids, values, ranks]: &[PyBackedBytes; 6],
-) -> PyResult<Logprobs> {
-    Ok(Logprobs {
-        prompt_starts: ids_from_bytes("prompt_starts", prompt_starts)?,
-        prompt_tokens: ids_from_bytes("prompt_tokens", prompt_tokens)?,
-        entries: LogprobEntries {
-            starts: ids_from_bytes("logprob_starts", starts)?,
-            ids: ids_from_bytes("logprob_ids", ids)?,
-            values: floats_from_bytes("logprob_values", values)?,
-            ranks: ids_from_bytes("ranks", ranks)?,
-        },
-    })
-}
-
-fn embeddings_from_bytes([starts, values]: &[PyBackedBytes; 2]) -> PyResult<Embeddings> {
-    Ok(Embeddings {
-        starts: ids_from_bytes("embedding_starts", starts)?,
-        values: floats_from_bytes("embeddings", values)?,
-    })
-}
-
-/// The one place where the crate's errors become exceptions.
-fn python_error(error: &Error) -> PyErr {
-    match error {
-        Error::PromptTooLong { .. } | Error::NeverFits { .. } => NeverFitsError::new_err(error.to_string()),
-        _ => SchedulerError::new_err(error.to_string()),
-    }
 }
 
 #[pyfunction]

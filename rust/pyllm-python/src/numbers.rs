@@ -3,7 +3,7 @@
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
 
-use crate::SchedulerError;
+use crate::errors::SchedulerError;
 
 /// A number, or what was given in its place if that is out of range.
 pub(crate) struct Number<T>(pub(crate) Result<T, String>);

@@ -1,6 +1,6 @@
 //! What the scheduler tells of itself, as Python's own types. Knows no scheduling.
 
-use pyllm_scheduler::{Decision, Explanation, KvEvent, Load, Reason, Replay, Tier};
+use pyllm_scheduler::{Decision, DeltaColumns, Explanation, KvEvent, Load, Reason, Replay, Tier};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
@@ -88,4 +88,28 @@ fn tier_name(tier: Tier) -> &'static str {
         Tier::Device => "device",
         Tier::Host => "host",
     }
+}
+
+pub(crate) type Deltas<'py> = [Bound<'py, PyBytes>; 16];
+
+/// The columns of what is new for a client.
+pub(crate) fn deltas<'py>(py: Python<'py>, deltas: &DeltaColumns) -> PyResult<Deltas<'py>> {
+    Ok([
+        bytes(py, &deltas.requests, u64::to_le_bytes)?,
+        bytes(py, &deltas.samples, i32::to_le_bytes)?,
+        bytes(py, &deltas.offsets, i32::to_le_bytes)?,
+        bytes(py, &deltas.token_starts, i32::to_le_bytes)?,
+        bytes(py, &deltas.tokens, i32::to_le_bytes)?,
+        bytes(py, &deltas.finishes, u8::to_le_bytes)?,
+        bytes(py, &deltas.cached_tokens, i32::to_le_bytes)?,
+        bytes(py, &deltas.logprobs.starts, i32::to_le_bytes)?,
+        bytes(py, &deltas.logprobs.ids, i32::to_le_bytes)?,
+        bytes(py, &deltas.logprobs.values, f32::to_le_bytes)?,
+        bytes(py, &deltas.logprobs.ranks, i32::to_le_bytes)?,
+        bytes(py, &deltas.embeddings.starts, i32::to_le_bytes)?,
+        bytes(py, &deltas.embeddings.values, f32::to_le_bytes)?,
+        bytes(py, &deltas.start_times.rows, i32::to_le_bytes)?,
+        bytes(py, &deltas.start_times.queue, f32::to_le_bytes)?,
+        bytes(py, &deltas.start_times.prefill, f32::to_le_bytes)?,
+    ])
 }

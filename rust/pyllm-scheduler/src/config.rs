@@ -10,12 +10,13 @@ use crate::error::{Error, Result};
 ///
 /// Fields marked *live* may be changed by `Scheduler::reconfigure`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Tokens a block holds.
     pub block_size: u32,
     /// Blocks in the KV cache.
     pub num_blocks: u32,
-    /// Blocks in host memory: swap space, and second level of the prefix cache. 0: none.
+    /// Blocks in host memory: swap space, and second tier of the prefix cache. 0: none.
     pub num_host_blocks: u32,
     /// Slots: sequences that may run at once.
     pub max_num_seqs: u32,
@@ -56,6 +57,7 @@ pub struct Config {
 
 /// Whom to serve first. See the files of `policy`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum PolicyName {
     /// First come, first served.
     #[default]

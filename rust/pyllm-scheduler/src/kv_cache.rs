@@ -1,16 +1,24 @@
-//! The blocks of the KV cache on both its levels, the device and the host pool, with the names of what they hold: what
+//! The blocks of the KV cache on both its tiers, the device and the host pool, with the names of what they hold: what
 //! the device evicts is written back to the host, and comes from there when it is found again or swapped in. Knows no
 //! sequences. Without prefix caching there are no names, and the host is swap space alone.
 
-use crate::events::{EventLog, Events, Snapshot, Tier};
-use crate::hash::BlockHash;
-use crate::ids::{BlockId, HostBlockId, StepId};
-use crate::level::{Evicted, Level};
-use crate::pins::Pins;
-use crate::prefix::Name;
-use crate::swaps::Swaps;
+pub(crate) mod block_pool;
+pub(crate) mod events;
+pub(crate) mod hash;
+pub(crate) mod pending_swaps;
+pub(crate) mod pins;
+pub(crate) mod prefix;
+pub(crate) mod tier_cache;
 
-pub(crate) use crate::swaps::Swap;
+use crate::ids::{BlockId, HostBlockId, StepId};
+use crate::kv_cache::events::{EventLog, Events, Snapshot, Tier};
+use crate::kv_cache::hash::{BlockHash, Content};
+use crate::kv_cache::pending_swaps::PendingSwaps;
+use crate::kv_cache::pins::Pins;
+use crate::kv_cache::prefix::Name;
+use crate::kv_cache::tier_cache::{Evicted, TierCache};
+
+pub(crate) use crate::kv_cache::pending_swaps::Swap;
 
 #[derive(Clone, Debug)]
 pub(crate) struct CacheLimits {
@@ -23,15 +31,6 @@ pub(crate) struct CacheLimits {
     pub(crate) incarnation: u64,
 }
 
-/// A full block's name and what it follows.
-#[derive(Clone, Copy)]
-pub(crate) struct Content<'a> {
-    pub(crate) hash: BlockHash,
-    pub(crate) parent: BlockHash,              // the root for the first block
-    pub(crate) index: u32,                     // of the block in its chain
-    pub(crate) tokens: (&'a [i32], &'a [i32]), // head and tail, read only if events are enabled
-}
-
 /// Where contents are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Found {
@@ -41,20 +40,20 @@ pub(crate) enum Found {
 
 pub(crate) struct KvCache {
     limits: CacheLimits,
-    device: Level<BlockId>,
-    host: Level<HostBlockId>,
+    device: TierCache<BlockId>,
+    host: TierCache<HostBlockId>,
     pins: Pins,
-    swaps: Swaps,
+    swaps: PendingSwaps,
     log: EventLog,
 }
 
 impl KvCache {
     pub(crate) fn new(limits: CacheLimits) -> Self {
         Self {
-            device: Level::new(limits.num_blocks),
-            host: Level::new(limits.num_host_blocks),
+            device: TierCache::new(limits.num_blocks),
+            host: TierCache::new(limits.num_host_blocks),
             pins: Pins::new(limits.max_pinned_blocks),
-            swaps: Swaps::default(),
+            swaps: PendingSwaps::default(),
             log: EventLog::new(limits.enable_events, limits.incarnation),
             limits,
         }
@@ -245,7 +244,7 @@ impl KvCache {
         u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.hash)))
     }
 
-    /// Nothing is known any more on either level. Blocks in use stay in use; pins hold nothing until it is stored
+    /// Nothing is known any more on either tier. Blocks in use stay in use; pins hold nothing until it is stored
     /// again.
     pub(crate) fn forget(&mut self) {
         self.device.forget();
@@ -256,12 +255,12 @@ impl KvCache {
         self.log.cleared();
     }
 
-    /// The device is lost: every block of both levels is free, nothing is known, and no swap is due. Pins stay as
+    /// The device is lost: every block of both tiers is free, nothing is known, and no swap is due. Pins stay as
     /// wishes.
     pub(crate) fn clear(&mut self) {
-        self.device = Level::new(self.limits.num_blocks);
-        self.host = Level::new(self.limits.num_host_blocks);
-        self.swaps = Swaps::default();
+        self.device = TierCache::new(self.limits.num_blocks);
+        self.host = TierCache::new(self.limits.num_host_blocks);
+        self.swaps = PendingSwaps::default();
         self.pins.release();
         self.log.cleared();
     }

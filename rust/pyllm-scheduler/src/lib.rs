@@ -24,29 +24,29 @@
 //! # Ok::<(), pyllm_scheduler::Error>(())
 //! ```
 //!
-//! It has no clock, no randomness and no I/O: `schedule` and `commit` are functions of the inputs so far, so a recording
-//! of the inputs (`start_recording`, `replay`) gives the same decisions. Its rules:
+//! It has no clock, no randomness and no I/O: `schedule` and `commit` are functions of the inputs so far, so a
+//! recording of the inputs (`start_recording`, `replay`) gives the same decisions. Its rules:
 //!
-//! - A **sequence** is one sample of a request. It waits, runs in a slot, is held, or loads. There are no phases: each step
-//!   a sequence's computed tokens catch up with its known ones, under one budget of tokens for all.
+//! - A **sequence** is one sample of a request. It waits, runs in a slot, is held, or loads. There are no phases: each
+//!   step a sequence's computed tokens catch up with its known ones, under one budget of tokens for all.
 //! - The **policy** ranks sequences; the queue and what runs are in its order. Streams get their next token first, then
 //!   prompts their next chunk, then the queue is admitted. Where blocks run out, or something of a higher class waits, the
 //!   last in the order gives up its own: to the host, or to be computed anew, whichever costs less.
 //! - The samples of a fresh request share one prefill. When it is committed they fork: a fork shares all blocks, and
 //!   whoever writes to a shared block first takes a copy.
-//! - The beams of a **beam search** are sequences that fork at every token. One that knows what may follow it waits for its
-//!   siblings; then the best go on. At the end the best that are complete become the request's samples.
+//! - The beams of a **beam search** are sequences that fork at every token. One that knows what may follow it waits for
+//!   its siblings; then the best go on. At the end the best that are complete become the request's samples.
 //! - Several steps may be in flight. A sequence whose last token is on its way is planned with token -1; what turns out
 //!   to be needless is dropped at commit.
-//! - A row may verify **drafts**: it samples after each, and those that were sampled count. A caller proposes them, or a
-//!   sequence that runs alone finds them in its own text.
+//! - A row may verify **drafts**: it samples after each, and those that were sampled count. A caller proposes them, or
+//!   a sequence that runs alone finds them in its own text.
 //! - The worker may choose the tokens of a **stateful** request by all that came before. It is told them when a slot is
 //!   initialised. A row of such a request may come back without a token, and its last one is planned again, or with more
 //!   than were planned, and those that follow are computed next.
-//! - A request that **pools** asks for its prompt's embedding. It has one row where others sample their first token, and
-//!   ends with it.
-//! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence, on the device or on
-//!   the host.
+//! - A request that **pools** asks for its prompt's embedding. It has one row where others sample their first token,
+//!   and ends with it.
+//! - Full blocks are kept by the hash of all they depend on, and found again by every later sequence, on the device or
+//!   on the host.
 //! - Each sequence that got no tokens in a step has one reason (`explain`).
 //! - A refused call has changed nothing, and no call panics.
 
@@ -57,43 +57,32 @@ mod request;
 mod scheduler;
 mod policy;
 mod plan;
-mod deltas;
-mod logprobs;
-mod embeddings;
-mod start_times;
-mod record;
+mod output;
+mod recorder;
+mod replay;
 
 mod arena;
 mod sequence;
-mod beams;
+mod beam_search;
 mod queue;
-mod growth;
-mod output_lengths;
-mod step_times;
-mod step_sizes;
+mod estimates;
 mod kv_cache;
-mod block_pool;
-mod level;
-mod prefix;
-mod hash;
-mod pins;
-mod swaps;
-mod events;
 mod philox;
 mod prompt_lookup;
 
 pub use config::{Config, PolicyName};
-pub use deltas::DeltaColumns;
-pub use embeddings::Embeddings;
 pub use error::{Error, Result};
-pub use events::{Events, KvEvent, Snapshot, Tier};
-pub use hash::BlockHash;
+pub use estimates::step_sizes::StepSizes;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
-pub use logprobs::{LogprobEntries, Logprobs};
+pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
+pub use kv_cache::hash::BlockHash;
+pub use output::deltas::DeltaColumns;
+pub use output::embeddings::Embeddings;
+pub use output::logprobs::{LogprobEntries, Logprobs};
+pub use output::start_times::{StartTime, StartTimes};
 pub use philox::uniform;
 pub use plan::{ALIGNMENT, Plan, SECTIONS};
-pub use record::{Input, Replay, replay};
+pub use recorder::Input;
+pub use replay::{Replay, replay};
 pub use request::{Finish, Output, Request};
 pub use scheduler::{Decision, Explanation, Load, Reason, Scheduler, Stats, TenantService};
-pub use start_times::{StartTime, StartTimes};
-pub use step_sizes::StepSizes;

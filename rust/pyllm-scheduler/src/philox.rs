@@ -8,8 +8,8 @@ const LARGEST_BELOW_ONE: f32 = 1.0 - f32::EPSILON / 2.0;
 
 /// The number in (0, 1) that chooses the token at `position` of the output of sample `sample`.
 ///
-/// It is ((x0 >> 8) + 0.5) / 2^24 of Philox with the key `seed` (low half first) and the counter (position, sample, 0, 0),
-/// rounded to float32. The one value that would round to 1 is the largest float32 below it.
+/// It is ((x0 >> 8) + 0.5) / 2^24 of Philox with the key `seed` (low half first) and the counter (position, sample, 0,
+/// 0), rounded to float32. The one value that would round to 1 is the largest float32 below it.
 pub fn uniform(seed: u64, position: u32, sample: u32) -> f32 {
     let key = [seed as u32, (seed >> 32) as u32];
     let [word, ..] = philox4x32(key, [position, sample, 0, 0]);

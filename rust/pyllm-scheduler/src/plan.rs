@@ -2,9 +2,9 @@
 //! tokens, and with context only where a stateful request's slot is initialised. Knows nothing of why a row is there.
 //!
 //! A worker applies a plan in this order: slot copies, slot initialisations, table changes, swaps, block copies, the
-//! forward pass. Swaps to the host come before those from it: what is taken out may be overwritten in the same plan, and
-//! brought in again. No block is written by one block copy and read by another, so the copies may run at once. Slot
-//! copies may run at once if every source is read before any destination is written.
+//! forward pass. Swaps to the host come before those from it: what is taken out may be overwritten in the same
+//! plan, and brought in again. No block is written by one block copy and read by another, so the copies may run at
+//! once. Slot copies may run at once if every source is read before any destination is written.
 
 use crate::ids::{BlockId, HostBlockId, Slot, StepId};
 

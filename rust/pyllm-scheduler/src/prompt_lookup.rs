@@ -33,8 +33,8 @@ pub(crate) fn look_up(prompt: &[i32], output: &[i32], most: usize, drafts: &mut 
     }
 }
 
-/// The places behind each token that equals the last one, the last of them first. Slices are gone through one by one, as
-/// this is what takes the time.
+/// The places behind each token that equals the last one, the last of them first. Slices are gone through one by one,
+/// as this is what takes the time.
 fn ends_like_the_last<'a>(prompt: &'a [i32], output: &'a [i32]) -> impl Iterator<Item = usize> + 'a {
     let last = output.last().or(prompt.last()).copied();
     let equal = move |tokens: &'a [i32], start: usize| {

@@ -1,12 +1,11 @@
 //! What waits, in lanes: one for each tenant where the policy shares by tenant, else one for all. Each lane is in the
-//! order of its ranks; the lane that has had the least service is next. A lane that comes back starts no lower than those
-//! that waited meanwhile, so that idleness is not saved up.
+//! order of its ranks; the lane that has had the least service is next. A lane that comes back starts no lower than
+//! those that waited meanwhile, so that idleness is not saved up.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::arena::{Arena, Key};
 use crate::policy::Rank;
-use crate::sequence::Sequence;
 
 /// The order within a lane: by rank, then by insertion and sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,37 +15,38 @@ pub(crate) struct QueueKey {
     pub(crate) sample: u32,
 }
 
-pub(crate) struct Queue {
-    lanes: Arena<Lane>,
-    by_tenant: HashMap<String, Key<Lane>>,
+/// Of things of type `T`, by their keys in an arena.
+pub(crate) struct Queue<T> {
+    lanes: Arena<Lane<T>>,
+    by_tenant: HashMap<String, Key<Lane<T>>>,
     /// The lanes in which something waits, least service first.
-    waiting: BTreeMap<(u64, u64), Key<Lane>>, // by service and lane's number
+    waiting: BTreeMap<(u64, u64), Key<Lane<T>>>, // by service and lane's number
     /// The lanes without requests whose service is still above the floor.
-    idle: BTreeMap<(u64, u64), Key<Lane>>,
+    idle: BTreeMap<(u64, u64), Key<Lane<T>>>,
     next_number: u64,
-    /// What each lane would have had if all had been served alike: it grows by each service, divided among those that have
-    /// requests. A newcomer starts here, so that even tenants that come ever anew leave the others their turn.
+    /// What each lane would have had if all had been served alike: it grows by each service, divided among those that
+    /// have requests. A newcomer starts here, so that even tenants that come ever anew leave the others their turn.
     virtual_time: u64,
     active_weight: u64, // of the lanes that have requests
     num_waiting: usize,
 }
 
-pub(crate) struct Lane {
+pub(crate) struct Lane<T> {
     tenant: String,
     number: u64,
     weight: u64,
     service: u64, // of SERVICE_UNIT / weight each
-    /// The most service that a request of this lane had had when it was queued: where a new one starts, so that none that
-    /// was preempted is overtaken for ever.
+    /// The most service that a request of this lane had had when it was queued: where a new one starts, so that none
+    /// that was preempted is overtaken for ever.
     request_floor: u64,
     num_requests: u32,
-    queue: BTreeMap<QueueKey, Key<Sequence>>,
+    queue: BTreeMap<QueueKey, Key<T>>,
 }
 
 /// Service is counted in fractions of a token, so that weights divide it without loss that matters.
 pub(crate) const SERVICE_UNIT: u64 = 1 << 20;
 
-impl Queue {
+impl<T> Queue<T> {
     pub(crate) fn new() -> Self {
         Self {
             lanes: Arena::new(),
@@ -65,7 +65,7 @@ impl Queue {
     }
 
     /// The tenant's lane, for one more request. The weight counts from now on.
-    pub(crate) fn open(&mut self, tenant: &str, weight: u32) -> Key<Lane> {
+    pub(crate) fn open(&mut self, tenant: &str, weight: u32) -> Key<Lane<T>> {
         let key = match self.by_tenant.get(tenant) {
             Some(&key) => key,
             None => self.add_lane(tenant, weight),
@@ -81,7 +81,7 @@ impl Queue {
     }
 
     /// One request fewer. A lane is forgotten once a newcomer would start no lower.
-    pub(crate) fn close(&mut self, key: Key<Lane>) {
+    pub(crate) fn close(&mut self, key: Key<Lane<T>>) {
         let lane = &mut self.lanes[key];
         lane.num_requests -= 1;
         if lane.num_requests == 0 {
@@ -91,7 +91,7 @@ impl Queue {
         }
     }
 
-    pub(crate) fn set_weight(&mut self, key: Key<Lane>, weight: u32) {
+    pub(crate) fn set_weight(&mut self, key: Key<Lane<T>>, weight: u32) {
         let lane = &mut self.lanes[key];
         let before = std::mem::replace(&mut lane.weight, u64::from(weight));
         if lane.num_requests > 0 {
@@ -100,13 +100,7 @@ impl Queue {
     }
 
     /// Queues a sequence that has had `request_service`.
-    pub(crate) fn insert(
-        &mut self,
-        key: Key<Lane>,
-        queue_key: QueueKey,
-        sequence: Key<Sequence>,
-        request_service: u64,
-    ) {
+    pub(crate) fn insert(&mut self, key: Key<Lane<T>>, queue_key: QueueKey, sequence: Key<T>, request_service: u64) {
         let lane = &self.lanes[key];
         if lane.queue.is_empty() {
             let service = lane.service.max(self.start());
@@ -120,7 +114,7 @@ impl Queue {
         self.num_waiting += 1;
     }
 
-    pub(crate) fn remove(&mut self, key: Key<Lane>, queue_key: &QueueKey) {
+    pub(crate) fn remove(&mut self, key: Key<Lane<T>>, queue_key: &QueueKey) {
         let lane = &mut self.lanes[key];
         if lane.queue.remove(queue_key).is_some() {
             self.num_waiting -= 1;
@@ -131,26 +125,26 @@ impl Queue {
     }
 
     /// The sequence that is next.
-    pub(crate) fn first(&self) -> Option<Key<Sequence>> {
+    pub(crate) fn first(&self) -> Option<Key<T>> {
         let (_, &lane) = self.waiting.first_key_value()?;
         self.lanes[lane].queue.first_key_value().map(|(_, &sequence)| sequence)
     }
 
     /// The one that is next of those that may be.
-    pub(crate) fn first_of(&self, may_be: impl Fn(Key<Sequence>) -> bool) -> Option<Key<Sequence>> {
+    pub(crate) fn first_of(&self, may_be: impl Fn(Key<T>) -> bool) -> Option<Key<T>> {
         let queued = self.waiting.values().flat_map(|&lane| self.lanes[lane].queue.values());
         queued.copied().find(|&sequence| may_be(sequence))
     }
 
     /// Removes the sequence that is next, which is `first`.
-    pub(crate) fn take_first(&mut self, key: Key<Lane>, queue_key: &QueueKey) {
+    pub(crate) fn take_first(&mut self, key: Key<Lane<T>>, queue_key: &QueueKey) {
         self.virtual_time = self.virtual_time.max(self.lanes[key].service);
         self.remove(key, queue_key);
         self.forget_idle();
     }
 
     /// Service for the lane, in tokens by their cost.
-    pub(crate) fn charge(&mut self, key: Key<Lane>, cost: u64) {
+    pub(crate) fn charge(&mut self, key: Key<Lane<T>>, cost: u64) {
         let lane = &mut self.lanes[key];
         let before = (lane.service, lane.number);
         lane.service += cost * SERVICE_UNIT / lane.weight;
@@ -161,12 +155,12 @@ impl Queue {
         }
     }
 
-    pub(crate) fn service(&self, key: Key<Lane>) -> u64 {
+    pub(crate) fn service(&self, key: Key<Lane<T>>) -> u64 {
         self.lanes[key].service
     }
 
     /// Where a new request of the lane starts among the lane's others.
-    pub(crate) fn request_floor(&self, key: Key<Lane>) -> u64 {
+    pub(crate) fn request_floor(&self, key: Key<Lane<T>>) -> u64 {
         self.lanes[key].request_floor
     }
 
@@ -175,7 +169,7 @@ impl Queue {
         self.lanes.iter().map(|(_, lane)| (lane.tenant.as_str(), lane.service, lane.queue.len()))
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key<Lane>, &QueueKey, Key<Sequence>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key<Lane<T>>, &QueueKey, Key<T>)> {
         self.lanes.iter().flat_map(|(key, lane)| lane.queue.iter().map(move |(queue_key, &one)| (key, queue_key, one)))
     }
 
@@ -183,7 +177,7 @@ impl Queue {
     pub(crate) fn audit(&self, num_requests: usize) -> Result<(), String> {
         let counted: usize = self.lanes.iter().map(|(_, lane)| lane.queue.len()).sum();
         let requests: usize = self.lanes.iter().map(|(_, lane)| lane.num_requests as usize).sum();
-        let place = |(key, lane): (Key<Lane>, &Lane)| ((lane.service, lane.number), key);
+        let place = |(key, lane): (Key<Lane<T>>, &Lane<T>)| ((lane.service, lane.number), key);
         let backlogged = self.lanes.iter().filter(|(_, lane)| !lane.queue.is_empty());
         let waiting: BTreeMap<_, _> = backlogged.map(place).collect();
         let idle: BTreeMap<_, _> = self.lanes.iter().filter(|(_, lane)| lane.num_requests == 0).map(place).collect();
@@ -195,7 +189,7 @@ impl Queue {
         if holds { Ok(()) } else { Err("the lanes of the queue do not add up".to_owned()) }
     }
 
-    fn add_lane(&mut self, tenant: &str, weight: u32) -> Key<Lane> {
+    fn add_lane(&mut self, tenant: &str, weight: u32) -> Key<Lane<T>> {
         let number = self.next_number;
         self.next_number += 1;
         let key = self.lanes.insert(Lane {
@@ -235,8 +229,8 @@ mod tests {
         QueueKey { rank: (0, 0), serial, sample: 0 }
     }
 
-    fn sequence(arena: &mut Arena<Sequence>) -> Key<Sequence> {
-        arena.insert(Sequence::default())
+    fn sequence(arena: &mut Arena<()>) -> Key<()> {
+        arena.insert(())
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::ids::{ClientId, RequestId};
 
 /// What to generate. `(client, id)` names it; its `n` samples are continuations of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Request {
     /// Whose it is.
     pub client: ClientId,
@@ -16,6 +17,7 @@ pub struct Request {
     /// Token ids below `Config::vocab_size`, at least one.
     pub prompt: Vec<i32>,
     /// Samples, from 1 to `Request::MAX_SAMPLES` and `Config::max_num_seqs`.
+    #[serde(default = "one")]
     pub n: u32,
     /// The key of all its random numbers.
     pub seed: u64,
@@ -27,14 +29,15 @@ pub struct Request {
     pub stop_token_ids: Vec<i32>,
     /// What the worker needs to choose a token: opaque here, handed to it when a slot is initialised.
     pub sampling: Vec<u8>,
-    /// Whether the worker chooses its tokens by all that came before: it is told them when a slot is initialised, and may
-    /// give none for a row, or more than were planned.
+    /// Whether the worker chooses its tokens by all that came before: it is told them when a slot is initialised, and
+    /// may give none for a row, or more than were planned.
     pub stateful: bool,
     /// Whether the worker tells log-probabilities of the prompt, for which all of it is computed.
     pub prompt_logprobs: bool,
     /// Beams of a beam search, whose best sequences become the `n` samples; 0: each sample is drawn.
     pub beam_width: u32,
     /// The power of a beam's length by which its log-probability is divided.
+    #[serde(default = "neutral_penalty")]
     pub length_penalty: f64,
     /// Whether it asks for its prompt's embedding in place of output: it ends with the step that computes the prompt's
     /// last token.
@@ -59,6 +62,14 @@ pub struct Request {
     pub cache_salt: String,
     /// The adapter's name, or empty. Blocks are never shared across adapters.
     pub adapter: String,
+}
+
+fn one() -> u32 {
+    1
+}
+
+fn neutral_penalty() -> f64 {
+    1.0
 }
 
 /// What one sample of a resumed request has already.
@@ -92,7 +103,8 @@ impl Request {
     /// Most samples of one request.
     pub const MAX_SAMPLES: u32 = 16_384;
 
-    /// Prompt and output tokens at which a sample ends. What pools has its one row where a first token would be sampled.
+    /// Prompt and output tokens at which a sample ends. What pools has its one row where a first token would be
+    /// sampled.
     pub(crate) fn max_length(&self, config: &Config) -> u32 {
         if self.pooling {
             return self.prompt.len() as u32 + 1;

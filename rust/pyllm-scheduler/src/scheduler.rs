@@ -1,43 +1,46 @@
 //! The scheduler itself: what lives, what waits and what runs, and the calls with which requests come and go. Planning,
-//! admission, preemption and commit are in the files beside; what blocks hold is in `kv_cache`, what clients hear in `deltas`.
+//! admission, preemption and commit are in the files beside; what blocks hold is in `kv_cache`, what clients hear in
+//! `deltas`.
 
 mod admission;
 mod audit;
 mod beams;
-mod branches;
 mod commit;
+mod deadlines;
 mod explain;
 mod holds;
 mod isolation;
 mod loads;
 mod planning;
 mod preemption;
-mod prompts;
+mod prompt_logprobs;
 mod ranking;
+mod recording;
 mod settings;
 mod speculation;
 mod starts;
 mod stats;
+mod step_scope;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::arena::{Arena, Key};
-use crate::beams::BeamSearch;
+use crate::beam_search::BeamSearch;
 use crate::config::Config;
-use crate::deltas::{Delta, DeltaColumns, Outbox};
 use crate::error::{Error, Result};
-use crate::growth::Growth;
-use crate::hash::BlockHash;
+use crate::estimates::output_lengths::OutputLengths;
+use crate::estimates::peak_blocks::PeakBlocks;
+use crate::estimates::step_times::StepTimes;
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, Slot, StepId};
+use crate::kv_cache::hash::BlockHash;
 use crate::kv_cache::{CacheLimits, Found, KvCache};
-use crate::output_lengths::OutputLengths;
+use crate::output::deltas::{Delta, DeltaColumns, Outbox};
 use crate::plan::Draft;
 use crate::policy::{Policy, policy};
 use crate::queue::{Queue, QueueKey};
-use crate::record::{Input, Recorder};
+use crate::recorder::{Input, Recorder};
 use crate::request::{Finish, Request};
 use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
-use crate::step_times::StepTimes;
 
 pub use explain::{Decision, Explanation, Reason};
 pub use loads::Load;
@@ -52,7 +55,7 @@ pub struct Scheduler {
     request_keys: HashMap<(ClientId, RequestId), Key<LiveRequest>>,
     deadlines: BTreeMap<(u64, u64), Key<LiveRequest>>, // by time, in integers of the same order, and serial
     sequences: Arena<Sequence>,
-    queue: Queue,
+    queue: Queue<Sequence>,
     running: Vec<Key<Sequence>>, // in the order of the policy, first to be served first
     num_held: usize,
     isolated: Option<isolation::Isolated>,
@@ -80,7 +83,7 @@ pub struct Scheduler {
     spare_rows: Vec<Vec<Row>>,
     message: Vec<u8>,
     found: Vec<Found>,
-    growth: Growth,
+    peak_blocks: PeakBlocks,
     lagging: Vec<Key<Sequence>>,
     reordered: Vec<(QueueKey, Key<Sequence>)>,
     copied: Vec<BlockId>, // by the plan being made, each with one reference of its own
@@ -154,7 +157,7 @@ impl Scheduler {
             spare_rows: Vec::new(),
             message: Vec::new(),
             found: Vec::new(),
-            growth: Growth::default(),
+            peak_blocks: PeakBlocks::default(),
             lagging: Vec::new(),
             reordered: Vec::new(),
             copied: Vec::new(),
@@ -224,7 +227,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Ends a request, or one sample of it, with a final delta; a beam search ends as a whole. False: it is not there, and has probably finished.
+    /// Ends a request, or one sample of it, with a final delta; a beam search ends as a whole. False: it is not there,
+    /// and has probably finished.
     pub fn abort(&mut self, client: ClientId, request: RequestId, sample: Option<u32>) -> bool {
         let Some(&key) = self.request_keys.get(&(client, request)) else { return false };
         self.record(|| Input::Abort { client, request, sample });
@@ -287,7 +291,8 @@ impl Scheduler {
         }))
     }
 
-    /// The requests that have rows in the steps in flight and have not ended meanwhile, each once, in the order of rows.
+    /// The requests that have rows in the steps in flight and have not ended meanwhile, each once, in the order of
+    /// rows.
     pub fn requests_in_flight(&self) -> Vec<(ClientId, RequestId)> {
         let rows = self.steps.iter().flat_map(|step| &step.rows);
         let mut requests = Vec::new();
@@ -358,18 +363,6 @@ impl Scheduler {
         self.free_slots = all_slots(&self.config);
         self.cache.clear();
         self.has_room_again();
-    }
-
-    pub(crate) fn is_new(&self) -> bool {
-        self.num_inputs == 0
-    }
-
-    pub(crate) fn set_recorder(&mut self, recorder: Recorder) {
-        self.recorder = Some(recorder);
-    }
-
-    pub(crate) fn recorder_mut(&mut self) -> Option<&mut Recorder> {
-        self.recorder.as_mut()
     }
 
     fn find(&self, client: ClientId, request: RequestId) -> Result<Key<LiveRequest>> {

@@ -4,12 +4,11 @@
 use std::ops::Range;
 
 use crate::arena::Key;
-use crate::beams::BeamSearch;
+use crate::beam_search::BeamSearch;
 use crate::config::Config;
-use crate::deltas::Client;
-use crate::hash::BlockHash;
 use crate::ids::{BlockId, HostBlockId, LoadId, Slot, StepId};
-use crate::kv_cache::Content;
+use crate::kv_cache::hash::{BlockHash, Content};
+use crate::output::deltas::Client;
 use crate::queue::{Lane, QueueKey};
 use crate::request::Request;
 
@@ -17,7 +16,7 @@ use crate::request::Request;
 pub(crate) struct LiveRequest {
     pub(crate) request: Request,
     pub(crate) client: Key<Client>,
-    pub(crate) lane: Key<Lane>,
+    pub(crate) lane: Key<Lane<Sequence>>,
     pub(crate) serial: u64,
     pub(crate) root: BlockHash,
     pub(crate) prompt_hashes: Vec<BlockHash>, // of the prompt's full blocks
@@ -70,7 +69,8 @@ pub(crate) struct Sequence {
     pub(crate) num_prompt_tokens: u32,
     /// Prompt and output tokens at which it ends.
     pub(crate) max_length: u32,
-    /// Tokens whose keys and values are in `blocks`, or will be by the steps in flight. While swapped: in `host_blocks`.
+    /// Tokens whose keys and values are in `blocks`, or will be by the steps in flight. While swapped: in
+    /// `host_blocks`.
     pub(crate) num_computed: u32,
     /// Rows in flight whose last token is not known yet.
     pub(crate) num_in_flight: u32,
@@ -109,8 +109,8 @@ pub(crate) struct Sequence {
     pub(crate) host_blocks: Vec<HostBlockId>,
     pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
     pub(crate) output_hashes: Vec<BlockHash>, // of the full blocks after the prompt's
-    /// Tokens of the prompt whose log-probabilities have been told by the worker since it was admitted, and to its client
-    /// ever. The first has none, and counts.
+    /// Tokens of the prompt whose log-probabilities have been told by the worker since it was admitted, and to its
+    /// client ever. The first has none, and counts.
     pub(crate) num_prompt_heard: u32,
     pub(crate) num_prompt_told: u32,
 }

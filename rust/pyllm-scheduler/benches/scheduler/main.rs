@@ -1,5 +1,5 @@
-//! How long the scheduler's calls take, by `cargo bench`. `python -m benchmarks scheduler` times them through Python, and
-//! counts the instructions of the same steps.
+//! How long the scheduler's calls take, by `cargo bench`. `python -m benchmarks scheduler` times them through Python,
+//! and counts the instructions of the same steps.
 
 #![expect(missing_docs, reason = "criterion's macros make public functions")]
 

@@ -1,4 +1,4 @@
-//! Sequences on a small cache of two levels, with a memory for each that does what the swaps and the rows say: whatever
+//! Sequences on a small cache of two tiers, with a memory for each that does what the swaps and the rows say: whatever
 //! happens, a block holds what its name or its sequence says, and who listens to the events knows what the cache knows.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,7 +9,7 @@ use proptest::test_runner::TestRunner;
 
 use super::*;
 use crate::error::Error;
-use crate::events::KvEvent;
+use crate::kv_cache::events::KvEvent;
 
 const BLOCK_SIZE: usize = 2;
 const NUM_TEXTS: i32 = 4;

@@ -1,7 +1,7 @@
 //! Tenants get equal service, by weight: the virtual token counter of Sheng et al., "Fairness in Serving Large Language
-//! Models" (arXiv 2401.00588). The next sequence is of the tenant whose counter is lowest; `queue.rs` keeps the counters.
-//! Within a tenant what came first is next, so that nothing preempted is overtaken by all that came meanwhile; of what
-//! runs, the sequence that got least itself.
+//! Models" (arXiv 2401.00588). The next sequence is of the tenant whose counter is lowest; `queue.rs` keeps the
+//! counters. Within a tenant what came first is next, so that nothing preempted is overtaken by all that came
+//! meanwhile; of what runs, the sequence that got least itself.
 
 use super::{Policy, Rank, Work, ordered};
 

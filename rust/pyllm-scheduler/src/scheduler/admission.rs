@@ -1,8 +1,8 @@
-//! Admission: the first in the queue runs when a slot is free and all its tokens, not only the next chunk, have a place,
-//! and what runs still has room to grow. It starts after what the prefix cache holds of it.
+//! Admission: the first in the queue runs when a slot is free and all its tokens, not only the next chunk, have a
+//! place, and what runs still has room to grow. It starts after what the prefix cache holds of it.
 
 use crate::arena::Key;
-use crate::growth::Expected;
+use crate::estimates::peak_blocks::Expected;
 use crate::ids::StepId;
 use crate::kv_cache::Found;
 use crate::policy::INPUT_COST;
@@ -11,8 +11,8 @@ use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
 use super::explain::Reason;
-use super::isolation::Turn;
 use super::planning::Planning;
+use super::step_scope::StepScope;
 
 impl Scheduler {
     /// Admits from the queue, in its order, while budget, slots and blocks last.
@@ -103,12 +103,12 @@ impl Scheduler {
 
     /// What the first `num_running` of what runs are expected to grow by, into `growth`.
     fn expect_growth(&mut self, num_running: usize) {
-        self.growth.clear();
+        self.peak_blocks.clear();
         if self.config.expected_growth > 0.0 {
             for index in 0..num_running {
                 let running = self.running[index];
                 let one = self.expected(running, self.sequences[running].blocks.len() as u32);
-                self.growth.add(one);
+                self.peak_blocks.add(one);
             }
         }
     }
@@ -120,7 +120,7 @@ impl Scheduler {
         let one = self.expected(key, num_taken);
         let capacity = self.config.num_blocks - self.config.watermark_blocks();
         let num_used = (self.config.num_blocks - self.cache.num_free()).saturating_sub(num_freed);
-        self.growth.fits(one, num_used, capacity)
+        self.peak_blocks.fits(one, num_used, capacity)
     }
 
     fn expected(&mut self, key: Key<Sequence>, num_blocks: u32) -> Expected {
@@ -138,8 +138,8 @@ impl Scheduler {
         let lane = self.requests[sequence.request].lane;
         let queue_key = sequence.queue_key;
         match planning.turn {
-            Turn::Only(_) => self.queue.remove(lane, &queue_key), // out of the order that the others have
-            Turn::Everyone | Turn::AllBut(_) => self.queue.take_first(lane, &queue_key),
+            StepScope::Only(_) => self.queue.remove(lane, &queue_key), // out of the order that the others have
+            StepScope::Everyone | StepScope::AllBut(_) => self.queue.take_first(lane, &queue_key),
         }
         if self.begin_load(key) {
             return false;
@@ -186,14 +186,15 @@ impl Scheduler {
         }
         if planning.knows_growth {
             let one = self.expected(key, self.sequences[key].blocks.len() as u32);
-            self.growth.add(one);
+            self.peak_blocks.add(one);
         }
         self.insert_running(key);
         planning.num_admitted += 1;
         true
     }
 
-    /// A reference to all that was found, before any block is allocated, so that none is evicted to make room for another.
+    /// A reference to all that was found, before any block is allocated, so that none is evicted to make room for
+    /// another.
     pub(super) fn hold_found(&mut self) {
         for &found in &self.found {
             match found {

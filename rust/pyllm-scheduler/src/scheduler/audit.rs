@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::beams::BeamSearch;
+use crate::beam_search::BeamSearch;
 use crate::ids::{BlockId, HostBlockId};
 use crate::kv_cache::Found;
 use crate::sequence::{Beam, Sample, State};

@@ -1,12 +1,12 @@
 //! Beam search among sequences: each beam is one, and computes a token a round. When the candidates of all are known,
-//! `beams.rs` chooses, parents without children give up their place, a first child goes on in its parent's, and further
-//! ones fork. Nothing is told before the end. A beam that has its candidates runs on without a row; if it is preempted
-//! it pauses outside the queue, since what it waits for is its siblings alone.
+//! `beam_search.rs` chooses, parents without children give up their place, a first child goes on in its parent's, and
+//! further ones fork. Nothing is told before the end. A beam that has its candidates runs on without a row; if it is
+//! preempted it pauses outside the queue, since what it waits for is its siblings alone.
 
 use crate::arena::Key;
-use crate::beams::{BeamSearch, Candidate, Child, Path};
-use crate::deltas::Delta;
-use crate::logprobs::{LogprobEntries, LogprobView, Logprobs};
+use crate::beam_search::{BeamSearch, Candidate, Child, Path};
+use crate::output::deltas::Delta;
+use crate::output::logprobs::{LogprobEntries, LogprobView, Logprobs};
 use crate::policy::OUTPUT_COST;
 use crate::request::Finish;
 use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};

@@ -2,27 +2,27 @@
 //! its end gives up its place.
 
 use crate::arena::Key;
-use crate::deltas::Delta;
-use crate::embeddings::Embeddings;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, StepId};
-use crate::logprobs::{LogprobView, Logprobs};
+use crate::output::deltas::Delta;
+use crate::output::embeddings::Embeddings;
+use crate::output::logprobs::{LogprobView, Logprobs};
 use crate::policy::OUTPUT_COST;
-use crate::record::Input;
+use crate::recorder::Input;
 use crate::request::Finish;
 use crate::sequence::{Sample, Sequence, State};
 
 use super::{Gives, Row, Scheduler, Step};
 
 impl Scheduler {
-    /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A row
-    /// with drafts may have sampled fewer positions than planned, at least one; its drafts count as far as they equal
-    /// what was sampled. A row of a stateful request may have none, and its last token is planned again; or, where it has
-    /// one sample, any number, which all count: the drafts that were accepted, what was sampled, and what is forced to
-    /// follow. A beam goes on by the log-probabilities of its row's first token, whatever that is. The tokens of a row whose
-    /// sequence has ended meanwhile are dropped. A row that pools ends its request, with its row of `embeddings` and whatever it
-    /// sampled; without `embeddings`, as in a replay, clients get none. `seconds` is what the step took, 0 if that was not measured. Gives the
-    /// clients that have deltas to take.
+    /// Takes the tokens of the oldest step in flight: row i of its plan sampled `tokens[starts[i]..starts[i + 1]]`. A
+    /// row with drafts may have sampled fewer positions than planned, at least one; its drafts count as far as they
+    /// equal what was sampled. A row of a stateful request may have none, and its last token is planned again; or,
+    /// where it has one sample, any number, which all count: the drafts that were accepted, what was sampled, and what
+    /// is forced to follow. A beam goes on by the log-probabilities of its row's first token, whatever that is. The
+    /// tokens of a row whose sequence has ended meanwhile are dropped. A row that pools ends its request, with its row
+    /// of `embeddings` and whatever it sampled; without `embeddings`, as in a replay, clients get none. `seconds` is
+    /// what the step took, 0 if that was not measured. Gives the clients that have deltas to take.
     ///
     /// Errors: `UnknownStep`, `OutOfOrder`, `Sampled`.
     pub fn commit(
@@ -200,8 +200,8 @@ impl Scheduler {
         finish != Finish::None
     }
 
-    /// A row that computed drafts: they count as long as each is what the position before it sampled. What the worker gives
-    /// of a stateful one it has compared itself, and forced tokens may come after.
+    /// A row that computed drafts: they count as long as each is what the position before it sampled. What the worker
+    /// gives of a stateful one it has compared itself, and forced tokens may come after.
     fn verify(&mut self, key: Key<Sequence>, sampled: &[i32], logprobs: Option<LogprobView<'_>>) -> bool {
         let sequence = &mut self.sequences[key];
         let drafts = std::mem::take(&mut sequence.drafts);
@@ -238,15 +238,15 @@ impl Scheduler {
         any_ended
     }
 
-    /// With a free slot, the new sequence runs on the blocks of an origin that has computed all but its last token; else it
-    /// waits to be computed.
+    /// With a free slot, the new sequence runs on the blocks of an origin that has computed all but its last token;
+    /// else it waits to be computed.
     pub(super) fn fork_sample(&mut self, origin: Key<Sequence>, sample: u32) -> Key<Sequence> {
         let origin = &mut self.sequences[origin];
         let request = origin.request;
         let mut sequence = origin.fork(sample);
         sequence.since = self.decisions.num_made();
-        // What is still to be computed has its blocks already, and they are for one sequence to write. So is a block that
-        // has a name before it is written again.
+        // What is still to be computed has its blocks already, and they are for one sequence to write. So is a block
+        // that has a name before it is written again.
         let is_named = origin.num_stored as u32 * self.config.block_size > origin.num_computed;
         let is_computed = origin.num_uncomputed() <= 1 && origin.load.is_none() && !is_named;
         let slots = origin.slot().filter(|_| is_computed).and_then(|source| Some((source, self.free_slots.pop()?)));

@@ -9,7 +9,7 @@ use crate::ids::{ClientId, RequestId, StepId};
 use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
 
 use super::Scheduler;
-use super::isolation::Turn;
+use super::step_scope::StepScope;
 
 /// Steps that are remembered.
 const MAX_DECISIONS: usize = 1024;
@@ -29,7 +29,8 @@ pub enum Reason {
     Siblings,
     /// A step in flight decides how it goes on.
     InFlight,
-    /// What is in flight of it comes to nothing: its worker was not ready to sample, or its grammar forced other tokens.
+    /// What is in flight of it comes to nothing: its worker was not ready to sample, or its grammar forced other
+    /// tokens.
     Grammar,
     /// The step's tokens were used up: `max_num_batched_tokens`.
     Budget,
@@ -122,14 +123,20 @@ pub(super) struct Decisions {
     ring: VecDeque<Decision>,
     stopped: Option<Key<Sequence>>,
     cut: Option<Reason>,
-    turn: Turn,
+    turn: StepScope,
     num_made: u64,
 }
 
 impl Decisions {
     /// `stopped` was the first not to be admitted; `cut` is why something that runs got no row, if anything did, and
     /// `turn` whose step it was.
-    pub(super) fn push(&mut self, decision: Decision, stopped: Option<Key<Sequence>>, cut: Option<Reason>, turn: Turn) {
+    pub(super) fn push(
+        &mut self,
+        decision: Decision,
+        stopped: Option<Key<Sequence>>,
+        cut: Option<Reason>,
+        turn: StepScope,
+    ) {
         if self.ring.len() == MAX_DECISIONS {
             self.ring.pop_front();
         }
@@ -141,7 +148,7 @@ impl Decisions {
     }
 
     /// Whose the last step was.
-    pub(super) fn turn(&self) -> Turn {
+    pub(super) fn turn(&self) -> StepScope {
         self.turn
     }
 

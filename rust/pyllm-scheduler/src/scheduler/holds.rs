@@ -1,13 +1,12 @@
-//! The ways into and out of waiting for something else than a step: holds by the caller, and deadlines.
+//! Holds: the caller keeps a request from running for as long as it wants.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, RequestId};
-use crate::record::Input;
-use crate::request::Finish;
+use crate::recorder::Input;
 use crate::sequence::{Sequence, State};
 
-use super::{Scheduler, live_sequences, ranking};
+use super::{Scheduler, live_sequences};
 
 impl Scheduler {
     /// Keeps a request from running until `release`: it leaves the queue, and what runs of it is preempted.
@@ -43,43 +42,6 @@ impl Scheduler {
             self.enqueue(key, state);
         }
         Ok(())
-    }
-
-    /// Ends the requests whose deadline has come, as `schedule` does: for a time in which nothing can be planned.
-    ///
-    /// Errors: `Time`.
-    pub fn expire(&mut self, now: f64) -> Result<()> {
-        self.set_time(now)?;
-        self.record(|| Input::Expire { now });
-        self.end_expired();
-        Ok(())
-    }
-
-    pub(super) fn set_time(&mut self, now: f64) -> Result<()> {
-        if !now.is_finite() || now < self.now {
-            return Err(Error::Time { now, previous: self.now });
-        }
-        self.now = now;
-        Ok(())
-    }
-
-    pub(super) fn end_expired(&mut self) {
-        let now = ranking::ordered(self.now);
-        if self.deadlines.first_key_value().is_none_or(|((deadline, _), _)| *deadline > now) {
-            return;
-        }
-        self.outbox.begin_round();
-        while let Some((&(deadline, serial), &key)) = self.deadlines.first_key_value() {
-            if deadline > now {
-                break;
-            }
-            self.deadlines.remove(&(deadline, serial));
-            self.counters.num_expired += 1;
-            for sample in 0..self.requests[key].samples.len() as u32 {
-                self.finish_sample(key, sample, Finish::Deadline);
-            }
-        }
-        self.forget_ended();
     }
 
     fn set_aside(&mut self, key: Key<Sequence>) {

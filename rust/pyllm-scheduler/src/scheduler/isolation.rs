@@ -1,14 +1,16 @@
-//! One request by itself: a step with rows of it has no others, so that whatever becomes of that step is its doing alone.
-//! Its steps and those of the others take turns while both have work. It ends when every live sample has one token more.
+//! One request by itself: a step with rows of it has no others, so that whatever becomes of that step is its doing
+//! alone. Its steps and those of the others take turns while both have work. It ends when every live sample has one
+//! token more.
 
 use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{ClientId, RequestId};
-use crate::record::Input;
+use crate::recorder::Input;
 use crate::sequence::{LiveRequest, Sequence};
 
 use super::explain::Reason;
 use super::planning::Planning;
+use super::step_scope::StepScope;
 use super::{Scheduler, live_sequences};
 
 /// The request that is by itself.
@@ -21,28 +23,9 @@ pub(super) struct Isolated {
     lacks_room: bool,
 }
 
-/// Whose rows a step may have.
-#[derive(Clone, Copy, Default)]
-pub(super) enum Turn {
-    #[default]
-    Everyone,
-    Only(Key<LiveRequest>),
-    AllBut(Key<LiveRequest>),
-}
-
-impl Turn {
-    pub(super) fn admits(self, request: Key<LiveRequest>) -> bool {
-        match self {
-            Self::Everyone => true,
-            Self::Only(one) => request == one,
-            Self::AllBut(one) => request != one,
-        }
-    }
-}
-
 impl Scheduler {
-    /// Has steps from now on either rows of this request or of others, until each of its live samples has one more token,
-    /// or it ends or is held.
+    /// Has steps from now on either rows of this request or of others, until each of its live samples has one more
+    /// token, or it ends or is held.
     ///
     /// Errors: `UnknownRequest`, `AlreadyHeld`, `AlreadyIsolated` where it or another is by itself.
     pub fn isolate(&mut self, client: ClientId, request: RequestId) -> Result<()> {
@@ -60,7 +43,7 @@ impl Scheduler {
             lengths[sequence.sample as usize] = sequence.output.len();
         }
         // Where one is isolated right after another, those beside them have their turn first.
-        let has_next_turn = !matches!(self.decisions.turn(), Turn::Only(_));
+        let has_next_turn = !matches!(self.decisions.turn(), StepScope::Only(_));
         self.isolated = Some(Isolated { request: key, lengths, has_next_turn, lacks_room: false });
         self.record(|| Input::Isolate { client, request });
         Ok(())
@@ -73,11 +56,13 @@ impl Scheduler {
     }
 
     /// Whose turns to try, in this order, until one has rows.
-    pub(super) fn turns(&self) -> [Option<Turn>; 2] {
+    pub(super) fn turns(&self) -> [Option<StepScope>; 2] {
         match &self.isolated {
-            None => [Some(Turn::Everyone), None],
-            Some(one) if one.has_next_turn => [Some(Turn::Only(one.request)), Some(Turn::AllBut(one.request))],
-            Some(one) => [Some(Turn::AllBut(one.request)), Some(Turn::Only(one.request))],
+            None => [Some(StepScope::Everyone), None],
+            Some(one) if one.has_next_turn => {
+                [Some(StepScope::Only(one.request)), Some(StepScope::AllBut(one.request))]
+            }
+            Some(one) => [Some(StepScope::AllBut(one.request)), Some(StepScope::Only(one.request))],
         }
     }
 
@@ -85,7 +70,7 @@ impl Scheduler {
     pub(super) fn end_turn(&mut self, planning: &Planning) {
         let Some(isolated) = &mut self.isolated else { return };
         let has_rows = planning.has_rows();
-        if let Turn::Only(_) = planning.turn {
+        if let StepScope::Only(_) = planning.turn {
             let lacks = matches!(
                 planning.stop,
                 Some((_, Reason::Slots | Reason::Blocks | Reason::Watermark | Reason::Growth | Reason::Preempting))
@@ -93,17 +78,17 @@ impl Scheduler {
             isolated.lacks_room = !has_rows && lacks;
         }
         if has_rows {
-            isolated.has_next_turn = matches!(planning.turn, Turn::AllBut(_));
+            isolated.has_next_turn = matches!(planning.turn, StepScope::AllBut(_));
         }
     }
 
     /// The first in the queue that may have a row in this turn.
-    pub(super) fn first_waiting(&self, turn: Turn) -> Option<Key<Sequence>> {
+    pub(super) fn first_waiting(&self, turn: StepScope) -> Option<Key<Sequence>> {
         match turn {
-            Turn::Everyone => self.queue.first(),
-            Turn::AllBut(_) if self.isolation_lacks_room() => None,
-            Turn::AllBut(one) => self.queue.first_of(|key| self.sequences[key].request != one),
-            Turn::Only(one) => {
+            StepScope::Everyone => self.queue.first(),
+            StepScope::AllBut(_) if self.isolation_lacks_room() => None,
+            StepScope::AllBut(one) => self.queue.first_of(|key| self.sequences[key].request != one),
+            StepScope::Only(one) => {
                 let keys = live_sequences(self.requests.get(one)?).into_iter();
                 let queued = keys.filter(|&key| self.sequences[key].state.is_queued());
                 queued.min_by_key(|&key| self.sequences[key].queue_key)

@@ -6,7 +6,7 @@ use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, StepId};
 use crate::kv_cache::Found;
-use crate::record::Input;
+use crate::recorder::Input;
 use crate::sequence::{Offer, Sequence, State};
 
 use super::Scheduler;
@@ -73,8 +73,8 @@ impl Scheduler {
         std::mem::take(&mut self.new_loads)
     }
 
-    /// A load has ended, with so many of its tokens in place, from the first on; fewer than all is a failure. One that a
-    /// step reads need not be reported if it succeeds: the step's commit says so.
+    /// A load has ended, with so many of its tokens in place, from the first on; fewer than all is a failure. One that
+    /// a step reads need not be reported if it succeeds: the step's commit says so.
     ///
     /// Errors: `UnknownLoad`.
     pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {

@@ -1,25 +1,25 @@
-//! Planning a step: every running sequence as far as its computed tokens lag behind, under one budget of tokens. Decodes
-//! go first, so that no prompt makes a stream wait for more than its target; then prompts in chunks, then the queue.
+//! Planning a step: every running sequence as far as its computed tokens lag behind, under one budget of tokens.
+//! Decodes go first, so that no prompt makes a stream wait for more than its target; then prompts in chunks, then the
+//! queue.
 
 use crate::arena::Key;
 use crate::error::Result;
-use crate::ids::{LoadId, StepId};
+use crate::ids::{BlockId, LoadId, StepId};
 use crate::kv_cache::KvCache;
+use crate::kv_cache::pending_swaps::Swap;
 use crate::philox;
 use crate::plan::{Draft, Plan};
-use crate::record::Input;
+use crate::recorder::Input;
 use crate::sequence::{Beam, Sequence};
-use crate::swaps::Swap;
 
 use super::explain::{Decision, Reason};
-use super::isolation::Turn;
-use super::preemption::is_shared;
+use super::step_scope::StepScope;
 use super::{Gives, Row, Scheduler, Step};
 
 /// The step being planned.
 pub(super) struct Planning {
     pub(super) step: StepId,
-    pub(super) turn: Turn,
+    pub(super) turn: StepScope,
     /// Tokens that may still be planned.
     budget: u32,
     /// Prefill tokens that the targets of the running streams leave room for.
@@ -100,7 +100,7 @@ impl Scheduler {
         self.draft.clear();
         let mut planning = Planning {
             step: self.next_step,
-            turn: Turn::Everyone,
+            turn: StepScope::Everyone,
             budget: self.config.max_num_batched_tokens,
             prefill_room: u32::MAX,
             samples: 2 * self.config.max_num_seqs,
@@ -244,8 +244,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives a sequence the blocks for all its tokens, `lag` of which are to be computed. What was forced has come after
-    /// its admission.
+    /// Gives a sequence the blocks for all its tokens, `lag` of which are to be computed. What was forced has come
+    /// after its admission.
     fn take_blocks(&mut self, key: Key<Sequence>, lag: u32, planning: &mut Planning) -> bool {
         let sequence = &self.sequences[key];
         let num_blocks = self.config.blocks_for(sequence.num_computed + lag) as usize;
@@ -415,4 +415,11 @@ fn extend_chain(sequence: &mut Sequence, num_blocks: usize, cache: &mut KvCache,
         draft.change_table(slot, index, block);
         sequence.blocks.push(block);
     }
+}
+
+/// Whether more than one sequence refers to a block. What this step copies keeps one reference more until the plan is
+/// made, so that no copy goes into a block that another copy reads.
+pub(super) fn is_shared(cache: &KvCache, copied: &[BlockId], block: BlockId) -> bool {
+    let references = cache.references(block);
+    references > 1 && references - u32::from(copied.contains(&block)) > 1
 }

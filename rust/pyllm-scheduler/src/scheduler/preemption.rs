@@ -2,19 +2,18 @@
 //! swapped to the host or computed anew later, whichever is expected to cost less.
 
 use crate::arena::Key;
-use crate::ids::{BlockId, HostBlockId};
-use crate::kv_cache::KvCache;
+use crate::ids::HostBlockId;
 use crate::policy::Rank;
 use crate::sequence::{Beam, Sequence, State};
 
 use super::Scheduler;
-use super::isolation::Turn;
-use super::planning::Planning;
+use super::planning::{Planning, is_shared};
+use super::step_scope::StepScope;
 
 impl Scheduler {
-    /// Preempts from the end of `running` until the blocks for the sequence's next tokens are free. False: they are not,
-    /// and if the sequence was the last it is preempted itself. What is preempted has no row in the plan: rows are made
-    /// from the front.
+    /// Preempts from the end of `running` until the blocks for the sequence's next tokens are free. False: they are
+    /// not, and if the sequence was the last it is preempted itself. What is preempted has no row in the plan: rows are
+    /// made from the front.
     pub(super) fn make_room(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) -> bool {
         self.has_room(key, num_tokens) || self.preempt_until_room(key, num_tokens, planning)
     }
@@ -59,8 +58,8 @@ impl Scheduler {
         }
     }
 
-    /// Where nothing else goes on: preempts one of those that run and only wait for their siblings, so that the first in
-    /// the queue does; one of another request, if there is one. False: there is none.
+    /// Where nothing else goes on: preempts one of those that run and only wait for their siblings, so that the first
+    /// in the queue does; one of another request, if there is one. False: there is none.
     pub(super) fn set_back_waiting(&mut self, first: Key<Sequence>, planning: &mut Planning) -> bool {
         let request = self.sequences[first].request;
         let sequence = |place: usize| &self.sequences[self.running[place]];
@@ -81,11 +80,11 @@ impl Scheduler {
         num_kept == 0 || self.has_place_beside(waiting, num_kept, planning)
     }
 
-    /// Whether what waits with this rank may take the place of something running. From the request that is by itself none
-    /// is taken, lest it never gets to its end.
-    fn may_take_the_place(&self, rank: Rank, of: Key<Sequence>, turn: Turn) -> bool {
+    /// Whether what waits with this rank may take the place of something running. From the request that is by itself
+    /// none is taken, lest it never gets to its end.
+    fn may_take_the_place(&self, rank: Rank, of: Key<Sequence>, turn: StepScope) -> bool {
         let victim = &self.sequences[of];
-        let is_isolated = matches!(turn, Turn::AllBut(one) if victim.request == one);
+        let is_isolated = matches!(turn, StepScope::AllBut(one) if victim.request == one);
         !is_isolated && self.policy.preempts(rank, victim.queue_key.rank)
     }
 
@@ -148,11 +147,4 @@ impl Scheduler {
         };
         num_new + u32::from(copies) <= self.cache.num_free()
     }
-}
-
-/// Whether more than one sequence refers to a block. What this step copies keeps one reference more until the plan is
-/// made, so that no copy goes into a block that another copy reads.
-pub(super) fn is_shared(cache: &KvCache, copied: &[BlockId], block: BlockId) -> bool {
-    let references = cache.references(block);
-    references > 1 && references - u32::from(copied.contains(&block)) > 1
 }

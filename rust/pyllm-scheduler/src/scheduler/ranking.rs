@@ -23,7 +23,7 @@ impl Scheduler {
     }
 
     /// The lane for a request of this tenant.
-    pub(super) fn open_lane(&mut self, tenant: &str) -> Key<Lane> {
+    pub(super) fn open_lane(&mut self, tenant: &str) -> Key<Lane<Sequence>> {
         let lane = if self.policy.shares_by_tenant() { tenant } else { "" };
         self.queue.open(lane, self.weight(lane))
     }

@@ -2,11 +2,11 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::events::{Events, Snapshot};
-use crate::hash::BlockHash;
+use crate::kv_cache::events::{Events, Snapshot};
+use crate::kv_cache::hash::BlockHash;
 use crate::policy::policy;
 use crate::queue::Queue;
-use crate::record::Input;
+use crate::recorder::Input;
 use crate::request::{Request, tokens_are_ids};
 use crate::sequence::{LiveRequest, State};
 
@@ -46,11 +46,12 @@ impl Scheduler {
         self.forget_contents();
     }
 
-    /// Keeps the full blocks of a prefix from eviction: those that are cached now, and the others once they are computed.
-    /// The prefix is that of requests with this tenant, cache salt and adapter. Gives the number of its full blocks.
+    /// Keeps the full blocks of a prefix from eviction: those that are cached now, and the others once they are
+    /// computed. The prefix is that of requests with this tenant, cache salt and adapter. Gives the number of its full
+    /// blocks.
     ///
-    /// Errors: `Disabled` without prefix caching, `DuplicatePin`, `PinQuota`, `Request` for what is no token id or no full
-    /// block.
+    /// Errors: `Disabled` without prefix caching, `DuplicatePin`, `PinQuota`, `Request` for what is no token id or no
+    /// full block.
     pub fn pin(&mut self, name: u64, of: &Request) -> Result<u32> {
         if !self.config.enable_prefix_caching {
             return Err(Error::Disabled { call: "pin", setting: "enable_prefix_caching" });
@@ -68,8 +69,8 @@ impl Scheduler {
         Ok(num_blocks)
     }
 
-    /// The oldest `limit` of what the prefix cache has got and lost, and no call has given yet. The last 100,000 are kept;
-    /// none unless `enable_kv_cache_events`.
+    /// The oldest `limit` of what the prefix cache has got and lost, and no call has given yet. The last 100,000 are
+    /// kept; none unless `enable_kv_cache_events`.
     pub fn take_events(&mut self, limit: usize) -> Events {
         self.cache.take_events(limit)
     }

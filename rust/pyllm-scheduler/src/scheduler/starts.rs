@@ -1,9 +1,9 @@
-//! When requests begin: how long they waited for their first step, and how long it took from there to their first output.
-//! Only what clients are told comes of it, no decision.
+//! When requests begin: how long they waited for their first step, and how long it took from there to their first
+//! output. Only what clients are told comes of it, no decision.
 
 use crate::arena::Key;
+use crate::output::start_times::StartTime;
 use crate::sequence::LiveRequest;
-use crate::start_times::StartTime;
 
 use super::Scheduler;
 

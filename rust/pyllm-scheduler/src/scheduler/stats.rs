@@ -1,7 +1,7 @@
 //! The scheduler in numbers.
 
+use crate::estimates::step_sizes::StepSizes;
 use crate::queue::SERVICE_UNIT;
-use crate::step_sizes::StepSizes;
 
 use super::Scheduler;
 

@@ -1,6 +1,6 @@
 //! A load for as long as one likes: small requests of several clients and tenants, of mixed lengths and samples, many
-//! with a prefix in common, some aborted, in a KV cache that is often full. It knows neither model nor clock: tokens and
-//! lengths come from a generator with a fixed seed.
+//! with a prefix in common, some aborted, in a KV cache that is often full. It knows neither model nor clock: tokens
+//! and lengths come from a generator with a fixed seed.
 
 use pyllm_scheduler::{ALIGNMENT, ClientId, Config, Plan, Request, RequestId, SECTIONS, Scheduler};
 

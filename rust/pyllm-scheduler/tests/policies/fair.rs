@@ -109,11 +109,11 @@ impl Books {
         f64::from(costs.sum::<u32>()) / self.weight(tenant)
     }
 
-    /// What a counter can be above another that waits. Since its last admission, when it was lowest, it rose by the input
-    /// admitted, and the output of all that its tenant has running. Theorem 4.4 of Sheng et al. (arXiv 2401.00588) has
-    /// the larger of the two, where M, the tokens that can run at once, takes in the input; here M is output alone, so
-    /// they add up. A newcomer starts where the others are in the mean, so it may be ahead by as much as any of them is,
-    /// which is most with the least weight.
+    /// What a counter can be above another that waits. Since its last admission, when it was lowest, it rose by the
+    /// input admitted, and the output of all that its tenant has running. Theorem 4.4 of Sheng et al. (arXiv
+    /// 2401.00588) has the larger of the two, where M, the tokens that can run at once, takes in the input; here M is
+    /// output alone, so they add up. A newcomer starts where the others are in the mean, so it may be ahead by as much
+    /// as any of them is, which is most with the least weight.
     fn bound(&self) -> f64 {
         let most_output = self.engine.scheduler.config().max_num_seqs * LONGEST_OUTPUT; // M
         let least_weight = (0..TENANTS.len()).map(|tenant| self.weight(tenant)).fold(f64::INFINITY, f64::min);

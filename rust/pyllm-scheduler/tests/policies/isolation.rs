@@ -1,7 +1,7 @@
 //! One request by itself: its steps take turns with those of the others, and neither waits for ever.
 
 use proptest::prelude::*;
-use pyllm_scheduler::{PolicyName, Reason, Request, RequestId};
+use pyllm_scheduler::{Output, PolicyName, Reason, Request, RequestId};
 
 use crate::cases::cases;
 use crate::engine::{CLIENT, Engine, Row, config, request};
@@ -81,14 +81,16 @@ fn it_is_over_when_every_sample_has_one_more_token() {
 
 #[test]
 fn it_is_over_when_the_sample_that_had_none_is_aborted() {
-    let mut engine = Engine::new(config(PolicyName::Fcfs, 64, 1));
-    engine.add(Request { n: 1, ..request(ALONE, 4, 8) });
-    engine.steps(3);
-    let sample = engine.scheduler.fork(CLIENT, RequestId(ALONE), 0, 7).expect("nothing is in flight");
-    isolate(&mut engine);
+    let mut engine = Engine::new(config(PolicyName::Fcfs, 64, 2));
+    engine.add(request(ALONE + 1, 4, 40));
     engine.step();
-    assert!(engine.scheduler.isolated().is_some(), "the other has no slot");
-    engine.scheduler.abort(CLIENT, RequestId(ALONE), Some(sample));
+    let outputs = vec![Output { tokens: vec![7], finished: false }; 2];
+    engine.add(Request { n: 2, outputs, ..request(ALONE, 4, 20) });
+    engine.steps(2);
+    isolate(&mut engine);
+    engine.steps(3);
+    assert!(engine.scheduler.isolated().is_some(), "one sample has no slot");
+    engine.scheduler.abort(CLIENT, RequestId(ALONE), Some(1));
     assert_eq!(engine.scheduler.isolated(), None);
 }
 
@@ -120,8 +122,8 @@ fn what_runs_leaves_it_its_place() {
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// However many come, it ends, and so do those that were there: with too few blocks and slots for all, each turn that
-    /// found no room is followed by room.
+    /// However many come, it ends, and so do those that were there: with too few blocks and slots for all, each turn
+    /// that found no room is followed by room.
     #[test]
     fn neither_starves(
         policy in prop::sample::select(POLICIES.to_vec()),

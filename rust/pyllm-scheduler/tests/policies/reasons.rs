@@ -38,17 +38,13 @@ fn new_is_what_came_since_the_last_step() {
 }
 
 #[test]
-fn new_is_what_was_released_or_forked_since_the_last_step() {
+fn new_is_what_was_released_since_the_last_step() {
     let mut engine = fcfs(64, 4);
     engine.add(request(1, 4, 8));
     engine.step();
     engine.scheduler.hold(CLIENT, RequestId(1), "grammar").expect("it is there");
     engine.scheduler.release(CLIENT, RequestId(1)).expect("it is held");
     assert_eq!((engine.state(1), engine.reason(1)), ("waiting", Some(Reason::New)));
-    engine.step();
-    engine.scheduler.fork(CLIENT, RequestId(1), 0, 9).expect("there is a token");
-    let reasons: Vec<_> = engine.explain(1).iter().map(|sample| (sample.state, sample.reason)).collect();
-    assert_eq!(reasons, [("running", None), ("running", Some(Reason::New))]);
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A recording gives the decisions that were recorded, also where it is cut; what was changed in it is noticed or does no
-//! harm.
+//! A recording gives the decisions that were recorded, also where it is cut; what was changed in it is noticed or does
+//! no harm.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -17,7 +17,6 @@ enum Call {
     Hold(u64),
     Release(u64),
     Propose(u64),
-    Fork(u64),
     Offer { pick: u64, asynchronous: bool },
     FinishLoads,
     Switch(PolicyName),
@@ -40,7 +39,6 @@ fn call() -> impl Strategy<Value = Call> {
         1 => pick().prop_map(Call::Hold),
         2 => pick().prop_map(Call::Release),
         2 => pick().prop_map(Call::Propose),
-        1 => pick().prop_map(Call::Fork),
         2 => (pick(), any::<bool>()).prop_map(|(pick, asynchronous)| Call::Offer { pick, asynchronous }),
         2 => Just(Call::FinishLoads),
         1 => select(policies).prop_map(Call::Switch),
@@ -91,7 +89,6 @@ fn make(engine: &mut Engine, call: &Call) {
         Call::Hold(id) => drop(engine.scheduler.hold(CLIENT, RequestId(id), "test")),
         Call::Release(id) => drop(engine.scheduler.release(CLIENT, RequestId(id))),
         Call::Propose(id) => drop(engine.scheduler.propose(CLIENT, RequestId(id), 0, &[1, 2])),
-        Call::Fork(id) => drop(engine.scheduler.fork(CLIENT, RequestId(id), 0, 5)),
         Call::Offer { pick, asynchronous } => {
             drop(engine.scheduler.offer_load(CLIENT, RequestId(pick), 8, asynchronous));
         }

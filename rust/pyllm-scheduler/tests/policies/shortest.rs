@@ -1,5 +1,5 @@
-//! Shortest: the least remaining work first, by what is known of it and by the average of outputs; more work gives way to
-//! less, and never the other way round.
+//! Shortest: the least remaining work first, by what is known of it and by the average of outputs; more work gives way
+//! to less, and never the other way round.
 
 use proptest::prelude::*;
 use pyllm_scheduler::{PolicyName, Request};

@@ -1,5 +1,5 @@
-//! Nothing starves: beside new requests that would occupy the engine for ever, one that came early or is long ends within
-//! a number of steps that does not grow with them.
+//! Nothing starves: beside new requests that would occupy the engine for ever, one that came early or is long ends
+//! within a number of steps that does not grow with them.
 
 use pyllm_scheduler::{Config, PolicyName, Request};
 
@@ -7,7 +7,8 @@ use crate::engine::{Engine, config, request};
 
 const VICTIM: u64 = 0;
 
-/// The victim ends in fewer than `most` steps, where every step two more requests come, twice what three slots can take.
+/// The victim ends in fewer than `most` steps, where every step two more requests come, twice what three slots can
+/// take.
 fn assert_ends_within(
     most: u32,
     policy: PolicyName,

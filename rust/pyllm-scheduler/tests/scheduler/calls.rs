@@ -46,7 +46,6 @@ pub enum Call {
     DropClient { client: u32 },
     LoseDevice,
     Reconfigure(Change),
-    Fork { pick: usize, sample: usize, token: i32 },
     Propose { pick: usize, sample: usize, drafts: Drafts },
     OfferLoad { pick: usize, offer: Offer },
     FinishLoad { pick: usize },
@@ -82,8 +81,8 @@ pub struct Add {
     /// An embedding in place of samples, unless it is a beam search.
     pub pooling: bool,
     pub stateful: bool,
-    /// Whether log-probabilities of the output are told, and of the prompt; of the latter, whether a chunk's rows tell of
-    /// the token after it, or the next chunk's of their first one.
+    /// Whether log-probabilities of the output are told, and of the prompt; of the latter, whether a chunk's rows tell
+    /// of the token after it, or the next chunk's of their first one.
     pub logprobs: bool,
     pub prompt_logprobs: Option<bool>,
 }
@@ -180,7 +179,6 @@ fn call() -> impl Strategy<Value = Call> {
         1 => (0..3_u32).prop_map(|client| Call::DropClient { client }),
         1 => Just(Call::LoseDevice),
         5 => change::change().prop_map(Call::Reconfigure),
-        6 => (pick(), pick(), 0..VOCABULARY as i32).prop_map(|(pick, sample, token)| Call::Fork { pick, sample, token }),
         8 => (pick(), pick(), drafts).prop_map(|(pick, sample, drafts)| Call::Propose { pick, sample, drafts }),
         3 => (pick(), offer()).prop_map(|(pick, offer)| Call::OfferLoad { pick, offer }),
         3 => pick().prop_map(|pick| Call::FinishLoad { pick }),

@@ -1,7 +1,7 @@
 //! What the scheduler decides where any decision would give the right tokens: order, reuse and what is left alone.
 
 mod beams;
-mod branches;
+mod drafts;
 mod loads;
 mod pooling;
 mod preemption;

@@ -39,8 +39,8 @@ pub trait Model {
     fn root(&self, request: &[u8]) -> Prefix;
     fn prompt(&self, request: &[u8]) -> &[i32];
     fn is_stateful(&self, request: &[u8]) -> bool;
-    /// Whether a row that sets out with the first token tells of the prompt's next token beyond its own; `None`: it tells of
-    /// no token.
+    /// Whether a row that sets out with the first token tells of the prompt's next token beyond its own; `None`: it
+    /// tells of no token.
     fn tells_ahead(&self, request: &[u8]) -> Option<bool>;
     /// The tokens that must follow a row's, of which so many were sampled; `None`: no one knows yet.
     fn follow(&self, index: usize, row: &Row, num_sampled: usize) -> Option<Vec<i32>>;

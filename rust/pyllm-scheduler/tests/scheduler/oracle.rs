@@ -1,5 +1,6 @@
 //! A language model as a pure function: the next token follows from the whole prefix and one uniform number. Whatever
-//! the weights' version it says the same, so that an answer is known in advance; what it computes on the way is another.
+//! the weights' version it says the same, so that an answer is known in advance; what it computes on the way is
+//! another.
 
 use pyllm_scheduler::{Config, Finish, Request, uniform};
 

@@ -1,5 +1,5 @@
-//! Any sequence of calls, on small pools and several steps deep: every row reads its own prefix, every request ends with
-//! the tokens that it alone decides, the books add up, nothing starves, and nothing is left.
+//! Any sequence of calls, on small pools and several steps deep: every row reads its own prefix, every request ends
+//! with the tokens that it alone decides, the books add up, nothing starves, and nothing is left.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 81] = [
+const CORNERS: [&str; 80] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
@@ -30,7 +30,6 @@ const CORNERS: [&str; 81] = [
     "ends under shortest",
     "evictions",
     "failed loads",
-    "forks by call",
     "forks that are not ready",
     "forks without a slot",
     "histories with output",

@@ -2,7 +2,7 @@
 //! heard, and compares all of it with what the oracle said when the request was added.
 
 mod beams;
-mod branches;
+mod drafts;
 mod isolation;
 mod loads;
 mod logprobs;
@@ -101,7 +101,6 @@ impl World {
             Call::DropClient { client } => self.drop_client(*client),
             Call::LoseDevice => self.lose_device(),
             Call::Reconfigure(change) => self.reconfigure(*change),
-            Call::Fork { pick, sample, token } => self.fork(*pick, *sample, *token),
             Call::Propose { pick, sample, drafts } => self.propose(*pick, *sample, *drafts),
             Call::OfferLoad { pick, offer } => self.offer_load(*pick, *offer),
             Call::FinishLoad { pick } => self.finish_load(*pick),

@@ -271,7 +271,6 @@ fn beams_are_neither_forked_nor_given_drafts_by_call() -> Result<(), Error> {
     scheduler.add(search(1, [1, 2, 3], 9, 2))?;
     let first = plan(&mut scheduler);
     commit(&mut scheduler, &first, &[FIRST]);
-    assert!(matches!(scheduler.fork(CLIENT, RequestId(1), 0, 5), Err(Error::Sample { .. })));
     assert!(matches!(scheduler.propose(CLIENT, RequestId(1), 0, &[5]), Err(Error::Sample { .. })));
     Ok(())
 }

@@ -125,8 +125,6 @@ fn a_request_of_several_samples_begins_once() -> Result<(), Error> {
     commit_after(&mut scheduler, &first, 0.5);
     let deltas = scheduler.take_deltas(CLIENT).expect("there is news");
     assert_eq!((&deltas.samples[..], &deltas.start_times.rows[..]), (&[0, 1, 2][..], &[0][..]));
-    scheduler.fork(CLIENT, RequestId(1), 2, 9)?;
-    assert_eq!(started(&mut scheduler), []);
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! What the requests are to their worker: which are stateful, which prompts are told of, and what their grammars do, which
-//! is at random not to be ready, or to force what the oracle says would come anyway.
+//! What the requests are to their worker: which are stateful, which prompts are told of, and what their grammars do,
+//! which is at random not to be ready, or to force what the oracle says would come anyway.
 
 use pyllm_scheduler::uniform;
 

@@ -159,8 +159,7 @@ impl World {
             0 => self.scheduler.hold(client, request, "unknown"),
             1 => self.scheduler.release(client, request),
             2 => self.scheduler.propose(client, request, 0, &[1]),
-            3 => self.scheduler.fork(client, request, 0, 1).map(drop),
-            4 => self.scheduler.explain(client, request).map(drop),
+            3 => self.scheduler.explain(client, request).map(drop),
             _ if self.config.enable_prefix_caching => self.scheduler.offer_load(client, request, 1, true),
             _ => self.scheduler.hold(client, request, "unknown"),
         };
@@ -222,10 +221,8 @@ impl World {
         let mut live = self.requests.iter().filter(|known| !known.is_dropped);
         let (known, sample) = live.find_map(|known| Some((known, known.samples.iter().position(goes_on)?)))?;
         let (client, id, sample) = (known.request.client, known.request.id, sample as u32);
-        let result = match kind {
-            1 => self.scheduler.propose(client, id, sample, &[0, -1]),
-            _ => self.scheduler.fork(client, id, sample, token).map(drop),
-        };
+        let wrong = if kind == 1 { -1 } else { token };
+        let result = self.scheduler.propose(client, id, sample, &[0, wrong]);
         assert!(matches!(result, Err(Error::Request(_))), "{result:?}");
         Some(result)
     }
@@ -234,10 +231,8 @@ impl World {
         let index = self.pick(pick).filter(|&index| self.requests[index].is_live())?;
         let (client, id) = self.name(index);
         let sample = self.requests[index].samples.len() as u32;
-        let result = match kind {
-            0 => self.scheduler.propose(client, id, sample, &[1]),
-            _ => self.scheduler.fork(client, id, u32::MAX, 1).map(drop),
-        };
+        let sample = if kind == 0 { sample } else { u32::MAX };
+        let result = self.scheduler.propose(client, id, sample, &[1]);
         assert!(matches!(result, Err(Error::Sample { .. })), "{result:?}");
         assert!(!self.scheduler.abort(client, id, Some(u32::MAX)));
         Some(result)

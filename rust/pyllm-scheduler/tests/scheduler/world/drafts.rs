@@ -1,32 +1,12 @@
-//! Continuations that a client chooses: forks, and drafts right and wrong.
+//! Drafts, right and wrong.
 
 use pyllm_scheduler::{ClientId, Error, RequestId};
 
 use super::World;
-use super::requests::KnownSample;
 use crate::calls::{Drafts, Positions};
 use crate::oracle::VOCABULARY;
 
 impl World {
-    pub(super) fn fork(&mut self, pick: usize, sample: usize, token: i32) {
-        let Some((index, sample)) = self.pick_sample(pick, sample) else { return };
-        let (client, id) = self.name(index);
-        let result = self.scheduler.fork(client, id, sample, token);
-        let known = &mut self.requests[index];
-        let may_wait = !self.in_flight.is_empty();
-        match result {
-            Ok(new) => {
-                assert!(known.is_live() && new as usize == known.samples.len());
-                let mut given = known.samples[sample as usize].received.clone();
-                *given.last_mut().expect("it has a last token") = token;
-                self.added_tokens += (known.request.prompt.len() + given.len()) as u64;
-                known.samples.push(KnownSample::new(&known.request, new, &given, &self.config));
-                self.saw("forks by call", 1);
-            }
-            Err(error) => self.check_refusal(index, sample, &error, may_wait),
-        }
-    }
-
     pub(super) fn propose(&mut self, pick: usize, sample: usize, drafts: Drafts) {
         let Some((index, sample)) = self.pick_sample(pick, sample) else { return };
         let (client, id) = self.name(index);

@@ -12,6 +12,15 @@ const ROOT_CONTEXT: &str = "pyllm 2025 prefix cache root: extra keys";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHash([u8; 32]);
 
+/// A full block's name and what it follows.
+#[derive(Clone, Copy)]
+pub(crate) struct Content<'a> {
+    pub(crate) hash: BlockHash,
+    pub(crate) parent: BlockHash,              // the root for the first block
+    pub(crate) index: u32,                     // of the block in its chain
+    pub(crate) tokens: (&'a [i32], &'a [i32]), // head and tail, read only if events are enabled
+}
+
 impl BlockHash {
     /// The digest.
     pub fn as_bytes(&self) -> &[u8; 32] {

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, Result};
-use crate::hash::{BlockHash, HashMapByDigest};
 use crate::ids::BlockId;
+use crate::kv_cache::hash::{BlockHash, HashMapByDigest};
 
 pub(crate) struct Pins {
     quota: u32,

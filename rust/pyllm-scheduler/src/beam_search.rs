@@ -1,6 +1,6 @@
-//! Beam search: of all that may follow the beams of a request, what goes on, and what is its answer. Knows tokens, their
-//! log-probabilities and the numbers of samples, nothing of sequences, blocks and steps. The rules are those of vLLM's
-//! `LLM.beam_search`.
+//! Beam search: of all that may follow the beams of a request, what goes on, and what is its answer. Knows tokens,
+//! their log-probabilities and the numbers of samples, nothing of sequences, blocks and steps. The rules are those of
+//! vLLM's `LLM.beam_search`.
 //!
 //! A round takes each beam's likeliest next tokens, twice as many as there are beams. A stop token completes a beam; of
 //! all the others the best go on, until they are as long as they may be and complete, too. The best that are complete
@@ -130,7 +130,8 @@ impl BeamSearch {
         children
     }
 
-    /// The best sequences that are complete, best first: fewer than asked for only where `min_tokens` left no candidate.
+    /// The best sequences that are complete, best first: fewer than asked for only where `min_tokens` left no
+    /// candidate.
     pub(crate) fn answer(self) -> Vec<Completed> {
         self.completed
     }

@@ -1,5 +1,5 @@
-//! Log-probabilities, as columns: those that a worker gives with a step's tokens, and those that wait for a client. Knows
-//! no sequence, and not what they mean.
+//! Log-probabilities, as columns: those that a worker gives with a step's tokens, and those that wait for a client.
+//! Knows no sequence, and not what they mean.
 
 use std::ops::Range;
 
@@ -17,8 +17,8 @@ pub struct Logprobs {
     pub entries: LogprobEntries,
 }
 
-/// Token i has the entries `starts[i]..starts[i + 1]`: first itself, then the likeliest, best first; none where they are
-/// not wanted.
+/// Token i has the entries `starts[i]..starts[i + 1]`: first itself, then the likeliest, best first; none where they
+/// are not wanted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LogprobEntries {
     /// One more than there are tokens; none at all where no token has an entry.
@@ -62,7 +62,8 @@ impl Logprobs {
         self.prompt_starts[row] as usize..self.prompt_starts[row + 1] as usize
     }
 
-    /// The entries of a row's tokens of the prompt from the `skipped`-th on, with as many sampled tokens before the row.
+    /// The entries of a row's tokens of the prompt from the `skipped`-th on, with as many sampled tokens before the
+    /// row.
     pub(crate) fn of_prompt(&self, row: usize, num_sampled_before: i32, skipped: usize) -> LogprobView<'_> {
         let first = (self.prompt_starts[row] + num_sampled_before) as usize + skipped;
         LogprobView { entries: &self.entries, first }

@@ -1,4 +1,5 @@
-//! What a core notes of a step in memory that outlives it; `pyllm/black_box.py` reads it. Knows no ring of notes.
+//! What a core notes of a step in memory that outlives it; `pyllm/supervision/step_trace.py` reads it. Knows no ring of
+//! notes.
 
 use std::cell::Cell;
 

@@ -1,11 +1,11 @@
-//! Which block holds which contents, by hash, on one level. A device block is a hit for the step that fills it, and for
+//! Which block holds which contents, by hash, on one tier. A device block is a hit for the step that fills it, and for
 //! every other step once that one is committed: until then the device may be lost. Knows neither reference counts nor
 //! sequences.
 
 use std::collections::hash_map::Entry;
 
-use crate::hash::{BlockHash, HashMapByDigest};
 use crate::ids::{Block, StepId};
+use crate::kv_cache::hash::{BlockHash, HashMapByDigest};
 
 pub(crate) struct PrefixCache<B> {
     blocks: HashMapByDigest<B>,

@@ -1,6 +1,6 @@
-//! Copies between the device and the host that the next plan asks for. The worker does the outs, then the ins,
-//! before every other access to blocks, so an out reads what earlier steps wrote and an in may read what an out of its plan wrote. Knows no
-//! contents.
+//! Copies between the device and the host that the next plan asks for. The worker does the outs, then the ins, before
+//! every other access to blocks, so an out reads what earlier steps wrote and an in may read what an out of its plan
+//! wrote. `scheduler/preemption.rs` decides what is swapped. Knows no contents.
 
 use crate::ids::{BlockId, HostBlockId};
 
@@ -12,13 +12,13 @@ pub(crate) enum Swap {
 }
 
 #[derive(Default)]
-pub(crate) struct Swaps {
+pub(crate) struct PendingSwaps {
     outs: Vec<(BlockId, HostBlockId)>,
     ins: Vec<(HostBlockId, BlockId)>,
     held: Vec<HostBlockId>, // once for each swap of the plan, drained or not
 }
 
-impl Swaps {
+impl PendingSwaps {
     pub(crate) fn is_empty(&self) -> bool {
         self.outs.is_empty() && self.ins.is_empty()
     }

@@ -3,8 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::hash::{BlockHash, HashMapByDigest};
-use crate::kv_cache::Content;
+use crate::kv_cache::hash::{BlockHash, Content, HashMapByDigest};
 
 /// Events that are kept for who has not taken them yet.
 const CAPACITY: usize = 100_000;

@@ -1,5 +1,5 @@
-//! Embeddings as columns: those that a worker gives with a step, and those that wait for a client. Knows no sequence, and
-//! not what the numbers mean.
+//! Embeddings as columns: those that a worker gives with a step, and those that wait for a client. Knows no sequence,
+//! and not what the numbers mean.
 
 /// Row i has `values[starts[i]..starts[i + 1]]`, which is nothing where it has no embedding.
 #[derive(Clone, Debug, Default, PartialEq)]

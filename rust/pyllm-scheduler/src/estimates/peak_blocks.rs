@@ -1,10 +1,10 @@
-//! How many blocks what runs will need at its peak, if every sequence grows as expected. After Gong et al., "Past-Future
-//! Scheduler for LLM Serving under SLA Guarantees" (arXiv 2507.10150): the peak is when one of them ends, and by then the
-//! shorter ones have given theirs back.
+//! How many blocks what runs will need at its peak, if every sequence grows as expected. After Gong et al.,
+//! "Past-Future Scheduler for LLM Serving under SLA Guarantees" (arXiv 2507.10150): the peak is when one of them ends,
+//! and by then the shorter ones have given theirs back.
 
 /// What admission knows of what runs, kept for one step.
 #[derive(Default)]
-pub(crate) struct Growth {
+pub(crate) struct PeakBlocks {
     sequences: Vec<Expected>, // longest remaining first, once `is_sorted`
     total: u64,               // blocks, if all grew and none ended
     held: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Expected {
     pub(crate) num_growing: u32,
 }
 
-impl Growth {
+impl PeakBlocks {
     pub(crate) fn clear(&mut self) {
         self.sequences.clear();
         (self.total, self.held, self.is_sorted) = (0, 0, true);
@@ -73,8 +73,8 @@ impl Growth {
 mod tests {
     use super::*;
 
-    fn growth(sequences: &[(u32, u32)]) -> Growth {
-        let mut growth = Growth::default();
+    fn growth(sequences: &[(u32, u32)]) -> PeakBlocks {
+        let mut growth = PeakBlocks::default();
         growth.clear();
         for &(num_blocks, num_growing) in sequences {
             growth.add(Expected { num_blocks, num_growing });

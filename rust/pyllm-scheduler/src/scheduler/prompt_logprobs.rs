@@ -1,9 +1,9 @@
 //! What the worker tells of prompts: the log-probabilities of their tokens, which go out as a sample's news before its
 //! output. Knows nothing of what is sampled.
 
-use crate::deltas::Delta;
 use crate::ids::StepId;
-use crate::logprobs::Logprobs;
+use crate::output::deltas::Delta;
+use crate::output::logprobs::Logprobs;
 use crate::request::Finish;
 use crate::sequence::Sequence;
 

@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 
 use crate::arena::{Arena, Key};
-use crate::embeddings::Embeddings;
 use crate::ids::{ClientId, RequestId};
-use crate::logprobs::{LogprobEntries, LogprobView};
+use crate::output::embeddings::Embeddings;
+use crate::output::logprobs::{LogprobEntries, LogprobView};
+use crate::output::start_times::{StartTime, StartTimes};
 use crate::request::Finish;
-use crate::start_times::{StartTime, StartTimes};
 
 /// One row per sample that has news, and one before it for news of its prompt. Row i's tokens are
 /// `tokens[token_starts[i]..token_starts[i + 1]]`.

@@ -1,12 +1,12 @@
-//! The blocks of one level of the KV cache, device or host, with the names of their contents: the pool and the prefix
-//! cache, kept in step. Knows no other level.
+//! The blocks of one tier of the KV cache, device or host, with the names of their contents: the pool and the prefix
+//! cache, kept in step. Knows no other tier.
 
-use crate::block_pool::BlockPool;
-use crate::hash::BlockHash;
 use crate::ids::{Block, StepId};
-use crate::prefix::{Name, PrefixCache};
+use crate::kv_cache::block_pool::BlockPool;
+use crate::kv_cache::hash::BlockHash;
+use crate::kv_cache::prefix::{Name, PrefixCache};
 
-pub(crate) struct Level<B> {
+pub(crate) struct TierCache<B> {
     pool: BlockPool<B>,
     names: PrefixCache<B>,
 }
@@ -17,7 +17,7 @@ pub(crate) struct Evicted {
     pub(crate) hits: u8,
 }
 
-impl<B: Block> Level<B> {
+impl<B: Block> TierCache<B> {
     pub(crate) fn new(num_blocks: u32) -> Self {
         Self { pool: BlockPool::new(num_blocks), names: PrefixCache::new(num_blocks) }
     }
@@ -95,12 +95,12 @@ impl<B: Block> Level<B> {
         is_first
     }
 
-    /// What a block in use holds was hit this often on the other level.
+    /// What a block in use holds was hit this often on the other tier.
     pub(crate) fn raise_hits(&mut self, block: B, hits: u8) {
         self.pool.raise_hits(block, hits);
     }
 
-    /// What a block holds was in use on the other level until now, and was hit there.
+    /// What a block holds was in use on the other tier until now, and was hit there.
     pub(crate) fn refresh(&mut self, block: B, hits: u8) {
         self.pool.hold(block);
         self.pool.raise_hits(block, hits);

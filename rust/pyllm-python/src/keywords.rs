@@ -1,0 +1,50 @@
+//! Python's keywords as structs of the scheduler, by the names of their fields. Ranges are the scheduler's to check.
+
+use pyllm_scheduler::Config;
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use pythonize::{Depythonizer, PythonizeError, depythonize, pythonize};
+use serde::de::DeserializeOwned;
+use serde_path_to_error::{Path, Segment};
+
+use crate::errors::SchedulerError;
+
+/// A struct with these fields; the others have their defaults.
+pub(crate) fn read<T: DeserializeOwned>(keywords: &Bound<'_, PyDict>) -> PyResult<T> {
+    // The path to what is wrong costs time, and is of interest for what is wrong alone.
+    depythonize(keywords).or_else(|_| {
+        let mut fields = Depythonizer::from_object(keywords);
+        serde_path_to_error::deserialize(&mut fields).map_err(|error| refusal(keywords, error))
+    })
+}
+
+/// A configuration with some settings changed.
+pub(crate) fn changed(config: &Config, settings: &Bound<'_, PyDict>) -> PyResult<Config> {
+    let fields = pythonize(settings.py(), config)?.cast_into::<PyDict>()?;
+    fields.update(settings.as_mapping())?;
+    read(&fields)
+}
+
+/// A number beyond its type and a name that is not there are refused like any wrong value; the rest are type errors.
+fn refusal(keywords: &Bound<'_, PyDict>, error: serde_path_to_error::Error<PythonizeError>) -> PyErr {
+    let (name, value) = (error.path().to_string(), value_at(keywords, error.path()));
+    let cause = error.into_inner();
+    let text = cause.to_string();
+    let cause = PyErr::from(cause);
+    if cause.is_instance_of::<PyOverflowError>(keywords.py()) {
+        let value = value.map_or_else(String::new, |value| value.to_string());
+        return SchedulerError::new_err(format!("{name} is {value}; give a number that fits its type"));
+    }
+    if text.starts_with("unknown variant") {
+        return SchedulerError::new_err(format!("{name}: {text}"));
+    }
+    PyTypeError::new_err(format!("{name}: {text}"))
+}
+
+fn value_at<'py>(keywords: &Bound<'py, PyDict>, path: &Path) -> Option<Bound<'py, PyAny>> {
+    path.iter().try_fold(keywords.clone().into_any(), |object, segment| match segment {
+        Segment::Map { key } => object.get_item(key).ok(),
+        _ => None,
+    })
+}

@@ -1,0 +1,6 @@
+//! What planning expects of the future, from what was: lengths of outputs, blocks at their peak, times and sizes of steps.
+
+pub(crate) mod output_lengths;
+pub(crate) mod peak_blocks;
+pub(crate) mod step_sizes;
+pub(crate) mod step_times;
