@@ -16,7 +16,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check docs format clean
 
 setup: $(VENV)/.extension
 
@@ -94,10 +94,16 @@ bench-peers: setup
 gpu-check: setup
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
 
+# The documents as a site, in build/docs; the page of flags comes from their definition.
+docs: setup
+	$(INSTALL) --requirements pyproject.toml --extra docs
+	$(BIN)/python docs/flags.py > docs/flags.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	cargo fmt
 
 clean:
-	rm -rf $(VENV) target pyllm/*.so kernels/pyllm_kernels/*.so
+	rm -rf $(VENV) target build pyllm/*.so kernels/pyllm_kernels/*.so

@@ -8,10 +8,10 @@ from typing import NamedTuple
 import psutil
 
 from benchmarks import paced_core
-from pyllm.config import ServerConfig
-from pyllm.process_config import ApiConfig, CoreConfig
-from pyllm.sockets import bind_listener
-from pyllm.supervisor import Process, spawn
+from pyllm.config.options import ServerConfig
+from pyllm.config.process_config import ApiConfig, CoreConfig
+from pyllm.supervision.child_process import ChildProcess, spawn
+from pyllm.wire.sockets import bind_listener
 
 HOST = "127.0.0.1"
 
@@ -19,7 +19,7 @@ HOST = "127.0.0.1"
 class ApiProcess(NamedTuple):
     """A running one: where it listens, and what it costs."""
 
-    process: Process
+    process: ChildProcess
     port: int
 
     def cpu_seconds(self) -> float:

@@ -11,23 +11,16 @@ import msgspec
 import numpy as np
 import zmq
 
-from pyllm.child import attach, await_configuration
-from pyllm.messages import (
-    PLAN_SECTIONS,
-    Control,
-    Reply,
-    Sampled,
-    Step,
-    WorkerInput,
-    plan_offsets,
-)
-from pyllm.process_config import WorkerConfig
+from pyllm.config.process_config import WorkerConfig
+from pyllm.supervision.parent_link import attach, await_configuration
+from pyllm.wire.messages import Control, Reply, Sampled, Step, WorkerInput
+from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
 
 TOKEN = 7  # what every position samples
 
 
 def prepare() -> Callable[[Connection], None]:
-    """What a nursery calls in place of the real worker's."""
+    """What a fork server calls in place of the real worker's."""
     return main
 
 

@@ -13,12 +13,12 @@ import uvloop
 
 from benchmarks.load import WORDS
 from benchmarks.record import Record
-from pyllm.config import engine_config
-from pyllm.frontend.chat_template import ChatTemplate
-from pyllm.frontend.prompts import PromptEncoder
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import ModelInfo
-from pyllm.resolution import resolve
+from pyllm.config.options import engine_config
+from pyllm.frontend.text.prompt_encoder import PromptEncoder
+from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.launch.resolve import resolve_config
+from pyllm.wire.messages import ModelInfo
 
 RUNS = 9
 BATCH = 64
@@ -87,7 +87,7 @@ def _text(seed: int, tokens: int) -> str:
 
 
 def _prompts() -> PromptEncoder:
-    engine, checkpoint = resolve(engine_config({"device": "cpu"}))
+    engine, checkpoint = resolve_config(engine_config({"device": "cpu"}))
     model = ModelInfo(
         name="embedded",
         max_model_len=1 << 17,

@@ -21,8 +21,8 @@ from benchmarks.api_process import HOST, ApiProcess, api_process, core_process
 from benchmarks.record import Record
 from benchmarks.stream_readers import Load, Progress
 from pyllm import SamplingParams
-from pyllm.frontend.client import EngineClient
-from pyllm.messages import FinishCode
+from pyllm.client.client import EngineClient
+from pyllm.client.token_reader import TokenDelta
 
 RUNS = 3
 EVENTS_WITHOUT_TOKENS = 3  # of a stream: the role, the usage, [DONE]
@@ -172,19 +172,16 @@ class _CountingSink:
         self._count = count
         self._begun = False
 
-    def started(self, times: object) -> None:
-        pass
-
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
+    def delta(self, index: int, delta: TokenDelta) -> None:
         count = self._count
-        count.tokens += len(tokens)
+        count.tokens += len(delta.tokens)
         count.deltas += 1
         if not self._begun:
             self._begun = True
             count.waiting -= 1
             if not count.waiting:
                 count.all_flow.set_result(None)
-        if finish and not count.first_ended.done():
+        if delta.finish and not count.first_ended.done():
             count.first_ended.set_result(None)
 
     def error(self, error: Exception) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from benchmarks.record import Record, percentiles
-from pyllm.checkpoint import read_checkpoint
-from pyllm.workers.grammar import Grammars
-from pyllm.workers.grammar_matcher import compile_grammar
-from pyllm.workers.grammar_trials import GrammarTrials, TrialConfig
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.workers.grammar.grammar_compiler import compile_grammar
+from pyllm.workers.grammar.token_masks import Grammars
+from pyllm.workers.grammar.trial_process import GrammarTrials, TrialConfig
 from tests.schemas import SCHEMAS
 
 ROUNDS = 3

@@ -5,7 +5,7 @@ set -euo pipefail
 folder=$(mkdir -p "${1:?usage: install_peers.sh FOLDER}" && realpath "$1")
 python=${PYTHON:?set PYTHON to the interpreter of the environment of make setup}
 llama=$folder/llama
-# The version that the figures in README.md were measured with.
+# The version that the figures in docs/performance.md were measured with.
 version=11434.0.0
 
 if [ ! -x "$llama/bin/llama-perplexity" ]; then

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -47,6 +48,14 @@ def equal_requests(
     shared = random.choices(WORDS, k=shared_tokens)
     own = prompt_tokens - shared_tokens
     return [Request(" ".join(shared + random.choices(WORDS, k=own)), output_tokens) for _ in range(number)]
+
+
+def natural_requests(number: int, words: int, output_tokens: int, seed: int = 0) -> list[Request]:
+    """Prompts of so many words of prose, each from the beginning of a sentence of `perplexity.txt`."""
+    text = (Path(__file__).parent / "perplexity.txt").read_text().split()
+    starts = [index + 1 for index, word in enumerate(text[:-words]) if word.endswith(".")]
+    chosen = Random(seed).sample(starts, number)
+    return [Request(" ".join(text[start : start + words]), output_tokens) for start in chosen]
 
 
 def mixed_requests(number: int, least: int, most: int, seed: int = 0) -> list[Request]:

@@ -14,11 +14,13 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
+from msgspec.structs import astuple
 
-from benchmarks import beams, rust_example
+from benchmarks import rust_example
+from benchmarks.beams import Candidates
 from benchmarks.record import Record
+from benchmarks.simulated_executor import SimulatedExecutor, StepCost, section
 from pyllm._rust import Plan, Scheduler
-from pyllm.core.executors.simulated import SimulatedExecutor, StepCost, section
 
 MAX_MODEL_LEN = 2048
 VOCAB_SIZE = 1 << 20
@@ -38,8 +40,7 @@ def blocks_saved() -> Iterator[Record]:
         simulation = Simulation(lengths(200), num_tokens=131_072, n=n)
         value = asyncio.run(simulation.mean_while_some_come(simulation.blocks_saved))
         yield {"name": "memory.blocks_saved", "value": round(value, 4), "unit": "", "n": n}
-    simulation = Simulation(lengths(200), num_tokens=131_072, n=4)
-    simulation.after_step = beams.Search(simulation.scheduler, width=4).after_step
+    simulation = Simulation(lengths(200), num_tokens=131_072, n=4, beam_width=4)
     value = asyncio.run(simulation.mean_while_some_come(simulation.blocks_saved))
     yield {"name": "memory.blocks_saved", "value": round(value, 4), "unit": "", "beams": 4}
 
@@ -130,6 +131,7 @@ class Simulation:
         block_size: int = 16,
         max_num_seqs: int = 256,
         n: int = 1,
+        beam_width: int = 0,
         **settings: Any,
     ) -> None:
         self.scheduler = Scheduler(
@@ -142,7 +144,8 @@ class Simulation:
             enable_prefix_caching=True,
             **settings,
         )
-        self.after_step: Callable[[beams.Columns], None] | None = None
+        self._beam_width = beam_width
+        self._candidates = Candidates(beam_width) if beam_width else None
         self._block_size = block_size
         self._executor = SimulatedExecutor(
             A_STEP_IS_A_SECOND, num_blocks=num_tokens // block_size, vocab_size=VOCAB_SIZE
@@ -188,10 +191,9 @@ class Simulation:
         while (plan := self.scheduler.schedule(self._executor.clock())) is not None:
             yield plan
             sampled = await self._executor.submit(plan)
-            self.scheduler.commit(plan.step, sampled.starts, sampled.tokens)
-            columns = self.scheduler.take_deltas(0)
-            if columns is not None and self.after_step is not None:
-                self.after_step(columns)
+            logprobs = None if self._candidates is None else astuple(self._candidates.draw(sampled))
+            self.scheduler.commit(plan.step, sampled.starts, sampled.tokens, 0.0, logprobs)
+            self.scheduler.take_deltas(0)
             self._fill_queue()
 
     def _fill_queue(self) -> None:
@@ -200,4 +202,5 @@ class Simulation:
         while self._to_come and self.scheduler.stats()["num_waiting"] < QUEUE:
             request, (prompt, outputs) = self._to_come.popleft()
             tokens = array("i", [request, *range(prompt - 1)]).tobytes()
-            self.scheduler.add(0, request, tokens, seed=request, max_tokens=outputs, n=self._n, arrival=now)
+            beams = {"n": self._n, "beam_width": self._beam_width}
+            self.scheduler.add(0, request, tokens, seed=request, max_tokens=outputs, arrival=now, **beams)

@@ -11,14 +11,14 @@ from functools import partial
 import msgspec
 
 from benchmarks import spawned_core
+from benchmarks.simulated_executor import SimulatedExecutor, StepCost
 from pyllm._rust import Plan
-from pyllm.config import engine_config
-from pyllm.core.executors.simulated import SimulatedExecutor, StepCost
+from pyllm.config.options import engine_config
+from pyllm.config.process_config import CoreConfig
 from pyllm.errors import WorkerDeadError
-from pyllm.messages import Sampled
-from pyllm.process_config import CoreConfig
-from pyllm.resolution import resolve
-from pyllm.supervisor import Process
+from pyllm.launch.resolve import resolve_config
+from pyllm.supervision.child_process import ChildProcess
+from pyllm.wire.messages import Sampled
 
 NO_COST = StepCost(base=0.0, prefill_token=0.0, decode_row=0.0, context=0.0)
 MAX_MODEL_LEN = 4096
@@ -57,7 +57,7 @@ def config(folder: str, rows: int, max_model_len: int = MAX_MODEL_LEN) -> CoreCo
 
     The context may be longer than that model's.
     """
-    engine, checkpoint = resolve(
+    engine, checkpoint = resolve_config(
         engine_config(
             {
                 "max_num_seqs": rows,
@@ -78,7 +78,7 @@ def config(folder: str, rows: int, max_model_len: int = MAX_MODEL_LEN) -> CoreCo
     )
 
 
-def start(core: CoreConfig, interval: float) -> Process:
+def start(core: CoreConfig, interval: float) -> ChildProcess:
     """Start the core's process, watched by the running event loop."""
     return spawned_core.start(core, partial(_paced, interval))
 

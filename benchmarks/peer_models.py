@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from pyllm.checkpoint import Checkpoint, read_checkpoint
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.checkpoint.types import Checkpoint
 
 
 def main() -> None:

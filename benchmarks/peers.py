@@ -1,7 +1,7 @@
 """pyllm and its peers on the same workloads, one after another: `python -m benchmarks.peers FOLDER`.
 
 Each measurement is a JSON line, printed and appended to a file, so that a broken run goes on where it was; at the end
-comes a line for each row of the comparison, with what is asked of it. `README.md` beside this says what FOLDER holds.
+comes a line for each row of the comparison, with what is asked of it. `docs/benchmarking.md` says what FOLDER holds.
 """
 
 import argparse
@@ -20,10 +20,18 @@ from typing import NamedTuple
 import msgspec
 
 from benchmarks.comparison import Measurement, compare
-from benchmarks.load import MIXED_SEED, Request, equal_requests, measure, mixed_requests, warm_up_requests
+from benchmarks.load import (
+    MIXED_SEED,
+    Request,
+    equal_requests,
+    measure,
+    mixed_requests,
+    natural_requests,
+    warm_up_requests,
+)
 from benchmarks.peer_server import MODEL, Server, per_second
-from pyllm import processor
-from pyllm.checkpoint import read_checkpoint
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.launch import cpu_features
 
 REQUESTS = {1: 8, 8: 32, 32: 64}  # by how many run at once
 SHARED_PREFIXES = (2000, 80, 341)  # tokens; the last two are those of arXiv 2309.06180, section 6.4
@@ -46,11 +54,16 @@ STREAMS = {
     f"streams-{at_once}": Workload(equal_requests(number, 128, 128, seed=at_once), at_once)
     for at_once, number in REQUESTS.items()
 }
+# Of 80 words, about 128 tokens, which repeat themselves less than random words do.
+NATURAL = {
+    f"natural-{at_once}": Workload(natural_requests(number, 80, 128, seed=at_once), at_once)
+    for at_once, number in REQUESTS.items()
+}
 SHARED = {
     f"shared-{shared}": Workload(equal_requests(64, shared + 32, 32, shared, seed=shared), 32)
     for shared in SHARED_PREFIXES
 }
-WORKLOADS = {**STREAMS, **SHARED, "mixed": Workload(mixed_requests(*MIXED, MIXED_SEED), 32)}
+WORKLOADS = {**STREAMS, **NATURAL, **SHARED, "mixed": Workload(mixed_requests(*MIXED, MIXED_SEED), 32)}
 
 
 class Peer(NamedTuple):
@@ -92,7 +105,8 @@ def ours(flags: Sequence[str]) -> list[Peer]:
     command = (sys.executable, "-m", "pyllm", "serve", "--port", "{port}", "--served-model-name", MODEL, *flags)
     bfloat16 = ("--dtype", "bfloat16")
     return [
-        Peer("pyllm", tuple(STREAMS), command),
+        Peer("pyllm", (*STREAMS, *NATURAL), command),
+        Peer("pyllm-no-guesses", tuple(NATURAL), (*command, "--num-speculative-tokens", "0")),
         Peer("pyllm-bfloat16", (*STREAMS, "mixed"), (*command, *bfloat16)),
         Peer("pyllm-prefix-cache", tuple(SHARED), (*command, *SHARED_CACHE)),
         Peer("pyllm-no-prefix-cache", tuple(SHARED), (*command, *SHARED_CACHE, "--no-enable-prefix-caching")),
@@ -108,7 +122,7 @@ def found_in(folder: Path) -> Iterator[Peer]:
             for attention in ("on", "off"):
                 name = f"llama.cpp-{precision}-fa-{attention}"
                 if file.exists():
-                    yield Peer(name, tuple(STREAMS), _llama_cpp(program, file, attention))
+                    yield Peer(name, (*STREAMS, *NATURAL), _llama_cpp(program, file, attention))
                 else:
                     print(f"no {file}: {name} is left out", file=sys.stderr)
     vllm, model = folder / "vllm", folder / "hf"
@@ -169,8 +183,8 @@ def read(results: Path) -> list[Measurement]:
 
 def machine() -> str:
     """The processor as it calls itself, its cores, and the instructions that decide how fast it multiplies."""
-    found = [flag for flag in INSTRUCTIONS if flag in processor.instructions()]
-    return ", ".join([processor.about().get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
+    found = [flag for flag in INSTRUCTIONS if flag in cpu_features.instructions()]
+    return ", ".join([cpu_features.about().get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
 
 
 def _llama_cpp(program: Path, model: Path, attention: str) -> tuple[str, ...]:

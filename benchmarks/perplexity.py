@@ -24,15 +24,15 @@ import torch
 from torch import Tensor
 
 from pyllm._rust import Scheduler
-from pyllm.checkpoint import Checkpoint
-from pyllm.config import EngineConfig, engine_config, option_names
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Sampling, Step
-from pyllm.process_config import WorkerConfig
-from pyllm.resolution import resolve
-from pyllm.workers.batch import Batch
-from pyllm.workers.process import load
-from pyllm.workers.runner import ModelRunner
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.options import EngineConfig, engine_config, option_names
+from pyllm.config.process_config import WorkerConfig
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.launch.resolve import resolve_config
+from pyllm.wire.messages import Sampling, Step
+from pyllm.workers.model_runner import ModelRunner
+from pyllm.workers.step.batch import Batch
+from pyllm.workers.worker_process import load
 
 TEXT = Path(__file__).with_suffix(".txt")
 CONTEXT = 512
@@ -60,7 +60,7 @@ def scores(
     options: dict[str, Any], peers: Path | None, with_transformers: bool, limit: int | None = None
 ) -> Iterator[Score]:
     """Ours first; then llama.cpp's on the same file, and that of transformers in float32."""
-    engine, checkpoint = resolve(engine_config(options))
+    engine, checkpoint = resolve_config(engine_config(options))
     contexts = cut(Tokenizer(checkpoint.tokenizer), TEXT.read_text())[:limit]
 
     def score(name: str, given: dict[str, Any], logits: Logits) -> Score:

@@ -33,14 +33,14 @@ def core() -> Iterator[Record]:
     yield {**_figure("recovery.core_s", "pyllm::core-0"), "without": round(without, 2)}
 
 
-def nursery() -> Iterator[Record]:
-    yield _figure("recovery.nursery_s", "pyllm::nursery")
+def fork_server() -> Iterator[Record]:
+    yield _figure("recovery.fork_server_s", "pyllm::forks")
 
 
 FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
     "recovery.worker_s": worker,
     "recovery.core_s": core,
-    "recovery.nursery_s": nursery,
+    "recovery.fork_server_s": fork_server,
 }
 
 

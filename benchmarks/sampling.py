@@ -16,7 +16,7 @@ from pyllm_kernels import LogitsEdits, LogitsStates, edit_logits, logprobs
 from torch import Tensor
 
 from benchmarks.record import Record
-from pyllm.workers.sampler import SamplingRows, sample
+from pyllm.workers.sampling.sampler import SamplingRows, sample
 
 ROWS, VOCABULARY = 256, 49_152
 TOP_K, TOP_P, TEMPERATURE, NUM_LOGPROBS = 50, 0.9, 0.8, 5

@@ -11,10 +11,10 @@ from typing import Any
 
 from benchmarks import rust_example
 from benchmarks.record import Record, percentiles
+from benchmarks.simulated_executor import section
 from pyllm._rust import Plan, Scheduler
-from pyllm.config import SchedulerConfig
+from pyllm.config.options import SchedulerConfig
 from pyllm.core.calls import live_settings
-from pyllm.core.executors.simulated import section
 
 BLOCK_SIZE = 16
 CONTEXT = 1024

@@ -6,17 +6,17 @@ from multiprocessing.connection import Connection
 
 import zmq
 
-from pyllm.child import attach
-from pyllm.core import process
-from pyllm.core.executors.base import Executor
-from pyllm.process_config import CoreConfig
-from pyllm.supervisor import Process
+from pyllm.config.process_config import CoreConfig
+from pyllm.core import core_process
+from pyllm.core.executors.executor import Executor
+from pyllm.supervision.child_process import ChildProcess
+from pyllm.supervision.parent_link import attach
 
 # Called in that process; something that can be pickled.
 MakeExecutor = Callable[[CoreConfig, zmq.Context[zmq.Socket[bytes]]], Executor]
 
 
-def start(config: CoreConfig, make_executor: MakeExecutor) -> Process:
+def start(config: CoreConfig, make_executor: MakeExecutor) -> ChildProcess:
     """Start the core's process, watched by the running event loop."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -24,7 +24,7 @@ def start(config: CoreConfig, make_executor: MakeExecutor) -> Process:
     child.start()
     theirs.close()
     assert child.pid is not None
-    core = Process("core", child.pid, ours, lambda: child.exitcode)
+    core = ChildProcess("core", child.pid, ours, lambda: child.exitcode)
     core.watch()
     return core
 
@@ -32,4 +32,4 @@ def start(config: CoreConfig, make_executor: MakeExecutor) -> Process:
 def _main(config: CoreConfig, make_executor: MakeExecutor, connection: Connection) -> None:
     child = attach(connection, "pyllm::core-0")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    raise SystemExit(process.run(config, make_executor(config, context), context, child))
+    raise SystemExit(core_process.run(config, make_executor(config, context), context, child))

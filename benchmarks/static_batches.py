@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.load import MIXED_SEED, Request, mixed_requests, warm_up_requests
 from benchmarks.peer_models import transformers_model, transformers_tokenizer
-from pyllm.checkpoint import read_checkpoint
+from pyllm.checkpoint.reader import read_checkpoint
 
 
 def main() -> None:

@@ -16,14 +16,15 @@ from benchmarks import spawned_core
 from benchmarks.record import Record, percentiles
 from pyllm import SamplingParams
 from pyllm._rust import Plan
-from pyllm.checkpoint import Architecture, Checkpoint, TokenizerFiles
-from pyllm.config import engine_config
-from pyllm.core.executors.process import ProcessExecutor
+from pyllm.checkpoint.types import Architecture, Checkpoint, TokenizerFiles
+from pyllm.client.client import EngineClient
+from pyllm.client.token_reader import TokenDelta
+from pyllm.config.options import engine_config
+from pyllm.config.process_config import CoreConfig
+from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import WorkerDeadError
-from pyllm.frontend.client import EngineClient
-from pyllm.messages import FinishCode, Sampled
-from pyllm.places import nursery_place
-from pyllm.process_config import CoreConfig
+from pyllm.launch.topology import supervised_fork_server
+from pyllm.wire.messages import FinishCode, Sampled
 
 ROWS = 256
 CONTEXT = 1024
@@ -40,8 +41,8 @@ async def measure() -> list[float]:
     """Seconds from commit to commit of the steps in which all rows decode, timed in the core."""
     with tempfile.TemporaryDirectory() as folder:
         config = core_config(folder)
-        nursery = nursery_place(config, ENTRY)
-        await nursery.start(lambda reason: None)
+        fork_server = supervised_fork_server(config, ENTRY)
+        await fork_server.start(lambda reason: None)
         core = spawned_core.start(config, timed_executor)
         client = await EngineClient.connect(await core.ready(60.0), timeout=60.0)
         try:
@@ -49,7 +50,7 @@ async def measure() -> list[float]:
         finally:
             client.close()
             await core.stop(10.0)
-            await nursery.stop(10.0)
+            await fork_server.stop(10.0)
         times = array("d", (Path(folder) / TIMES).read_bytes())
     return [later - earlier for earlier, later in pairwise(times)]
 
@@ -73,12 +74,9 @@ class CountingSink:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_tokens = 0
 
-    def started(self, times: object) -> None:
-        pass
-
-    def delta(self, sample: int, tokens: list[int], finish: FinishCode, cached_tokens: int, logprobs: object) -> None:
-        self.num_tokens += len(tokens)
-        if finish != FinishCode.NONE:
+    def delta(self, index: int, delta: TokenDelta) -> None:
+        self.num_tokens += len(delta.tokens)
+        if delta.finish != FinishCode.NONE:
             self.done.set_result(None)
 
     def error(self, error: Exception) -> None:
@@ -163,5 +161,5 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
         socket_folder=folder,
         ready_timeout=60.0,
         shutdown_timeout=10.0,
-        nursery=f"{folder}/nursery",
+        fork_server=f"{folder}/forks",
     )

@@ -12,10 +12,10 @@ from random import Random
 
 from benchmarks.load import WORDS
 from benchmarks.record import Record
-from pyllm.frontend.detokenizer import Detokenizer
-from pyllm.frontend.stop_strings import StopStrings
-from pyllm.messages import FinishCode
+from pyllm.frontend.text.detokenizer import Detokenizer
+from pyllm.frontend.text.stop_strings import StopStrings
 from pyllm.sampling_params import MAX_STOP_CHARACTERS, MAX_STOP_STRINGS, SamplingParams
+from pyllm.wire.messages import FinishCode
 
 NUMBERS = (1, 4, 64, MAX_STOP_STRINGS)
 NUM_TOKENS = 10_000

@@ -15,19 +15,19 @@ import msgspec
 from benchmarks.load import equal_requests, measure
 from benchmarks.record import Record
 from benchmarks.startup import Server
-from pyllm import black_box
 from pyllm._rust import Scheduler
-from pyllm.black_box import BlackBox
-from pyllm.child import HEARTBEAT_INTERVAL
-from pyllm.frontend.journal import Journal
-from pyllm.messages import ChildMessage, Deltas, Heartbeat, Sampling, Submit
-from pyllm.supervisor import TICK
+from pyllm.client.journal import Journal
+from pyllm.supervision import step_trace
+from pyllm.supervision.child_process import TICK
+from pyllm.supervision.step_trace import StepTrace
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.messages import ChildMessage, Deltas, Heartbeat, Sampling, Submit
 
 ROWS = 8
 MANY_ROWS = 256
 TOKENS = 200
-# Who beats in an interval: worker, core, API process and nursery to their parents, the core to its client and back, and
-# parents to each of their children at every look at it.
+# Who beats in an interval: worker, core, API process and fork server to their parents, the core to its client and back,
+# and parents to each of their children at every look at it.
 HEARTBEATS = 4 + 2 + 4 * HEARTBEAT_INTERVAL / TICK
 REPEATS, NUMBER = 20, 2000
 
@@ -95,7 +95,7 @@ def _note(num_rows: int) -> Callable[[], object]:
     plan = scheduler.schedule(0.0)
     assert plan is not None
     assert plan.num_rows == num_rows
-    box = BlackBox(bytearray(black_box.size(num_rows)), epoch=1)
+    box = StepTrace(bytearray(step_trace.size(num_rows)), epoch=1)
 
     def note() -> None:
         scheduler.note_step(plan, box.note(plan.step))

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from benchmarks.record import Record
 from pyllm.frontend.anthropic.protocol import MessagesRequest
-from pyllm.frontend.body_shape import find_ignored
-from pyllm.frontend.ignored_fields import IgnoredFields, RequestFields
+from pyllm.frontend.http.body_shape import find_ignored
+from pyllm.frontend.http.ignored_fields import IgnoredFields, RequestFields
 from pyllm.frontend.openai.protocol import ChatRequest
 
 RUNS = 200

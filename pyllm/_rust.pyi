@@ -240,7 +240,8 @@ class Scheduler:
     def requests_in_flight(self) -> list[tuple[int, int]]:
         """Client and request of the rows of the steps in flight, each once; without those that have ended meanwhile."""
     def note_step(self, plan: Plan, note: Buffer) -> None:
-        """Write which requests have rows in a step in flight into a writable buffer of uint32, for `black_box.py`.
+        """Write which requests have rows in a step in flight into a writable buffer of uint32, for
+        `supervision/step_trace.py`.
 
         The words: a checksum (two), the step (two), its tokens and its rows; then client and request (two) of as many
         rows as there is room for. Raises `SchedulerError` if the step is not in flight, or the buffer is too short.
@@ -280,11 +281,6 @@ class Scheduler:
 
         Drafts change no answer, only how many tokens a step gives. Raises `SchedulerError` if the sample has a step in
         flight or no output yet.
-        """
-    def fork(self, client: int, request: int, sample: int, last_token: int) -> int:
-        """Add a sample that shares what another has computed and differs from it in its last token; gives its index.
-
-        Its first delta holds all its tokens. Raises `SchedulerError` if the sample has a step in flight or no output.
         """
     def offer_load(self, client: int, request: int, num_tokens: int, *, asynchronous: bool) -> None:
         """Keys and values of a request's first tokens can be loaded from outside; if asynchronously, it waits for them.

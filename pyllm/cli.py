@@ -1,4 +1,4 @@
-"""The command line: `pyllm serve`, `core`, `keygen`, `apikey`, `replay`. Flags come from `config.py`."""
+"""The command line: `pyllm serve`, `core`, `keygen`, `apikey`, `replay`. Flags come from `config/options.py`."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from pyllm import __version__
-from pyllm.config import (
+from pyllm.config.options import (
     SIZES,
     WORDS,
     EngineConfig,
@@ -30,13 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code; a usage error exits with 2, any other error of ours prints and gives 1."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["_child"]:
-        from pyllm import roles
+        from pyllm.launch import entrypoints
 
-        return roles.child_main(arguments[1], *map(int, arguments[2:]))
+        return entrypoints.child_main(arguments[1], *map(int, arguments[2:]))
     _open_standard_files()
     if arguments[:1] and arguments[0].startswith("--") and arguments[0] not in ("--help", "--version"):
         arguments.insert(0, "serve")  # `python -m pyllm --model X`, as people are used to
-    options = _parser().parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     try:
         code: int = options.run(options)
     except PyllmError as error:
@@ -52,7 +52,7 @@ def _open_standard_files() -> None:
     os.close(descriptor)
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pyllm", description="An inference engine for large language models.")
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -85,21 +85,21 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from pyllm import launch
+    from pyllm.launch import serve
 
-    return launch.serve(_engine(options), config_part(ServerConfig, _given(options, option_names(ServerConfig))))
+    return serve.serve(_engine(options), config_part(ServerConfig, _given(options, option_names(ServerConfig))))
 
 
 def _core(options: argparse.Namespace) -> int:
-    from pyllm import launch
+    from pyllm.launch import serve
 
-    return launch.serve_core(
+    return serve.serve_core(
         _engine(options), config_part(HeadlessConfig, _given(options, option_names(HeadlessConfig)))
     )
 
 
 def _keygen(options: argparse.Namespace) -> int:
-    from pyllm import curve
+    from pyllm.wire import curve
 
     curve.generate(options.folder)
     print(f"{options.folder}: keep server.key_secret with the core; give clients server.key and client.key_secret")
@@ -107,7 +107,7 @@ def _keygen(options: argparse.Namespace) -> int:
 
 
 def _apikey(options: argparse.Namespace) -> int:
-    from pyllm.api_keys import new_key
+    from pyllm.config.api_keys import new_key
 
     key, entry = new_key(options.name)
     print(f"key, shown only now: {key}")

@@ -1,4 +1,4 @@
-"""Every error that pyllm raises on purpose, as one tree. Does not know HTTP: `frontend/failure.py` does that.
+"""Every error that pyllm raises on purpose, as one tree. Does not know HTTP: `frontend/http/failure.py` does that.
 
 PyllmError
 ├── ConfigError            a flag, keyword or model that cannot work
@@ -81,5 +81,5 @@ class GivenUpError(EngineDeadError):
 
 
 def blame(process: str, num_times: int, num_alone: int) -> str:
-    """What a request fails with that ended so many of the processes that computed it, the last ones alone there."""
+    """The error of a request that crashed its process so many times, the last ones while it ran alone."""
     return f"this request ended the {process} that computed it {num_times} times, the last {num_alone} alone"

@@ -7,12 +7,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from pyllm.engine import AsyncEngine, Message, Prompt
+from pyllm.async_engine import AsyncEngine, Message, Prompt
+from pyllm.client.embedding import EmbeddingRequestOutput
 from pyllm.errors import EngineDeadError, RequestError
-from pyllm.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
-from pyllm.frontend.embedding import EmbeddingRequestOutput
-from pyllm.frontend.outputs import RequestOutput
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.frontend.text.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from pyllm.frontend.text.outputs import RequestOutput
+from pyllm.frontend.text.tokenizer import Tokenizer
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 
@@ -180,7 +180,7 @@ def _requests(number: int, params: Params, priority: Priority, scheduling: Sched
         _each(priority, number, "priorities"),
         strict=True,
     )
-    return [(sampling, place.with_priority(first)) for sampling, place, first in columns]
+    return [(sampling, one.with_priority(first)) for sampling, one, first in columns]
 
 
 def _each(given: Each | Sequence[Each], number: int, what: str) -> list[Each]:

@@ -8,22 +8,22 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from pyllm import roles
-from pyllm.config import ParallelConfig, engine_config
-from pyllm.core import process
+from pyllm.async_engine import Prompt, check_prompt
+from pyllm.client.client import EngineClient
+from pyllm.config.options import ParallelConfig, engine_config
+from pyllm.config.process_config import CoreConfig
+from pyllm.core import core_process
 from pyllm.core.executors.inline import InlineExecutor
-from pyllm.engine import Prompt, check_prompt
 from pyllm.errors import ConfigError, EngineDeadError, RequestError
-from pyllm.frontend.client import EngineClient
-from pyllm.frontend.outputs import OutputFold, Request, RequestOutput, RequestProcessor
-from pyllm.frontend.sampling_texts import resolve_texts
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.ipc import MemoryEndpoint, MessageHandler
-from pyllm.messages import ClientMessage, CoreMessage
-from pyllm.process_config import CoreConfig
-from pyllm.resolution import resolve
+from pyllm.frontend.text.outputs import OutputFold, Request, RequestOutput, RequestProcessor
+from pyllm.frontend.text.sampling_texts import resolve_texts
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.launch import entrypoints
+from pyllm.launch.resolve import resolve_config
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.wire.ipc import MemoryEndpoint, MessageHandler
+from pyllm.wire.messages import ClientMessage, CoreMessage
 
 _IDENTITY = b"in process"
 
@@ -42,12 +42,12 @@ class LLMEngine:
         config = engine_config({"model": model, "distributed_executor_backend": "uni", **options})
         if config.parallel != ParallelConfig(distributed_executor_backend="uni"):
             raise ConfigError("LLMEngine runs one rank, in this process: for more ranks or processes use LLM")
-        engine, checkpoint = resolve(config)
+        engine, checkpoint = resolve_config(config)
         core_config = CoreConfig(
             engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0
         )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
-        self._executor = InlineExecutor(lambda: roles.load_rank(core_config))
+        self._executor = InlineExecutor(lambda: entrypoints.load_rank(core_config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
         self._changed: set[str] = set()
         self._loop = asyncio.new_event_loop()
@@ -136,10 +136,10 @@ class LLMEngine:
             raise EngineDeadError("the engine is closed")
 
     async def _start(self, config: CoreConfig) -> None:
-        parts = await process.start(config, self._executor)
+        parts = await core_process.start(config, self._executor)
         to_client: MemoryEndpoint[ClientMessage, CoreMessage] = MemoryEndpoint()
         to_core: MemoryEndpoint[CoreMessage, ClientMessage] = MemoryEndpoint()
-        self._core = process.make_core(config, parts, self._executor, to_client)
+        self._core = core_process.make_core(config, parts, self._executor, to_client)
         self._at_close.callback(self._core.close)
 
         def connect(

@@ -4,8 +4,8 @@ import logging
 import os
 import sys
 
-from pyllm import line_writer
 from pyllm.errors import ConfigError
+from pyllm.supervision import line_writer
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 

@@ -1,4 +1,4 @@
-"""What a user may ask of one request's sampling, checked. Knows neither the wire nor the model's limits."""
+"""`SamplingParams`: how to choose a request's tokens, checked. Knows neither the wire nor the model's limits."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -47,7 +47,7 @@ _NOT_WITH_BEAMS = (
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The form that an output must have, in exactly one of these ways; names are vLLM's.
+    """A constraint on the output, in exactly one of these forms; the names are vLLM's.
 
     `json` is a JSON schema, as a text or as a dict; `json_object` True asks for any JSON object. `regex` matches the
     whole output, `choice` has the outputs to choose from. `grammar` is a Lark grammar with llguidance's extensions, a
@@ -68,7 +68,23 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, forbid_
         if len(given) != 1:
             names = ", ".join(self.__struct_fields__)
             has = " and ".join(given) or "none"
-            raise RequestError(f"a form needs exactly one of {names}, got {has}", "structured_outputs")
+            raise RequestError(f"structured_outputs needs exactly one of {names}, got {has}", "structured_outputs")
+
+
+class ResolvedConstraint(StructuredOutputsParams, frozen=True, kw_only=True):
+    """A constraint as workers compile it: `grammar` is Lark, or llguidance's JSON, and there is nothing to convert.
+
+    `pyllm.frontend.text.resolve_constraint` makes one from a JSON schema, a regex, choices or GBNF.
+
+    Raises:
+        RequestError: `grammar` is empty, longer than `MAX_GRAMMAR_BYTES`, or no text that can be sent.
+    """
+
+    grammar: str
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_grammar(self.grammar, "grammar")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,7 +98,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     at most 1,024 tokens, each by at most 100 up or down; what is beyond 100 is taken for it.
     `extra_args` are the arguments of logits processors, by the names of their entry points.
 
-    `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities are told beside the token's own.
+    `logprobs` and `prompt_logprobs` count the likeliest tokens whose log-probabilities come beside the token's own.
     They are those of the model: neither temperature nor anything else here changes them.
 
     With a `beam_width` the output is that of a beam search, and `n` must be the same number. The candidates are chosen
@@ -238,3 +254,19 @@ def _check_tokens(name: str, tokens: Sequence[int]) -> None:
 
 def _check_token(name: str, token: object) -> None:
     check(name, repr(token), isinstance(token, int) and 0 <= token < 2**31, "token ids, 0 or more")
+
+
+def check_grammar(text: str, name: str) -> None:
+    """Refuse a grammar that is empty, too long, or no text that can be sent; `name` is its field's.
+
+    Raises:
+        RequestError: the text has the numbers.
+    """
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        message = f"structured_outputs: {name} has half of a surrogate pair, which is no character"
+        raise RequestError(message, "structured_outputs") from None
+    if not 0 < size <= MAX_GRAMMAR_BYTES:
+        message = f"structured_outputs: {name} must have 1 to {MAX_GRAMMAR_BYTES} bytes, got {size}"
+        raise RequestError(message, "structured_outputs")

@@ -1,4 +1,4 @@
-"""What a user may ask of one request's place among the others, checked. Knows neither the wire nor the policies."""
+"""`SchedulingParams`: a request's priority, tenant and deadlines, checked. Knows neither the wire nor the policies."""
 
 import math
 

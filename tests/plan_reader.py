@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pyllm._rust import Plan
-from pyllm.messages import PLAN_SECTIONS, plan_offsets
+from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
 
 DTYPES = {"i": np.int32, "f": np.float32, "B": np.uint8}
 

@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from pyllm.messages import PLAN_SECTIONS, Sampling, Step, plan_offsets
+from pyllm.wire.messages import Sampling, Step
+from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from pyllm import cli
-from pyllm.api_keys import VARIABLE, ApiKey, KeyRing
-from pyllm.config import ServerConfig, config_part, engine_config, option_names
-from pyllm.flight_recorder import KEEP, MAX_BYTES
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.restart_budget import WINDOW
-from pyllm.siblings import STOP_GRACE
-from tests.frontend import tiny_tokenizers
+from pyllm.config.api_keys import VARIABLE, ApiKey, KeyRing
+from pyllm.config.options import ServerConfig, config_part, engine_config, option_names
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.supervision.flight_recorder import KEEP, MAX_BYTES
+from pyllm.supervision.restart_budget import WINDOW
+from pyllm.supervision.server_processes import STOP_GRACE
 from tests.frontend.serving import answering, in_process
+from tests.frontend.text import tiny_tokenizers
 from tests.plain_yaml import read_yaml
 
 FOLDER = Path(__file__).parents[1] / "deploy"
@@ -32,7 +32,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 def server_config() -> ServerConfig:
     """What the container's command line amounts to; a flag that there is not would end the test."""
     _, *arguments = [*CONTAINER["command"], *CONTAINER["args"]]
-    options = cli._parser().parse_args(arguments)
+    options = cli.make_parser().parse_args(arguments)
     engine_config(cli._given(options, option_names()))
     return config_part(ServerConfig, cli._given(options, option_names(ServerConfig)))
 
@@ -82,7 +82,7 @@ def test_flags_say_what_the_server_does_anyway() -> None:
 
 def test_a_server_has_the_time_to_end_in_order() -> None:
     config = server_config()
-    groups = 3 if config.api_server_count == 1 else 4  # API processes, what they share, the core, its nursery
+    groups = 3 if config.api_server_count == 1 else 4  # API processes, what they share, the core, its fork server
     longest = CONTAINER["lifecycle"]["preStop"]["sleep"]["seconds"] + groups * (config.shutdown_timeout + STOP_GRACE)
     assert longest < POD["terminationGracePeriodSeconds"]
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pyllm import _rust
-from pyllm.messages import PLAN_SECTIONS, plan_offsets
+from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
 from tests.plan_reader import read_plan
 
 LIMITS = {
@@ -247,6 +247,12 @@ def test_what_is_not_a_buffer_is_a_type_error():
         scheduler.add(0, 1, [1, 2], seed=0, max_tokens=1)
 
 
+@pytest.mark.parametrize("given", [{"seed": 0}, {"max_tokens": 1}])
+def test_a_request_names_its_seed_and_its_length(given: dict[str, int]):
+    with pytest.raises(TypeError, match="missing 1 required keyword argument"):
+        make_scheduler().add(0, 1, int32(1), **given)
+
+
 @pytest.mark.parametrize(
     ("wrong", "problem"),
     [
@@ -319,9 +325,9 @@ def test_limits_out_of_range_are_refused(limits: dict[str, int], problem: str):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"incarnation": -1}, "incarnation is -1; give a number that fits u64"),
+        ({"incarnation": -1}, "incarnation is -1; give a number that fits its type"),
         ({"incarnation": 2**64}, "incarnation is 18446744073709551616"),
-        ({"tenant_weights": {"acme": -1}}, 'tenant_weights of "acme" is -1'),
+        ({"tenant_weights": {"acme": -1}}, r"tenant_weights\.acme is -1"),
         ({"watermark": 10**400}, "watermark is 10{20}"),
         ({"swap_block_seconds": -1.0}, "swap_block_seconds must be"),
     ],

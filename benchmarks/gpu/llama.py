@@ -12,14 +12,14 @@ from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels, sampling
 from torch import Tensor
 
 from benchmarks.gpu.figures import Bench, Figure
-from pyllm.checkpoint import Architecture
-from pyllm.workers.context import ForwardContext
-from pyllm.workers.kv_cache import KVCache, KVCacheShape
+from pyllm.checkpoint.types import Architecture
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.models.llama import LlamaForCausalLM
-from pyllm.workers.parallel import RankGroup
-from pyllm.workers.placement import Placement
-from pyllm.workers.slots import Slots
+from pyllm.workers.step.forward_context import ForwardContext
+from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.step.slots import Slots
 
 # Rows, tokens in the cache of each, and the milliseconds that a step may take on an H200.
 Cases = dict[str, tuple[int, int, float]]

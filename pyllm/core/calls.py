@@ -11,21 +11,13 @@ from typing import Any, get_type_hints
 import msgspec
 
 from pyllm._rust import Scheduler
-from pyllm.config import EngineConfig, SchedulerConfig, config_part
-from pyllm.core.policies import BUILT_IN, Policy, load_policy
+from pyllm.config.options import EngineConfig, SchedulerConfig, config_part
+from pyllm.core.policy_plugins import BUILT_IN, Policy, load_policy
 from pyllm.errors import RequestError
-from pyllm.ipc import MAX_MESSAGE_BYTES
+from pyllm.wire.ipc import MAX_MESSAGE_BYTES
 
-# The settings that `reconfigure` changes, and the scheduler's names for them.
-LIVE = {
-    "max_num_batched_tokens": "max_num_batched_tokens",
-    "long_prefill_token_threshold": "long_prefill_token_threshold",
-    "inter_token_target": "inter_token_target",
-    "scheduling_policy": "policy",
-    "tenant_weights": "tenant_weights",
-    "watermark": "watermark",
-    "expected_growth": "expected_growth",
-}
+FIXED = ("max_num_seqs", "scheduler_recording", "async_scheduling", "num_speculative_tokens")
+LIVE = tuple(name for name in SchedulerConfig.__struct_fields__ if name not in FIXED)  # what `reconfigure` changes
 LEAST_BUDGET = 16  # tokens of a step, below which it is not lowered for want of memory
 MAX_EVENTS = 10_000  # in one reply
 EVENT_BYTES = 128  # more than an event takes besides its tokens
@@ -37,8 +29,9 @@ logger = logging.getLogger(__name__)
 
 def live_settings(settings: SchedulerConfig) -> dict[str, Any]:
     """The live settings as the scheduler names them; it knows a policy from elsewhere as "custom"."""
-    values = {theirs: getattr(settings, ours) for ours, theirs in LIVE.items()}
-    return values | {"policy": settings.scheduling_policy if settings.scheduling_policy in BUILT_IN else "custom"}
+    values = {name: getattr(settings, name) for name in LIVE}
+    policy = values.pop("scheduling_policy")
+    return values | {"policy": policy if policy in BUILT_IN else "custom"}
 
 
 class Calls:

@@ -1,21 +1,21 @@
-"""The clients of one core: who is connected, and what each is still owed.
+"""The clients of one core: their identities, their signs of life, and the messages that they have not taken yet.
 
-Sends never block: what a slow client does not take is held here in order, and its deltas go on merging in the
-scheduler meanwhile. Does not know what a request is.
+Sends never block. A slow client's messages wait here in order, while its deltas merge in the scheduler. Does not know
+what a request is.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from pyllm.child import HEARTBEAT_INTERVAL
-from pyllm.ipc import PeerGoneError, Sender
-from pyllm.messages import CoreMessage, Deltas
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.ipc import PeerGoneError, Sender
+from pyllm.wire.messages import CoreMessage, Deltas
 
 # A client that leaves this many answers unread, besides its deltas, does not read at all.
 MAX_HELD_MESSAGES = 1024
 # Seconds without a sign of life before a client loses its requests. Counted in our own heartbeats and not by the clock:
-# where all has stood still for a minute, what clients sent is read after the next of them.
+# a core that was stopped for a minute must first read the messages that arrived meanwhile.
 CLIENT_SILENCE = 10.0
 
 TakeDeltas = Callable[[int], Deltas | None]
@@ -34,8 +34,8 @@ class _Client:
 class Clients:
     """Maps a socket identity to the small integer that the scheduler knows a client by, and back.
 
-    `take_deltas(index)` gives what the scheduler has gathered for one client; it is asked only when the client has
-    taken everything before. `on_gone(index)` is called once for each client that is dropped.
+    `take_deltas(index)` takes one client's deltas from the scheduler; it is called only when the client has taken all
+    earlier messages. `on_gone(index)` is called once for each client that is dropped.
     """
 
     def __init__(self, sender: Sender[CoreMessage], take_deltas: TakeDeltas, on_gone: Callable[[int], None]) -> None:
@@ -50,7 +50,7 @@ class Clients:
         return len(self._by_index)
 
     def register(self, identity: bytes) -> int:
-        """The index of a client that says hello; a second hello keeps the first index."""
+        """Register a client that says hello and return its index; a second hello keeps the index."""
         client = self._by_identity.get(identity)
         if client is None:
             client = _Client(self._next_index, identity)
@@ -61,7 +61,7 @@ class Clients:
         return client.index
 
     def seen(self, identity: bytes) -> int | None:
-        """Note a sign of life; gives the client's index, or None for a stranger."""
+        """Note a sign of life; returns the client's index, or None for a stranger."""
         client = self._by_identity.get(identity)
         if client is None:
             return None
@@ -93,7 +93,7 @@ class Clients:
                 self.post(index, deltas)
 
     def beat(self) -> None:
-        """Let half a second pass: drop who gave no sign of life for `CLIENT_SILENCE`; send what is held, if it goes."""
+        """Call at 2 Hz: drop clients that were silent for `CLIENT_SILENCE`, and send held messages to the others."""
         for client in list(self._by_index.values()):
             client.silent_beats += 1
             if client.silent_beats * HEARTBEAT_INTERVAL > CLIENT_SILENCE:

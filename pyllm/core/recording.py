@@ -1,4 +1,4 @@
-"""The file in which everything that a scheduler is told is kept. `replay.py` reads it; knows nothing of its contents.
+"""The file that keeps all inputs of a scheduler. `replay.py` reads it; knows nothing of its contents.
 
 A thread writes, so that a slow disk does not stop the step loop until `MAX_WAITING` parts wait for it.
 """
@@ -28,7 +28,7 @@ class Recording:
     """
 
     def __init__(self, path: Path, take: Callable[[], bytes]) -> None:
-        check_new(path)
+        check_recording_path(path)
         try:
             # Prompts are in it: it is for its owner alone.
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -78,7 +78,7 @@ class Recording:
         os.close(self._file)
 
 
-def check_new(path: Path) -> None:
+def check_recording_path(path: Path) -> None:
     """Refuse a recording where a file is already, or where none can be.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The application: every route, every error in its API's shape, and the edge before them. Starts nothing."""
+"""The application: all routes, errors in the shape of each API, and the edge before them. Starts nothing."""
 
 import asyncio
 from functools import cache
@@ -13,25 +13,25 @@ from litestar.types import ASGIApp
 
 from pyllm import __version__
 from pyllm.errors import PyllmError
-from pyllm.frontend import metrics
-from pyllm.frontend.anthropic.messages import count_tokens_route, messages_route
-from pyllm.frontend.body_shape import find_ignored
+from pyllm.frontend.answers.idempotency import Idempotency
+from pyllm.frontend.anthropic.routes import count_tokens_route, messages_route
 from pyllm.frontend.edge.answer_headers import AnswerHeaders
+from pyllm.frontend.edge.error_answer import render_error
 from pyllm.frontend.edge.gateway import Gateway
-from pyllm.frontend.error_answer import error_answer
-from pyllm.frontend.failure import MediaTypeError, decoding_error, describe
 from pyllm.frontend.health import health_routes
-from pyllm.frontend.idempotency import Idempotency
-from pyllm.frontend.openai.chat import chat_route
+from pyllm.frontend.http.body_shape import find_ignored
+from pyllm.frontend.http.failure import MediaTypeError, decoding_error, describe
+from pyllm.frontend.http.openapi import openapi_document
+from pyllm.frontend.observability import metrics
+from pyllm.frontend.openai.chat_completions import chat_route
 from pyllm.frontend.openai.completions import completions_route
 from pyllm.frontend.openai.embeddings import embeddings_route
-from pyllm.frontend.openai.models import models_routes
+from pyllm.frontend.openai.model_list import models_routes
 from pyllm.frontend.openai.tokenization import detokenize_route, tokenize_route, tokenizer_info_route
-from pyllm.frontend.openapi import openapi_document
-from pyllm.frontend.request_context import context_in
+from pyllm.frontend.requests.request_context import context_in
+from pyllm.frontend.requests.server_state import ServerState
 from pyllm.frontend.responses.routes import responses_routes
 from pyllm.frontend.server_info import server_info_routes
-from pyllm.frontend.server_state import ServerState
 
 # Bytes from which the second look at a body may take tens of milliseconds, and runs on a thread.
 LARGE_BODY = 1 << 17
@@ -135,7 +135,7 @@ def _answer_error(request: Request[Any, Any, Any], error: Exception) -> Response
     context = context_in(request.scope)
     context.say_field(error)
     failure = describe(error)
-    headers, body = error_answer(request.scope["path"], failure, context.request_id)
+    headers, body = render_error(request.scope["path"], failure, context.request_id)
     texts = {name.decode(): value.decode() for name, value in headers}
     return Response(body, status_code=failure.status, media_type=MediaType.JSON, headers=texts)
 

@@ -1,4 +1,4 @@
-"""Whether the engine generates: it is asked for one token. Knows no route.
+"""Checks that the engine generates, by asking it for one token. Knows no route.
 
 The probe needs no key, so callers share one check, and at most one starts per second.
 """
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import aclosing
 
+from pyllm.client.client import EngineClient
 from pyllm.errors import PyllmError
-from pyllm.frontend.client import EngineClient
 from pyllm.sampling_params import SamplingParams
 
 # Seconds that a token may take, as in SGLang.

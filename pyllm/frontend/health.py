@@ -1,4 +1,4 @@
-"""Whether the process answers, and whether requests are taken: what orchestrators and load balancers ask."""
+"""Health routes for orchestrators and load balancers: does the process answer, and does it take requests?"""
 
 from litestar import MediaType, Response, get
 from litestar.handlers import HTTPRouteHandler
@@ -6,7 +6,7 @@ from litestar.openapi.datastructures import ResponseSpec
 from msgspec import Struct
 
 from pyllm.frontend.generation_check import GenerationCheck
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.requests.server_state import ServerState
 
 
 class Health(Struct):

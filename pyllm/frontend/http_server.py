@@ -1,4 +1,4 @@
-"""uvicorn with an orderly end: after a signal it answers probes until the running requests have finished."""
+"""uvicorn with a graceful shutdown: after a signal it answers probes until the running requests have finished."""
 
 import asyncio
 import functools
@@ -12,13 +12,13 @@ from typing import Any, cast
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from pyllm.config.tls import tls_context
 from pyllm.frontend.app import create_app
-from pyllm.frontend.error_answer import error_answer
-from pyllm.frontend.failure import Failure
-from pyllm.frontend.outbox import Outbox
-from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.stream import WIRE, Wire
-from pyllm.tls import tls_context
+from pyllm.frontend.edge.error_answer import render_error
+from pyllm.frontend.http.failure import Failure
+from pyllm.frontend.http.pushed_response import CONNECTION, Connection
+from pyllm.frontend.http.write_batcher import WriteBatcher
+from pyllm.frontend.requests.server_state import ServerState
 
 # Seconds that the first line and the headers of a request get to come.
 HEAD_PATIENCE = 60.0
@@ -46,9 +46,9 @@ class OpenProtocol(HttpToolsProtocol):
     _num_head_bytes = 0
     _num_unfinished_bytes = 0  # of what came while the head was not complete
 
-    def __init__(self, outbox: Outbox, *args: Any, **options: Any) -> None:
+    def __init__(self, batcher: WriteBatcher, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._outbox = outbox
+        self._batcher = batcher
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
         """Called for a new connection."""
@@ -73,7 +73,7 @@ class OpenProtocol(HttpToolsProtocol):
         """Called by the parser before a request's first line."""
         super().on_message_begin()
         self._num_head_bytes = self._num_unfinished_bytes = 0
-        cast("dict[str, Any]", self.scope)[WIRE] = Wire(self.transport, self._outbox)
+        cast("dict[str, Any]", self.scope)[CONNECTION] = Connection(self.transport, self._batcher)
         if self._head_timer is None:
             self._await_head()
 
@@ -83,7 +83,7 @@ class OpenProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser for a header, and for what follows a body in its form."""
+        """Called by the parser for a header, and for a trailer after the body."""
         self._num_head_bytes += len(name) + len(value)
         if self._num_head_bytes <= MAX_HEAD_BYTES:
             super().on_header(name, value)
@@ -111,7 +111,7 @@ class OpenProtocol(HttpToolsProtocol):
         self._stop_awaiting_head()
         if self.transport.is_closing():
             return
-        _, body = error_answer("", failure, "")
+        _, body = render_error("", failure, "")
         head = b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (failure.status, reason, len(body)) + body)
         self.transport.close()
@@ -135,10 +135,11 @@ class HttpServer(uvicorn.Server):
 
     def __init__(self, state: ServerState, grace: float, on_started: Callable[[], None]) -> None:
         tls = tls_context(state.server)
+        protocol = functools.partial(OpenProtocol, WriteBatcher())
         super().__init__(
             uvicorn.Config(
                 create_app(state),
-                http=cast("type[asyncio.Protocol]", functools.partial(OpenProtocol, Outbox())),  # uvicorn only calls it
+                http=cast("type[asyncio.Protocol]", protocol),  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -1,4 +1,4 @@
-"""What routers in front of several servers ask each of them: what it serves, and how much it has to do.
+"""Routes for routers in front of several servers: what this server serves, and its load.
 
 Names are SGLang's, whose gateway asks most; vLLM's router asks for the load. Nothing here says where files are.
 """
@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from pyllm import __version__
 from pyllm.errors import EngineDeadError
-from pyllm.frontend.openai.errors import LOOKUP_ERROR_RESPONSES
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.requests.server_state import ServerState
 
 
 class ServerInfo(Struct, kw_only=True):

@@ -1,6 +1,6 @@
-"""Attention backends: those of the kernels, and those of other packages in the entry-point group below.
+"""Attention backends of the kernels, and of other packages by the entry-point group `pyllm.attention_backends`.
 
-Imports torch only where one is loaded, so that a name is refused before any process starts. Does not know layers.
+Imports torch only to load one, so that the launcher can refuse a wrong name. Does not know layers.
 """
 
 from collections.abc import Callable, Iterable
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
-from pyllm.entry_points import find_entry_point
 from pyllm.errors import ConfigError
+from pyllm.plugins import find_entry_point
 
 if TYPE_CHECKING:
     import torch
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GROUP = "pyllm.attention_backends"
-# The kernels' backend behind each name of ours; `auto` stands for that of all other ops.
+# The kernels' backend for each name; `auto` takes the backend of all other ops.
 BUILT_IN = {"auto": "auto", "triton": "triton", "cpu": "cpu", "sdpa": "reference"}
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
-    """What an entry point's factory returns for a device. `pyllm_kernels.dispatch` documents both functions.
+    """An entry point's factory returns this for a device. `pyllm_kernels.dispatch` documents both functions.
 
-    `plan` may add what all layers of a step share to the metadata; `attend` is causal attention over the paged cache.
+    `plan` may add data to the metadata for all layers of a step; `attend` is causal attention over the paged cache.
     `in_graphs` promises that neither asks the device for a number, so that a CUDA graph may hold them.
     """
 
@@ -35,7 +35,7 @@ class AttentionBackend:
 
 
 def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
-    """The entry point behind a backend's name, or None for one of our own. Imports nothing of it.
+    """The entry point of a backend, or None if it is built in. Imports nothing from it.
 
     Raises:
         ConfigError: there is none, or several that differ.
@@ -46,7 +46,7 @@ def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = Non
 def load_attention_backend(
     name: str, device: "torch.device", kernel_backend: str, offered: Iterable[EntryPoint] | None = None
 ) -> AttentionBackend:
-    """The backend of that name on a device.
+    """The backend with this name, for a device.
 
     Raises:
         ConfigError: as `find_attention_backend`, or it cannot be imported, or does not run there.

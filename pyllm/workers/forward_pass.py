@@ -1,6 +1,6 @@
-"""The forward pass: a plan's tokens to hidden states, and some of these to logits, captured in graphs where it may be.
+"""The forward pass: from a plan's tokens to hidden states, and from some of these to logits; by graphs if possible.
 
-Knows neither how the model was loaded nor what becomes of the logits.
+Knows neither loading nor sampling.
 """
 
 from collections.abc import Callable
@@ -12,21 +12,21 @@ import torch
 from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels
 from torch import Tensor
 
-from pyllm.workers.batch import Batch
-from pyllm.workers.context import AttentionHook, ForwardContext
-from pyllm.workers.decode_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
-from pyllm.workers.kv_cache import KVCache
+from pyllm.workers.cpu_graph import StepGraph
+from pyllm.workers.cuda_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
 from pyllm.workers.models.llama import LlamaForCausalLM
-from pyllm.workers.slots import Slots
-from pyllm.workers.step_graph import StepGraph
+from pyllm.workers.step.batch import Batch
+from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
+from pyllm.workers.step.kv_cache import KVCache
+from pyllm.workers.step.slots import Slots
 
-# Fewer than `TIMES_EXPECTED` of `core/stalls.py`, so that the bound of any step is longer than what was timed.
+# Fewer than `TIMES_EXPECTED` of `core/faults/stalls.py`, so that the bound of any step is longer than the timed step.
 TIMED_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The largest step. A budget of tokens that is raised later is computed without graphs."""
+    """The largest step. Steps above a budget that is raised later run without graphs."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -34,7 +34,7 @@ class Limits:
 
 
 class ForwardPass:
-    """A loaded model over a KV cache. `shape` is that of its attention, `cos_sin` its table of rotations."""
+    """A loaded model over a KV cache. `shape` is the shape of its attention, `cos_sin` its table of rotations."""
 
     def __init__(
         self,
@@ -61,16 +61,16 @@ class ForwardPass:
         self._step_graph: StepGraph | None = None
 
     def add_hook(self, hook: AttentionHook) -> None:
-        """Have every layer of every step from now on pass by `hook`. Hooks are Python: no graph passes by them."""
+        """Call `hook` in every layer of every step from now on. Hooks are Python, so steps run without graphs."""
         self._hooks += (hook,)
 
     def capture_decodes(self, capture: Capture) -> None:
-        """Record the pass over decode batches of some sizes, for steps to replay."""
+        """Capture the pass over decode batches of some sizes, for steps to replay."""
         sizes = capture_sizes(self._limits.max_num_seqs)
         self._decode_graphs = DecodeGraphs(self._decode, sizes, self._cos_sin.device, capture)
 
     def capture_step(self) -> None:
-        """Record the pass over any step as one call on a CPU, where all that it does is Rust's."""
+        """Capture the pass over any step as one call on a CPU, where all its ops are Rust."""
 
         def context(attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
             return ForwardContext(self._kernels, self._kv_cache, attention, positions, slot_mapping, self._cos_sin)
@@ -81,7 +81,7 @@ class ForwardPass:
         )
 
     def hidden(self, batch: Batch) -> Tensor:
-        """The pass over the plan's tokens, [tokens, hidden_size]; the next call may overwrite it."""
+        """Hidden states of the plan's tokens, [tokens, hidden_size]; the next call may overwrite them."""
         graphs = self._decode_graphs
         if graphs is not None and not self._hooks and batch.num_rows <= graphs.max_rows and is_decode(batch.host):
             return graphs.run(batch.host)
@@ -98,7 +98,7 @@ class ForwardPass:
         return self._model(tokens, self._context(attention, sections.positions, sections.slot_mapping))
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
-        """Of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first.
+        """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first.
 
         The next call may overwrite them.
         """
@@ -107,32 +107,32 @@ class ForwardPass:
         return self._model.logits(hidden[rows])
 
     def compute_largest(self) -> Tensor | None:
-        """Compute the step that needs the most memory: every token of the budget; gives logits for every slot."""
+        """Compute the largest step, with the whole budget of tokens; returns logits for every slot."""
         lengths = self._lengths(self._limits.max_num_batched_tokens)
         return self._compute_any(lengths, max(lengths))
 
     def compute_mixed(self) -> Tensor | None:
-        """Compute a small step that has all that a step may have, by every kernel; gives some logits."""
+        """Compute a small mixed step, which launches every kernel; returns some logits."""
         longest = self._limits.max_model_len
         return self._compute_any([min(2, longest), 1], longest)
 
     def time_tokens(self, clock: Callable[[], float]) -> float:
-        """Seconds that a token takes in a step of a few, op by op: no more than that in one of many."""
+        """Seconds per token in a small step without graphs: an upper bound for larger steps."""
         started = clock()
         lengths = self._lengths(TIMED_TOKENS)
         self._compute_any(lengths, max(lengths))
         return (clock() - started) / TIMED_TOKENS
 
     def _lengths(self, num_tokens: int) -> list[int]:
-        """The lengths of prompts that have so many tokens together, or as many as there may be."""
+        """Lengths of prompts that have `num_tokens` together, or as many as a step may have."""
         limits = self._limits
         num_tokens = min(num_tokens, limits.max_num_seqs * limits.max_model_len)
         return [min(limits.max_model_len, num_tokens - start) for start in range(0, num_tokens, limits.max_model_len)]
 
     def _compute_any(self, lengths: list[int], max_sequence_length: int) -> Tensor | None:
-        """Compute prompts of these lengths; gives logits of some tokens.
+        """Compute prompts of these lengths; returns logits of some tokens.
 
-        It reads the first block of the cache over and over and writes nothing.
+        It reads the first block of the cache again and again, and writes nothing.
         """
         starts = np.cumsum([0, *lengths])
         num_tokens = int(starts[-1])
@@ -145,7 +145,7 @@ class ForwardPass:
         return self._model.logits(hidden[: self._limits.max_num_seqs])
 
     def _decode(self, inputs: DecodeInputs) -> Tensor:
-        """What a graph holds: the pass over one token of each row, whatever the lengths."""
+        """The pass that a graph captures: one token of each row, at any length."""
         rows = (inputs.slots, inputs.query_starts, inputs.sequence_lengths)
         attention = self._attention(rows, 1, self._limits.max_model_len, len(inputs.slots))
         tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
@@ -159,7 +159,7 @@ class ForwardPass:
         num_tokens: int,
         block_tables: Tensor | None = None,
     ) -> AttentionMetadata:
-        """What attention must know of rows, given by their slots, query starts and sequence lengths."""
+        """Attention metadata of `rows`: their slots, query starts and sequence lengths."""
         slots, query_starts, sequence_lengths = rows
         metadata = AttentionMetadata(
             block_tables=self._slots.block_tables if block_tables is None else block_tables,

@@ -1,6 +1,6 @@
-"""Steps of nobody: the one that needs the most memory, and a small one after which no step waits for a compilation.
+"""Steps without requests: the largest, to measure memory, and a small one that compiles all kernels.
 
-They leave the cache, slots and logits of others as they were. Does not know plans.
+They change neither the cache nor the slots. Does not know plans.
 """
 
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from pyllm_kernels import Kernels, LogitsEdits, edit_logits, logprobs
 from torch import Tensor
 
 from pyllm.workers.forward_pass import ForwardPass
-from pyllm.workers.kv_cache import KVCache
-from pyllm.workers.sampler import SamplingRows, sample
+from pyllm.workers.sampling.sampler import SamplingRows, sample
+from pyllm.workers.step.kv_cache import KVCache
 
 
 def run_largest_step(forward: ForwardPass, max_logprobs: int) -> None:
-    """Compute the most tokens; change, sample and tell the logits of every slot."""
+    """Compute as many tokens as a step may have; edit and sample the logits of every slot, with log-probabilities."""
     logits = forward.compute_largest()
     if logits is not None:
         _draw(logits, sample)
@@ -33,18 +33,18 @@ def launch_every_kernel(
     kv_cache: KVCache,
     sample: Callable[[Tensor, SamplingRows, Tensor], Tensor] = sample,
 ) -> None:
-    """Do once what Triton compiles at its first launch; graphs, whose inputs lie elsewhere, see to their own."""
+    """Launch every kernel once, as Triton compiles at the first launch; capturing a graph compiles its own."""
     logits = forward.compute_mixed()
     if logits is not None:
         _draw(logits, sample)
-        _draw(logits.float(), sample)  # as those are that were changed for a request
+        _draw(logits.float(), sample)  # as edited logits are
     onto_itself = torch.zeros((1, 2), dtype=torch.int32, device=kv_cache.memory.device)
     for keys, values in kv_cache.layers:
         kernels.copy_blocks(keys, values, onto_itself)
 
 
 def _draw(logits: Tensor, sample: Callable[[Tensor, SamplingRows, Tensor], Tensor]) -> None:
-    """A token of each row, as a request with filters wants it."""
+    """Sample a token for each row, with filters."""
     rows = len(logits)
     some_filter = SamplingRows(
         torch.ones(rows), torch.zeros(rows, dtype=torch.int32), torch.full((rows,), 0.9), torch.zeros(rows)

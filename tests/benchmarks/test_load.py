@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from benchmarks.load import Figures, Request, equal_requests, measure, mixed_requests
+from benchmarks.load import Figures, Request, equal_requests, measure, mixed_requests, natural_requests
 
 DONE = "[DONE]"
 Pieces = list[bytes]
@@ -111,6 +111,13 @@ def test_prompts_share_what_they_are_told_to_and_no_more() -> None:
     assert len({tuple(prompt[:20]) for prompt in prompts}) == 1
     assert len({tuple(prompt[20:]) for prompt in prompts}) == 4
     assert equal_requests(4, 30, 7, 20, 3) == equal_requests(4, 30, 7, 20, 3) != equal_requests(4, 30, 7, 20, 4)
+
+
+def test_natural_prompts_begin_sentences_and_share_no_beginning() -> None:
+    prompts = [request.prompt for request in natural_requests(64, 80, 7, seed=3)]
+    assert {len(prompt.split()) for prompt in prompts} == {80}
+    assert len({tuple(prompt.split()[:8]) for prompt in prompts}) == 64
+    assert natural_requests(4, 80, 7, 3) == natural_requests(4, 80, 7, 3) != natural_requests(4, 80, 7, 4)
 
 
 def test_mixed_requests_keep_to_their_bounds() -> None:

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from benchmarks.perplexity import CONTEXT, TEXT, cut, perplexity, runner_logits, saved_contexts, transformers_logits
-from pyllm.checkpoint import read_checkpoint
-from pyllm.config import engine_config
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.resolution import resolve
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.config.options import engine_config
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.launch.resolve import resolve_config
 from tests.tiny_model import write_tiny_model
 
 
 @pytest.mark.parametrize("chunk", [2048, 100])
 def test_runner_and_transformers_agree(tmp_path: Path, chunk: int) -> None:
     folder = write_tiny_model(tmp_path, max_position_embeddings=1024)
-    engine, checkpoint = resolve(
+    engine, checkpoint = resolve_config(
         engine_config({"model": folder, "dtype": "float32", "device": "cpu", "max_num_batched_tokens": chunk})
     )
     contexts = [random.Random(seed).choices(range(290), k=CONTEXT) for seed in range(2)]

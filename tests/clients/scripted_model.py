@@ -5,12 +5,12 @@ It has the tokenizer and the chat template of the embedded model, and room for t
 
 import msgspec
 
-from pyllm.checkpoint import read_checkpoint
-from pyllm.frontend.chat_template import ChatTemplate
-from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.client.fake_core import MODEL, ScriptedCore, connected
 from tests.clients.script import Script
-from tests.frontend.fake_core import MODEL, ScriptedCore, connected
 
 NAME = "scripted"
 MAX_MODEL_LEN = 200_000

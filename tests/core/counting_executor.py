@@ -8,7 +8,7 @@ import numpy as np
 
 from pyllm._rust import Plan
 from pyllm.errors import Cause, WorkerDeadError
-from pyllm.messages import Sampled
+from pyllm.wire.messages import Sampled
 from tests.plan_reader import read_plan
 
 DEATH = "worker 0 of core 0 was killed by SIGKILL"

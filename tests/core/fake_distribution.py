@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pyllm.core.policies import GROUP
+from pyllm.core.policy_plugins import GROUP
 
 
 def install(folder: Path, policies: dict[str, str], **modules: str) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 
 from pyllm._rust import Scheduler
-from pyllm.config import engine_config
+from pyllm.config.options import engine_config
 from pyllm.core.calls import live_settings
 from pyllm.core.loop import EngineCore
-from pyllm.core.policies import Policy
+from pyllm.core.policy_plugins import Policy
 from pyllm.core.recording import Recording
-from pyllm.messages import (
+from pyllm.wire.messages import (
     PROTOCOL_VERSION,
     Call,
     ClientMessage,

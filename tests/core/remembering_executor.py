@@ -10,7 +10,7 @@ import numpy as np
 
 from pyllm._rust import Plan
 from pyllm.errors import Cause, WorkerDeadError
-from pyllm.messages import Embeddings, Sampled, Sampling
+from pyllm.wire.messages import Embeddings, Sampled, Sampling
 from tests.plan_reader import read_plan
 
 BLOCK_SIZE = 4

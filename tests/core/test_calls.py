@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pyllm.config import engine_config
+from pyllm.config.options import engine_config
 from pyllm.core.calls import MAX_EVENTS, Calls
-from pyllm.messages import PROTOCOL_VERSION as VERSION
-from pyllm.messages import FinishCode, Hello
+from pyllm.wire.messages import PROTOCOL_VERSION as VERSION
+from pyllm.wire.messages import FinishCode, Hello
 from tests.core.fake_distribution import install
 from tests.core.raw_engine import EPOCH, Engine
 

@@ -1,7 +1,7 @@
-from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.core.clients import CLIENT_SILENCE, MAX_HELD_MESSAGES, Clients
-from pyllm.ipc import PeerGoneError
-from pyllm.messages import CoreMessage, Deltas, Heartbeat, Reply
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.ipc import PeerGoneError
+from pyllm.wire.messages import CoreMessage, Deltas, Heartbeat, Reply
 
 
 class SlowSender:

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from pyllm._rust import Plan, Scheduler, SchedulerError
-from pyllm.child import HEARTBEAT_INTERVAL
 from pyllm.core.clients import CLIENT_SILENCE
-from pyllm.core.policies import PolicyRequest
-from pyllm.messages import (
+from pyllm.core.policy_plugins import PolicyRequest
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.messages import (
     Abort,
     Call,
     Deltas,

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from pyllm._rust import NeverFitsError, Plan, Scheduler, SchedulerError
-from pyllm.messages import PLAN_SECTIONS, FinishCode
+from pyllm.wire.messages import FinishCode
+from pyllm.wire.plan_layout import PLAN_SECTIONS
 from tests.plan_reader import read_plan
 
 

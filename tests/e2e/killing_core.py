@@ -16,12 +16,12 @@ from typing import Any
 from benchmarks import spawned_core
 from benchmarks.api_process import HOST, api_process
 from pyllm._rust import Plan
-from pyllm.config import engine_config
-from pyllm.core.executors.process import ProcessExecutor
-from pyllm.messages import Sampled
-from pyllm.places import nursery_address, nursery_place
-from pyllm.process_config import CoreConfig
-from pyllm.resolution import resolve
+from pyllm.config.options import engine_config
+from pyllm.config.process_config import CoreConfig
+from pyllm.core.executors.multiprocess import ProcessExecutor
+from pyllm.launch.resolve import resolve_config
+from pyllm.launch.topology import fork_server_address, supervised_fork_server
+from pyllm.wire.messages import Sampled
 from tests.e2e.titles import find
 
 CONTEXT = multiprocessing.get_context("spawn")
@@ -75,7 +75,7 @@ class Trigger:
             self._times[self._num_kills.value] = time.monotonic()
             self._num_kills.value += 1
             self._plans_left.value = -1
-        # The test's process has started the nursery, as well as this one.
+        # The test's process has started the fork server, as well as this one.
         for worker in find(os.getppid(), f"pyllm::worker-0-{self._rank.value}", generations=2):
             worker.kill()
 
@@ -97,7 +97,7 @@ class KillingExecutor(ProcessExecutor):
 async def killing_server(trigger: Trigger, **options: Any) -> AsyncIterator[str]:
     """Such a core and an API process; gives the address."""
     with tempfile.TemporaryDirectory() as folder:
-        engine, checkpoint = resolve(engine_config(options))
+        engine, checkpoint = resolve_config(engine_config(options))
         config = CoreConfig(
             engine=engine,
             checkpoint=checkpoint,
@@ -105,16 +105,16 @@ async def killing_server(trigger: Trigger, **options: Any) -> AsyncIterator[str]
             socket_folder=folder,
             ready_timeout=60.0,
             shutdown_timeout=10.0,
-            nursery=nursery_address(engine, folder),
+            fork_server=fork_server_address(engine, folder),
         )
-        nursery = nursery_place(config)
-        nursery.spawn()
+        fork_server = supervised_fork_server(config)
+        fork_server.spawn()
         core = spawned_core.start(config, partial(KillingExecutor, trigger))
         try:
-            await nursery.start(lambda reason: None)
+            await fork_server.start(lambda reason: None)
             await core.ready(60.0)
             async with api_process(config) as api:
                 yield f"http://{HOST}:{api.port}"
         finally:
             await core.stop(10.0)
-            await nursery.stop(10.0)
+            await fork_server.stop(10.0)

@@ -6,8 +6,8 @@ of the 64 greedy tokens that follow, each wins clearly: `test_oracle.py` checks 
 
 from pathlib import Path
 
-from pyllm.checkpoint import read_checkpoint
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.frontend.text.tokenizer import Tokenizer
 
 TEXT = Path(__file__).parents[2] / "LICENSE"
 # (length, first token) of each prompt

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel
 
 from pyllm import LLM, AsyncEngine, SamplingParams
-from pyllm.checkpoint import read_checkpoint
+from pyllm.checkpoint.reader import read_checkpoint
 from tests.e2e.server import Server
 from tests.e2e.stretches import stretches
 

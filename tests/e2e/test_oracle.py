@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pyllm import LLM, SamplingParams
-from pyllm.checkpoint import read_checkpoint
+from pyllm.checkpoint.reader import read_checkpoint
 from tests.e2e.stretches import STRETCHES, stretches
 
 MARGIN = 0.01

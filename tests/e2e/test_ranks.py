@@ -11,14 +11,14 @@ import psutil
 import pytest
 import zmq
 
-from pyllm import places
 from pyllm._rust import Scheduler
-from pyllm.config import engine_config
-from pyllm.core.executors.process import ProcessExecutor
+from pyllm.config.options import engine_config
+from pyllm.config.process_config import CoreConfig
+from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import StartError, WorkerDeadError
-from pyllm.messages import Sampling
-from pyllm.process_config import CoreConfig
-from pyllm.resolution import resolve
+from pyllm.launch import topology
+from pyllm.launch.resolve import resolve_config
+from pyllm.wire.messages import Sampling
 from tests.e2e.titles import find
 from tests.tiny_model import write_tiny_model
 
@@ -30,10 +30,10 @@ PROMPT = array("i", range(40)).tobytes()
 async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
     model = write_tiny_model(tmp_path / "tiny")
     options = {"model": model, "device": "cpu", "tensor_parallel_size": RANKS, "max_num_seqs": 8, "warm_spares": False}
-    engine, checkpoint = resolve(engine_config(options))
+    engine, checkpoint = resolve_config(engine_config(options))
     folder = tmp_path / "sockets"
     folder.mkdir()
-    address = places.nursery_address(engine, str(tmp_path))
+    address = topology.fork_server_address(engine, str(tmp_path))
     config = CoreConfig(
         engine=engine,
         checkpoint=checkpoint,
@@ -41,15 +41,15 @@ async def executor(tmp_path: Path) -> AsyncIterator[ProcessExecutor]:
         socket_folder=str(folder),
         ready_timeout=60.0,
         shutdown_timeout=0.0,
-        nursery=address,
+        fork_server=address,
     )
-    nursery = places.nursery_place(config)
-    await nursery.start(lambda reason: None)
+    fork_server = topology.supervised_fork_server(config)
+    await fork_server.start(lambda reason: None)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor = ProcessExecutor(config, context)
     yield executor
     await executor.close()
-    await nursery.stop(10.0)
+    await fork_server.stop(10.0)
     context.destroy(0)
     assert os.listdir(folder) == []
 

@@ -15,9 +15,9 @@ from jsonschema import Draft202012Validator
 from torch import Tensor
 
 from pyllm import LLM, AsyncEngine, SamplingParams
+from pyllm.client.logprobs import Logprob
 from pyllm.errors import PyllmError, RequestError
-from pyllm.frontend.logprobs import Logprob
-from pyllm.frontend.outputs import CompletionOutput, RequestOutput
+from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
 from pyllm.sampling_params import StructuredOutputsParams
 from tests.e2e.stretches import stretches
 from tests.schemas import SCHEMAS

@@ -15,10 +15,10 @@ import httpx
 import psutil
 import pytest
 
-from pyllm.black_box import NUM_STEPS
+from pyllm.supervision.step_trace import NUM_STEPS
 from tests.e2e import faulty_processor
 from tests.e2e.server import DEADLINE, Server, until
-from tests.e2e.titles import API, CORE, NURSERY, STATE, WORKER, find
+from tests.e2e.titles import API, CORE, FORK_SERVER, STATE, WORKER, find
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def have_successors(server: Server, old: list[psutil.Process]) -> bool:
     return False
 
 
-TITLES = (API, CORE, STATE, NURSERY)
+TITLES = (API, CORE, STATE, FORK_SERVER)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -95,7 +95,7 @@ def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.
         until(lambda: have_successors(server, old), "all to be replaced")
         assert server.complete("The sea is", max_tokens=4).json()["usage"]["completion_tokens"] == 4
         assert server.stop(signal.SIGTERM) == 0
-        for name in ("API process 0", "core 0", "the shared state", "the nursery"):
+        for name in ("API process 0", "core 0", "the shared state", "the fork server"):
             assert f"{name} was killed by SIGKILL" in server.log
         assert ("gave no sign of life" in server.log) == (number == signal.SIGSTOP)
         assert server.orphans() == []
@@ -103,7 +103,7 @@ def test_processes_that_die_or_stand_still_together_are_replaced(number: signal.
         assert server.orphans() == []
 
 
-@pytest.mark.parametrize("titles", [(WORKER,), (CORE,), (NURSERY,), (NURSERY, CORE)])
+@pytest.mark.parametrize("titles", [(WORKER,), (CORE,), (FORK_SERVER,), (FORK_SERVER, CORE)])
 def test_dead_engine_processes_are_a_pause(titles: tuple[str, ...]) -> None:
     with Server() as server:
         with streaming(server, max_tokens=200) as stream:
@@ -134,13 +134,13 @@ def test_the_record_of_a_dead_core_has_its_last_steps_and_who_was_in_flight(tmp_
     assert all(request in suspects for request in steps[-1]["requests"])
 
 
-def test_a_nursery_that_dies_while_a_worker_starts_is_a_longer_pause() -> None:
+def test_a_fork_server_that_dies_while_a_worker_starts_is_a_longer_pause() -> None:
     with Server() as server:
         with streaming(server, max_tokens=200) as stream:
             old = server.titled(WORKER)
             old.kill()
             until(lambda: any(process != old for process in find(server.process.pid, WORKER)), "another worker")
-            server.titled(NURSERY).kill()
+            server.titled(FORK_SERVER).kill()
         assert ended_whole(stream, 200)
         assert server.stop(signal.SIGTERM) == 0
         assert server.orphans() == []
@@ -156,7 +156,7 @@ def test_a_dead_core_takes_along_a_worker_that_stands_still() -> None:
         assert psutil.wait_procs([core, worker], timeout=10.0)[1] == []
 
 
-@pytest.mark.parametrize(("title", "name"), [(CORE, "core 0"), (NURSERY, "the nursery")])
+@pytest.mark.parametrize(("title", "name"), [(CORE, "core 0"), (FORK_SERVER, "the fork server")])
 def test_what_stands_still_is_a_pause(title: str, name: str) -> None:
     with Server() as server:
         with streaming(server, max_tokens=400) as stream:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.e2e.kill_everywhere import at_event, at_steps, live
 from tests.e2e.kills import Tally
-from tests.e2e.titles import CORE, NURSERY, WORKER
+from tests.e2e.titles import CORE, FORK_SERVER, WORKER
 
 pytestmark = pytest.mark.timeout(600)  # Processes start many times here, on machines that may be busy.
 
@@ -26,5 +26,5 @@ async def test_worker_killed_at_a_step() -> None:
 
 
 def test_processes_of_a_server_killed() -> None:
-    kills = [at_event(WORKER, 60), at_event(CORE, 100), at_event(NURSERY, 80)]
+    kills = [at_event(WORKER, 60), at_event(CORE, 100), at_event(FORK_SERVER, 80)]
     assert_survived(live(kills, NUM_TOKENS), least_counted=3)

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from pyllm import LLM, AsyncEngine, EngineClient, LLMEngine, SamplingParams
+from pyllm.client.client import EngineClient as Client
 from pyllm.errors import ConfigError, EngineDeadError, GivenUpError, RequestError
-from pyllm.frontend.client import EngineClient as Client
-from pyllm.messages import FinishCode
+from pyllm.wire.messages import FinishCode
 from tests.e2e.titles import find
 from tests.tiny_model import write_tiny_model
 

@@ -4,7 +4,7 @@ import contextlib
 
 import psutil
 
-SUPERVISOR, STATE, NURSERY = "pyllm::serve", "pyllm::state", "pyllm::nursery"
+SUPERVISOR, STATE, FORK_SERVER = "pyllm::serve", "pyllm::state", "pyllm::forks"
 # The first of each.
 API, CORE, WORKER = "pyllm::api-0", "pyllm::core-0", "pyllm::worker-0-0"
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint import Architecture, Checkpoint
-from pyllm.config import ServerConfig
-from pyllm.process_config import ApiConfig
-from tests.frontend import tiny_tokenizers
+from pyllm.checkpoint.types import Architecture, Checkpoint
+from pyllm.config.options import ServerConfig
+from pyllm.config.process_config import ApiConfig
 from tests.frontend.serving import TEMPLATE
+from tests.frontend.text import tiny_tokenizers
 
 ARCHITECTURE = Architecture(
     architecture="LlamaForCausalLM",

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend import tiny_tokenizers
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.frontend.text import tiny_tokenizers
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from pyllm.config import ServerConfig, UnknownFields
-from pyllm.messages import Submit
+from pyllm.config.options import ServerConfig, UnknownFields
+from pyllm.wire.messages import Submit
 from tests.frontend.serving import Frontend
 
 HEADER = "pyllm-ignored-fields"

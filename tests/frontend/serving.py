@@ -10,15 +10,15 @@ from typing import Any
 import httpx
 import msgspec
 
-from pyllm.config import ServerConfig
+from pyllm.client.client import EngineClient
+from pyllm.config.options import ServerConfig
 from pyllm.frontend.app import create_app
-from pyllm.frontend.chat_template import ChatTemplate
-from pyllm.frontend.client import EngineClient
 from pyllm.frontend.http_server import HttpServer
-from pyllm.frontend.server_state import ServerState
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import ModelInfo
-from tests.frontend.fake_core import MODEL, ScriptedCore, connected
+from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import ModelInfo
+from tests.client.fake_core import MODEL, ScriptedCore, connected
 
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message.role }}: {{ message.content }}<|end|>{% endfor %}"

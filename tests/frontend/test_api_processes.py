@@ -10,14 +10,14 @@ import httpx
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from pyllm import supervisor
-from pyllm.messages import ClientMessage, Heartbeat, Submit
-from pyllm.process_config import SharedConfig, StateConfig
-from pyllm.sockets import bind_listener
-from tests.frontend import tiny_tokenizers
+from pyllm.config.process_config import SharedConfig, StateConfig
+from pyllm.supervision import child_process
+from pyllm.wire.messages import ClientMessage, Heartbeat, Submit
+from pyllm.wire.sockets import bind_listener
+from tests.client.fake_core import ScriptedCore
+from tests.client.zmq_core import ZmqCore
 from tests.frontend.api_config import api_config
-from tests.frontend.fake_core import ScriptedCore
-from tests.frontend.zmq_core import ZmqCore
+from tests.frontend.text import tiny_tokenizers
 from tests.waiting import until
 
 TEXT = "Hello world, how is the sea? "
@@ -29,7 +29,9 @@ KEY = {"idempotency-key": "key"}
 class Processes:
     """Two API processes, each over a core of its own with the same script."""
 
-    def __init__(self, cores: list["Beating"], apis: list[supervisor.Process], clients: list[httpx.AsyncClient]):
+    def __init__(
+        self, cores: list["Beating"], apis: list[child_process.ChildProcess], clients: list[httpx.AsyncClient]
+    ):
         self.cores = cores
         self.apis = apis
         self.clients = clients
@@ -60,7 +62,7 @@ async def two_processes(folder: Path, num_steps: int = -1) -> AsyncGenerator[Pro
     state_address = f"ipc://{folder}/state"
     shared = SharedConfig()
     async with AsyncExitStack() as stack:
-        children = [supervisor.spawn("the state", "state")]
+        children = [child_process.spawn("the state", "state")]
         children[0].configure(StateConfig(shared=shared, bind=state_address))
         clients = []
         for index, core in enumerate(cores):
@@ -68,7 +70,7 @@ async def two_processes(folder: Path, num_steps: int = -1) -> AsyncGenerator[Pro
             await stack.enter_async_context(ZmqCore(core, address))
             listener = stack.enter_context(bind_listener("127.0.0.1", 0))
             config = api_config(folder, address, index=index, shared=shared, state_address=state_address)
-            children.append(supervisor.spawn(f"API process {index}", "api", listener.fileno()))
+            children.append(child_process.spawn(f"API process {index}", "api", listener.fileno()))
             children[-1].configure(config)
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             clients.append(await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60)))

@@ -6,8 +6,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pyllm import __version__
-from pyllm.config import ServerConfig
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.config.options import ServerConfig
+from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.serving import answering, in_process
 
 JSON = {"content-type": "application/json"}

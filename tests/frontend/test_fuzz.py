@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Submit
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Submit
+from tests.client.fake_core import MODEL, ScriptedCore
 from tests.frontend import hostile
-from tests.frontend.fake_core import MODEL, ScriptedCore
 from tests.frontend.hostile import Case
 from tests.frontend.serving import Frontend, behind_uvicorn
 

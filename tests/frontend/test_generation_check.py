@@ -6,9 +6,9 @@ import pytest
 
 from pyllm.errors import GivenUpError
 from pyllm.frontend.generation_check import VALIDITY, GenerationCheck
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Abort, Submit
-from tests.frontend.fake_core import ScriptedCore, connected
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Abort, Submit
+from tests.client.fake_core import ScriptedCore, connected
 from tests.frontend.serving import answering, in_process
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from pyllm.errors import GivenUpError
-from pyllm.frontend.shared.local import LocalState
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Heartbeat
+from pyllm.frontend.shared.local_state import LocalState
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Heartbeat
 from tests.frontend.serving import Frontend, answering, behind_uvicorn
 
 

@@ -9,9 +9,9 @@ import socket
 import msgspec
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Abort, Submit
-from tests.frontend.fake_core import MODEL, ScriptedCore
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Abort, Submit
+from tests.client.fake_core import MODEL, ScriptedCore
 from tests.frontend.serving import Frontend, answering, behind_uvicorn, events
 from tests.waiting import until
 

@@ -18,8 +18,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from pyllm.frontend.app import create_app
-from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.fake_core import connected
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.client.fake_core import connected
 from tests.frontend.serving import answering, state_of
 
 T = TypeVar("T")

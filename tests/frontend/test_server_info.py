@@ -3,10 +3,10 @@
 import msgspec
 import pytest
 
-from pyllm.api_keys import ApiKey, KeyRing, new_key
+from pyllm.config.api_keys import ApiKey, KeyRing, new_key
 from pyllm.errors import GivenUpError
-from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.fake_core import MODEL
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.client.fake_core import MODEL
 from tests.frontend.serving import answering, in_process
 
 ROUTES = ("/server_info", "/get_server_info", "/model_info", "/get_model_info", "/load", "/get_load")

@@ -1,4 +1,4 @@
-"""The sampling kernel against a naive loop over sorted tokens, as `tests/workers/test_sampler.py` specifies it."""
+"""The sampling kernel against a naive loop over sorted tokens, as `workers/sampling/test_sampler.py` specifies it."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyllm.workers.sampler import sample_by_kernel
+from pyllm.workers.sampling.sampler import sample_by_kernel
 from tests.distribution import (
     CASES,
     Parameters,
@@ -16,7 +16,7 @@ from tests.distribution import (
     is_spread_as,
     known_logits,
 )
-from tests.workers.test_sampler import naive, rows
+from tests.workers.sampling.test_sampler import naive, rows
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 PLAIN = (1.0, 0, 1.0, 0.0)

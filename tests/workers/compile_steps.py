@@ -12,17 +12,18 @@ import torch
 import triton
 from pyllm_kernels import AttentionShape, Kernels, select
 
-from pyllm.checkpoint import read_checkpoint
-from pyllm.workers.batch import PlanBuffer
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.workers.forward_pass import ForwardPass, Limits
-from pyllm.workers.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.layers.rope import rope_table
-from pyllm.workers.loaders import TensorTable, weight_reader
+from pyllm.workers.loaders.formats import weight_reader
+from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.models.registry import build_model
-from pyllm.workers.parallel import RankGroup
-from pyllm.workers.placement import Placement
-from pyllm.workers.sampler import SamplingRows, sample_by_kernel
-from pyllm.workers.slots import Slots
+from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel
+from pyllm.workers.step.batch import PlanBuffer
+from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.step.slots import Slots
 from pyllm.workers.warm_up import launch_every_kernel
 from tests.kernels.compile_offline import MODULES, OfflineDriver
 from tests.plans import Planner, Row

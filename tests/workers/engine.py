@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from pyllm.checkpoint import read_checkpoint
-from pyllm.config import EngineConfig, engine_config
-from pyllm.messages import Step
-from pyllm.process_config import WorkerConfig
-from pyllm.workers.parallel import RankGroup
-from pyllm.workers.runner import ModelRunner
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.config.options import EngineConfig, engine_config
+from pyllm.config.process_config import WorkerConfig
+from pyllm.wire.messages import Step
+from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
 
 

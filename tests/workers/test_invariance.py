@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyllm.workers.runner import ModelRunner
+from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
 from tests.workers.engine import loaded_runner, run
 

@@ -1,6 +1,6 @@
 """The executor without processes: one rank, on one thread of the core's own process.
 
-Does not import the worker: it is handed a factory, so that the core stays free of torch.
+Does not import the worker: its caller passes a factory, so that the core stays free of torch.
 """
 
 import asyncio
@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 from pyllm._rust import Plan
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
-from pyllm.messages import Sampled, Step
-from pyllm.out_of_memory import is_out_of_memory
+from pyllm.supervision.memory import is_out_of_memory
+from pyllm.wire.messages import Sampled, Step
 
 
 class Rank(Protocol):
-    """What a worker offers in process: a `ModelRunner` that is already loaded, or a fake."""
+    """A worker in this process: a loaded `ModelRunner`, or a fake."""
 
     def run(self, step: Step, frame: memoryview) -> Sampled:
         """Execute one plan."""
@@ -27,10 +27,10 @@ class Rank(Protocol):
 
 
 class InlineExecutor:
-    """Runs the model on a thread, so that the event loop still answers while a long chunk is computed.
+    """Runs the model on a thread, so that the event loop still answers during a long step.
 
-    A step that raises is the rank's death, as what it holds may be half written. A thread cannot be killed: one whose
-    step does not end keeps its model's memory, beside that of the next.
+    A step that raises counts as the rank's death, as its memory may be half written. A thread cannot be killed: if its
+    step never ends, its model's memory stays in use beside that of the next.
     """
 
     def __init__(self, load: Callable[[], Rank]) -> None:
@@ -69,8 +69,8 @@ class InlineExecutor:
         self._die(WorkerDeadError("the model's thread was ended", "killed"))
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._rank = None
-        # The old model's memory is free before the new one takes its own: it refers to itself, and a core that has
-        # started freezes what it holds.
+        # Free the old model's memory before the new one takes its own: the model has reference cycles, and the core
+        # has frozen its objects.
         gc.unfreeze()
         gc.collect()
         self._thread = _model_thread()
@@ -92,10 +92,10 @@ class InlineExecutor:
         self._rank = None
 
     def _end(self, number: int, step: "asyncio.Future[Sampled]", answer: asyncio.Future[Sampled]) -> None:
-        """Hand a step's answer on, unless the rank was given up meanwhile."""
+        """Pass a step's answer on, unless the rank was given up meanwhile."""
         if step.cancelled():
             return
-        error = step.exception()  # Asked for in any case: asyncio would log one that nobody has asked for.
+        error = step.exception()  # Always read: asyncio logs exceptions that nobody has read.
         if answer.done():
             return
         if error is None:

@@ -1,30 +1,30 @@
-"""How the death of a worker process is told. Does not know how it came to be, sockets, or what a worker does."""
+"""Turns the end of a worker process into an error with a cause. Knows neither sockets nor the work of a worker."""
 
 import signal
 
-from pyllm.child import ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE
 from pyllm.errors import Cause, WorkerDeadError
-from pyllm.supervisor import Process
+from pyllm.supervision.child_process import ChildProcess
+from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE, OUT_OF_MEMORY_EXIT_CODE
 
-# The further behind, the less likely that a worker ended so because another one did.
+# Ordered: the later a cause, the less likely it is that another worker's end led to it.
 _TELLING: tuple[Cause, ...] = ("crashed", "killed", "out_of_memory", "silent", "orphaned")
 
 
-def death(process: Process) -> WorkerDeadError:
-    """The end of a worker that has ended, as an exception."""
-    return WorkerDeadError(process.obituary(), _cause(process), process.log)
+def death(process: ChildProcess) -> WorkerDeadError:
+    """The exception for a worker that has ended."""
+    return WorkerDeadError(process.exit_summary(), _cause(process), process.log)
 
 
-def first_to_blame(ended: list[Process]) -> Process:
-    """Of the workers that were found dead together, the one whose end explains the others'.
+def first_to_blame(ended: list[ChildProcess]) -> ChildProcess:
+    """The worker whose end explains the ends of the others.
 
-    Ranks that exchange data with one that is gone fail in that exchange, and say so.
+    Ranks that exchange data with a dead rank fail, too, and report that exchange.
     """
     return max(ended, key=lambda process: (_TELLING.index(_cause(process)), process.exited.result() < 0))
 
 
-def _cause(process: Process) -> Cause:
-    """Why a worker that has ended did so."""
+def _cause(process: ChildProcess) -> Cause:
+    """Why a worker ended."""
     if process.silent:
         return "silent"
     code = process.exited.result()

@@ -1,15 +1,15 @@
 """Anthropic's requests and answers as structs. Knows names and types, not behaviour.
 
-A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`). A `Hint` has no effect
-(`frontend/ignored_fields.py`).
+A field marked `Unsupported` passes at its neutral value only (`frontend/http/unsupported.py`). A `Hint` has no effect
+(`frontend/http/ignored_fields.py`).
 """
 
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from pyllm.frontend.ignored_fields import Hint, NoEffect
-from pyllm.frontend.unsupported import Unsupported, unsupported
+from pyllm.frontend.http.ignored_fields import Hint, NoEffect
+from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
 
 
 class TextBlock(Struct, kw_only=True, tag="text", tag_field="type"):
@@ -173,7 +173,7 @@ class OutputFormat(Struct, kw_only=True):
 
 
 class OutputConfig(Struct, kw_only=True):
-    """The form of the answer, and how much is to be thought about it, where the chat template looks at that."""
+    """The format of the answer, and the effort of its reasoning, which only some chat templates read."""
 
     effort: str | None = None
     format: OutputFormat | None = None
@@ -221,14 +221,14 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     # Of the other APIs here.
     n: Unsupported[int] = 1
     seed: Unsupported[int] = None
-    stop: Annotated[Any, unsupported("stop_sequences")] = None
+    stop: Annotated[Any, unsupported_field("stop_sequences")] = None
     min_p: Unsupported[float] = 0.0
     logit_bias: Unsupported[Any] = None
     presence_penalty: Unsupported[float] = 0.0
     frequency_penalty: Unsupported[float] = 0.0
     repetition_penalty: Unsupported[float] = 1.0
-    response_format: Annotated[Any, unsupported("output_config.format")] = None
-    structured_outputs: Annotated[Any, unsupported("output_config.format")] = None
+    response_format: Annotated[Any, unsupported_field("output_config.format")] = None
+    structured_outputs: Annotated[Any, unsupported_field("output_config.format")] = None
 
     service_tier: NoEffect = None
     container: Hint = None

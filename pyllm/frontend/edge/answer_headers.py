@@ -1,6 +1,6 @@
-"""What an answer's headers say of its request's body: fields without effect, and an output that is shorter than asked.
+"""Answer headers about the request's body: fields without effect, and an output that is shorter than asked.
 
-It stands before the routes and behind whatever keeps answers, so that an answer that is kept has these headers, too.
+Stands before the routes and behind the record of answers, so that repeated answers have these headers, too.
 """
 
 from collections.abc import Awaitable
@@ -8,8 +8,8 @@ from typing import cast
 
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyllm.frontend.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFields
-from pyllm.frontend.request_context import MAX_TOKENS_HEADER, context_in
+from pyllm.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER, IgnoredFields
+from pyllm.frontend.requests.request_context import MAX_TOKENS_HEADER, context_in
 
 
 class AnswerHeaders:

@@ -1,11 +1,11 @@
-"""The receiving half of an exchange, with an end to it: no body without a size, and none that never comes."""
+"""Receives request bodies, bounded in size and time."""
 
 import asyncio
 
 from litestar.types import HTTPReceiveMessage, Receive
 
 from pyllm.errors import DeadlineError
-from pyllm.frontend.failure import BodyTooLargeError, ClientGoneError
+from pyllm.frontend.http.failure import BodyTooLargeError, ClientGoneError
 
 # Seconds in which a body has to make some progress.
 BODY_PATIENCE = 60.0

@@ -1,10 +1,10 @@
-"""Which pages of other origins a browser lets use the server. Off unless origins are named."""
+"""CORS: which origins' pages may use the server. Off unless origins are named."""
 
 from collections.abc import Sequence
 
-from pyllm.frontend.error_answer import Headers
-from pyllm.frontend.ignored_fields import IGNORED_FIELDS_HEADER
-from pyllm.frontend.request_context import MAX_TOKENS_HEADER
+from pyllm.frontend.edge.error_answer import Headers
+from pyllm.frontend.http.ignored_fields import IGNORED_FIELDS_HEADER
+from pyllm.frontend.requests.request_context import MAX_TOKENS_HEADER
 
 ANY = "*"
 PREFLIGHT_SECONDS = 600

@@ -1,7 +1,7 @@
 """The ASGI application before the application: keys, ids, sizes, times, origins.
 
-Of routes it knows only which need no key, and which keeps its answers. It costs some ten microseconds per request. A
-stream's chunks do not pass through it.
+Knows which routes need no key and which record their answers, and nothing else of them. Costs some ten microseconds per
+request; a stream's chunks do not pass through it.
 """
 
 import uuid
@@ -11,18 +11,18 @@ from typing import Any, cast
 from litestar.enums import ScopeType
 from litestar.types import ASGIApp, Message, Receive, Scope, Send
 
-from pyllm.api_keys import Allowance
+from pyllm.config.api_keys import Allowance
 from pyllm.errors import PyllmError
 from pyllm.frontend.edge.body import BODY_PATIENCE, BoundedBody, check_body_size
-from pyllm.frontend.edge.budgets import budget_headers
 from pyllm.frontend.edge.cors import Cors
-from pyllm.frontend.edge.head import Head
-from pyllm.frontend.error_answer import Headers, error_answer
-from pyllm.frontend.failure import AuthenticationError, MediaTypeError, describe
-from pyllm.frontend.ignored_fields import RequestFields
-from pyllm.frontend.request_context import CONTEXT, RequestContext
-from pyllm.frontend.request_place import least_timeout
-from pyllm.frontend.server_state import ServerState
+from pyllm.frontend.edge.error_answer import Headers, render_error
+from pyllm.frontend.edge.rate_limit_headers import budget_headers
+from pyllm.frontend.edge.request_headers import RequestHeaders
+from pyllm.frontend.http.failure import AuthenticationError, MediaTypeError, describe
+from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.requests.request_context import CONTEXT, RequestContext
+from pyllm.frontend.requests.scheduling import least_timeout
+from pyllm.frontend.requests.server_state import ServerState
 
 # Routes that need no key: who looks whether a server is well has none.
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/health_generate"})
@@ -54,7 +54,7 @@ class Gateway:
         if scope["type"] != ScopeType.HTTP:
             await self._app(scope, receive, send)
             return
-        head = Head(cast("list[tuple[bytes, bytes]]", scope["headers"]))
+        head = RequestHeaders(cast("list[tuple[bytes, bytes]]", scope["headers"]))
         body = BoundedBody(receive, self._max_body_bytes, self._body_patience)
         name = head.request_id or uuid.uuid4().hex
         # What is kept has an id that is ours, as a caller may send its own again, which would replace it.
@@ -81,13 +81,13 @@ class Gateway:
             await self._app(scope, body.receive, cast("Send", answer))
         except PyllmError as error:  # Raised here or around the routes, which answer their own.
             failure = describe(error)
-            headers, text = error_answer(scope["path"], failure, context.request_id)
+            headers, text = render_error(scope["path"], failure, context.request_id)
             await _answer(answer, failure.status, [(b"content-type", b"application/json"), *headers], text)
         finally:
             if context.ticket is not None:
                 context.ticket.release()
 
-    def _admit(self, path: str, head: Head, context: RequestContext) -> None:
+    def _admit(self, path: str, head: RequestHeaders, context: RequestContext) -> None:
         if path in PROBES:
             return
         if self._keys:
@@ -110,7 +110,7 @@ class Gateway:
             raise MediaTypeError(f"The charset {head.charset!r:.80} is not supported; send the body in UTF-8.")
         check_body_size(head.content_length, self._max_body_bytes)
 
-    def _headers(self, context: RequestContext, head: Head, body: BoundedBody) -> Headers:
+    def _headers(self, context: RequestContext, head: RequestHeaders, body: BoundedBody) -> Headers:
         headers = self._cors.headers(head.origin) if self._cors.enabled else []
         if context.budgets is not None:
             headers += budget_headers(context.budgets)

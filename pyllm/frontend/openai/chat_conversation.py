@@ -1,4 +1,4 @@
-"""The body of a chat request as a conversation, without OpenAI's shapes. Renders nothing and checks no tools."""
+"""Turns the body of a chat request into a conversation, without OpenAI's shapes. Checks no tools."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice, input_arguments
-from pyllm.frontend.ignored_fields import Ignore, ignore_server_tool
+from pyllm.frontend.chat.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice, input_arguments
+from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
+from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import (
     AllowedTools,
@@ -16,7 +17,6 @@ from pyllm.frontend.openai.tool_protocol import (
     MessageToolCall,
     ToolDefinition,
 )
-from pyllm.frontend.unsupported import refuse_unsupported
 
 
 def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
@@ -29,7 +29,7 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
     opens = request.add_generation_prompt is not False
     if continues and opens:
         raise RequestError(
-            "continue_final_message and add_generation_prompt exclude one another; set add_generation_prompt to false",
+            "continue_final_message and add_generation_prompt cannot be combined; set add_generation_prompt to false",
             "continue_final_message",
         )
     tools, choice = _tools(request, ignore)
@@ -50,7 +50,7 @@ def conversation_of(request: ChatRequest, ignore: Ignore) -> Conversation:
 
 
 def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], ToolChoice]:
-    tools = tuple(_told_tools(request.tools or (), ignore))
+    tools = tuple(_shown_tools(request.tools or (), ignore))
     choice = request.tool_choice or ("auto" if tools else "none")
     if not isinstance(choice, ChosenTools):
         return tools, choice
@@ -64,7 +64,7 @@ def _tools(request: ChatRequest, ignore: Ignore) -> tuple[tuple[Tool, ...], Tool
 
 
 def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]:
-    """The tools that may be called; the model is told of no others."""
+    """The tools that may be called; the model sees no others."""
     references = [reference.function or reference.custom for reference in allowed.tools]
     names = {reference.name for reference in references if reference is not None}
     unknown = names - {tool.name for tool in tools}
@@ -74,8 +74,8 @@ def _allowed(tools: tuple[Tool, ...], allowed: AllowedTools) -> tuple[Tool, ...]
     return tuple(tool for tool in tools if tool.name in names)
 
 
-def _told_tools(definitions: Iterable[ToolDefinition], ignore: Ignore) -> Iterator[Tool]:
-    """Those that the model is told of."""
+def _shown_tools(definitions: Iterable[ToolDefinition], ignore: Ignore) -> Iterator[Tool]:
+    """Those that the model sees."""
     for index, definition in enumerate(definitions):
         kind, where = definition.type, f"tools[{index}]"
         if kind in ("function", "custom"):
@@ -104,7 +104,7 @@ def _input_format(given: CustomFormat | None, where: str) -> InputFormat:
     if given is None or (given.type == "text" and given.grammar is None):
         return InputFormat()
     if given.type != "grammar" or given.grammar is None:
-        raise RequestError(f"{where} needs a grammar if its type is grammar, and only then", f"{where}.grammar")
+        raise RequestError(f"{where} needs a grammar if, and only if, its type is grammar", f"{where}.grammar")
     return InputFormat(given.grammar.syntax, given.grammar.definition)
 
 
@@ -130,7 +130,7 @@ def _of_tool(message: ChatMessage, where: str) -> dict[str, Any]:
     _refuse(message, where, "tool_calls", "reasoning", "reasoning_content")
     if message.tool_call_id is None:
         field = f"{where}.tool_call_id"
-        raise RequestError(f"{field} is missing: a message of role tool answers the call of this id", field)
+        raise RequestError(f"{field} is missing: it is the id of the call that a message of role tool answers", field)
     return {"tool_call_id": message.tool_call_id}
 
 
@@ -168,7 +168,7 @@ def _called(call: MessageToolCall, where: str) -> dict[str, Any]:
 def _refuse(message: ChatMessage, where: str, *names: str) -> None:
     for name in names:
         if getattr(message, name):
-            raise RequestError(f"{where}.{name} is not for a message of role {message.role}", f"{where}.{name}")
+            raise RequestError(f"{where}.{name} is not allowed in a message of role {message.role}", f"{where}.{name}")
 
 
 def _arguments(text: str | None, field: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""OpenAI's stream of chunks, which completions and chat share: each is one `data:` line, and `[DONE]` the last."""
+"""OpenAI's stream of chunks, for completions and chat. Each chunk is one `data:` line; `[DONE]` is the last."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -6,12 +6,12 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, Struct
 
-from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.failure import Failure
-from pyllm.frontend.generation import TokenCounts
-from pyllm.frontend.logprobs import LogprobEntries
-from pyllm.frontend.openai.errors import error_response
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.frontend.http.failure import Failure
+from pyllm.frontend.openai.error_format import error_response
 from pyllm.frontend.openai.protocol import ChatChunk, Completion, Usage
+from pyllm.frontend.requests.generation import TokenCounts
+from pyllm.frontend.text.detokenizer import TextDelta
 
 _TEXT = "\0"  # Stands for the text in a chunk that is encoded once.
 _DONE = b"data: [DONE]\n\n"
@@ -44,8 +44,9 @@ class Chunks(Protocol):
         """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
 
 
-class ChunkForm:
-    """A `Form` of chunks. What surrounds the text of a choice is encoded once, so that a token costs its text only.
+class ChunkFormat:
+    """An `AnswerFormat` of chunks. What surrounds the text of a choice is encoded once, so that a token costs its text
+    only.
 
     With `counts_of` each chunk has the usage so far, of its own choice, as vLLM's have it.
     """

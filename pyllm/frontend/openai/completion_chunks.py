@@ -1,4 +1,4 @@
-"""What completions answer: chunks of text, with the prompt before it where that is asked for."""
+"""The answers of completions: chunks of text, after the prompt if the request wants an echo."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -6,8 +6,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import UNSET
 
-from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.logprobs import Logprob, LogprobEntries
+from pyllm.client.logprobs import Logprob, LogprobEntries
 from pyllm.frontend.openai.logprobs import (
     add_completion_logprobs,
     completion_logprobs,
@@ -22,7 +21,8 @@ from pyllm.frontend.openai.protocol import (
     CompletionRequest,
     Usage,
 )
-from pyllm.frontend.request_context import RequestContext
+from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.frontend.text.detokenizer import TextDelta
 
 
 class EchoedPrompt(NamedTuple):

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from pyllm.frontend.ignored_fields import Hint
-from pyllm.frontend.unsupported import Unsupported
+from pyllm.frontend.http.ignored_fields import Hint
+from pyllm.frontend.http.unsupported import Unsupported
 
 MAX_INPUTS = 2048  # OpenAI's
 

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: the embedding of each text or list of token ids, by the model that generates."""
+"""`POST /v1/embeddings`: embeds texts or lists of token ids, with the model that generates."""
 
 import binascii
 from collections.abc import Sequence
@@ -10,12 +10,13 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
+from pyllm.client.embedding import Embedding
+from pyllm.client.submission import refuse_input
 from pyllm.errors import PyllmError, RequestError
-from pyllm.frontend.admission import admit, charge
-from pyllm.frontend.embedding import Embedding
-from pyllm.frontend.embedding_batch import EmbeddingBatch
-from pyllm.frontend.failure import describe
-from pyllm.frontend.form import send_failure, send_json
+from pyllm.frontend.answers.answer_format import send_failure, send_json
+from pyllm.frontend.http.failure import describe
+from pyllm.frontend.http.pushed_response import Channel, PushedResponse
+from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.embedding_protocol import (
     MAX_INPUTS,
     EmbeddingData,
@@ -23,16 +24,15 @@ from pyllm.frontend.openai.embedding_protocol import (
     EmbeddingRequest,
     EmbeddingUsage,
 )
-from pyllm.frontend.openai.errors import ERROR_RESPONSES, error_response
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES, error_response
 from pyllm.frontend.openai.parameters import split_prompts
-from pyllm.frontend.request_context import context_of
-from pyllm.frontend.request_place import place_of
-from pyllm.frontend.server_state import ServerState, check_model
-from pyllm.frontend.stream import Channel, PushedResponse
-from pyllm.frontend.submission import refuse_input
-from pyllm.frontend.truncation import truncation
-from pyllm.frontend.unsupported import refuse_unsupported
-from pyllm.messages import ModelInfo
+from pyllm.frontend.requests.admission_control import admit, charge
+from pyllm.frontend.requests.embedding_batch import EmbeddingBatch
+from pyllm.frontend.requests.request_context import context_of
+from pyllm.frontend.requests.scheduling import scheduling_from
+from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.text.truncation import truncation_from
+from pyllm.wire.messages import ModelInfo
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,14 +52,16 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         check_model(state, data.model)
         refuse_unsupported(data)
         _check_dimensions(data.dimensions, state.client.model)
-        cut = truncation(data.truncate_prompt_tokens, data.truncation_side, 0, state.client.model)
-        scheduling = place_of(context, data.priority, timeout=data.timeout)
+        truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, 0, state.client.model)
+        scheduling = scheduling_from(context, data.priority, timeout=data.timeout)
         inputs = split_prompts(data.input, "input", MAX_INPUTS)
         special = data.add_special_tokens is not False
         await admit(state, context, len(inputs))
-        too_long = refuse_input if cut is None else None
+        too_long = refuse_input if truncation is None else None
         whole = await state.prompts.encode(inputs, special, too_long, "input")
-        prompts: Sequence[Sequence[int]] = whole if cut is None else [cut.kept(tokens) for tokens in whole]
+        prompts: Sequence[Sequence[int]] = (
+            whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
+        )
         await charge(state, context, sum(map(len, prompts)))
         batch = EmbeddingBatch(state, prompts, scheduling, context)
         return PushedResponse(EmbeddingsAnswer(batch, state.model_name, data.encoding_format == "base64"))
@@ -114,7 +116,7 @@ class EmbeddingsAnswer:
 def _check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
     if dimensions is not None and dimensions != model.hidden_size:
         raise RequestError(
-            f"dimensions must be {model.hidden_size}, or left out, got {dimensions}: the model was not trained so that "
-            "a part of its embedding is one",
+            f"dimensions must be {model.hidden_size} or left out, got {dimensions}: the model was not trained for "
+            "shorter embeddings",
             "dimensions",
         )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from pyllm.frontend.logprobs import Logprob, LogprobEntries, chosen, likeliest
+from pyllm.client.logprobs import Logprob, LogprobEntries, chosen, likeliest
 from pyllm.frontend.openai.protocol import ChatLogprob, ChatLogprobs, ChatTopLogprob, CompletionLogprobs
 
 LEAST = -9999.0  # JSON has no infinity; the number is vLLM's.

@@ -1,15 +1,15 @@
-"""What the body of a request asks for, as the parameters that the engine takes. Knows no route and no response."""
+"""Turns the fields of a body into the engine's parameters. Knows no route and no response."""
 
 from typing import Any, cast
 
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.openai.engine_request import EngineRequest, StructuredOutputs
+from pyllm.frontend.http.unsupported import refuse_unsupported
+from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
-from pyllm.frontend.request_context import RequestContext
-from pyllm.frontend.request_place import place_of
-from pyllm.frontend.unsupported import refuse_unsupported
+from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 from pyllm.scheduling_params import SchedulingParams
 
@@ -47,17 +47,13 @@ def split_prompts(given: str | list[str | int | list[int]], name: str, most: int
     if int in kinds:
         raise RequestError(f"{name} mixes token ids and {name}s; give one list of token ids for each {name}", name)
     if len(given) > most:
-        raise RequestError(f"{name} has {len(given)} {name}s; at most {most} go into one request", name)
+        raise RequestError(f"{name} has {len(given)} {name}s; one request may have at most {most}", name)
     return [item for item in given if not isinstance(item, int)]
 
 
-# What `structured_outputs` is to a caller who demands a call, which wins over any other form.
-FORCED_FORM = {"structured_outputs": "tools"}
-
-
-def form_names(field: str, has_form: bool, has_tools: bool) -> dict[str, str]:
-    """What `structured_outputs` is to a caller who asked by `field`, or whose tools need a form."""
-    return {"structured_outputs": field} if has_form else {"structured_outputs": "tools"} if has_tools else {}
+def constraint_names(field: str, has_format: bool, has_tools: bool) -> dict[str, str]:
+    """The caller's name of `structured_outputs`: `field` if they ask for a format there, or the tools that need one."""
+    return {"structured_outputs": field} if has_format else {"structured_outputs": "tools"} if has_tools else {}
 
 
 def wants_usage(request: GenerationRequest) -> bool:
@@ -70,7 +66,7 @@ def wants_usage(request: GenerationRequest) -> bool:
     if options is None:
         return False
     if not request.stream:
-        raise RequestError("stream_options go with stream: true only", "stream_options")
+        raise RequestError("stream_options requires stream: true", "stream_options")
     return options.include_usage is True
 
 
@@ -84,7 +80,7 @@ def wants_continuous_usage(request: GenerationRequest) -> bool:
     if options is None or not options.continuous_usage_stats:
         return False
     if not options.include_usage:
-        text = "stream_options.continuous_usage_stats goes with include_usage: true only"
+        text = "stream_options.continuous_usage_stats requires include_usage: true"
         raise RequestError(text, "stream_options.continuous_usage_stats")
     return True
 
@@ -98,9 +94,9 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
     whole = {"prompt_logprobs": request.prompt_logprobs is not None, "use_beam_search": request.use_beam_search}
     for name, is_wanted in whole.items():
         if request.stream and is_wanted:
-            raise RequestError(f"{name} is not for streams; set stream to false", name)
+            raise RequestError(f"{name} cannot be streamed; set stream to false", name)
     if request.use_beam_search and request.seed is not None:
-        raise RequestError("seed has no effect on a beam search, which draws nothing; leave it out", "seed")
+        raise RequestError("seed has no effect on a beam search, which is not random; leave it out", "seed")
     names = ("n", "prompt_logprobs", "length_penalty")
     return SamplingParams(
         **_given(request, _SAMPLING_FIELDS),
@@ -108,14 +104,14 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
         **_ends(request),
         max_tokens=max_tokens,
         logprobs=logprobs,
-        structured_outputs=_form(request),
+        structured_outputs=_constraint(request),
         extra_args=request.vllm_xargs,
         beam_width=request.n or 1 if request.use_beam_search else 0,
     )
 
 
 def sample_params(
-    request: EngineRequest, max_tokens: int | None, logprobs: int | None, form: StructuredOutputsParams | None
+    request: EngineRequest, max_tokens: int | None, logprobs: int | None, constraint: StructuredOutputsParams | None
 ) -> SamplingParams:
     """The same for a route whose answer is one sample; raises as `sampling_params` does."""
     return SamplingParams(
@@ -123,7 +119,7 @@ def sample_params(
         **_ends(request),
         max_tokens=max_tokens,
         logprobs=logprobs,
-        structured_outputs=form,
+        structured_outputs=constraint,
         extra_args=request.vllm_xargs,
     )
 
@@ -131,18 +127,19 @@ def sample_params(
 def structured_outputs(
     own: StructuredOutputs | None, kind: str, schema: dict[str, Any] | None, names: tuple[str, str]
 ) -> StructuredOutputsParams | None:
-    """What a form of OpenAI's, of this type, asks for; where it asks for text, the engine's `own` field may.
+    """The constraint of OpenAI's format of this `kind`. With the kind text the engine's `own` field decides.
 
-    `names` are the form's field, and within that the schema's.
+    `names` are the format's field, and the schema's within it.
 
     Raises:
         RequestError: both ask for something, or the schema is missing.
     """
     field, part = names
     if kind == "text":
-        return own_form(own)
+        return own_constraint(own)
     if own is not None:
-        raise RequestError(f"{field} excludes the engine's own field for the same; leave one of them out", field)
+        text = f"{field} cannot be combined with the engine's own field for it; leave one of them out"
+        raise RequestError(text, field)
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
     if schema is None:
@@ -150,11 +147,11 @@ def structured_outputs(
     return StructuredOutputsParams(json=schema)
 
 
-def own_form(given: StructuredOutputs | None) -> StructuredOutputsParams | None:
+def own_constraint(given: StructuredOutputs | None) -> StructuredOutputsParams | None:
     """What the engine's own field asks for.
 
     Raises:
-        RequestError: a part of it is not supported, or it asks for no form or for several.
+        RequestError: a part of it is not supported, or it has no constraint or several.
     """
     if given is None:
         return None
@@ -170,7 +167,7 @@ def num_chat_logprobs(request: ChatRequest, limit: int) -> int | None:
     """
     num_top = request.top_logprobs or 0
     if num_top and not request.logprobs:
-        raise RequestError("top_logprobs go with logprobs: true only", "top_logprobs")
+        raise RequestError("top_logprobs requires logprobs: true", "top_logprobs")
     check("top_logprobs", num_top, 0 <= num_top <= limit, f"from 0 to {limit} (--max-logprobs)")
     return num_top if request.logprobs else None
 
@@ -181,7 +178,7 @@ def scheduling_params(request: EngineRequest, context: RequestContext) -> Schedu
     Raises:
         RequestError: a value is out of range.
     """
-    return place_of(
+    return scheduling_from(
         context,
         request.priority,
         timeout=request.timeout,
@@ -204,11 +201,13 @@ def _ends(request: EngineRequest) -> dict[str, Any]:
     }
 
 
-def _check_guided(request: GenerationRequest, form: StructuredOutputsParams | None) -> None:
-    """Refuse vLLM's older names of a form, unless a newer one asks for the same: some programs send both."""
+def _check_guided(request: GenerationRequest, constraint: StructuredOutputsParams | None) -> None:
+    """Refuse vLLM's older fields, unless a newer one asks for the same constraint: some programs send both."""
     for name in ("json", "regex", "choice", "grammar"):
         older = getattr(request, f"guided_{name}")
-        if older is not None and (form is None or _parsed(older, name) != _parsed(getattr(form, name), name)):
+        if older is not None and (
+            constraint is None or _parsed(older, name) != _parsed(getattr(constraint, name), name)
+        ):
             remedy = f"use structured_outputs.{name}" if request.response_format is None else "leave it out"
             raise RequestError(f"guided_{name} is not supported; {remedy}", f"guided_{name}")
 
@@ -223,15 +222,12 @@ def _parsed(value: Any, name: str) -> Any:
         return value
 
 
-def _form(request: GenerationRequest) -> StructuredOutputsParams | None:
-    form = _response_format(request)
-    _check_guided(request, form)
-    return form
-
-
-def _response_format(request: GenerationRequest) -> StructuredOutputsParams | None:
-    form = request.response_format
-    if form is None:
-        return own_form(request.structured_outputs)
-    schema, names = None if form.json_schema is None else form.json_schema.schema, ("response_format", "json_schema")
-    return structured_outputs(request.structured_outputs, form.type or "text", schema, names)
+def _constraint(request: GenerationRequest) -> StructuredOutputsParams | None:
+    given, own = request.response_format, request.structured_outputs
+    if given is None:
+        constraint = own_constraint(own)
+    else:
+        schema = None if given.json_schema is None else given.json_schema.schema
+        constraint = structured_outputs(own, given.type or "text", schema, ("response_format", "json_schema"))
+    _check_guided(request, constraint)
+    return constraint

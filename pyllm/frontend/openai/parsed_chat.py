@@ -1,15 +1,24 @@
-"""Chat answers that a parser goes through: content, reasoning and tool calls, in chunks and whole, by one machine."""
+"""Chat answers that need a parser: content, reasoning and tool calls. One parser makes chunks and whole answers."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import UNSET, Struct
 
-from pyllm.frontend.detokenizer import TextDelta
-from pyllm.frontend.failure import Failure
-from pyllm.frontend.generation import TokenCounts
-from pyllm.frontend.logprobs import LogprobEntries
-from pyllm.frontend.openai.chunks import ChunkForm
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.frontend.chat.parsers.parsed_pieces import (
+    Content,
+    ParsedText,
+    Piece,
+    Reasoning,
+    ToolArguments,
+    ToolCall,
+    ToolCallBegin,
+    folded,
+)
+from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.http.failure import Failure
+from pyllm.frontend.openai.chunks import ChunkFormat
 from pyllm.frontend.openai.protocol import (
     AssistantMessage,
     ChatChoice,
@@ -27,17 +36,8 @@ from pyllm.frontend.openai.tool_protocol import (
     FunctionCall,
     FunctionCallDelta,
 )
-from pyllm.frontend.parsers.pieces import (
-    Content,
-    ParsedText,
-    Piece,
-    Reasoning,
-    ToolArguments,
-    ToolCall,
-    ToolCallBegin,
-    folded,
-)
-from pyllm.frontend.parsers.sample import SampleParser
+from pyllm.frontend.requests.generation import TokenCounts
+from pyllm.frontend.text.detokenizer import TextDelta
 
 _FUNCTION, _CUSTOM = "function", "custom"
 
@@ -64,11 +64,12 @@ class RawChat(Protocol):
         """The answer."""
 
 
-class ParsedChatForm:
-    """A `Form` of a raw chat, with a parser for each choice. `call_id` names a call by its choice and its index.
+class ParsedChatFormat:
+    """An `AnswerFormat` of a raw chat, with a parser for each choice. `call_id` names a call by its choice and its
+    index.
 
     Without `shows_reasoning` it is left out. With `counts_reasoning` the usage says how many tokens it took.
-    `counts_of` is as `ChunkForm` has it.
+    `counts_of` is as `ChunkFormat` has it.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class ParsedChatForm:
         counts_of: Callable[[int], TokenCounts] | None = None,
     ) -> None:
         self._raw = raw
-        self._form = ChunkForm(raw, counts_of)
+        self._answer_format = ChunkFormat(raw, counts_of)
         self._make_parser = make_parser
         self._call_id = call_id
         self._shows_reasoning = shows_reasoning
@@ -96,7 +97,7 @@ class ParsedChatForm:
         parser = self._parsers.get(choice)
         if parser is None:
             parser = self._parsers[choice] = self._make_parser()
-            events.append(self._form.first(choice))
+            events.append(self._answer_format.first(choice))
         parts = [self._delta(choice, piece) for piece in parser.feed(delta) if self._shows(piece)]
         tokens, logprobs = delta.tokens, delta.logprobs
         if not parts and (delta.finish_reason is not None or logprobs or (tokens and self._raw.shows_tokens)):
@@ -110,7 +111,7 @@ class ParsedChatForm:
             else:
                 chunk = self._raw.piece(choice, source)
             chunk.delta = part
-            events.append(self._form.chunk(choice, chunk))
+            events.append(self._answer_format.chunk(choice, chunk))
         return b"".join(events)
 
     def around(self, choice: int) -> None:
@@ -119,11 +120,11 @@ class ParsedChatForm:
 
     def end(self, counts: TokenCounts) -> bytes:
         """The usage, where the client asked for it, and the end."""
-        return self._form.end(counts, self._num_reasoning_tokens())
+        return self._answer_format.end(counts, self._num_reasoning_tokens())
 
     def failed(self, failure: Failure) -> bytes:
         """The error, and the end."""
-        return self._form.failed(failure)
+        return self._answer_format.failed(failure)
 
     def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
         """The answer that is not streamed: the sum of the same pieces."""
@@ -137,7 +138,7 @@ class ParsedChatForm:
 
     def error(self, failure: Failure) -> Struct:
         """The error by itself."""
-        return self._form.error(failure)
+        return self._answer_format.error(failure)
 
     def _shows(self, piece: Piece) -> bool:
         return self._shows_reasoning or not isinstance(piece, Reasoning)

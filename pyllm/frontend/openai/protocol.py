@@ -1,8 +1,8 @@
 """OpenAI's requests and responses as structs, with vLLM's additions. Knows names and types, not behaviour.
 
 A field marked `Unsupported` would change the answer: it passes at its neutral value, which is its default here, and is
-refused by name otherwise (`frontend/unsupported.py`). A `Hint` has no effect, as has a field that no struct knows: both
-are accepted and named in a response header (`frontend/ignored_fields.py`).
+refused by name otherwise (`frontend/http/unsupported.py`). A `Hint` has no effect, as has a field that no struct knows:
+both are accepted and named in a response header (`frontend/http/ignored_fields.py`).
 """
 
 from typing import Annotated, Any, Literal, TypeVar
@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from pyllm.frontend.generation import TokenCounts
-from pyllm.frontend.ignored_fields import Hint
-from pyllm.frontend.logprobs import LogprobEntries
-from pyllm.frontend.openai.engine_request import EngineRequest, UseStructuredOutputs
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.frontend.http.ignored_fields import Hint
+from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
+from pyllm.frontend.openai.common_fields import EngineRequest, UseStructuredOutputs
 from pyllm.frontend.openai.tool_protocol import (
     ChatToolCall,
     ChatToolCallDelta,
@@ -21,12 +21,12 @@ from pyllm.frontend.openai.tool_protocol import (
     MessageToolCall,
     ToolDefinition,
 )
-from pyllm.frontend.unsupported import Unsupported, unsupported
+from pyllm.frontend.requests.generation import TokenCounts
 
 T = TypeVar("T")
-UseTools = Annotated[T | None, unsupported("tools")]
-UseToolChoice = Annotated[T | None, unsupported("tool_choice")]
-UseToolCalls = Annotated[T | None, unsupported("tool_calls")]
+UseTools = Annotated[T | None, unsupported_field("tools")]
+UseToolChoice = Annotated[T | None, unsupported_field("tool_choice")]
+UseToolCalls = Annotated[T | None, unsupported_field("tool_calls")]
 
 MAX_PROMPTS = 1024
 

@@ -1,4 +1,4 @@
-"""`/tokenize`, `/detokenize` and `/tokenizer_info`, vLLM's: token ids of a prompt or a conversation, and back."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as in vLLM: a prompt or a conversation to token ids, and back."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from litestar.params import JSONBody
 from msgspec import Struct
 
 from pyllm.errors import RequestError
-from pyllm.frontend.admission import admit
-from pyllm.frontend.ignored_fields import Ignore
+from pyllm.frontend.http.ignored_fields import Ignore
 from pyllm.frontend.openai.chat_conversation import conversation_of
-from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.protocol import ChatMessage, ChatRequest
 from pyllm.frontend.openai.tool_protocol import ToolDefinition
-from pyllm.frontend.request_context import context_of
-from pyllm.frontend.server_state import ServerState, check_model
+from pyllm.frontend.requests.admission_control import admit
+from pyllm.frontend.requests.request_context import context_of
+from pyllm.frontend.requests.server_state import ServerState, check_model
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -147,10 +147,10 @@ async def _tokens(state: ServerState, request: TokenizeRequest, ignore: Ignore) 
         assert request.prompt is not None
         for name in _CHAT_FIELDS:
             if getattr(request, name) is not None:
-                raise RequestError(f"{name} goes with messages only", name)
+                raise RequestError(f"{name} requires messages", name)
         adds = request.add_special_tokens is not False
         (tokens,) = await state.prompts.encode([request.prompt], adds, None)
         return tokens.tolist()
     names = ("messages", "add_special_tokens", *_CHAT_FIELDS)
     chat = ChatRequest(**{name: value for name in names if (value := getattr(request, name)) is not None})
-    return list(await state.conversations.encode(conversation_of(chat, ignore), ignore))
+    return list(await state.chat.encode(conversation_of(chat, ignore), ignore))

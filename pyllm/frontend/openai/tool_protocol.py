@@ -1,4 +1,4 @@
-"""OpenAI's tools as structs: what a chat may call, what it called, and what is new of a call. Knows no behaviour."""
+"""OpenAI's tools as structs: the tools that a chat may call, its calls, and the new parts of a call."""
 
 from typing import Annotated, Any, Literal
 
@@ -37,7 +37,7 @@ class CustomDefinition(Struct, kw_only=True):
 
 
 class ToolDefinition(Struct, kw_only=True):
-    """A tool, which has the field of its type. The model is told of functions and custom tools alone."""
+    """A tool, which has the field of its type. The model sees functions and custom tools only."""
 
     type: str
     function: FunctionDefinition | None = None

@@ -9,7 +9,7 @@ _PREFIX = b"pyllm1:"
 
 
 def encode_reasoning(text: str) -> str:
-    """The text in the form of `encrypted_content`."""
+    """The text as `encrypted_content`."""
     return base64.b64encode(_PREFIX + text.encode()).decode()
 
 

@@ -1,4 +1,4 @@
-"""The items of the Responses API as the messages that every API comes to, and as they are kept and shown."""
+"""Converts the items of the Responses API: to messages, and to the shape in which they are stored and shown."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -6,25 +6,25 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.conversation import input_arguments
-from pyllm.frontend.ignored_fields import Ignore
+from pyllm.frontend.chat.conversation import input_arguments
+from pyllm.frontend.http.ignored_fields import Ignore
+from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.responses.encrypted_reasoning import decode_reasoning
 from pyllm.frontend.responses.protocol import Item, OutputItem, Part
 from pyllm.frontend.responses.tools import APPLY_PATCH, LOCAL_SHELL
-from pyllm.frontend.unsupported import refuse_unsupported
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-def kept_items(given: str | Sequence[Item], request_id: str, ignore: Ignore) -> list[Item]:
-    """The input of a request in its long form: types, parts and ids are all there. Items of a server's tools go.
+def input_items(given: str | Sequence[Item], request_id: str, ignore: Ignore) -> list[Item]:
+    """The input of a request with all types, parts and ids filled in. Items of tools that run on a server are left out.
 
     Raises:
         RequestError: an item is not supported, or lacks a field of its type.
     """
     items = [Item(role="user", content=given)] if isinstance(given, str) else given
-    kept = (_kept(item, f"input[{index}]", f"{request_id}_{index}", ignore) for index, item in enumerate(items))
-    return [item for item in kept if item is not None]
+    checked = (_checked(item, f"input[{index}]", f"{request_id}_{index}", ignore) for index, item in enumerate(items))
+    return [item for item in checked if item is not None]
 
 
 def items_of(output: Iterable[OutputItem]) -> list[Item]:
@@ -41,7 +41,7 @@ def messages_of(items: Iterable[Item], instructions: str | None) -> list[dict[st
     """The messages of a conversation, as templates know them. Items of one turn of the assistant's are one message.
 
     Raises:
-        RequestError: the arguments of a call are no JSON object.
+        RequestError: the arguments of a call are not a JSON object.
     """
     messages: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     for item in items:
@@ -92,7 +92,7 @@ def _arguments(item: Item) -> dict[str, Any]:
     try:
         return msgspec.json.decode(item.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
-        text = f"the arguments of the function call {item.call_id!r} are no JSON object"
+        text = f"the arguments of the function call {item.call_id!r} are not a JSON object"
         raise RequestError(text, "input") from None
 
 
@@ -116,7 +116,7 @@ _NEEDED = {
 }
 _CALLS = frozenset({"function_call", "custom_tool_call", "local_shell_call", "apply_patch_call"})
 _OUTPUTS = frozenset(f"{kind}_output" for kind in _CALLS)
-# What tools of other servers did: the model is told of neither these tools nor their calls.
+# What tools of other servers did: the model sees neither these tools nor their calls.
 _OF_SERVERS = frozenset(
     {
         *("web_search_call", "file_search_call", "code_interpreter_call"),
@@ -126,11 +126,12 @@ _OF_SERVERS = frozenset(
 )
 
 
-def _kept(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | None:
+def _checked(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | None:
     refuse_unsupported(item, f"{where}.")
     kind = item.type or "message"
     if kind in _OF_SERVERS:
-        ignore(f"input.{kind}", f"{where}: an item of type {kind} is of a tool that runs on a server; leave it out")
+        text = f"{where}: an item of type {kind} belongs to a tool that runs on a server; leave it out"
+        ignore(f"input.{kind}", text)
         return None
     if kind not in _NEEDED:
         raise RequestError(f"{where}: an item of type {kind!r:.80} is not supported", f"{where}.type")
@@ -144,7 +145,7 @@ def _kept(item: Item, where: str, request_id: str, ignore: Ignore) -> Item | Non
     for name in ("content", "output", "summary"):
         _check_parts(getattr(item, name), f"{where}.{name}")
     if kind == "reasoning" and item.encrypted_content is not None and not _reasoning(item):
-        text = f"{where}.encrypted_content was made by another server, which alone can read it"
+        text = f"{where}.encrypted_content was made by another server, and only that server can read it"
         ignore("input.encrypted_content", text)
     return msgspec.structs.replace(item, type=kind, id=item.id or f"{prefix}_in_{request_id}", content=content)
 

@@ -1,4 +1,4 @@
-"""One page of a list of items, as OpenAI's lists are asked for: `order`, `after` and `limit`."""
+"""One page of a list of items, selected by `order`, `after` and `limit` as in OpenAI's lists."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -27,9 +27,9 @@ def page_of(items: list[Item], query: Mapping[str, Any]) -> ItemList:
     check("limit", repr(limit), is_number and 1 <= int(limit) <= MAX_LIMIT, f"from 1 to {MAX_LIMIT}")
     listed = items if order == "asc" else items[::-1]
     if after is not None:
-        places = [place for place, item in enumerate(listed, 1) if item.id == after]
-        check("after", repr(after), bool(places), "the id of an item of the list")
-        listed = listed[places[0] :]
+        positions = [position for position, item in enumerate(listed, 1) if item.id == after]
+        check("after", repr(after), bool(positions), "the id of an item of the list")
+        listed = listed[positions[0] :]
     data = listed[: int(limit)]
     ids = [item.id for item in data]
     return ItemList(data, ids[0] if ids else None, ids[-1] if ids else None, len(listed) > len(data))

@@ -1,7 +1,7 @@
 """The Responses API's requests and answers as structs. Knows names and types, not behaviour.
 
-A field marked `Unsupported` passes at its neutral value only (`frontend/unsupported.py`), a `Hint` has no effect
-(`frontend/ignored_fields.py`).
+A field marked `Unsupported` passes at its neutral value only (`frontend/http/unsupported.py`), a `Hint` has no effect
+(`frontend/http/ignored_fields.py`).
 """
 
 from typing import Annotated, Any, Literal
@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from pyllm.frontend.ignored_fields import Hint, NoEffect
-from pyllm.frontend.openai.engine_request import EngineRequest, UseStructuredOutputs
+from pyllm.frontend.http.ignored_fields import Hint, NoEffect
+from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
+from pyllm.frontend.openai.common_fields import EngineRequest, UseStructuredOutputs
 from pyllm.frontend.openai.protocol import ChatLogprob
-from pyllm.frontend.unsupported import Unsupported, unsupported
 
 Status = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -65,7 +65,7 @@ class CustomFormat(Struct, kw_only=True):
 
 
 class ToolParam(Struct, kw_only=True):
-    """A tool of any type. The model is told of those that the caller runs (`responses/tools.py`)."""
+    """A tool of any type. The model sees those that the caller runs (`responses/tools.py`)."""
 
     type: str
     name: str | None = None
@@ -92,7 +92,7 @@ class ChosenTools(Struct, kw_only=True):
 
 
 class TextFormat(Struct, kw_only=True):
-    """The form of the text. A schema is always kept to, so `strict` changes nothing."""
+    """The format of the text. The text always follows a schema, so `strict` changes nothing."""
 
     type: Literal["text", "json_object", "json_schema"] | None = "text"
     name: str | None = None
@@ -153,10 +153,10 @@ class ResponsesRequest(EngineRequest, kw_only=True):
 
     # Of chat completions.
     n: Unsupported[int] = 1
-    max_tokens: Annotated[int | None, unsupported("max_output_tokens")] = None
-    max_completion_tokens: Annotated[int | None, unsupported("max_output_tokens")] = None
-    response_format: Annotated[Any, unsupported("text.format")] = None
-    logprobs: Annotated[Any, unsupported("include")] = False
+    max_tokens: Annotated[int | None, unsupported_field("max_output_tokens")] = None
+    max_completion_tokens: Annotated[int | None, unsupported_field("max_output_tokens")] = None
+    response_format: Annotated[Any, unsupported_field("text.format")] = None
+    logprobs: Annotated[Any, unsupported_field("include")] = False
     guided_json: UseStructuredOutputs[Any] = None
     guided_regex: UseStructuredOutputs[str] = None
     guided_choice: UseStructuredOutputs[list[str]] = None

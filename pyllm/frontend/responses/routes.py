@@ -1,4 +1,4 @@
-"""`/v1/responses`: create a response, fetch, cancel and delete a stored one, and list what it is an answer to."""
+"""`/v1/responses`: creates, fetches, cancels and deletes responses, and lists the input of a stored one."""
 
 from typing import Any
 
@@ -7,26 +7,24 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
 from pyllm.errors import RequestError
-from pyllm.frontend.admission import admit, charge
-from pyllm.frontend.answer import respond
-from pyllm.frontend.conversation import Conversation, Prepared
-from pyllm.frontend.generation import Generation
-from pyllm.frontend.openai.errors import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.answers.answer import respond
+from pyllm.frontend.chat.conversation import Conversation, Prepared
+from pyllm.frontend.openai.error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES
 from pyllm.frontend.openai.logprobs import chat_logprobs
 from pyllm.frontend.openai.parameters import (
-    FORCED_FORM,
-    form_names,
-    own_form,
+    constraint_names,
+    own_constraint,
     sample_params,
     scheduling_params,
     structured_outputs,
 )
-from pyllm.frontend.request_context import RequestContext, context_of
+from pyllm.frontend.requests.request_context import RequestContext, context_of
+from pyllm.frontend.requests.server_state import ServerState
+from pyllm.frontend.requests.serving import begin, generate_chat
 from pyllm.frontend.responses import protocol
+from pyllm.frontend.responses.answer_format import LogprobsOf, ResponsesFormat
 from pyllm.frontend.responses.background import BackgroundRun
-from pyllm.frontend.responses.form import LogprobsOf, ResponseForm
-from pyllm.frontend.responses.items import items_of, kept_items, messages_of
-from pyllm.frontend.responses.kept import KeptResponses
+from pyllm.frontend.responses.items import input_items, items_of, messages_of
 from pyllm.frontend.responses.page import page_of
 from pyllm.frontend.responses.protocol import (
     DeletedResponse,
@@ -36,9 +34,8 @@ from pyllm.frontend.responses.protocol import (
     ResponsesRequest,
     ToolParam,
 )
+from pyllm.frontend.responses.response_store import ResponseStore
 from pyllm.frontend.responses.tools import built_in_names, callable_tools, shown_tools, tools_and_choice
-from pyllm.frontend.server_state import ServerState, check_model
-from pyllm.frontend.unsupported import refuse_unsupported
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams, check
 
 AnyRequest = Request[Any, Any, Any]
@@ -56,7 +53,7 @@ _LOOKUP_ERRORS = {**LOOKUP_ERROR_RESPONSES, 400: LOOKUP_ERROR_RESPONSES[404]}
 def responses_routes(state: ServerState) -> Router:
     """The routes, for one server."""
     model = state.client.model
-    kept = KeptResponses(state.shared if state.server.max_stored_responses else None)
+    store = ResponseStore(state.shared if state.server.max_stored_responses else None)
 
     @post(
         "/",
@@ -65,41 +62,35 @@ def responses_routes(state: ServerState) -> Router:
         responses={200: ResponseSpec(protocol.Response), **ERROR_RESPONSES},
     )
     async def create_response(request: AnyRequest, data: JSONBody[ResponsesRequest]) -> Response[Any]:
-        context = context_of(request)
-        owner = context.tenant  # Whoever asks for it later has no body to be named in.
-        context.name_request(data.request_id)
+        context = begin(state, request, data)
+        owner = context.tenant  # Later requests for this response have no body that names a tenant.
         context.name_tenant(data.user)
-        _check(state, data, context)  # These fields have the caller's names already.
+        _check(data, context)
         context.field_names = _field_names(data)
-        stores = await _stores(kept, data, context, owner)
+        stores = await _stores(store, data, context, owner)
         params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
-        items = [*await _history(kept, data, owner), *kept_items(data.input, context.request_id, context.ignore)]
+        items = [*await _history(store, data, owner), *input_items(data.input, context.request_id, context.ignore)]
         tools = callable_tools(data, items, context.ignore)
         conversation = _conversation(data, items, tools)
-        if conversation.forces_call:
-            context.field_names = _FIELD_NAMES | FORCED_FORM
-        await admit(state, context)
-        prepared = await state.conversations.prepare(conversation, params, context.ignore)
-        await charge(state, context, len(prepared.prompt))
+        prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         _check_logprobs(prepared, params)
         response = _response(state, data, context, stores, tools)
-        form = ResponseForm(
+        answer_format = ResponsesFormat(
             response,
             None if prepared.make_parser is None else prepared.make_parser(),
-            call_name=lambda index: state.conversations.call_id(context.request_id, 0, index),
+            call_name=lambda index: state.chat.tool_call_id(context.request_id, 0, index),
             logprobs=_logprobs(state, params),
-            on_end=lambda ended: kept.put_soon(ResponseRecord(ended, items), owner) if stores else None,
+            on_end=lambda ended: store.put_soon(ResponseRecord(ended, items), owner) if stores else None,
             has_events=data.stream is True,
             block_size=model.block_size if model.enable_prefix_caching else 0,
             encrypts_reasoning=_ENCRYPTED in (data.include or ()),
             built_in_tools=built_in_names(tools),
         )
-        generation = Generation(state, [prepared.prompt], prepared.params, scheduling, context)
         if not data.background:
-            return respond(generation, form, data.stream is True, context)
-        BackgroundRun(generation, form, kept, owner).start()
-        await kept.put(ResponseRecord(response, items), owner)
+            return respond(generation, answer_format, data.stream is True, context)
+        BackgroundRun(generation, answer_format, store, owner).start()
+        await store.put(ResponseRecord(response, items), owner)
         return Response(response)
 
     @get("/{response_id:str}", summary="Fetch a stored response", responses=_LOOKUP_ERRORS)
@@ -107,12 +98,12 @@ def responses_routes(state: ServerState) -> Router:
         for name in request.query_params:
             if name not in ("include", "include[]"):
                 raise RequestError(f"{name} is not supported; leave it out", name)
-        return (await kept.get(response_id, context_of(request).tenant)).response
+        return (await store.get(response_id, context_of(request).tenant)).response
 
     @delete("/{response_id:str}", status_code=200, summary="Delete a stored response", responses=_LOOKUP_ERRORS)
     async def delete_response(request: AnyRequest, response_id: FromPath[str]) -> DeletedResponse:
-        await kept.delete(response_id, context_of(request).tenant)
-        if (run := kept.running.get(response_id)) is not None:
+        await store.delete(response_id, context_of(request).tenant)
+        if (run := store.running.get(response_id)) is not None:
             run.abandon()
         return DeletedResponse(response_id)
 
@@ -124,23 +115,23 @@ def responses_routes(state: ServerState) -> Router:
     )
     async def cancel_response(request: AnyRequest, response_id: FromPath[str]) -> protocol.Response:
         owner = context_of(request).tenant
-        record = await kept.get(response_id, owner)
+        record = await store.get(response_id, owner)
         response = record.response
         if not response.background:
-            raise RequestError("only a response that was made with background: true can be cancelled")
+            raise RequestError("only a response created with background: true can be cancelled")
         if response.status not in ("queued", "in_progress"):
             return response
-        if (run := kept.running.get(response_id)) is not None:
+        if (run := store.running.get(response_id)) is not None:
             run.cancel()
-            await kept.put(ResponseRecord(run.response, record.input), owner)
+            await store.put(ResponseRecord(run.response, record.input), owner)
             return run.response
         response.status = "cancelled"  # The process where it runs, if it still does, looks for this.
-        await kept.put(record, owner)
+        await store.put(record, owner)
         return response
 
     @get("/{response_id:str}/input_items", summary="List what a stored response answers", responses=_LOOKUP_ERRORS)
     async def list_input_items(request: AnyRequest, response_id: FromPath[str]) -> ItemList:
-        record = await kept.get(response_id, context_of(request).tenant)
+        record = await store.get(response_id, context_of(request).tenant)
         return page_of(record.input, {name: request.query_params[name] for name in request.query_params})
 
     handlers = [create_response, show_response, delete_response, cancel_response, list_input_items]
@@ -155,53 +146,51 @@ def _tell_methods(response_id: FromPath[str]) -> Response[None]:
 
 
 def _field_names(request: ResponsesRequest) -> dict[str, str]:
-    has_form = request.text is not None and request.text.format is not None
+    has_format = request.text is not None and request.text.format is not None
     has_tools = bool(request.tools) and request.structured_outputs is None
-    return _FIELD_NAMES | form_names("text.format", has_form, has_tools)
+    return _FIELD_NAMES | constraint_names("text.format", has_format, has_tools)
 
 
-def _check(state: ServerState, request: ResponsesRequest, context: RequestContext) -> None:
-    check_model(state, request.model)
+def _check(request: ResponsesRequest, context: RequestContext) -> None:
     for what in request.include or ():
         if what not in (_LOGPROBS, _ENCRYPTED):
             context.ignore(f"include.{what}", f"include: {what:.80} is not supported; leave it out")
-    refuse_unsupported(request)
     if request.stream_options is not None and not request.stream:
-        raise RequestError("stream_options go with stream: true only", "stream_options")
+        raise RequestError("stream_options requires stream: true", "stream_options")
     if request.background and request.stream:
-        raise RequestError("background and stream exclude one another; fetch the response by its id", "background")
+        raise RequestError("background and stream cannot be combined; fetch the response by its id", "background")
 
 
 def _check_logprobs(prepared: Prepared, params: SamplingParams) -> None:
     if prepared.make_parser is not None and params.logprobs is not None:
-        text = "include: log-probabilities are not told where tool calls or reasoning are parsed out of the text"
+        text = "include: log-probabilities are not available when tool calls or reasoning are parsed from the text"
         raise RequestError(text, "include")
 
 
-async def _stores(kept: KeptResponses, request: ResponsesRequest, context: RequestContext, owner: str) -> bool:
-    stores = kept.store_or_refuse(request.store, request.background is True)
+async def _stores(store: ResponseStore, request: ResponsesRequest, context: RequestContext, owner: str) -> bool:
+    stores = store.store_or_refuse(request.store, request.background is True)
     if stores and request.request_id is not None:
-        await _refuse_taken(kept, context, owner)
+        await _refuse_taken(store, context, owner)
     return stores
 
 
-async def _refuse_taken(kept: KeptResponses, context: RequestContext, owner: str) -> None:
+async def _refuse_taken(store: ResponseStore, context: RequestContext, owner: str) -> None:
     """Refuse the caller's own id if it would replace another response; the same one may be taken up again."""
-    record = await kept.find(_response_id(context), owner)
+    record = await store.find(_response_id(context), owner)
     if record is None:
         return
     position = context.position
     if position is None or position.seed is None or record.response.created_at != context.created:
-        text = f"request_id: there is a stored response {record.response.id!r} already; send another id, or none"
+        text = f"request_id: the stored response {record.response.id!r} exists already; send another id, or none"
         raise RequestError(text, "request_id")
 
 
-async def _history(kept: KeptResponses, request: ResponsesRequest, owner: str) -> list[Item]:
+async def _history(store: ResponseStore, request: ResponsesRequest, owner: str) -> list[Item]:
     """The conversation that the request goes on with."""
     if request.previous_response_id is None:
         return []
     name = "previous_response_id"
-    record = await kept.get(request.previous_response_id, owner)
+    record = await store.get(request.previous_response_id, owner)
     if record.response.status not in ("completed", "incomplete"):
         raise RequestError(f"{name}: the response {record.response.id!r} is {record.response.status}", name)
     return [*record.input, *items_of(record.response.output)]
@@ -225,15 +214,17 @@ def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingP
     check("top_logprobs", num_top, 0 <= num_top <= limit, f"from 0 to {limit} (--max-logprobs)")
     has_logprobs = _LOGPROBS in (request.include or ())
     if num_top and not has_logprobs:
-        raise RequestError('top_logprobs go with include: ["message.output_text.logprobs"] only', "top_logprobs")
-    return sample_params(request, request.max_output_tokens, num_top if has_logprobs else None, _form(request))
+        raise RequestError('top_logprobs requires include: ["message.output_text.logprobs"]', "top_logprobs")
+    return sample_params(request, request.max_output_tokens, num_top if has_logprobs else None, _constraint(request))
 
 
-def _form(request: ResponsesRequest) -> StructuredOutputsParams | None:
-    form = None if request.text is None else request.text.format
-    if form is None:
-        return own_form(request.structured_outputs)
-    return structured_outputs(request.structured_outputs, form.type or "text", form.schema, ("text.format", "schema"))
+def _constraint(request: ResponsesRequest) -> StructuredOutputsParams | None:
+    text_format = None if request.text is None else request.text.format
+    if text_format is None:
+        return own_constraint(request.structured_outputs)
+    return structured_outputs(
+        request.structured_outputs, text_format.type or "text", text_format.schema, ("text.format", "schema")
+    )
 
 
 def _logprobs(state: ServerState, params: SamplingParams) -> LogprobsOf | None:

@@ -1,7 +1,7 @@
-"""The tools of a request to the Responses API, and the choice among them, as a conversation has them.
+"""The tools of a Responses request, and the choice among them, as a conversation has them.
 
-The model is told of tools that the caller runs: functions, custom tools, `local_shell` and `apply_patch`. Tools of
-other types run on a server, which this one does not do. Calls nothing.
+The model sees the tools that the caller runs: functions, custom tools, `local_shell` and `apply_patch`. Tools of other
+types run on a server; pyllm does not run them. Calls nothing.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from pyllm.errors import RequestError
-from pyllm.frontend.conversation import InputFormat, NamedTool, Tool, ToolChoice
-from pyllm.frontend.ignored_fields import Ignore, ignore_server_tool
+from pyllm.frontend.chat.conversation import InputFormat, NamedTool, Tool, ToolChoice
+from pyllm.frontend.http.ignored_fields import Ignore, ignore_server_tool
 from pyllm.frontend.responses.protocol import (
     ApplyPatchCall,
     ApplyPatchTool,
@@ -141,7 +141,7 @@ def _key(tool: ToolParam | ToolReference | ChosenTools) -> tuple[str, str]:
 def _check_known(wanted: set[tuple[str, str]], keys: set[tuple[str, str]], where: str) -> None:
     if unknown := wanted - keys:
         _, name = min(unknown)
-        raise RequestError(f"{where} asks for {name!r:.80}, which is not among the tools that can be called", where)
+        raise RequestError(f"{where} asks for {name!r:.80}, which is not one of the tools that can be called", where)
 
 
 def _tool(tool: ToolParam) -> Tool:

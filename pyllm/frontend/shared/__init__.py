@@ -1,0 +1,8 @@
+"""State that all API processes of a server share: limits, queue, records of answers, stored responses, totals.
+
+Knows no HTTP and no engine. With one API process it lives there, else in a process of its own.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

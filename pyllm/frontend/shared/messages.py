@@ -1,18 +1,19 @@
-"""What API processes say to the state that they share, and what it answers: plain values, fit for a wire."""
+"""Messages between API processes and the state they share: the values of its methods, and their envelopes."""
 
 from typing import Any
 
-from pyllm.api_keys import Allowance
-from pyllm.messages import Message
+from pyllm.config.api_keys import Allowance
+from pyllm.wire.messages import Message
 
-# Beats without a word of the other end until it is taken for dead. Counted, not timed: who was stopped blames nobody.
+# A peer that is silent for this many of our own beats counts as dead. Beats, not seconds: a process that was stopped
+# must not blame the others when it goes on.
 MAX_SILENT_BEATS = 20
 
 
 class Admission(Message, frozen=True):
-    """A request that wants in. `ticket` is a number that its API process has not used before.
+    """A request that asks to be admitted. `ticket` is a number that its API process has not used before.
 
-    `account` is whose budget it is on, `num_sequences` how many sequences the core is to compute for it.
+    Its budget is that of `account`. The core will compute `num_sequences` sequences for it.
     """
 
     ticket: int
@@ -22,7 +23,7 @@ class Admission(Message, frozen=True):
 
 
 class Remaining(Message, frozen=True):
-    """What is left of one budget of so much a minute; full again in `reset` seconds."""
+    """The rest of a budget of `limit` a minute. It is full again in `reset` seconds."""
 
     limit: int
     remaining: int
@@ -30,7 +31,7 @@ class Remaining(Message, frozen=True):
 
 
 class Granted(Message, frozen=True):
-    """It may go on. Budgets are None where there is no limit; with `counts_tokens` its prompt is to be charged."""
+    """The request may go on. A budget without a limit is None; with `counts_tokens`, charge its prompt next."""
 
     requests: Remaining | None = None
     tokens: Remaining | None = None
@@ -38,9 +39,9 @@ class Granted(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """It may not, and nothing is held for it. `reason` is a word of `REASONS` or `LOST`, `retry_after` in seconds.
+    """The request may not go on, and nothing is held for it. `reason` is one of `REASONS`, or `LOST`.
 
-    Without a `retry_after` it never can.
+    Retry after `retry_after` seconds; None means that the request can never be admitted.
     """
 
     reason: str
@@ -54,7 +55,7 @@ class Refused(Message, frozen=True):
 LIMIT_REASONS = ("requests", "tokens", "concurrent")
 QUEUE_REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 REASONS = LIMIT_REASONS + QUEUE_REASONS
-# Nobody has refused it, but its ticket is not open any more.
+# No limit refused the request; its ticket is not open any more.
 LOST = "lost"
 
 
@@ -62,7 +63,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 
 class Run(Message, frozen=True):
-    """The caller is to run a request under this number, from the event of this id on, and reads its record."""
+    """The caller must run the request as number `run`, from the event `position` on, and reads its record."""
 
     record: int
     run: int
@@ -70,13 +71,13 @@ class Run(Message, frozen=True):
 
 
 class Attached(Message, frozen=True):
-    """Another one runs it, or has run it: the caller reads its record."""
+    """The request runs already, or has run: the caller reads its record."""
 
     record: int
 
 
 class Conflict(Message, frozen=True):
-    """The key is that of another request."""
+    """The key belongs to another request."""
 
 
 class Full(Message, frozen=True):
@@ -84,7 +85,7 @@ class Full(Message, frozen=True):
 
 
 class Page(Message, frozen=True):
-    """Some of a record. With `is_orphaned` whoever ran it is gone; with `is_lost` its bytes are."""
+    """A part of a record. `is_orphaned`: the process that ran it is gone. `is_lost`: its bytes are gone."""
 
     status: int = 0
     headers: Headers = ()
@@ -94,43 +95,36 @@ class Page(Message, frozen=True):
     is_lost: bool = False
 
 
-# Between API processes and the process that has the state.
+# Envelopes between API processes and the process that has the state.
 
 
 class Join(Message, frozen=True):
-    """The first message of an API process; answered by `Joined`."""
+    """The first message of an API process; `Joined` answers it."""
 
 
-class Ask(Message, frozen=True):
-    """A call that is answered by a `Told` with the same number."""
+class StateCall(Message, frozen=True):
+    """A call of a method of `LocalState`. A `StateReply` with the same number follows, unless the number is 0."""
 
     number: int
     method: str
     args: tuple[Any, ...] = ()
 
 
-class Tell(Message, frozen=True):
-    """A call that is not answered."""
-
-    method: str
-    args: tuple[Any, ...] = ()
-
-
 class Beat(Message, frozen=True):
-    """A sign of life of the state, at every heartbeat: a member that cannot be sent it any more is gone."""
+    """The state is alive. It sends one at every heartbeat, and drops a member that it cannot send it to."""
 
 
 class Joined(Message, frozen=True):
-    """What the sender held under the same connection before, if anything, is given back."""
+    """The sender is a member. Nothing is held for it yet, whatever it held under this connection before."""
 
 
-class Told(Message, frozen=True):
-    """The answer to an `Ask`: a value, or the error's text."""
+class StateReply(Message, frozen=True):
+    """The reply to a `StateCall`: the method's value, or the error's text."""
 
     number: int
     ok: bool
     value: Any = None
 
 
-MemberMessage = Join | Ask | Tell
-StateMessage = Joined | Told | Beat
+MemberMessage = Join | StateCall
+StateMessage = Joined | StateReply | Beat

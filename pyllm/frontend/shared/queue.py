@@ -1,7 +1,7 @@
-"""How much may wait for its first token, over all API processes. Knows no account, and not the core's own queue."""
+"""Limits on the requests and prompt tokens that wait, over all API processes. Knows no account and no core."""
 
+from pyllm.config.process_config import SharedConfig
 from pyllm.frontend.shared.messages import Refused
-from pyllm.process_config import SharedConfig
 
 # When to ask again: how fast the queue moves is not known here.
 QUEUE_RETRY = 1.0

@@ -1,4 +1,4 @@
-"""Counters of all API processes together, so that whichever is asked for metrics tells of all."""
+"""Sums of the counters of all API processes, so that each of them can answer for all. Knows no counter's meaning."""
 
 from array import array
 

@@ -1,0 +1,8 @@
+"""The layers that models are made of, each a rank's share.
+
+Know no model and no file.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,9 +1,9 @@
-"""Causal attention over the paged KV cache: position, write, read. Knows no projection, nor who hooks in."""
+"""Causal attention over the paged KV cache: position, write, read. Knows no projection and no hook's purpose."""
 
 from pyllm_kernels import KVScales, QKNorm
 from torch import Tensor
 
-from pyllm.workers.context import ForwardContext
+from pyllm.workers.step.forward_context import ForwardContext
 
 _UNSCALED = KVScales()
 

@@ -1,6 +1,6 @@
-"""Matrices split over the ranks, as in Megatron-LM (arXiv 1909.08053). Does not know what they compute.
+"""Matrices split over the ranks, as in Megatron-LM (arXiv 1909.08053). Does not know the layers they serve.
 
-A column-parallel layer gives each rank some of the outputs; the row-parallel layer after it takes them as they are and
+A column-parallel layer gives each rank some of the outputs. The row-parallel layer after it takes them as input and
 adds up the ranks' partial results: one exchange for the pair.
 """
 
@@ -8,12 +8,13 @@ import torch
 from pyllm_kernels import PackedLinear, graph
 from torch import Tensor
 
-from pyllm.workers.loaders import MatrixPart, WeightReader, pack
-from pyllm.workers.placement import Placement
+from pyllm.workers.layers.packing import MatrixPart, pack
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.loaders.weights import WeightReader
 
 
 class ColumnParallelLinear:
-    """One or several matrices of a common input, side by side in one; each is split by output rows."""
+    """One or several matrices with a common input, joined into one; each is split by output rows."""
 
     packed: tuple[PackedLinear, ...]
 

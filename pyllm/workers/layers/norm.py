@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from pyllm.workers.context import ForwardContext
-from pyllm.workers.loaders import WeightReader
-from pyllm.workers.placement import Placement
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.loaders.weights import WeightReader
+from pyllm.workers.step.forward_context import ForwardContext
 
 
 class RMSNorm:

@@ -1,4 +1,4 @@
-"""Weights of a GGUF file: blocks of quantised numbers, made into floats a few hundred rows at a time."""
+"""Reads weights from a GGUF file: quantised blocks, or floats, dequantised a few hundred rows at a time."""
 
 import gguf
 import numpy as np
@@ -8,13 +8,13 @@ from pyllm_kernels import BLOCK_BYTES
 from torch import Tensor
 
 from pyllm.errors import ConfigError
-from pyllm.workers.loaders.base import WHOLE
-from pyllm.workers.loaders.table import TensorTable
+from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.weights import WHOLE
 
-# What is dequantised at once: the temporary arrays stay in the cache, and the peak of memory stays low.
+# Dequantised at once: temporary arrays fit into the CPU's cache, and the peak of memory stays low.
 _CHUNK_BYTES = 1 << 16
 _Q8_0 = gguf.GGMLQuantizationType.Q8_0
-# llama.cpp's converter stores the two halves of each head of these interleaved, for its own form of RoPE.
+# llama.cpp's converter stores the two halves of each head of these interleaved, for its own variant of RoPE.
 _INTERLEAVED = ("q_proj.weight", "k_proj.weight")
 
 
@@ -44,7 +44,7 @@ class GgufReader:
     def read_blocks(
         self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
     ) -> tuple[str, Tensor]:
-        """See `WeightReader.read_blocks`; what the kernels have no arithmetic for is quantised anew, as q8_0."""
+        """See `WeightReader.read_blocks`; formats without kernels are quantised anew, as q8_0."""
         kind, blocks = self._find(name, shape, rows)
         if kind.name.lower() not in BLOCK_BYTES:
             kind, blocks = _Q8_0, _to_q8_0(kind, blocks)

@@ -1,11 +1,11 @@
-"""Weights of a Hugging Face folder: plain arrays, so a rank's share is a view of the mapped file."""
+"""Reads weights from a Hugging Face folder: plain arrays, so a rank's share is a view of the mapped file."""
 
 import torch
 from torch import Tensor
 
 from pyllm.errors import ConfigError
-from pyllm.workers.loaders.base import WHOLE
-from pyllm.workers.loaders.table import TensorTable
+from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.weights import WHOLE
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -19,7 +19,7 @@ class SafetensorsReader:
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
         entry, content = self._table.find(name, shape)
-        # A tensor may start at an odd byte of the file, so it is copied where its elements would not be aligned.
+        # A tensor may start at any byte of the file: copy it if its elements are not aligned.
         dtype = _DTYPES[entry.type]
         aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
         tensor = torch.from_numpy(aligned).view(dtype).view(shape)

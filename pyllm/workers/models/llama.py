@@ -9,14 +9,14 @@ import torch
 from pyllm_kernels import PackedLinear
 from torch import Tensor
 
-from pyllm.checkpoint import Architecture
-from pyllm.workers.context import ForwardContext
+from pyllm.checkpoint.types import Architecture
 from pyllm.workers.layers.attention import PagedAttention
-from pyllm.workers.layers.embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import RMSNorm
-from pyllm.workers.loaders import WeightReader
-from pyllm.workers.placement import Placement
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
+from pyllm.workers.loaders.weights import WeightReader
+from pyllm.workers.step.forward_context import ForwardContext
 
 
 class LlamaAttention:
@@ -93,7 +93,7 @@ class LlamaForCausalLM:
         self.head = VocabularyParallelHead(self.head_rows, placement)
 
     def load(self, reader: WeightReader) -> None:
-        """Fill every parameter; `Checkpoint` names are those of transformers."""
+        """Fill every parameter; the names are those of transformers."""
         self.embedding.load(reader, "model.embed_tokens.weight")
         for index, layer in enumerate(self.layers):
             layer.load(reader, f"model.layers.{index}.")

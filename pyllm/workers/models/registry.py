@@ -1,15 +1,15 @@
-"""Which class builds which architecture. A new family is a file beside `llama.py` and a line here."""
+"""The model class of each architecture. A new family is a file beside `llama.py` and a line here."""
 
-from pyllm.checkpoint import Architecture
+from pyllm.checkpoint.types import Architecture
 from pyllm.errors import ConfigError
+from pyllm.workers.layers.placement import Placement
 from pyllm.workers.models.llama import LlamaForCausalLM
-from pyllm.workers.placement import Placement
 
 _MODELS = {"LlamaForCausalLM": LlamaForCausalLM}
 
 
 def build_model(architecture: Architecture, placement: Placement) -> LlamaForCausalLM:
-    """The model with room for this rank's weights, not loaded yet.
+    """Build the model with room for this rank's weights; `load` fills it.
 
     Raises:
         ConfigError: no module here knows the architecture.

@@ -1,4 +1,4 @@
-"""What workers without a model run. A nursery is told the name of a function, which gives what each worker runs."""
+"""What workers without a model run. A fork server is told the name of a function, which gives what each worker runs."""
 
 import os
 import signal
@@ -12,10 +12,10 @@ import msgspec
 import zmq
 
 from benchmarks import empty_worker
-from pyllm import ipc
-from pyllm.child import attach, await_configuration
-from pyllm.messages import Control
-from pyllm.process_config import WorkerConfig
+from pyllm.config.process_config import WorkerConfig
+from pyllm.supervision.parent_link import attach, await_configuration
+from pyllm.wire import ipc
+from pyllm.wire.messages import Control
 
 Main = Callable[[Connection], None]
 
@@ -51,7 +51,7 @@ def dying_at_once() -> Main:
 
 
 def raising() -> Main:
-    """There is no traceback of the nursery's in what it writes, and no second nursery."""
+    """There is no traceback of the fork server's in what it writes, and no second fork server."""
 
     def main(connection: Connection) -> None:
         raise ValueError("no rank can be like this")

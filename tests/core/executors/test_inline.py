@@ -8,7 +8,7 @@ import pytest
 
 from pyllm.core.executors.inline import InlineExecutor
 from pyllm.errors import EngineDeadError, StartError, WorkerDeadError
-from pyllm.messages import Sampled, Step
+from pyllm.wire.messages import Sampled, Step
 from tests.core.executors.planned import plans
 
 

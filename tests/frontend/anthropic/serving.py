@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from tests.frontend.fake_core import MODEL
+from tests.client.fake_core import MODEL
 from tests.frontend.serving import TEMPLATE
 
 ROOMY = msgspec.structs.replace(MODEL, max_model_len=10_000, kv_cache_tokens=10_000)

@@ -8,7 +8,7 @@ import anthropic
 import pydantic
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.anthropic.serving import CALLS, CLOCK, ROOMY, WEATHER
 from tests.frontend.serving import answering, behind_uvicorn
 

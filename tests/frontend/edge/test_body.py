@@ -7,7 +7,7 @@ import pytest
 
 from pyllm.errors import DeadlineError
 from pyllm.frontend.edge.body import BoundedBody
-from pyllm.frontend.failure import BodyTooLargeError, ClientGoneError
+from pyllm.frontend.http.failure import BodyTooLargeError, ClientGoneError
 
 
 def parts(*messages: dict[str, Any]) -> Any:

@@ -9,13 +9,13 @@ from typing import Any
 import httpx
 import pytest
 
-from pyllm.api_keys import ApiKey, KeyRing, new_key
-from pyllm.config import ServerConfig
+from pyllm.config.api_keys import ApiKey, KeyRing, new_key
+from pyllm.config.options import ServerConfig
 from pyllm.errors import DeadlineError
 from pyllm.frontend.edge.gateway import Gateway
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Submit
-from tests.frontend.fake_core import connected
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Submit
+from tests.client.fake_core import connected
 from tests.frontend.serving import answering, events, in_process, state_of
 
 KEY = new_key("team-a")[0]

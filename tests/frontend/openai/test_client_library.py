@@ -10,8 +10,8 @@ import openai
 import pydantic
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.fake_core import MODEL, embedded
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.client.fake_core import MODEL, embedded
 from tests.frontend.serving import answering, behind_uvicorn
 
 if TYPE_CHECKING:

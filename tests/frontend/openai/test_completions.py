@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.config import ServerConfig
+from pyllm.config.options import ServerConfig
 from pyllm.errors import GivenUpError, RequestError
 from pyllm.frontend.openai.parameters import split_prompts
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import FinishCode, Rejected, Sampling, Submit
-from tests.frontend.fake_core import MODEL, ExpiringCore, Row, ScriptedCore
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import FinishCode, Rejected, Sampling, Submit
+from tests.client.fake_core import MODEL, ExpiringCore, Row, ScriptedCore
 from tests.frontend.ignoring import check_no_effect
 from tests.frontend.serving import Frontend, answering, events, in_process
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Submit
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Submit
 from tests.frontend.serving import TEMPLATE, Frontend, answering, events, in_process
 
 WORDS = "one two three"

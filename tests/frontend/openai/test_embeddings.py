@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyllm.config import ServerConfig
+from pyllm.config.options import ServerConfig
 from pyllm.frontend.openai.embedding_protocol import MAX_INPUTS
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Abort, FinishCode, Submit
-from tests.frontend import tiny_tokenizers
-from tests.frontend.fake_core import MODEL, Row, ScriptedCore, embedded
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Abort, FinishCode, Submit
+from tests.client.fake_core import MODEL, Row, ScriptedCore, embedded
 from tests.frontend.ignoring import check_no_effect
 from tests.frontend.serving import Frontend, behind_uvicorn, in_process
+from tests.frontend.text import tiny_tokenizers
 from tests.waiting import until
 
 

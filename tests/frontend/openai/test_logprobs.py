@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from pyllm.frontend.logprobs import Logprob, LogprobEntries
+from pyllm.client.logprobs import Logprob, LogprobEntries
 from pyllm.frontend.openai.logprobs import LEAST, chat_logprobs, completion_logprobs, prompt_logprobs
 
 NEVER = [-math.inf, math.nan, -1e30]

@@ -14,7 +14,7 @@ from pyllm.frontend.openai.parameters import (
     wants_usage,
 )
 from pyllm.frontend.openai.protocol import ChatRequest, GenerationRequest
-from pyllm.frontend.request_context import RequestContext
+from pyllm.frontend.requests.request_context import RequestContext
 from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
 from pyllm.scheduling_params import SchedulingParams
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from pyllm.errors import RequestError
-from pyllm.frontend.body_shape import find_ignored
-from pyllm.frontend.ignored_fields import RequestFields
+from pyllm.frontend.http.body_shape import find_ignored
+from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.http.unsupported import Unsupported, refuse_unsupported
 from pyllm.frontend.openai.protocol import ChatRequest, CompletionRequest, GenerationRequest
-from pyllm.frontend.unsupported import Unsupported, refuse_unsupported
 
 COMPLETION = {"prompt": "x"}
 CHAT = {"messages": [{"role": "user", "content": "x"}]}

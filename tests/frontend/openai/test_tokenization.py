@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
-from tests.frontend.fake_core import MODEL
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.client.fake_core import MODEL
 from tests.frontend.serving import STRICT, TEMPLATE, answering, in_process
 
 MESSAGES = [{"role": "user", "content": "Hello"}]

@@ -9,11 +9,11 @@ import msgspec
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from pyllm.config import ServerConfig
-from pyllm.frontend.parsers.selection import ToolCallParser
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Submit
-from tests.frontend.fake_core import MODEL, ScriptedCore
+from pyllm.config.options import ServerConfig
+from pyllm.frontend.chat.parsers.parser_selection import ToolCallParser
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Submit
+from tests.client.fake_core import MODEL, ScriptedCore
 from tests.frontend.ignoring import check_no_effect
 from tests.frontend.serving import STRICT, TEMPLATE, Frontend, answering, events, in_process
 
@@ -119,7 +119,7 @@ async def test_a_call_alone_has_no_content_and_a_cut_one_says_so(tokenizer: Toke
 
 async def test_a_request_that_is_run_again_names_its_calls_alike(tokenizer: Tokenizer) -> None:
     async with in_process(saying(tokenizer, CALLS), tokenizer, HERMES) as frontend:
-        name = frontend.state.conversations.call_id
+        name = frontend.state.chat.tool_call_id
     assert name("r", 0, 1) == name("r", 0, 1)
     assert len({name("r", 0, 1), name("r", 1, 0), name("s", 0, 1)}) == 3
     assert len(name("r", 0, 1)) == len("call_") + 24

@@ -9,7 +9,7 @@ import openai
 import pydantic
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
+from pyllm.frontend.text.tokenizer import Tokenizer
 from tests.frontend.anthropic.serving import ROOMY, SCHEMA
 from tests.frontend.serving import Frontend, answering, behind_uvicorn
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pyllm.config import ServerConfig
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Submit
+from pyllm.config.options import ServerConfig
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Submit
 from tests.frontend.anthropic.serving import HERMES, ROOMY, SCHEMA, THINKING, THOUGHT
 from tests.frontend.ignoring import HEADER, check_no_effect
 from tests.frontend.responses.serving import named_events

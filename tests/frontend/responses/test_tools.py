@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pyllm.frontend.tokenizer import Tokenizer
-from pyllm.messages import Submit
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.messages import Submit
 from tests.frontend.anthropic.serving import HERMES
-from tests.frontend.responses.test_responses import WEATHER, create, last_prompt, refused, saying
+from tests.frontend.responses.test_routes import WEATHER, create, last_prompt, refused, saying
 from tests.frontend.serving import in_process
 
 PATCH = {

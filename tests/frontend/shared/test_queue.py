@@ -1,7 +1,7 @@
 """What waits is bounded; what can run does not count; nobody is refused for ever."""
 
+from pyllm.config.process_config import SharedConfig
 from pyllm.frontend.shared.queue import QUEUE_RETRY, AdmissionQueue
-from pyllm.process_config import SharedConfig
 
 
 def test_what_can_run_at_once_is_not_queued() -> None:

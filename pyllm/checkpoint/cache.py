@@ -1,0 +1,97 @@
+"""The parsed header and tokenizer of each GGUF file, kept in the user's cache folder by the file's identity.
+
+A damaged or outdated entry is rebuilt without a word. Does not know how a GGUF is read.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.errors import ConfigError
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    identity: str  # of the GGUF file and of the code that read it
+    tokenizer_digest: str
+    checkpoint: Checkpoint
+
+
+def cached_gguf(path: Path, folder: Path) -> Checkpoint:
+    """The checkpoint in a GGUF file, parsed now or once before; `folder` is the cache's.
+
+    Raises:
+        ConfigError: the file cannot be used (see `read_gguf`), or the folder cannot be written.
+    """
+    key = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
+    entry_path, tokenizer_path = folder / f"{key}.checkpoint", folder / f"{key}.tokenizer.json"
+    identity = _identity(path)
+    entry = _read_entry(entry_path)
+    if entry is not None and entry.identity == identity and entry.tokenizer_digest == _file_digest(tokenizer_path):
+        return entry.checkpoint
+
+    from pyllm.checkpoint.gguf import read_gguf  # The gguf package takes a third of a second to import.
+
+    checkpoint, tokenizer_json = read_gguf(path, str(tokenizer_path))
+    entry = _Entry(identity, _digest(tokenizer_json), checkpoint)
+    _write(tokenizer_path, tokenizer_json)
+    _write(entry_path, msgspec.msgpack.encode(entry))
+    return checkpoint
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_CACHE_HOME/pyllm` or `~/.cache/pyllm`, made if need be, readable by its owner alone."""
+    base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base).absolute() / "pyllm"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as error:
+        raise ConfigError(f"cannot use the cache folder {folder}: {error}; set XDG_CACHE_HOME to another") from error
+    return folder
+
+
+def _identity(path: Path) -> str:
+    status = path.stat()
+    digest = hashlib.blake2b(repr((str(path), status.st_size, status.st_mtime_ns)).encode(), digest_size=16)
+    # An entry is valid for the code that made it, so editing a reader needs no version number to be raised.
+    for reader in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(reader.read_bytes())
+    return digest.hexdigest()
+
+
+def _read_entry(path: Path) -> _Entry | None:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=_Entry)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        return _digest(path.read_bytes())
+    except OSError:
+        return ""
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file in one step, so that a reader beside us sees the old content or the new."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
+            try:
+                file.write(content)
+                file.close()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error}; set XDG_CACHE_HOME to another folder") from error

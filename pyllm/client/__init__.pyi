@@ -1,0 +1,34 @@
+from .client import EngineClient
+from .columns import StartTimes
+from .core_connection import Condition, ConnectionCounts
+from .embedding import Embedding, EmbeddingOutput, EmbeddingRequestOutput
+from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest
+from .prompt_tokens import PromptTokens, known_tokens
+from .reports import Decision, SampleReport
+from .streams import OutputSink
+from .submission import refuse_input, refuse_prompt, room_for_output
+from .token_reader import TokenDelta
+
+__all__ = [
+    "Condition",
+    "ConnectionCounts",
+    "Decision",
+    "Embedding",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
+    "EngineClient",
+    "Logprob",
+    "LogprobEntries",
+    "OutputSink",
+    "PromptTokens",
+    "SampleReport",
+    "StartTimes",
+    "TokenDelta",
+    "chosen",
+    "extended",
+    "known_tokens",
+    "likeliest",
+    "refuse_input",
+    "refuse_prompt",
+    "room_for_output",
+]

@@ -1,0 +1,218 @@
+"""The connection to a core, from one epoch to the next: hello, heartbeats, silence, and the search for a successor.
+
+Does not know requests: it calls back whenever a core is ready.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import zmq
+
+from pyllm.errors import EngineDeadError, ProtocolError, PyllmError
+from pyllm.wire import ipc
+from pyllm.wire.curve import CurveKeys
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
+from pyllm.wire.link import Connect, Link
+from pyllm.wire.messages import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    CoreMessage,
+    Deltas,
+    Heartbeat,
+    Hello,
+    Isolated,
+    ModelInfo,
+    Ready,
+    Rejected,
+    Reply,
+)
+
+# Seconds, but counted in our own heartbeats and not by the clock: a process that was stopped for a minute must not
+# blame the core. After `SILENCE` without a message from it, it is not ready.
+CORE_LOSS = 10.0  # in which case it is given up for its successor
+ATTEMPT = 2.5  # that a core has to answer before the next address is tried
+
+logger = logging.getLogger(__name__)
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Whether requests are worked on. `reason` says why not; `stalled`: there are some, and no step is completed."""
+
+    ready: bool
+    stalled: bool = False
+    reason: str = ""
+
+
+class ConnectionCounts(msgspec.Struct):
+    """Cores that were met, each start of one counted, and requests that were sent again to one of them."""
+
+    num_core_connections: int = 0
+    num_resubmitted_requests: int = 0
+
+
+class Handlers(NamedTuple):
+    """What is called, from the event loop.
+
+    `on_ready(fingerprint, is_known)`: a core is ready, and has none of our requests; the fingerprint is that of the one
+    before it, if any, and with `is_known` it may have some of them still. `on_replaced` comes first where it is not the
+    core that was ready before, but one after it. `on_lost`: the connection is, and a core is looked for, the same or
+    another; after `on_final` none is. `on_message` gets what the core says of requests and calls, in its epoch.
+    """
+
+    on_ready: Callable[[str, bool], None]
+    on_message: Callable[[Deltas | Reply | Rejected | Isolated], None]
+    on_malformed: Callable[[str], None]
+    on_lost: Callable[[EngineDeadError], None]
+    on_replaced: Callable[[EngineDeadError], None]
+    on_final: Callable[[PyllmError], None]
+
+
+def over_zeromq(address: str, keys: CurveKeys | None) -> Connect[CoreMessage, ClientMessage]:
+    """Makes a DEALER with a fresh identity for each connection to an address."""
+
+    def connect(
+        on_message: ipc.MessageHandler[CoreMessage],
+        on_malformed: ipc.MalformedHandler,
+        on_disconnect: Callable[[], None],
+    ) -> ipc.Sender[ClientMessage]:
+        socket = ipc.connect(zmq.Context.instance(), address, keys)
+        return ipc.Endpoint(socket, CoreMessage, on_message, on_malformed, on_disconnect)
+
+    return connect
+
+
+class CoreConnection:
+    """`connects` make a socket each, to an address where a core may be; they are tried in turn.
+
+    Call `beat` every `HEARTBEAT_INTERVAL`. After `recovery_timeout` seconds without a core the end is final, and,
+    but where `awaits_first`, once no place has a core that answers a first hello: keys may be wanted there.
+    """
+
+    def __init__(
+        self,
+        handlers: Handlers,
+        connects: Sequence[Connect[CoreMessage, ClientMessage]],
+        recovery_timeout: float,
+        awaits_first: bool = False,
+    ) -> None:
+        self.model: ModelInfo
+        self.fingerprint = ""
+        self.epoch = 0
+        self.is_ready = False
+        self.counts = ConnectionCounts()
+        self._handlers = handlers
+        self._connects = connects
+        self._address_index = -1  # in `connects`
+        self._recovery_timeout = recovery_timeout
+        self._awaits_first = awaits_first
+        self._link: Link[CoreMessage, ClientMessage] = Link(self._receive, handlers.on_malformed, self._lose)
+        self._silent_beats = 0  # of the core, or of who is to become it
+        self._outage_beats = 0
+        self._num_losses = 0  # before a first core was ready
+        self._core_heartbeat = Heartbeat("ready")  # by the core, of itself
+        self._loss = ""
+
+    def open(self) -> None:
+        """Say hello to the core at the next address."""
+        self.is_ready = False
+        self._silent_beats = 0
+        self._address_index = (self._address_index + 1) % len(self._connects)
+        self._link.open(self._connects[self._address_index])
+        self._link.post(Hello(PROTOCOL_VERSION))
+
+    def post(self, message: ClientMessage) -> None:
+        """Send a message, unless the core is not ready: it would be of an epoch that is over."""
+        if self.is_ready:
+            self._link.post(message)
+
+    def beat(self) -> None:
+        """Send a heartbeat and what a slow core did not take; look for one that is silent, or for its successor."""
+        self._silent_beats += 1
+        if self.is_ready:
+            self._link.flush()
+            if not self._link.num_unsent:
+                self._link.post(Heartbeat("client"))
+            if self._silent_beats * HEARTBEAT_INTERVAL > CORE_LOSS:
+                self._lose(f"the engine core gave no sign of life for {CORE_LOSS:g} s")
+            return
+        self._outage_beats += 1
+        if self.fingerprint and self._outage_beats * HEARTBEAT_INTERVAL > self._recovery_timeout:
+            text = f"{self._loss}, and none was ready within {self._recovery_timeout:g} s"
+            self._handlers.on_final(EngineDeadError(text))
+        elif not self._link.is_open or self._silent_beats * HEARTBEAT_INTERVAL > ATTEMPT:
+            self.open()
+        else:
+            self._link.flush()
+
+    def condition(self) -> Condition:
+        """How the core is, as far as it can be known from here."""
+        if not self.is_ready:
+            seconds = self._outage_beats * HEARTBEAT_INTERVAL
+            loss = self._loss or "no engine core has answered"
+            return Condition(False, reason=f"{loss}; another one has been awaited for {seconds:g} s")
+        silence = self._silent_beats * HEARTBEAT_INTERVAL
+        if silence >= SILENCE:
+            return Condition(False, reason=f"the engine core has given no sign of life for {silence:g} s")
+        stage = self._core_heartbeat.stage
+        if stage in ("", "ready"):
+            return Condition(True)
+        return Condition(False, stage == "stalled", self._core_heartbeat.reason or f"the engine core is {stage}")
+
+    def close(self, linger: float = 0.0) -> None:
+        """Disconnect; what is queued gets `linger` seconds to leave."""
+        self.is_ready = False
+        self._link.close(linger)
+
+    def _receive(self, message: CoreMessage) -> None:
+        self._silent_beats = 0
+        match message:
+            case Ready():
+                self._become_ready(message)
+            case Rejected(None, "hello"):
+                self._link.post(Hello(PROTOCOL_VERSION))
+            case Rejected(None, "version", text):
+                self._handlers.on_final(ProtocolError(text))
+            case Heartbeat():
+                self._core_heartbeat = message
+            case Deltas(epoch) | Isolated(epoch) if epoch != self.epoch:
+                pass
+            case Deltas() | Reply() | Rejected() | Isolated():
+                if self.is_ready:
+                    self._handlers.on_message(message)
+
+    def _become_ready(self, ready: Ready) -> None:
+        if ready.version != PROTOCOL_VERSION:
+            text = f"the core speaks version {ready.version} of the protocol, this client {PROTOCOL_VERSION}"
+            self._handlers.on_final(ProtocolError(text))
+            return
+        previous, is_known = self.fingerprint, self.is_ready
+        if ready.epoch != self.epoch:
+            self.counts.num_core_connections += 1
+            if previous:
+                self._handlers.on_replaced(EngineDeadError(self._loss or "another engine core has taken its place"))
+        if self._outage_beats and previous:
+            logger.info("a core is ready after %g s", self._outage_beats * HEARTBEAT_INTERVAL)
+        self.model, self.fingerprint, self.epoch = ready.model, ready.fingerprint, ready.epoch
+        self.is_ready = True
+        self._outage_beats = 0
+        self._core_heartbeat = Heartbeat("ready")
+        self._handlers.on_ready(previous, is_known)
+
+    def _lose(self, loss: str = "the connection to the engine core was lost") -> None:
+        was_ready = self.is_ready
+        self._link.close()
+        if not self.fingerprint:
+            self._num_losses += 1
+            if self._num_losses >= len(self._connects) and not self._awaits_first:
+                text = f"{loss} before it answered; over tcp:// it may want keys"
+                self._handlers.on_final(EngineDeadError(text))
+            return  # The next address is tried at the next heartbeat.
+        if not was_ready:
+            return
+        self._loss = loss
+        logger.warning("%s; looking for another core", loss)
+        self.is_ready = False
+        self._handlers.on_lost(EngineDeadError(loss))
+        self.open()

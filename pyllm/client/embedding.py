@@ -1,0 +1,100 @@
+"""A prompt's embedding, from the core to the caller. Knows neither text nor HTTP."""
+
+import asyncio
+from array import array
+from typing import Protocol
+
+import msgspec
+
+from pyllm.client.columns import StartTimes
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.client.token_reader import TokenDelta
+from pyllm.errors import DeadlineError, EngineDeadError, PyllmError
+from pyllm.wire.messages import FinishCode
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """A vector of length 1, float32; `cached_tokens` of its prompt were in the prefix cache.
+
+    `start_times` are None where the core does not tell them.
+    """
+
+    values: "array[float]"
+    cached_tokens: int = 0
+    start_times: StartTimes | None = None
+
+
+class EmbeddingOutput(msgspec.Struct):
+    """The vector, as vLLM's interface has it."""
+
+    embedding: list[float]
+
+
+class EmbeddingRequestOutput(msgspec.Struct):
+    """One prompt's embedding, as vLLM's interface has it."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
+class EmbeddingSink(Protocol):
+    """Where one embedding goes: plain functions, of which one is called once, from the event loop."""
+
+    def embedding(self, embedding: Embedding) -> None:
+        """It is there."""
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed."""
+
+
+class EmbeddingReceiver:
+    """The sink of a stream that ends with an embedding and has no tokens."""
+
+    __slots__ = ("_sink", "_values")
+
+    def __init__(self, sink: EmbeddingSink) -> None:
+        self._sink = sink
+        self._values: array[float] = array("f")
+
+    def take(self, values: bytes) -> None:
+        """The vector, which comes before the last delta."""
+        self._values = array("f", values)
+
+    def delta(self, index: int, delta: TokenDelta) -> None:
+        """The end, there being no tokens."""
+        del index
+        if delta.finish == FinishCode.STOP and self._values:
+            self._sink.embedding(Embedding(self._values, delta.cached_tokens, delta.start_times))
+        elif delta.finish == FinishCode.DEADLINE:
+            self._sink.error(DeadlineError("the timeout passed before the embedding was computed"))
+        elif delta.finish == FinishCode.ABORT:
+            self._sink.error(PyllmError("the request was aborted before its embedding was computed"))
+        else:
+            self._sink.error(EngineDeadError("the engine ended this request without an embedding"))
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Never asked for."""
+
+    def error(self, error: PyllmError) -> None:
+        """Pass the request's failure on."""
+        self._sink.error(error)
+
+
+class EmbeddingReader:
+    """A sink with one reader, who awaits `result`."""
+
+    def __init__(self) -> None:
+        self.result: asyncio.Future[Embedding] = asyncio.get_running_loop().create_future()
+
+    def embedding(self, embedding: Embedding) -> None:
+        """Wake the reader."""
+        if not self.result.done():
+            self.result.set_result(embedding)
+
+    def error(self, error: PyllmError) -> None:
+        """Wake the reader with the failure."""
+        if not self.result.done():
+            self.result.set_exception(error)

@@ -1,0 +1,34 @@
+"""The calls of one client that await an answer. Knows neither sockets nor methods."""
+
+import asyncio
+
+from pyllm.errors import PyllmError
+from pyllm.wire.messages import Reply
+
+
+class Calls:
+    """By the number that `Call` and `Reply` have."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, asyncio.Future[Reply]] = {}
+
+    def open(self, number: int) -> asyncio.Future[Reply]:
+        """What a call's answer will be; `close` it in the end."""
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        return answer
+
+    def close(self, number: int) -> None:
+        """Nobody waits for the answer any more."""
+        del self._answers[number]
+
+    def settle(self, reply: Reply) -> None:
+        """Take an answer; one that nobody waits for is dropped."""
+        answer = self._answers.get(reply.id)
+        if answer is not None and not answer.done():
+            answer.set_result(reply)
+
+    def fail_all(self, error: PyllmError) -> None:
+        """None of them will be answered."""
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(error)

@@ -1,0 +1,75 @@
+"""The answers to `EngineClient`'s calls, as structs. Ignores fields that a later core adds."""
+
+import msgspec
+
+
+class SampleReport(msgspec.Struct, frozen=True):
+    """Where one sample of a request stands.
+
+    `state` is waiting, preempted, swapped, held, loading, running or finished. `num_tokens` of it were computed by the
+    last step; if that is 0, `reason` says why, and `hold` what the one who holds it said. It knows `num_known` tokens,
+    and has keys and values of `num_computed`.
+    """
+
+    sample: int
+    state: str
+    num_tokens: int
+    num_computed: int
+    num_known: int
+    reason: str | None = None
+    hold: str | None = None
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What one step decided, `now` by the core's clock, in seconds.
+
+    `num_swapped` of those preempted went to the host. `stop` is why the first in the queue was not admitted; None: the
+    queue was empty.
+    """
+
+    step: int
+    now: float
+    num_rows: int
+    num_tokens: int
+    num_prefill_tokens: int
+    num_admitted: int
+    num_preempted: int
+    num_swapped: int
+    num_running: int
+    num_waiting: int
+    num_free_blocks: int
+    stop: str | None = None
+
+
+class TenantReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a tenant has had, in tokens by their cost and its weight, and its sequences in the queue."""
+
+    tenant: str
+    service: int
+    num_waiting: int
+
+
+class KVEvent(msgspec.Struct, frozen=True, array_like=True):
+    """A change of what the prefix cache knows: `kind` is stored, removed or cleared.
+
+    A block goes by a hash of its tokens and of `parent`, the block before it (None: it is the first). `tokens` are
+    packed int32, and `tier` is device or host.
+    """
+
+    kind: str
+    hash: bytes
+    parent: bytes | None
+    tokens: bytes
+    tier: str
+
+
+class KVEvents(msgspec.Struct, frozen=True, array_like=True):
+    """Events of one run of the core, which `incarnation` names, and the number of the first of them.
+
+    Of a snapshot `first` is the number of the event that comes next. A number above the one expected means that events
+    were dropped.
+    """
+
+    incarnation: int
+    first: int
+    events: list[KVEvent]

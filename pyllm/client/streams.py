@@ -1,0 +1,195 @@
+"""The streams of one client: routes tokens to requests, and knows which samples have not ended. Sends nothing."""
+
+import logging
+from collections.abc import Callable
+from itertools import repeat
+from typing import Protocol, TypeVar
+
+from pyllm.client.columns import Columns
+from pyllm.client.journal import Journal
+from pyllm.client.logprobs import LogprobColumns, LogprobEntries
+from pyllm.client.token_reader import TokenDelta
+from pyllm.errors import PyllmError
+from pyllm.wire.messages import FinishCode
+
+_SINK_FAILED = "the output of this request could not be processed"
+
+logger = logging.getLogger(__name__)
+
+
+DeltaT_contra = TypeVar("DeltaT_contra", contravariant=True)
+
+
+class OutputSink(Protocol[DeltaT_contra]):
+    """Receives the output of one request, as tokens or as text. The event loop calls it, so it must not block.
+
+    `index` numbers the samples of a prompt; where a request has several prompts, prompt by prompt.
+    """
+
+    def delta(self, index: int, delta: DeltaT_contra) -> None:
+        """New output of one sample; a delta with a finish reason is its last. The sink may keep and change it."""
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Those of the prompt's next tokens, beginning at its second; they come before any output of sample 0."""
+
+    def error(self, error: PyllmError) -> None:
+        """The request has failed; nothing follows."""
+
+
+class Stream:
+    """One request: its journal, its sink, and the samples that have not had their last delta.
+
+    `cached_tokens` came with the first tokens, None before; those that another core has cached are no news of this
+    request. Where it asks for an embedding, `on_embedding` is given it, float32, before the last delta. A core has had
+    what `is_sent`.
+    """
+
+    __slots__ = ("cached_tokens", "is_sent", "journal", "on_embedding", "open_samples", "request", "sink", "wire_id")
+
+    def __init__(
+        self,
+        request: int,
+        journal: Journal,
+        sink: OutputSink[TokenDelta],
+        on_embedding: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.request = request
+        self.wire_id = request  # Another one after a resubmission: ids are never used twice.
+        self.journal = journal
+        self.sink = sink
+        self.on_embedding = on_embedding
+        self.open_samples = set(range(journal.num_samples))
+        self.cached_tokens: int | None = None
+        self.is_sent = False
+
+
+class Streams:
+    """Streams by the caller's id, and by the id that the core knows."""
+
+    def __init__(self) -> None:
+        self._by_request: dict[int, Stream] = {}
+        self._by_wire_id: dict[int, Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    def all(self) -> list[Stream]:
+        """Every stream that has not ended, oldest first."""
+        return list(self._by_request.values())
+
+    def add(self, stream: Stream) -> None:
+        """Deliver to this stream from now on."""
+        self._by_request[stream.request] = self._by_wire_id[stream.wire_id] = stream
+
+    def get(self, request: int) -> Stream | None:
+        """The stream of the caller's id, unless it has ended."""
+        return self._by_request.get(request)
+
+    def get_by_wire_id(self, wire_id: int) -> Stream | None:
+        """The stream of the core's id, unless it has ended or goes by another id now."""
+        return self._by_wire_id.get(wire_id)
+
+    def rename(self, stream: Stream, wire_id: int) -> None:
+        """Let the stream go on under a fresh id; what still comes for the old one is dropped."""
+        del self._by_wire_id[stream.wire_id]
+        stream.wire_id = wire_id
+        self._by_wire_id[wire_id] = stream
+
+    def deliver(self, columns: Columns) -> tuple[list[Stream], list[Stream]]:
+        """Hand every row to its sink.
+
+        Gives the streams that miss tokens and must be sent again, and those whose sink failed, which have ended; each
+        stream once.
+        """
+        requests, samples, offsets, starts, tokens, finishes, cached_counts, logprobs, embeddings, start_times = columns
+        streams = self._by_wire_id
+        for row, values in (embeddings or {}).items():
+            stream = streams.get(requests[row])
+            if stream is not None and stream.on_embedding is not None:
+                stream.on_embedding(values)
+        incomplete: dict[int, Stream] = {}
+        failed = []
+        times = map(start_times.get, range(len(requests))) if start_times else repeat(None)
+        for wire_id, sample, offset, start, end, finish, cached, begun in zip(
+            requests, samples, offsets, starts, starts[1:], finishes, cached_counts, times, strict=False
+        ):
+            stream = streams.get(wire_id)
+            if stream is None or sample not in stream.open_samples:
+                continue
+            try:
+                if offset >= 0:
+                    fresh = stream.journal.accept(sample, offset, tokens[start:end])
+                else:
+                    output = _deliver_prompt(stream, offset, start, end, logprobs)
+                    fresh = None if output is None else stream.journal.accept(sample, 0, tokens[output:end])
+                if fresh is None:
+                    incomplete[stream.request] = stream
+                    continue
+                if finish:
+                    self._close(stream, sample)
+                elif not fresh:
+                    continue
+                entries = None if logprobs is None else logprobs.of(end - len(fresh), end)
+                cached_tokens = stream.cached_tokens
+                if cached_tokens is None:
+                    cached_tokens = cached
+                    if fresh:
+                        stream.cached_tokens = cached
+                stream.sink.delta(sample, TokenDelta(sample, fresh, finish, cached_tokens, entries, None, begun))
+            except Exception:  # One caller's fault must not end the streams of the others.
+                logger.exception("the sink of request %d failed", stream.request)
+                self.fail(stream, PyllmError(_SINK_FAILED))
+                failed.append(stream)
+        return [stream for request, stream in incomplete.items() if request in self._by_request], failed
+
+    def end_complete_samples(self, stream: Stream) -> None:
+        """Give a last delta to the samples that have all that is wanted of them, because no core will."""
+        for sample in list(stream.open_samples):
+            if finish := stream.journal.ending(sample):
+                self._end_sample(stream, sample, finish)
+
+    def expire(self, stream: Stream) -> None:
+        """Give a last delta to every sample, because time is over."""
+        for sample in list(stream.open_samples):
+            self._end_sample(stream, sample, FinishCode.DEADLINE)
+
+    def fail(self, stream: Stream, error: PyllmError) -> None:
+        """End a stream with an error."""
+        self.forget(stream)
+        try:
+            stream.sink.error(error)
+        except Exception:
+            logger.exception("the sink of request %d failed on %r", stream.request, error)
+
+    def forget(self, stream: Stream) -> None:
+        """Deliver nothing to this stream any more."""
+        self._by_request.pop(stream.request, None)
+        self._by_wire_id.pop(stream.wire_id, None)
+
+    def _end_sample(self, stream: Stream, sample: int, finish: FinishCode) -> None:
+        if sample not in stream.open_samples or self.get(stream.request) is None:
+            return  # The sink has ended it on hearing of one before it.
+        self._close(stream, sample)
+        try:
+            stream.sink.delta(sample, TokenDelta(sample, [], finish, stream.cached_tokens or 0))
+        except Exception:
+            logger.exception("the sink of request %d failed", stream.request)
+            self.fail(stream, PyllmError(_SINK_FAILED))
+
+    def _close(self, stream: Stream, sample: int) -> None:
+        stream.journal.close(sample)
+        stream.open_samples.discard(sample)
+        if not stream.open_samples:
+            self.forget(stream)
+
+
+def _deliver_prompt(stream: Stream, offset: int, start: int, end: int, logprobs: LogprobColumns | None) -> int | None:
+    """Hand over what a row tells of the prompt; gives where its output starts, or None where some is missing before."""
+    output = min(start - offset, end)
+    num_fresh = stream.journal.accept_prompt(-offset, output - start)
+    if num_fresh is None:
+        return None
+    entries = None if logprobs is None else logprobs.of(output - num_fresh, output)
+    if entries is not None:
+        stream.sink.prompt_logprobs(0, entries)
+    return output

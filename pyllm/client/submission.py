@@ -1,0 +1,234 @@
+"""From parameters to a `Submit`: checks limits, and fills in defaults. Knows no tokenizer."""
+
+import secrets
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from pyllm.client.prompt_tokens import Prompt, known_tokens
+from pyllm.errors import RequestError, RequestTooLargeError
+from pyllm.sampling_params import (
+    LEAST_POSITIVE,
+    MAX_EXTRA_ARGS_BYTES,
+    MAX_LOGIT_BIAS,
+    ResolvedConstraint,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
+
+
+def prepare(
+    prompt: Prompt, params: SamplingParams, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+) -> Submit:
+    """The `Submit` of a fresh request, still without epoch and id.
+
+    `prompt` is token ids, or packed little-endian int32. The seed is drawn here where the caller gave none, and the
+    model's end-of-sequence ids join the stop tokens unless they are to be ignored.
+
+    Bad words must be token ids here, and a constraint must be a `ResolvedConstraint`: nothing here knows text.
+
+    Raises:
+        RequestError: the prompt is empty, an id is outside the vocabulary, or the samples or log-probabilities are too
+            many.
+        RequestTooLargeError: the request can never fit the context or the KV cache; the text has the numbers.
+    """
+    # Each sample takes a slot and a row of logits of its own, so more than these never run together.
+    if params.n > model.max_num_seqs:
+        text = (
+            f"n must be at most {model.max_num_seqs}, the sequences that run at once (--max-num-seqs), got {params.n}"
+        )
+        raise RequestError(text, "n")
+    # Before the ids are looked at: millions of them would hold up the event loop.
+    num_tokens = _num_tokens(prompt)
+    if not num_tokens:
+        raise RequestError("the prompt is empty; give at least one token", "prompt")
+    max_tokens = _max_tokens(num_tokens, params.max_tokens, model)
+    tokens = known_tokens(prompt, model.vocab_size)
+    stop = set(params.stop_token_ids)
+    if not params.ignore_eos:
+        stop.update(model.eos_token_ids)
+    # What is outside the vocabulary never comes: the same list serves models of several sizes.
+    stop_token_ids = array("i", sorted(token for token in stop if token < model.vocab_size)).tobytes()
+    min_tokens = min(params.min_tokens, max_tokens)
+    submit = Submit(
+        epoch=0,
+        request=0,
+        prompt=tokens.packed,
+        seed=secrets.randbits(63) if params.seed is None else params.seed % 2**64,
+        max_tokens=max_tokens,
+        sampling=_sampling(params, min_tokens, stop_token_ids, model),
+        stop_token_ids=stop_token_ids,
+        n=params.n,
+        min_tokens=min_tokens,
+        beam_width=params.beam_width,
+        length_penalty=params.length_penalty,
+    )
+    return _scheduled(submit, scheduling)
+
+
+def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Submit:
+    """The `Submit` that asks for a prompt's embedding, still without epoch and id; `prompt` as for `prepare`.
+
+    Raises:
+        RequestError: the prompt is empty, or an id is outside the vocabulary.
+        RequestTooLargeError: it can never fit the context or the KV cache.
+    """
+    num_tokens = _num_tokens(prompt)
+    if not num_tokens:
+        raise RequestError("the input is empty; give at least one token", "input")
+    if num_tokens > model.max_model_len:
+        raise refuse_input(num_tokens, model)
+    if num_tokens > model.kv_cache_tokens:
+        raise RequestTooLargeError(
+            f"The KV cache holds {model.kv_cache_tokens} tokens. However, your input has {num_tokens} tokens. Please "
+            "shorten the input, or start the engine with a larger --kv-cache-memory-bytes.",
+            "input",
+        )
+    tokens = known_tokens(prompt, model.vocab_size, "input")
+    submit = Submit(epoch=0, request=0, prompt=tokens.packed, seed=0, max_tokens=0, sampling=POOLING)
+    return _scheduled(submit, scheduling)
+
+
+def room_for_output(num_prompt_tokens: int, model: ModelInfo) -> int:
+    """How many tokens the context leaves for the output; none or fewer where the prompt does not fit."""
+    return model.max_model_len - num_prompt_tokens
+
+
+def refuse_input(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
+    """The error for what is too long to be embedded; unless it `is_exact`, the number is a lower bound."""
+    length = num_tokens if is_exact else f"at least {num_tokens}"
+    return RequestTooLargeError(
+        f"This model's maximum context length is {model.max_model_len} tokens. However, your input has {length} "
+        f"tokens. Please shorten the input, or have it cut by truncate_prompt_tokens.",
+        "input",
+        num_tokens,
+        model.max_model_len,
+    )
+
+
+def refuse_prompt(num_tokens: int, model: ModelInfo, is_exact: bool = True) -> RequestTooLargeError:
+    """The error for a prompt that leaves no room for output; unless it `is_exact`, the number is a lower bound."""
+    length = num_tokens if is_exact else f"at least {num_tokens}"
+    return RequestTooLargeError(
+        f"This model's maximum context length is {model.max_model_len} tokens. However, your prompt has {length} "
+        f"tokens and at least one more is needed for the output. Please shorten the prompt.",
+        "prompt",
+        num_tokens,
+        model.max_model_len - 1,
+    )
+
+
+def _scheduled(submit: Submit, scheduling: SchedulingParams) -> Submit:
+    """The same with its scheduling parameters, which every kind of request has."""
+    return msgspec.structs.replace(
+        submit,
+        tenant=scheduling.tenant,
+        cache_salt=scheduling.cache_salt,
+        priority=scheduling.priority,
+        timeout=scheduling.timeout,
+        ttft_target=scheduling.ttft_target,
+        tpot_target=scheduling.tpot_target,
+    )
+
+
+def _sampling(params: SamplingParams, min_tokens: int, stop_token_ids: bytes, model: ModelInfo) -> Sampling:
+    if params.beam_width:
+        # Each beam's candidates are this many; what is sampled beside them has no effect.
+        _check_logprobs("n", 2 * params.n, "the candidates of each beam, twice n,", model)
+        return Sampling(temperature=0.0, logprobs=2 * params.beam_width)
+    _check_logprobs("logprobs", params.logprobs or 0, "logprobs", model)
+    _check_logprobs("prompt_logprobs", params.prompt_logprobs or 0, "prompt_logprobs", model)
+    if params.bad_words:
+        text = "bad_words are texts, and there is no tokenizer here; give bad_words_token_ids"
+        raise RequestError(text, "bad_words")
+    return Sampling(
+        temperature=max(params.temperature, LEAST_POSITIVE) if params.temperature else 0.0,
+        top_k=max(params.top_k, 0),
+        top_p=max(params.top_p, LEAST_POSITIVE),
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=_logit_bias(params.logit_bias or {}, model),
+        allowed_token_ids=_pack(sorted(set(params.allowed_token_ids or ())), "allowed_token_ids", model),
+        bad_words=tuple(_pack(tokens, "bad_words_token_ids", model) for tokens in params.bad_words_token_ids),
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids if min_tokens else b"",
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        grammar=_grammar(params.structured_outputs),
+        extra_args=_extra_args(params.extra_args or {}),
+    )
+
+
+def _grammar(constraint: StructuredOutputsParams | None) -> str:
+    if constraint is None:
+        return ""
+    if not isinstance(constraint, ResolvedConstraint):
+        raise RequestError(
+            "structured_outputs must be a ResolvedConstraint here; make one with pyllm.resolve_constraint",
+            "structured_outputs",
+        )
+    return constraint.grammar
+
+
+def _check_logprobs(name: str, count: int, meaning: str, model: ModelInfo) -> None:
+    if count > model.max_logprobs:
+        raise RequestError(f"{meaning} must be at most {model.max_logprobs} (--max-logprobs), got {count}", name)
+
+
+def _logit_bias(bias: dict[int, float], model: ModelInfo) -> dict[int, float]:
+    _pack(bias, "logit_bias", model)
+    return {token: min(max(value, -MAX_LOGIT_BIAS), MAX_LOGIT_BIAS) for token, value in bias.items() if value}
+
+
+def _extra_args(arguments: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The arguments as the other side decodes them, so that one process and several are the same."""
+    if not arguments:
+        return {}
+    try:
+        frame = msgspec.msgpack.encode(arguments)
+        decoded = msgspec.msgpack.decode(frame, type=dict[str, dict[str, Any]])
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        text = f"extra_args must have a dict of plain values for each logits processor: {error}"
+        raise RequestError(text, "extra_args") from None
+    if len(frame) > MAX_EXTRA_ARGS_BYTES:
+        text = f"extra_args must have at most {MAX_EXTRA_ARGS_BYTES} bytes, got {len(frame)}"
+        raise RequestError(text, "extra_args")
+    return dict(decoded)
+
+
+def _pack(tokens: Iterable[int], name: str, model: ModelInfo) -> bytes:
+    """Token ids as int32; refuses one outside the vocabulary by the name of its field."""
+    packed = array("i", tokens)
+    for token in packed:
+        if not 0 <= token < model.vocab_size:
+            raise RequestError(f"token id {token} is outside the vocabulary of {model.vocab_size} tokens", name)
+    return packed.tobytes()
+
+
+def _num_tokens(prompt: Prompt) -> int:
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        return -(-memoryview(prompt).nbytes // 4)
+    return len(prompt)
+
+
+def _max_tokens(num_prompt_tokens: int, wanted: int | None, model: ModelInfo) -> int:
+    room = room_for_output(num_prompt_tokens, model)
+    if room < 1:
+        raise refuse_prompt(num_prompt_tokens, model)
+    # The last token that is sampled is never written to the cache.
+    cache_room = model.kv_cache_tokens - num_prompt_tokens + 1
+    max_tokens = min(room, max(cache_room - 1, 1)) if wanted is None else min(room, wanted)
+    if max_tokens > cache_room:
+        raise RequestTooLargeError(
+            f"The KV cache holds {model.kv_cache_tokens} tokens. However, your prompt has {num_prompt_tokens} tokens "
+            f"and {max_tokens} were asked for. Please shorten the prompt, lower max_tokens, or start the engine with "
+            "a larger --kv-cache-memory-bytes.",
+            "prompt" if cache_room < 1 else "max_tokens",
+        )
+    return max_tokens

@@ -1,0 +1,419 @@
+"""Configuration: small frozen structs, composed; resolved once in `launch/resolve.py`, then sent to each process.
+
+One definition gives the keyword, the command-line flag (`cli.py`) and the documentation. Names are vLLM's where vLLM
+has the thing. Does not read models or devices.
+"""
+
+import difflib
+import math
+import re
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from pyllm.errors import ConfigError
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+KernelBackend = Literal["auto", "cpu", "reference", "triton"]
+ExecutorBackend = Literal["mp", "uni"]
+Quantization = Literal["auto", "none", "int8", "gguf"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
+ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
+ReasoningParser = Literal["auto", "none", "think"]
+UnknownFields = Literal["warn", "refuse", "ignore"]
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class ModelConfig(_Config, frozen=True):
+    """Which model, and in which precision."""
+
+    model: Annotated[str, Meta(description="GGUF file or Hugging Face folder; empty: the embedded SmolLM2-135M")] = ""
+    served_model_name: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...],
+        Meta(description="names of the model in the API; answers carry the first; default: the model's file name"),
+    ] = ()
+    dtype: Annotated[Dtype, Meta(description="precision of activations and of unquantised weights")] = "auto"
+    quantization: Annotated[
+        Quantization,
+        Meta(
+            description="weights on a CPU: int8, gguf (as the file's blocks), none; "
+            "auto: the fastest for a quantised file"
+        ),
+    ] = "auto"
+    max_model_len: Annotated[
+        Annotated[int, Meta(ge=2)] | None,
+        Meta(description="longest prompt plus output, in tokens; default: the model's context"),
+    ] = None
+    max_logprobs: Annotated[
+        int, Meta(description="most log-probabilities for a token that a request may ask for", ge=0, le=1 << 16)
+    ] = 20
+
+
+class CacheConfig(_Config, frozen=True):
+    """The paged KV cache."""
+
+    block_size: Annotated[int, Meta(description="tokens in a KV block, a power of two", ge=1, le=1024)] = 16
+    kv_cache_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="size of each rank's KV cache, for example 64MiB; default: 512MiB on a CPU"),
+    ] = None
+    kv_cache_dtype: Annotated[
+        KVCacheDtype,
+        Meta(
+            description="precision of the KV cache; fp8 on GPUs only; auto: bfloat16 with quantised weights, else dtype"
+        ),
+    ] = "auto"
+    gpu_memory_utilization: Annotated[
+        float, Meta(description="share of a GPU's memory for weights and KV cache", gt=0, le=1)
+    ] = 0.9
+    enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV blocks of equal prefixes")] = True
+    kv_offloading_size: Annotated[
+        int,
+        Meta(
+            description="host memory of all ranks together for swapped and evicted KV blocks: 512MiB, or in GiB",
+            ge=0,
+        ),
+    ] = 0  # Bytes here, whatever the unit was.
+    max_pinned_blocks: Annotated[
+        int, Meta(description="most KV blocks that pins keep from eviction", ge=0, le=(1 << 31) - 1)
+    ] = 0
+    enable_kv_cache_events: Annotated[
+        bool,
+        Meta(description="let every client follow the prefix cache's contents, the tokens of all prompts included"),
+    ] = False
+
+
+class SchedulerConfig(_Config, frozen=True):
+    """What one step may hold, and whom it serves first."""
+
+    max_num_batched_tokens: Annotated[
+        int,
+        Meta(
+            description="tokens computed in one step; 0: 2048 on a GPU, 192 on a CPU, or max_num_seqs if that is more",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
+    max_num_seqs: Annotated[int, Meta(description="sequences that run at once", ge=1, le=1 << 16)] = 128
+    long_prefill_token_threshold: Annotated[
+        int, Meta(description="most tokens of one prompt in a step; 0: no cap", ge=0, le=(1 << 31) - 1)
+    ] = 0
+    inter_token_target: Annotated[
+        float,
+        Meta(
+            description="most seconds between two tokens of a stream while prompts are computed; 0: no bound",
+            ge=0,
+            le=1e6,
+        ),
+    ] = 0.0
+    scheduling_policy: Annotated[
+        str, Meta(description="fcfs, priority, shortest, fair, or an entry point of the group pyllm.policies")
+    ] = "fcfs"
+    tenant_weights: Annotated[
+        dict[str, Annotated[int, Meta(ge=1, le=1_000_000)]],
+        Meta(description="weights of tenants under the policy fair, as team-a=3,team-b=1; other tenants weigh 1"),
+    ] = {}
+    watermark: Annotated[
+        float,
+        Meta(
+            description="share of the KV blocks, 0 to 0.99, that admission leaves free while requests run",
+            ge=0,
+            le=0.99,
+        ),
+    ] = 0.01
+    expected_growth: Annotated[
+        float,
+        Meta(
+            description="how much of running requests' expected growth admission leaves room for; 1: all of it",
+            ge=0,
+            le=16,
+        ),
+    ] = 1.0
+    scheduler_recording: Annotated[
+        str, Meta(description="new file that records the scheduler's calls, prompts included; see pyllm replay")
+    ] = ""
+    async_scheduling: Annotated[bool, Meta(description="plan a step while the step before is computed")] = True
+    num_speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=16)] | None,
+        Meta(
+            description="draft tokens (prompt lookup) that a step verifies for a stream that runs alone; 0: none; "
+            "default: 5 with the Rust kernels, else 0"
+        ),
+    ] = None
+
+
+class ParallelConfig(_Config, frozen=True):
+    """How the model is spread over processes."""
+
+    tensor_parallel_size: Annotated[int, Meta(description="ranks that share each weight matrix", ge=1)] = 1
+    distributed_executor_backend: Annotated[
+        ExecutorBackend, Meta(description="mp: a process for each rank; uni: the core's process runs the model")
+    ] = "mp"
+
+
+class DeviceConfig(_Config, frozen=True):
+    """Where the model runs, and with which kernels."""
+
+    device: Annotated[Device, Meta(description="auto takes CUDA where there is a GPU")] = "auto"
+    kernel_backend: Annotated[KernelBackend, Meta(description="auto: Triton on CUDA, Rust on CPU")] = "auto"
+    attention_backend: Annotated[
+        str,
+        Meta(
+            description="auto (as the other kernels), triton, cpu, sdpa (plain torch), "
+            "or an entry point of the group pyllm.attention_backends"
+        ),
+    ] = "auto"
+    enforce_eager: Annotated[bool, Meta(description="do not capture steps as graphs")] = False
+    batch_invariant: Annotated[
+        bool,
+        Meta(description="answers independent of the batch on a GPU, too, which is slower; on a CPU they always are"),
+    ] = False
+
+
+class RecoveryConfig(_Config, frozen=True):
+    """What happens when a process dies."""
+
+    max_restarts: Annotated[
+        int, Meta(description="most restarts of a process in a minute; if it dies more often, the server ends", ge=0)
+    ] = 10
+    warm_spares: Annotated[
+        bool, Meta(description="keep a spare core that has imported everything, for a core that dies")
+    ] = True
+    flight_recorder_dir: Annotated[
+        str, Meta(description="folder for records of crashes; default: pyllm/crashes in the user's state folder")
+    ] = ""
+    flight_recorder_prompts: Annotated[
+        bool, Meta(description="record the tokens of the requests in the fatal step, too")
+    ] = False
+
+
+class EngineConfig(_Config, frozen=True):
+    """All that an engine needs, whichever way in it is started."""
+
+    model: ModelConfig = ModelConfig()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    device: DeviceConfig = DeviceConfig()
+    recovery: RecoveryConfig = RecoveryConfig()
+
+
+# Defaults of the server's flags that the shared state needs, too.
+IDEMPOTENCY_RETENTION = 600.0
+MAX_STORED_RESPONSES = 1000
+
+
+class ServerConfig(_Config, frozen=True):
+    """The HTTP server and its supervision."""
+
+    host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
+    port: Annotated[int, Meta(description="port to listen on; 0 picks a free one", ge=0, le=65535)] = 8000
+    shutdown_timeout: Annotated[
+        float, Meta(description="seconds that running streams get to finish after SIGTERM or SIGINT", ge=0)
+    ] = 30.0
+    ready_timeout: Annotated[float, Meta(description="most seconds until a process is ready", gt=0)] = 600.0
+    api_server_count: Annotated[int, Meta(description="API processes that share the port", ge=1, le=256)] = 1
+    sse_keep_alive_interval: Annotated[
+        float, Meta(description="seconds between comments in a quiet stream; 0: none", ge=0)
+    ] = 15.0
+    idempotency_retention: Annotated[
+        float, Meta(description="seconds to keep the answer to a request with an Idempotency-Key", ge=0)
+    ] = IDEMPOTENCY_RETENTION
+    max_stored_responses: Annotated[int, Meta(description="most answers of /v1/responses in memory; 0: none", ge=0)] = (
+        MAX_STORED_RESPONSES
+    )
+    tool_call_parser: Annotated[
+        ToolCallParser, Meta(description="how the model writes tool calls; auto: as its chat template shows")
+    ] = "auto"
+    reasoning_parser: Annotated[
+        ReasoningParser, Meta(description="think: <think>...</think> is reasoning; auto: if the chat template has it")
+    ] = "auto"
+    trust_request_chat_template: Annotated[bool, Meta(description="allow chat templates in requests")] = False
+    unknown_fields: Annotated[
+        UnknownFields,
+        Meta(
+            description="request fields without effect: warn (log, metrics, header pyllm-ignored-fields), "
+            "refuse (400) or ignore"
+        ),
+    ] = "warn"
+    uds: Annotated[str, Meta(description="Unix socket to listen on, instead of host and port")] = ""
+    ssl_certfile: Annotated[str, Meta(description="certificate chain in PEM, for TLS")] = ""
+    ssl_keyfile: Annotated[str, Meta(description="private key in PEM; default: in the file of --ssl-certfile")] = ""
+    ssl_ca_certs: Annotated[
+        str, Meta(description="CA certificates in PEM; clients must then have a certificate that these have signed")
+    ] = ""
+    allowed_origins: Annotated[
+        tuple[str, ...], Meta(description="origins whose pages may use the server (CORS): https://a.com,... or *")
+    ] = ()
+    api_key_file: Annotated[
+        str,
+        Meta(description="JSON or TOML file of API keys, made by `pyllm apikey NAME`; PYLLM_API_KEY may hold one, too"),
+    ] = ""
+    max_requests_per_minute: Annotated[
+        int, Meta(description="most requests a minute of each key or tenant; 0: no limit", ge=0)
+    ] = 0
+    max_tokens_per_minute: Annotated[
+        int, Meta(description="most tokens a minute, prompt and output, of each key or tenant; 0: no limit", ge=0)
+    ] = 0
+    max_concurrent_requests: Annotated[
+        int, Meta(description="most requests at once of each key or tenant, running or waiting; 0: no limit", ge=0)
+    ] = 0
+    max_num_queued_reqs: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(
+            description="most waiting sequences beyond max_num_seqs; further requests get a 503; 0: no bound; "
+            "default: 16 times max_num_seqs, at least 256"
+        ),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int, Meta(description="most waiting prompt tokens; further requests get a 503; 0: no bound", ge=0)
+    ] = 0
+    request_timeout: Annotated[
+        float,
+        Meta(description="most seconds for a request; the header x-request-timeout may shorten it; 0: none", ge=0),
+    ] = 0.0
+    max_request_body_bytes: Annotated[int, Meta(description="largest body of a request, for example 16MiB", ge=1)] = (
+        10_000_000
+    )
+    otlp_traces_endpoint: Annotated[
+        str, Meta(description="URL of an OpenTelemetry collector that gets a span for each request; needs pyllm[otel]")
+    ] = ""
+
+
+class HeadlessConfig(_Config, frozen=True):
+    """A core without a server, for `EngineClient`."""
+
+    bind: Annotated[str, Meta(description="ipc://PATH or tcp://HOST:PORT")] = ""
+    curve_keys: Annotated[str, Meta(description="folder with keys for tcp://, made by `pyllm keygen`")] = ""
+    insecure_tcp: Annotated[
+        bool, Meta(description="serve tcp:// without keys: anyone may connect and change settings for all")
+    ] = False
+    shutdown_timeout: Annotated[
+        float, Meta(description="seconds that running requests get to finish after SIGTERM or SIGINT", ge=0)
+    ] = ServerConfig().shutdown_timeout
+    ready_timeout: Annotated[float, Meta(description="most seconds until a process is ready", gt=0)] = (
+        ServerConfig().ready_timeout
+    )
+
+
+Part = TypeVar("Part", bound=_Config)
+
+# Options that are sizes, such as 64MiB, and the bytes that 1 without a unit stands for: as in vLLM.
+SIZES = {"kv_cache_memory_bytes": 1, "kv_offloading_size": 1 << 30, "max_request_body_bytes": 1}
+# Options that take several words as a flag, and as a keyword one text as well.
+WORDS = frozenset({"served_model_name"})
+
+
+def engine_config(options: dict[str, Any]) -> EngineConfig:
+    """Build an `EngineConfig` from flat names, as keywords and flags give them.
+
+    Raises:
+        ConfigError: an unknown name (with the nearest known one), or a value out of its range.
+    """
+    remaining = dict(options)
+    parts = {}
+    for field in msgspec.structs.fields(EngineConfig):
+        names = option_names(field.type)
+        parts[field.name] = config_part(field.type, {name: remaining.pop(name) for name in names if name in remaining})
+    if remaining:
+        raise ConfigError(_unknown_option(min(remaining)))
+    return EngineConfig(**parts)
+
+
+def config_part(kind: type[Part], options: dict[str, Any]) -> Part:
+    """Build one part from its keywords, texts such as `64MiB` included; raises ConfigError as `engine_config` does."""
+    try:
+        return msgspec.convert({name: _read(name, value) for name, value in options.items()}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error).replace("`$.", "`")) from None
+
+
+def option_names(kind: type[_Config] = EngineConfig) -> list[str]:
+    """Every flat option of a part, or of the whole engine, in the order of its definition."""
+    fields = msgspec.structs.fields(kind)
+    if kind is EngineConfig:
+        return [name for field in fields for name in option_names(field.type)]
+    return [field.name for field in fields]
+
+
+def _unknown_option(name: str) -> str:
+    near = difflib.get_close_matches(name, option_names(), n=1)
+    return f"unknown option {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def _read(name: str, value: Any) -> Any:
+    if name in SIZES:
+        return _in_bytes(value, SIZES[name])
+    if name in WORDS and isinstance(value, str):
+        return (value,) if value else ()
+    if name == "tenant_weights" and isinstance(value, str):
+        return parse_weights(value)
+    if name == "allowed_origins" and isinstance(value, str):
+        return parse_origins(value)
+    return value
+
+
+def _in_bytes(value: Any, unit: int) -> Any:
+    """A size given as a text or as a number of units; what is neither is left for the struct's own check to refuse."""
+    if isinstance(value, str):
+        return parse_size(value, unit)
+    if unit > 1 and isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return int(value * unit)
+    return value
+
+
+def parse_size(text: str, unit: int = 1) -> int:
+    """Bytes from `64MiB`, `64Mi`, `64M` (all 2**20), `64m` (10**6) or a plain number, as vLLM's flags read them.
+
+    A plain number counts `unit` bytes.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]|[KMGT](?:iB?)?)?", text.strip())
+    if match is None:
+        raise ConfigError(f"cannot read {text!r} as a size; write for example 64MiB, 2GiB or 1073741824")
+    number, suffix = match.groups()
+    if not suffix:
+        return int(float(number) * unit)
+    power = "kmgt".index(suffix[0].lower()) + 1
+    return int(float(number) * (1000**power if suffix.islower() else 1024**power))
+
+
+def parse_weights(text: str) -> dict[str, int]:
+    """Weights by name from `team-a=3,team-b=1`; no text, no weights.
+
+    Raises:
+        ConfigError: anything else, and a name that comes twice.
+    """
+    weights: dict[str, int] = {}
+    for part in text.split(",") if text.strip() else ():
+        name, _, weight = (piece.strip() for piece in part.rpartition("="))
+        if not name or not weight.isdecimal() or name in weights:
+            raise ConfigError(
+                f"cannot read {part!r} as a tenant's weight; write each tenant once, as in team-a=3,team-b=1"
+            )
+        weights[name] = int(weight)
+    return weights
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """Origins from `https://a.com,https://b.com`, or from a JSON list, as vLLM's flag has it; `*` is any.
+
+    Raises:
+        ConfigError: one of them is no origin: a scheme and a host, perhaps a port, and nothing more.
+    """
+    try:
+        origins = msgspec.json.decode(text, type=list[str]) if text.startswith("[") else text.split(",")
+    except msgspec.DecodeError:
+        raise ConfigError(f"cannot read {text!r} as origins; write https://a.com,https://b.com, or *") from None
+    origins = [origin.strip() for origin in origins]
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
+            raise ConfigError(f"{origin!r} is not an origin; write for example https://a.com (no path), or *")
+    return tuple(origins)

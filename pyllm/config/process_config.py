@@ -1,0 +1,74 @@
+"""The configuration of each process of a server, as its parent sends it. Resolved: nothing in it is `auto` or None."""
+
+import msgspec
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.api_keys import ApiKey
+from pyllm.config.options import IDEMPOTENCY_RETENTION, MAX_STORED_RESPONSES, EngineConfig, ServerConfig
+
+
+class _ProcessConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class CoreConfig(_ProcessConfig, frozen=True):
+    """The configuration of one EngineCore process."""
+
+    engine: EngineConfig
+    checkpoint: Checkpoint
+    bind: str  # ZeroMQ address of the ROUTER
+    socket_folder: str  # private, for the workers' sockets
+    ready_timeout: float
+    shutdown_timeout: float
+    curve_keys: str = ""  # folder with keys for tcp://; empty: no encryption
+    fork_server: str = ""  # path of the socket of the process that forks workers; empty: there are none
+    index: int = 0
+
+
+class WorkerConfig(_ProcessConfig, frozen=True):
+    """The configuration of one rank."""
+
+    engine: EngineConfig
+    checkpoint: Checkpoint
+    rank: int
+    address: str  # ZeroMQ address that this rank binds its DEALER to; the core connects
+    rendezvous: str  # init_method of torch.distributed
+    core_index: int = 0
+
+
+class ForkServerConfig(_ProcessConfig, frozen=True):
+    """The configuration of the fork server."""
+
+    bind: str  # path of its socket, in a private folder
+    entry: str  # "module:function": it imports all that a worker needs, and gives what each worker runs
+    max_workers: int = 256  # that live at once
+
+
+class SharedConfig(_ProcessConfig, frozen=True):
+    """The configuration of the state that API processes share. 0: no bound."""
+
+    max_num_seqs: int = 1
+    max_num_queued_reqs: int = 0
+    max_num_queued_tokens: int = 0
+    idempotency_retention: float = IDEMPOTENCY_RETENTION
+    max_stored_responses: int = MAX_STORED_RESPONSES
+
+
+class StateConfig(_ProcessConfig, frozen=True):
+    """The configuration of the process of the shared state, where there is one."""
+
+    shared: SharedConfig
+    bind: str  # ZeroMQ address of the ROUTER
+
+
+class ApiConfig(_ProcessConfig, frozen=True):
+    """The configuration of one API process. Without a `state_address` it is alone, and has the shared state itself."""
+
+    server: ServerConfig
+    core_address: str
+    checkpoint: Checkpoint
+    served_model_name: tuple[str, ...]
+    index: int = 0
+    shared: SharedConfig = SharedConfig()
+    state_address: str = ""
+    api_keys: tuple[ApiKey, ...] = ()

@@ -1,0 +1,279 @@
+"""The EngineCore process: sockets, executor, scheduler, step loop, drain.
+
+Its caller passes the executor, so this file knows nothing of workers. Does not know its parent's role.
+"""
+
+import asyncio
+import gc
+import hashlib
+import logging
+import os
+import secrets
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from mmap import mmap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import uvloop
+import zmq
+
+from pyllm._rust import Scheduler, SchedulerError
+from pyllm.config.process_config import CoreConfig
+from pyllm.core.calls import live_settings
+from pyllm.core.executors.executor import Executor
+from pyllm.core.loop import EngineCore
+from pyllm.core.policy_plugins import Policy, load_policy
+from pyllm.core.recording import Recording
+from pyllm.errors import ConfigError
+from pyllm.plugins import LOGITS_PROCESSORS, offered_names
+from pyllm.supervision.burst_logger import BurstLogger
+from pyllm.supervision.flight_recorder import FlightRecorder
+from pyllm.supervision.parent_link import ParentLink
+from pyllm.wire import curve, ipc
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.ipc import Sender
+from pyllm.wire.messages import PROTOCOL_VERSION, ClientMessage, CoreMessage, ModelInfo, Ready
+
+# Seconds that clients have to read the last messages of a core.
+CLOSE_LINGER = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+def run(
+    config: CoreConfig,
+    executor: Executor,
+    context: zmq.Context[zmq.Socket[bytes]],
+    parent: ParentLink,
+    memory: mmap | None = None,
+) -> int:
+    """Serve until SIGTERM, then drain; the exit code is 0 unless workers died too often or did not start.
+
+    `memory` outlives this process, see `EngineCore`.
+    """
+    try:
+        return parent.run(lambda: uvloop.run(_serve(config, executor, context, parent, memory)))
+    finally:
+        context.destroy(int(CLOSE_LINGER * 1000))
+
+
+class CoreParts(NamedTuple):
+    """The result of `start`, for `make_core`; `policy` is None if the scheduler has it built in.
+
+    `token_seconds` is the measured upper bound per token in a step, 0 if none was measured.
+    """
+
+    scheduler: Scheduler
+    ready: Ready
+    policy: Policy | None
+    token_seconds: float
+
+
+async def start(config: CoreConfig, executor: Executor) -> CoreParts:
+    """Start the ranks, size the KV cache by the rank with the least memory, and make the scheduler for it.
+
+    The host pool has the same size on every rank; the slowest rank sets the time of a swap.
+
+    Raises:
+        StartError: a rank did not become ready.
+        ConfigError: not even one block fits, or fewer than may be pinned, or the policy cannot be imported.
+    """
+    engine, architecture = config.engine, config.checkpoint.architecture
+    # A policy that cannot be imported must fail before the model is loaded.
+    policy = load_policy(engine.scheduler.scheduling_policy)
+    await executor.start()
+    num_blocks = min(await executor.collective("num_blocks"))
+    block_size = engine.cache.block_size
+    max_model_len = engine.model.max_model_len
+    assert max_model_len is not None, "the configuration was not resolved"
+    if num_blocks < 1:
+        raise ConfigError(f"the KV cache has no room for one block of {block_size} tokens: raise kv_cache_memory_bytes")
+    if num_blocks * block_size < max_model_len:
+        logger.warning(
+            "the KV cache holds %d tokens, less than max_model_len %d: longer requests are refused",
+            num_blocks * block_size,
+            max_model_len,
+        )
+    num_host_blocks = min(await executor.collective("num_host_blocks"))
+    await executor.collective("allocate", num_blocks, num_host_blocks)
+    for rank, held in enumerate(await executor.collective("statistics")):
+        megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
+        logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
+    epoch = secrets.randbits(63)
+    swap_block_seconds = max(await executor.collective("swap_seconds"))
+    token_seconds = max(await executor.collective("token_seconds"))
+    try:
+        scheduler = Scheduler(
+            block_size=block_size,
+            num_blocks=num_blocks,
+            max_num_seqs=engine.scheduler.max_num_seqs,
+            max_model_len=max_model_len,
+            vocab_size=architecture.vocab_size,
+            num_host_blocks=num_host_blocks,
+            swap_block_seconds=swap_block_seconds,
+            enable_prefix_caching=engine.cache.enable_prefix_caching,
+            max_pinned_blocks=engine.cache.max_pinned_blocks,
+            enable_kv_cache_events=engine.cache.enable_kv_cache_events,
+            incarnation=epoch,
+            num_speculative_tokens=engine.scheduler.num_speculative_tokens or 0,
+            **live_settings(engine.scheduler),
+        )
+    except SchedulerError as error:
+        raise ConfigError(str(error)) from error
+    model = ModelInfo(
+        name=engine.model.served_model_name[0],
+        max_model_len=max_model_len,
+        vocab_size=architecture.vocab_size,
+        eos_token_ids=config.checkpoint.tokenizer.eos_token_ids,
+        dtype=engine.model.dtype,
+        quantization=engine.model.quantization,
+        kv_cache_dtype=engine.cache.kv_cache_dtype,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        kv_cache_tokens=num_blocks * block_size,
+        max_num_seqs=engine.scheduler.max_num_seqs,
+        max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
+        tensor_parallel_size=engine.parallel.tensor_parallel_size,
+        max_logprobs=min(engine.model.max_logprobs, architecture.vocab_size),
+        hidden_size=architecture.hidden_size,
+        enable_prefix_caching=engine.cache.enable_prefix_caching,
+    )
+    instruction_sets = sorted(set(await executor.collective("instruction_set")))
+    precision = (model.dtype, model.quantization, model.kv_cache_dtype)
+    numerics = (config.checkpoint.fingerprint, precision, model.tensor_parallel_size, instruction_sets)
+    fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
+    return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
+
+
+def make_core(
+    config: CoreConfig,
+    parts: CoreParts,
+    executor: Executor,
+    sender: Sender[CoreMessage],
+    *,
+    on_alone: Callable[[bool], object] = lambda is_alone: None,
+    memory: mmap | None = None,
+) -> EngineCore:
+    """The core from the parts of `start`, with the recording that the configuration names.
+
+    Raises:
+        ConfigError: the recording's file cannot be made.
+    """
+    settings, scheduler = config.engine.scheduler, parts.scheduler
+    recording = None
+    if settings.scheduler_recording:
+        recording = Recording(Path(settings.scheduler_recording), scheduler.take_recording)
+        scheduler.start_recording()
+    recorder = FlightRecorder(Path(config.engine.recovery.flight_recorder_dir))
+    return EngineCore(
+        scheduler,
+        executor,
+        sender,
+        parts.ready,
+        on_crash=lambda name, report: recorder.record(f"core-{config.index}-{name}", report),
+        on_alone=on_alone,
+        memory=memory,
+        config=config.engine,
+        clock=time.monotonic,
+        depth=2 if settings.async_scheduling else 1,  # With overlap the worker never waits for the scheduler.
+        policy=parts.policy,
+        recording=recording,
+        logits_processors=offered_names(LOGITS_PROCESSORS),
+        token_seconds=parts.token_seconds,
+    )
+
+
+async def _serve(
+    config: CoreConfig,
+    executor: Executor,
+    context: zmq.Context[zmq.Socket[bytes]],
+    parent: ParentLink,
+    memory: mmap | None,
+) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    keys = curve.server_keys(Path(config.curve_keys)) if config.curve_keys else None
+    authenticator = curve.authenticate(context, Path(config.curve_keys)) if config.curve_keys else None
+    # Bound before the model is loaded: whoever connects early waits in the socket's queue, not in a retry loop.
+    os.umask(0o077)  # An ipc:// socket is a file; only its owner may connect.
+    socket = ipc.bind(context, zmq.ROUTER, config.bind, keys)
+    address = socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+    parent.enter("starting the workers")
+    starting = asyncio.ensure_future(start(config, executor))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return 0
+        core: EngineCore
+        endpoint: ipc.Endpoint[ClientMessage, CoreMessage] = ipc.Endpoint(
+            socket,
+            ClientMessage,
+            lambda *received: core.receive(*received),  # noqa: PLW0108 - the core is made below, with this endpoint
+            lambda *received: core.malformed(*received),  # noqa: PLW0108
+        )
+        try:
+            core = make_core(
+                config, starting.result(), executor, endpoint, on_alone=parent.set_blamed_on_request, memory=memory
+            )
+            gc.freeze()
+            parent.started(address)
+            await _run(core, stop, parent, config.shutdown_timeout)
+        finally:
+            endpoint.close(CLOSE_LINGER)
+        return 0
+    finally:
+        for task in (starting, stopping):
+            task.cancel()
+        await executor.close()
+        socket.close(int(CLOSE_LINGER * 1000))
+        if authenticator is not None:
+            authenticator.stop()
+
+
+async def _run(core: EngineCore, stop: asyncio.Event, parent: ParentLink, shutdown_timeout: float) -> None:
+    """Step until `stop` is set; then drain for `shutdown_timeout` seconds or until it is set again."""
+    running = asyncio.ensure_future(core.run())
+    beating = asyncio.ensure_future(_beat(core, parent))
+    try:
+        await _first(running, beating, stop.wait())
+        if stop.is_set():
+            stop.clear()
+            parent.enter("draining")
+            core.drain()
+            await _first(running, beating, stop.wait(), seconds=shutdown_timeout)
+        for task in (running, beating):
+            if task.done():
+                task.result()
+        if not running.done():
+            core.abandon("the engine was shut down before this request had finished")
+    finally:
+        running.cancel()
+        beating.cancel()
+        core.close()
+
+
+async def _first(
+    running: asyncio.Future[None],
+    beating: asyncio.Future[None],
+    stopping: Coroutine[Any, Any, Any],
+    seconds: float | None = None,
+) -> None:
+    stopped = asyncio.ensure_future(stopping)
+    await asyncio.wait({running, beating, stopped}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+
+
+async def _beat(core: EngineCore, parent: ParentLink) -> None:
+    preemptions = BurstLogger("the KV cache is too small for all requests: sequences are swapped out or recomputed")
+    while True:
+        core.beat()
+        preemptions.look(core.stats()["num_preemptions"])
+        parent.step = core.last_step
+        parent.pulse()
+        await asyncio.sleep(HEARTBEAT_INTERVAL)

@@ -1,0 +1,192 @@
+"""The executor with one process for each rank, forked from a fork server, each on a ZeroMQ DEALER pair of its own.
+
+Forwards plans and answers; looks at no token. Knows a worker's messages, but not its code.
+"""
+
+import asyncio
+import itertools
+import signal
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from pyllm._rust import Plan
+from pyllm.config.process_config import CoreConfig, WorkerConfig
+from pyllm.core.executors import worker_death
+from pyllm.core.executors.fork_server_client import ForkServerClient
+from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
+from pyllm.supervision.child_process import ChildProcess, end
+from pyllm.wire import ipc
+from pyllm.wire.messages import Control, Reply, Sampled, Step, WorkerInput, WorkerOutput
+
+
+class ProcessExecutor:
+    """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
+
+    When one rank ends, all others are killed, so that none waits for its data. Each start has sockets and a rendezvous
+    of its own, so that no message of an earlier start can reach it.
+    """
+
+    def __init__(self, config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._config = config
+        self._context = context
+        self._size = config.engine.parallel.tensor_parallel_size
+        self._starts = itertools.count()
+        self._ranks: list[ChildProcess] = []
+        self._fork_server = ForkServerClient(config.fork_server)
+        self._endpoints: list[ipc.Endpoint[WorkerOutput, WorkerInput]] = []
+        self._steps: deque[tuple[int, asyncio.Future[Sampled]]] = deque()
+        self._calls: dict[tuple[int, int], asyncio.Future[Any]] = {}
+        self._call_ids = itertools.count()
+        self._death: WorkerDeadError | None = None
+
+    @property
+    def death(self) -> WorkerDeadError | None:
+        return self._death
+
+    async def start(self) -> None:
+        number = next(self._starts)
+        folder = Path(self._config.socket_folder)
+        rendezvous = folder / f"ranks-{self._config.index}-{number}"
+        sockets = [folder / f"worker-{self._config.index}-{rank}-{number}" for rank in range(self._size)]
+        self._remove_files()  # of a core that was killed
+        try:
+            for rank, path in enumerate(sockets):
+                worker = WorkerConfig(
+                    engine=self._config.engine,
+                    checkpoint=self._config.checkpoint,
+                    rank=rank,
+                    address=f"ipc://{path}",
+                    rendezvous=f"file://{rendezvous}",
+                    core_index=self._config.index,
+                )
+                # The core connects and the worker binds: a connecting socket queues messages before its peer is there.
+                socket = ipc.connect(self._context, worker.address)
+                receive = self._receiver(rank)
+                self._endpoints.append(ipc.Endpoint(socket, WorkerOutput, receive, self._malformed))
+                await self._start_rank(worker)
+            await asyncio.gather(*(process.ready(self._config.ready_timeout) for process in self._ranks))
+        except BaseException as error:
+            death = self._death
+            await self._end_ranks()
+            if isinstance(error, StartError) and death is not None:
+                raise StartError(str(death)) from None  # Name the rank that died first.
+            raise
+
+    def submit(self, plan: Plan) -> asyncio.Future[Sampled]:
+        future: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
+        if self._death is not None:
+            future.set_exception(self._death)
+            return future
+        self._steps.append((plan.step, future))
+        header = Step(plan.step, tuple(plan.counts))
+        self._send(header, plan)
+        return future
+
+    def kill(self, cause: Cause) -> None:
+        stages = ", ".join(f"{process.name} was {process.stage}" for process in self._ranks)
+        log = b"".join(process.log for process in self._ranks)
+        self._die(WorkerDeadError(f"the workers were ended as {cause}: {stages}", cause, log))
+
+    async def restart(self) -> None:
+        await self._end_ranks()
+        self._death = None
+        await self.start()
+
+    async def collective(self, method: str, *args: Any) -> list[Any]:
+        if self._death is not None:
+            raise self._death
+        number = next(self._call_ids)
+        futures = [asyncio.get_running_loop().create_future() for _ in self._ranks]
+        self._calls.update({(rank, number): future for rank, future in enumerate(futures)})
+        self._send(Control(number, method, args))
+        try:
+            async with asyncio.timeout(self._config.ready_timeout):
+                return await asyncio.gather(*futures)
+        except TimeoutError:  # Ranks that hang may still send heartbeats, and calls have no stall watch.
+            self.kill("stalled")
+            assert self._death is not None
+            raise self._death from None
+
+    async def close(self) -> None:
+        await self._end_ranks()
+        self._fork_server.close()
+
+    async def _start_rank(self, worker: WorkerConfig) -> None:
+        name = f"worker {worker.rank} of core {worker.core_index}"
+        process = await self._fork_server.fork(name, self._config.ready_timeout)
+        self._ranks.append(process)
+        process.exited.add_done_callback(lambda _: self._exited(process))
+        process.configure(worker)
+
+    async def _end_ranks(self) -> None:
+        """End the ranks of a start and remove its files. Raises StartError if a rank cannot be killed."""
+        self._die(WorkerDeadError("the workers were ended", "killed"))
+        for endpoint in self._endpoints:
+            endpoint.close()
+        self._endpoints.clear()
+        ranks, self._ranks = self._ranks, []
+        alive = await end(ranks)
+        self._remove_files()
+        if alive:
+            raise StartError(f"{', '.join(process.name for process in alive)} could not be killed")
+
+    def _send(self, message: WorkerInput, *frames: Any) -> None:
+        """Send a message to every rank, in the same order."""
+        for rank, endpoint in enumerate(self._endpoints):
+            if not endpoint.send(message, *frames):
+                self._die(WorkerDeadError(f"worker {rank} reads no messages: its queue is full"))
+
+    def _receiver(self, rank: int) -> ipc.MessageHandler[WorkerOutput]:
+        def receive(identity: bytes, message: WorkerOutput) -> None:
+            del identity
+            match message:
+                case Sampled(step):
+                    self._complete(step, message)
+                case Reply(number, ok, value):
+                    future = self._calls.pop((rank, number), None)
+                    if future is not None and not future.done():
+                        if ok:
+                            future.set_result(value)
+                        else:
+                            future.set_exception(EngineDeadError(f"worker {rank} refused a call: {value}"))
+
+        return receive
+
+    def _complete(self, step: int, sampled: Sampled) -> None:
+        if not self._steps or self._steps[0][0] != step:
+            if self._death is None:
+                self._die(WorkerDeadError(f"a worker answered step {step}, which is not the oldest in flight"))
+            return
+        _, future = self._steps.popleft()
+        if not future.done():
+            future.set_result(sampled)
+
+    def _malformed(self, identity: bytes, text: str) -> None:
+        del identity
+        self._die(WorkerDeadError(f"a worker sent a frame that does not decode: {text}"))
+
+    def _exited(self, process: ChildProcess) -> None:
+        if process in self._ranks:
+            ended = [process for process in self._ranks if process.exited.done()]
+            self._die(worker_death.death(worker_death.first_to_blame(ended)))
+
+    def _die(self, death: WorkerDeadError) -> None:
+        if self._death is not None:
+            return
+        self._death = death
+        for process in self._ranks:
+            process.signal(signal.SIGKILL)
+        for future in [future for _, future in self._steps] + list(self._calls.values()):
+            if not future.done():
+                future.set_exception(death)
+        self._steps.clear()
+        self._calls.clear()
+
+    def _remove_files(self) -> None:
+        """Remove the sockets and rendezvous of every start of this core's workers."""
+        for name in (f"worker-{self._config.index}-*", f"ranks-{self._config.index}-*"):
+            for path in Path(self._config.socket_folder).glob(name):
+                path.unlink(missing_ok=True)

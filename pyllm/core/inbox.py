@@ -1,0 +1,132 @@
+"""Handles clients' messages: hello, submit, abort, call. Each acts on the scheduler at once.
+
+Answers refused messages. Plans nothing and delivers no tokens.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+
+from pyllm._rust import NeverFitsError, Scheduler
+from pyllm.core.calls import Calls
+from pyllm.core.clients import Clients
+from pyllm.core.faults.quarantine import Quarantine, RequestKey
+from pyllm.core.policy_plugins import facts, policy_key
+from pyllm.core.stage import Stage
+from pyllm.core.validation import check_submit
+from pyllm.errors import RequestError
+from pyllm.wire.messages import PROTOCOL_VERSION, Abort, Call, ClientMessage, Hello, Ready, Rejected, Reply, Submit
+
+
+class Inbox:
+    """`ready` answers a hello; `logits_processors` are the names of the processors that workers can load."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        clients: Clients,
+        calls: Calls,
+        quarantine: Quarantine,
+        stage: Stage,
+        ready: Ready,
+        clock: Callable[[], float],
+        logits_processors: Collection[str],
+    ) -> None:
+        self.num_malformed = 0
+        self._scheduler = scheduler
+        self._clients = clients
+        self._calls = calls
+        self._quarantine = quarantine
+        self._stage = stage
+        self._ready = ready
+        self._clock = clock
+        self._logits_processors = logits_processors
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def receive(self, identity: bytes, message: ClientMessage) -> bool:
+        """Handle one message; False if it gives the core nothing to do."""
+        if isinstance(message, Hello):
+            self._hello(identity, message)
+            return False
+        client = self._clients.seen(identity)
+        if client is None:
+            client = self._clients.register(identity)
+            self._clients.post(client, Rejected(None, "hello", "say Hello first: this core does not know you"))
+            return False
+        match message:
+            case Submit():
+                self._submit(client, message, self._clock())
+            case Abort(epoch, request, sample) if epoch == self._ready.epoch:
+                self._scheduler.abort(client, request, sample)
+                self._clients.deliver(self._scheduler.pending_clients())
+            case Call(epoch, number, method, args) if epoch == self._ready.epoch:
+                self._clients.post(client, self._call(client, number, method, args))
+            case _:
+                return False  # A heartbeat, which `seen` noted, or a message of an earlier epoch.
+        return True
+
+    def malformed(self, identity: bytes, text: str) -> None:
+        """Count a frame that did not decode, and tell its sender."""
+        self.num_malformed += 1
+        client = self._clients.register(identity)
+        self._clients.post(client, Rejected(None, "malformed", f"this frame does not decode: {text}"))
+
+    def _hello(self, identity: bytes, message: Hello) -> None:
+        client = self._clients.register(identity)
+        if message.version != PROTOCOL_VERSION:
+            text = f"this core speaks version {PROTOCOL_VERSION} of the protocol, you said {message.version}"
+            self._clients.post(client, Rejected(None, "version", text))
+        else:
+            self._clients.post(client, self._ready)
+            self._stage.greet(client)
+
+    def _submit(self, client: int, submit: Submit, now: float) -> None:
+        if submit.epoch != self._ready.epoch:
+            return
+        # A request with outputs ran on another core before the shutdown began: it may finish here.
+        if self._stage.is_draining and not submit.outputs:
+            self._clients.post(client, Rejected(submit.request, "draining", "the engine is shutting down"))
+            return
+        policy = self._calls.policy
+        try:
+            check_submit(submit, self._ready.model, self._logits_processors)
+            self._scheduler.add(
+                client,
+                submit.request,
+                submit.prompt,
+                seed=submit.seed,
+                max_tokens=submit.max_tokens,
+                n=submit.n,
+                min_tokens=submit.min_tokens,
+                stop_token_ids=submit.stop_token_ids,
+                sampling=self._encoder.encode(submit.sampling),
+                outputs=[(output.tokens, output.finished) for output in submit.outputs],
+                arrival=now - submit.age,
+                deadline=None if submit.timeout is None else now + submit.timeout,
+                ttft_target=submit.ttft_target,
+                tpot_target=submit.tpot_target,
+                priority=submit.priority,
+                policy_key=0.0 if policy is None else policy_key(policy, facts(submit, now)),
+                tenant=submit.tenant,
+                cache_salt=submit.cache_salt,
+                adapter=submit.adapter,
+                stateful=submit.sampling.is_stateful,
+                prompt_logprobs=submit.sampling.prompt_logprobs is not None,
+                beam_width=submit.beam_width,
+                length_penalty=submit.length_penalty,
+                pooling=bool(submit.sampling.pooling),
+            )
+            self._quarantine.admit(RequestKey(client, submit.request), submit.num_losses)
+        except NeverFitsError as error:
+            self._clients.post(client, Rejected(submit.request, "too_large", str(error)))
+        except ValueError as error:
+            parameter = error.parameter if isinstance(error, RequestError) else None
+            self._clients.post(client, Rejected(submit.request, "invalid", str(error), parameter))
+
+    def _call(self, client: int, number: int, method: str, args: tuple[Any, ...]) -> Reply:
+        try:
+            return Reply(number, True, self._calls.answer(client, method, args))
+        except RequestError as error:
+            return Reply(number, False, str(error))

@@ -1,0 +1,134 @@
+"""Checks submitted requests: numbers in their ranges, ids in the vocabulary. No request that passes can crash a worker.
+
+Knows neither the scheduler, which checks its own arguments, nor how a worker uses the rest.
+"""
+
+from array import array
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from pyllm.errors import RequestError
+from pyllm.sampling_params import (
+    LEAST_POSITIVE,
+    MAX_BAD_WORDS_TOKEN_IDS,
+    MAX_EXTRA_ARGS_BYTES,
+    MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIAS,
+    MAX_LOGIT_BIASES,
+    SamplingParams,
+    check,
+    check_length_penalty,
+)
+from pyllm.wire.messages import POOLING, ModelInfo, Sampling, Submit
+
+MAX_AGE = 1e9  # seconds that a request may have waited already
+MAX_BAD_WORDS_TOKENS = 1 << 14  # of all of them together
+MAX_EXTRA_ARGS_DEPTH = 32  # A worker must be able to decode them, at any depth of its call stack.
+
+
+def check_submit(submit: Submit, model: ModelInfo, logits_processors: Collection[str]) -> None:
+    """Refuse sampling parameters out of range and unsupported fields; the scheduler checks the rest.
+
+    `logits_processors` are the names of the processors that workers can load.
+
+    Raises:
+        RequestError: the text names the field.
+    """
+    check("age", submit.age, 0 <= submit.age < MAX_AGE, f"from 0 to {MAX_AGE:g} seconds")
+    if submit.adapter:
+        raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
+    check_length_penalty(submit.length_penalty)
+    sampling = submit.sampling
+    if sampling.pooling and sampling != POOLING:
+        text = f"pooling must be {POOLING.pooling!r} and excludes all other sampling, got {sampling.pooling!r}"
+        raise RequestError(text, "pooling")
+    _check_numbers(sampling, submit.max_tokens, model)
+    if submit.beam_width:
+        num_candidates = 2 * submit.beam_width
+        is_enough = sampling.logprobs == num_candidates
+        check("logprobs", sampling.logprobs, is_enough, f"twice the beam_width, {num_candidates}")
+    _check_ids("allowed_token_ids", sampling.allowed_token_ids, model)
+    _check_ids("stop_token_ids", sampling.stop_token_ids, model)
+    _check_bad_words(sampling.bad_words, model)
+    _check_logit_bias(sampling.logit_bias, model)
+    size = len(sampling.grammar.encode())
+    check("grammar", size, size <= MAX_GRAMMAR_BYTES, f"at most {MAX_GRAMMAR_BYTES} bytes")
+    _check_extra_args(sampling.extra_args, logits_processors)
+
+
+def _check_numbers(sampling: Sampling, max_tokens: int, model: ModelInfo) -> None:
+    SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+    )
+    for name in ("temperature", "top_p"):
+        number = getattr(sampling, name)
+        check(name, number, number == 0.0 or number >= LEAST_POSITIVE, f"at least {LEAST_POSITIVE:g} where it is not 0")
+    least = sampling.min_tokens
+    check("min_tokens", least, 0 <= least <= max_tokens, f"from 0 to max_tokens, {max_tokens}")
+    for name in ("logprobs", "prompt_logprobs"):
+        number = getattr(sampling, name)
+        if number is not None:
+            check(name, number, 0 <= number <= model.max_logprobs, f"from 0 to {model.max_logprobs} (--max-logprobs)")
+
+
+def _check_ids(name: str, packed: bytes, model: ModelInfo) -> None:
+    """Check packed token ids: all of the vocabulary, at most as many as it has; none is fine."""
+    size = len(packed)
+    check(name, size, size % 4 == 0 and size <= 4 * model.vocab_size, f"at most {model.vocab_size} int32, in bytes")
+    tokens = array("i", packed)
+    for token in (min(tokens), max(tokens)) if tokens else ():
+        check(name, token, 0 <= token < model.vocab_size, f"token ids below {model.vocab_size}")
+
+
+def _check_bad_words(words: tuple[bytes, ...], model: ModelInfo) -> None:
+    check("bad_words", len(words), len(words) <= MAX_BAD_WORDS_TOKEN_IDS, f"at most {MAX_BAD_WORDS_TOKEN_IDS}")
+    num_tokens = sum(map(len, words)) // 4
+    check("bad_words", num_tokens, num_tokens <= MAX_BAD_WORDS_TOKENS, f"at most {MAX_BAD_WORDS_TOKENS} tokens")
+    for word in words:
+        check("bad_words", len(word), len(word) > 0, "at least one token each")
+        _check_ids("bad_words", word, model)
+
+
+def _check_logit_bias(logit_bias: dict[int, float], model: ModelInfo) -> None:
+    if not logit_bias:
+        return
+    number = len(logit_bias)
+    check("logit_bias", number, number <= MAX_LOGIT_BIASES, f"at most {MAX_LOGIT_BIASES} tokens")
+    for token in (min(logit_bias), max(logit_bias)):
+        check("logit_bias", token, 0 <= token < model.vocab_size, f"by token ids below {model.vocab_size}")
+    # NaN is out of bounds, too.
+    beyond = next((bias for bias in logit_bias.values() if not abs(bias) <= MAX_LOGIT_BIAS), None)
+    check("logit_bias", beyond, beyond is None, f"from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}")
+
+
+def _check_extra_args(arguments: dict[str, Any], logits_processors: Collection[str]) -> None:
+    if not arguments:
+        return
+    for name in arguments:
+        if name not in logits_processors:
+            known = ", ".join(sorted(logits_processors)) or "none"
+            raise RequestError(f"there is no logits processor {name!r}; installed are {known}", "extra_args")
+    if _is_nested_deeper(arguments, MAX_EXTRA_ARGS_DEPTH):
+        raise RequestError(f"extra_args are nested more than {MAX_EXTRA_ARGS_DEPTH} deep", "extra_args")
+    size = len(msgspec.msgpack.encode(arguments))
+    check("extra_args", size, size <= MAX_EXTRA_ARGS_BYTES, f"at most {MAX_EXTRA_ARGS_BYTES} bytes")
+
+
+def _is_nested_deeper(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return any(isinstance(outer, dict | list) for outer in level)

@@ -1,0 +1,61 @@
+"""The format of an answer: one route's JSON, and how errors and whole objects are sent in it. Knows no route."""
+
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.errors import PyllmError
+from pyllm.frontend.http.failure import Failure, describe, failure_headers
+from pyllm.frontend.http.pushed_response import Channel
+from pyllm.frontend.requests.generation import TokenCounts
+from pyllm.frontend.text.detokenizer import TextDelta
+
+_encode = msgspec.json.Encoder().encode
+
+
+class AnswerFormat(Protocol):
+    """One route's JSON, of one answer."""
+
+    def text(self, choice: int, delta: TextDelta) -> bytes:
+        """The events of a choice's new text; none where there is nothing to show yet."""
+
+    def around(self, choice: int) -> tuple[bytes, bytes] | None:
+        """What surrounds text, as JSON, in the event of a choice that goes on; None where that is not all of it."""
+
+    def end(self, counts: TokenCounts) -> bytes:
+        """The events after all choices."""
+
+    def failed(self, failure: Failure) -> bytes:
+        """The events that end a stream with an error."""
+
+    def whole(self, choices: list[TextDelta], prompts: list[list[LogprobEntries]], counts: TokenCounts) -> Struct:
+        """The answer that is not streamed. `prompts` has, for each choice, the log-probabilities of its prompt."""
+
+    def error(self, failure: Failure) -> Struct:
+        """The answer where nothing was sent before."""
+
+
+def start_events(channel: Channel) -> None:
+    """Send the head of a stream of server-sent events, unless it is out already."""
+    if not channel.started:
+        channel.start(200, b"text/event-stream; charset=utf-8", (b"cache-control", b"no-cache"))
+
+
+def send_error(channel: Channel, answer_format: AnswerFormat, error: PyllmError) -> None:
+    """Answer with an error's status."""
+    failure = describe(error)
+    send_failure(channel, failure, answer_format.error(failure))
+
+
+def send_failure(channel: Channel, failure: Failure, body: Struct) -> None:
+    """Answer with what went wrong, in a route's shape: its status, and the headers that go with that."""
+    send_json(channel, failure.status, body, *failure_headers(failure))
+
+
+def send_json(channel: Channel, status: int, answer: Struct, *headers: tuple[bytes, bytes]) -> None:
+    """Answer with one object."""
+    body = _encode(answer)
+    channel.start(status, b"application/json", (b"content-length", b"%d" % len(body)), *headers)
+    channel.finish(body)

@@ -1,0 +1,121 @@
+"""A stream of server-sent events: its start and end, its comments, and the text that gathers while the reader is slow.
+
+Does not decide when text is written at once, and knows no event ids.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from pyllm.client.logprobs import LogprobEntries
+from pyllm.errors import PyllmError
+from pyllm.frontend.answers.answer_format import AnswerFormat, send_error, start_events
+from pyllm.frontend.http.failure import describe
+from pyllm.frontend.http.keep_alive import COMMENT, SILENT_SWEEPS
+from pyllm.frontend.http.pushed_response import Channel
+from pyllm.frontend.requests.generation import Generation
+from pyllm.frontend.text.detokenizer import TextDelta
+
+
+class EventStream(ABC):
+    """Headers go out with the first event, so that an early error has a status.
+
+    What gathers merges per choice, so that at most the answer itself is held.
+    """
+
+    __slots__ = ("_answer_format", "_channel", "_failure", "_flush_scheduled", "_generation", "_over", "_pending")
+
+    def __init__(self, generation: Generation, answer_format: AnswerFormat) -> None:
+        self._generation = generation
+        self._answer_format = answer_format
+        self._channel: Channel
+        self._pending: dict[int, TextDelta] = {}
+        self._flush_scheduled = False
+        self._failure: PyllmError | None = None
+        self._over = False
+
+    def begin(self, channel: Channel) -> None:
+        """Submit the prompts."""
+        self._channel = channel
+        self._generation.start(self)
+        self._generation.keep_alive.add(self)
+
+    def drained(self) -> None:
+        """Write what has gathered meanwhile."""
+        self._flush()
+
+    def end(self) -> None:
+        """Abort what still runs."""
+        self._over = True
+        self._generation.keep_alive.remove(self)
+        self._generation.abort()
+
+    def tick(self) -> bool:
+        """Whether nothing was sent for so long that the reader is to get a comment."""
+        return self._channel.tick() >= SILENT_SWEEPS
+
+    def send_comment(self) -> None:
+        """Send a comment, which clients ignore."""
+        start_events(self._channel)
+        self._channel.write(COMMENT)
+
+    @abstractmethod
+    def delta(self, index: int, delta: TextDelta) -> None:
+        """Take a choice's new text."""
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Never asked for in a stream."""
+        del index, logprobs
+
+    def error(self, error: PyllmError) -> None:
+        """End the stream with an error: a status if nothing was written yet, else an event."""
+        self._failure = error
+        self._flush()
+
+    @abstractmethod
+    def _show(self, choice: int, delta: TextDelta) -> bytes:
+        """The events of a choice's text."""
+
+    @abstractmethod
+    def _last(self) -> bytes:
+        """The events after all choices."""
+
+    def _gather(self, choice: int, delta: TextDelta) -> None:
+        if (pending := self._pending.get(choice)) is not None:
+            pending.merge(delta)
+        else:
+            self._pending[choice] = delta
+
+    def _flush_soon(self) -> None:
+        """Write what gathers in this turn of the event loop, unless the reader is slow: then `drained` does."""
+        if not self._channel.blocked and not self._flush_scheduled:
+            self._flush_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if not self._channel.blocked and not self._over:
+            self._write(self._take())
+
+    def _take(self) -> bytes:
+        """The events of what has gathered."""
+        events = b"".join([self._show(choice, delta) for choice, delta in self._pending.items()])
+        self._pending.clear()
+        return events
+
+    def _write(self, events: bytes) -> None:
+        channel = self._channel
+        self._over = self._generation.finished
+        if self._failure is not None:
+            if not channel.started and not events:
+                send_error(channel, self._answer_format, self._failure)
+                return
+            events += self._answer_format.failed(describe(self._failure))
+        elif self._over:
+            events += self._last()
+        elif not events:
+            return
+        start_events(channel)
+        if self._over:
+            channel.finish(events)
+        else:
+            channel.write(events)

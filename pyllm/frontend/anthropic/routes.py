@@ -1,0 +1,128 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's API over the same engine."""
+
+from typing import Any
+
+import msgspec
+from litestar import Request, post
+from litestar.handlers import HTTPRouteHandler
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import JSONBody
+
+from pyllm.errors import RequestError
+from pyllm.frontend.answers.answer import respond
+from pyllm.frontend.anthropic.answer_format import MessageFormat
+from pyllm.frontend.anthropic.chat_conversation import check_thinking, conversation_of
+from pyllm.frontend.anthropic.error_format import ERROR_RESPONSES
+from pyllm.frontend.anthropic.protocol import (
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    MessageUsage,
+    Metadata,
+    OutputFormat,
+    TokenCount,
+)
+from pyllm.frontend.http.failure import UnsupportedThreadError
+from pyllm.frontend.http.pushed_response import PushedResponse
+from pyllm.frontend.openai.parameters import constraint_names
+from pyllm.frontend.requests.admission_control import admit
+from pyllm.frontend.requests.request_context import context_of
+from pyllm.frontend.requests.scheduling import scheduling_from
+from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.frontend.requests.serving import begin, generate_chat
+from pyllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+# Ours of what the engine and OpenAI's API call otherwise.
+FIELD_NAMES = {
+    "chat_template_kwargs.enable_thinking": "thinking",
+    "prompt": "messages",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+    "tool_choice required": "tool_choice any",
+}
+
+
+class _ClaudeCodeUser(msgspec.Struct):
+    account_uuid: str = ""
+    device_id: str = ""
+
+
+def messages_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+
+    @post(
+        "/v1/messages",
+        status_code=200,
+        summary="Answer a conversation in Anthropic's shape",
+        responses={200: ResponseSpec(Message), **ERROR_RESPONSES},
+    )
+    async def create_message(request: Request[Any, Any, Any], data: JSONBody[MessagesRequest]) -> PushedResponse:
+        context = begin(state, request, data)
+        context.name_tenant(_user(data.metadata), "metadata.user_id")
+        has_format = _output_format(data) is not None
+        context.field_names = FIELD_NAMES | constraint_names("output_config.format", has_format, bool(data.tools))
+        if data.thread is not None:
+            text = "thread is not supported: the server keeps no messages; send the whole conversation without it"
+            raise UnsupportedThreadError(text, "thread")
+        check_thinking(data.thinking, state.chat, context.ignore)
+        scheduling = scheduling_from(context, data.priority, cache_salt=data.cache_salt)
+        conversation, params = conversation_of(data, context.ignore), _sampling_params(data)
+        prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
+        usage = MessageUsage(len(prepared.prompts[0]), 0)
+        message = Message(f"msg_{context.request_id}", state.model_name, [], usage)
+        parser = None if prepared.make_parser is None else prepared.make_parser()
+
+        def call_name(index: int) -> str:
+            return f"toolu_{state.chat.tool_call_id(context.request_id, 0, index).removeprefix('call_')}"
+
+        return respond(generation, MessageFormat(message, parser, call_name), data.stream is True, context)
+
+    return create_message
+
+
+def count_tokens_route(state: ServerState) -> HTTPRouteHandler:
+    """The route, for one server."""
+
+    @post(
+        "/v1/messages/count_tokens",
+        status_code=200,
+        summary="Count the tokens of a conversation in Anthropic's shape",
+        responses={200: ResponseSpec(TokenCount), **ERROR_RESPONSES},
+    )
+    async def count_message_tokens(request: Request[Any, Any, Any], data: JSONBody[CountTokensRequest]) -> TokenCount:
+        context = context_of(request)
+        context.field_names = FIELD_NAMES
+        check_model(state, data.model)
+        await admit(state, context, num_sequences=0)
+        conversation = conversation_of(data, context.ignore)
+        return TokenCount(len(await state.chat.encode(conversation, context.ignore)))
+
+    return count_message_tokens
+
+
+def _user(metadata: Metadata | None) -> str | None:
+    """Who a request is made for. Claude Code's id is JSON, of which the session is no part of who it is."""
+    user = None if metadata is None else metadata.user_id
+    try:
+        parts = msgspec.json.decode(user or "", type=_ClaudeCodeUser)
+    except (msgspec.DecodeError, RecursionError):
+        return user
+    return parts.account_uuid or parts.device_id or user
+
+
+def _output_format(request: MessagesRequest) -> OutputFormat | None:
+    newer = None if request.output_config is None else request.output_config.format
+    if newer is not None and request.output_format is not None and newer != request.output_format:
+        raise RequestError("output_config.format and output_format differ; leave output_format out", "output_format")
+    return newer or request.output_format
+
+
+def _sampling_params(request: MessagesRequest) -> SamplingParams:
+    given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(request, name)) is not None}
+    output_format = _output_format(request)
+    return SamplingParams(
+        **given,
+        max_tokens=request.max_tokens,
+        stop=tuple(request.stop_sequences or ()),
+        structured_outputs=None if output_format is None else StructuredOutputsParams(json=output_format.schema),
+    )

@@ -1,0 +1,155 @@
+"""An API process: tokenizer, engine client and HTTP server on a socket that its parent bound. Knows no other process.
+
+The heavy imports are inside the functions, so that the parent hears of this process before they begin.
+"""
+
+import asyncio
+import gc
+import logging
+import socket
+import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+from pyllm import log
+from pyllm.config.api_keys import KeyRing
+from pyllm.config.process_config import ApiConfig
+from pyllm.errors import GivenUpError, PyllmError
+from pyllm.frontend.shared.messages import QUEUE_REASONS
+from pyllm.supervision.burst_logger import BurstLogger
+from pyllm.supervision.parent_link import ParentLink, attach
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+
+if TYPE_CHECKING:
+    from pyllm.client.client import EngineClient
+    from pyllm.frontend.observability.metrics import Metrics
+    from pyllm.frontend.shared.remote_state import Shared
+    from pyllm.supervision.memory_pressure import MemoryPressure
+
+# A token makes no cycles: collecting seldom, and never what was made at start, halves the longest pause. A request is
+# one, of some 80 objects; who runs while the youngest are collected is found only with the older ones, 2,500 requests
+# later. With 20 in place of 4, 6 MB of them gathered.
+GC_THRESHOLDS = (50_000, 4, 20)
+# Seconds that a thread keeps the interpreter from one that wants it. A token's way takes it several times anew, and
+# each time would wait for 5 ms where a long conversation is being rendered meanwhile.
+SWITCH_INTERVAL = 0.001
+
+
+def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
+    """Serve until SIGTERM or SIGINT, let running requests finish, and give the exit code.
+
+    `connection` leads to the parent: stages, heartbeats and the word that the server is ready go up, and its end ends
+    this process. `listener` is bound.
+    """
+    title = f"pyllm::api-{config.index}"
+    parent = attach(connection, title)
+    log.configure(title)
+    # Its warnings are about what clients send, a line each: they would fill any log, and a full pipe stops the server.
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    return parent.run(lambda: uvloop.run(_serve(config, listener, parent)))
+
+
+async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
+    parent.enter("importing the frontend")
+    from pyllm.client.client import EngineClient
+    from pyllm.frontend.http_server import HttpServer
+    from pyllm.frontend.observability.tracing import Tracer
+    from pyllm.frontend.requests.server_state import ServerState
+    from pyllm.frontend.text.templates import ChatTemplate
+    from pyllm.frontend.text.tokenizer import Tokenizer
+    from pyllm.supervision.memory_pressure import MemoryPressure
+
+    parent.enter("loading the tokenizer")
+    files = config.checkpoint.tokenizer
+    tokenizer = Tokenizer(files)
+    chat_template = ChatTemplate.of(files)
+    parent.enter("waiting for the core")
+    client = await EngineClient.connect(config.core_address, timeout=config.server.ready_timeout)
+    parent.enter("waiting for the shared state")
+    shared = await _shared_state(config)
+    model_name, *model_aliases = config.served_model_name
+    endpoint = config.server.otlp_traces_endpoint
+    tracer = Tracer.to_collector(endpoint, model_name) if endpoint else None
+    state = ServerState(
+        client,
+        tokenizer,
+        chat_template,
+        model_name,
+        model_aliases=model_aliases,
+        server=config.server,
+        keys=KeyRing(config.api_keys),
+        shared=shared,
+        tracer=tracer,
+        parent_silence=lambda: parent.parent_silence,
+    )
+    parent.enter("opening the server")
+    server = HttpServer(state, config.server.shutdown_timeout, parent.started)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL)
+    pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    tending = asyncio.ensure_future(_tend(parent, client, shared, state.metrics, pressure))
+    death = asyncio.ensure_future(client.death())
+    try:
+        await _watch(serving, tending, death, server.stop)
+    finally:
+        tending.cancel()
+        death.cancel()
+        shared.close()
+        client.close()
+        if tracer is not None:
+            tracer.close()
+    return 0
+
+
+async def _watch(
+    serving: asyncio.Future[None],
+    tending: asyncio.Future[None],
+    death: asyncio.Future[PyllmError],
+    stop: Callable[[], None],
+) -> None:
+    """Until the server has ended; raises why it had to: no core will come, or what has to go on beside it did not."""
+    any_of_them: set[asyncio.Future[Any]] = {serving, tending, death}
+    await asyncio.wait(any_of_them, return_when=asyncio.FIRST_COMPLETED)
+    if tending.done():
+        tending.result()  # The parent hears of the error now, and not of silence a little later.
+    elif not serving.done():
+        stop()  # The streams have ended with this error, and the parent must hear of it.
+        await serving
+        raise death.result()
+    serving.result()
+
+
+async def _shared_state(config: ApiConfig) -> "Shared":
+    """The state that API processes share: elsewhere, or here if this is the only one."""
+    from pyllm.frontend.shared.local_state import LocalState
+    from pyllm.frontend.shared.remote_state import RemoteState
+    from pyllm.frontend.shared.shared_state import SharedState
+
+    if config.state_address:
+        return await RemoteState.connect(config.state_address, config.server.ready_timeout)
+    return LocalState(SharedState(config.shared))
+
+
+async def _tend(
+    parent: ParentLink, client: "EngineClient", shared: "Shared", metrics: "Metrics", pressure: "MemoryPressure"
+) -> None:
+    """Twice a second: tell parent and shared state that this process lives, and look for what is given up."""
+    shedding = BurstLogger("the queue is full: requests are refused with a 503")
+    while True:
+        parent.pulse()
+        await asyncio.sleep(HEARTBEAT_INTERVAL)
+        if parent.given_up:
+            client.give_up(GivenUpError(parent.given_up))
+        _look_for_degradations(metrics, shedding, pressure)
+        shared.beat(metrics.counted())
+
+
+def _look_for_degradations(metrics: "Metrics", shedding: BurstLogger, pressure: "MemoryPressure") -> None:
+    shedding.look(sum(metrics.rejected[reason] for reason in QUEUE_REASONS))
+    metrics.degradations["host_memory"] += pressure.look()

@@ -1,0 +1,147 @@
+"""A conversation with tools, independent of the API, and the request that it becomes. Knows no API's shapes.
+
+Only its errors name fields as OpenAI does.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from pyllm.errors import RequestError
+from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.text.templates import Message
+from pyllm.frontend.text.truncation import Truncation
+from pyllm.sampling_params import SamplingParams
+
+_NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+ANY_PARAMETERS: dict[str, Any] = {"type": "object"}
+# What a custom tool is to a template, and the arguments of its calls before their format.
+_INPUT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+class InputFormat(Struct, frozen=True):
+    """The format of a custom tool's input: any text, a Lark grammar or a regex."""
+
+    syntax: Literal["text", "lark", "regex"] = "text"
+    definition: str = ""
+
+
+class Tool(Struct, frozen=True, kw_only=True):
+    """A function that the model may call. Without `parameters` it has none; `strict` calls follow their schema.
+
+    With an `input_format` it is a custom tool: its calls have a text as input instead of arguments. The model sees a
+    function with one parameter, `input`.
+    """
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+    input_format: InputFormat | None = None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of a call's arguments. A Lark grammar is not part of it."""
+        if self.input_format is not None:
+            return _INPUT
+        return _NO_PARAMETERS if self.parameters is None else {**ANY_PARAMETERS, **self.parameters}
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether an optional call must follow its schema or grammar."""
+        return self.strict or (self.input_format is not None and self.input_format.syntax != "text")
+
+    def for_template(self) -> dict[str, Any]:
+        """The tool in the shape that templates expect."""
+        description = self.description
+        if self.input_format is not None:
+            description = _described(description, self.input_format)
+        described = {} if description is None else {"description": description}
+        return {"type": "function", "function": {"name": self.name, **described, "parameters": self.schema}}
+
+
+class NamedTool(Struct, frozen=True):
+    """A tool choice that demands a call of this tool."""
+
+    name: str
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class Conversation(Struct, frozen=True, kw_only=True):
+    """The messages so far, the tools that the model may call, and the settings of the template.
+
+    Messages have the shape that templates expect: a `role`, a text `content`, and optionally `tool_calls`, whose
+    arguments are objects, `tool_call_id`, `name`, `reasoning` and `reasoning_content`. Only the template reads
+    `template_variables`; `chat_template` replaces the model's. `truncation` defines how a long prompt is shortened.
+    Without `separate_reasoning` reasoning stays in the content.
+    """
+
+    messages: Sequence[Message]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    reasoning_effort: str | None = None
+    documents: Sequence[Mapping[str, Any]] | None = None
+    template_variables: Mapping[str, Any] = {}
+    chat_template: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    separate_reasoning: bool = True
+    truncation: Truncation | None = None
+
+    @property
+    def forces_call(self) -> bool:
+        """Whether the choice of tools demands a call, which takes precedence over a format."""
+        return bool(self.tools) and (self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool))
+
+
+def input_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a custom tool's call, in the shape that templates expect."""
+    return {"input": text}
+
+
+class Prepared(Struct, frozen=True):
+    """The request to submit. `make_parser` makes a parser for each sample; without it all text is content."""
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    make_parser: Callable[[], SampleParser] | None = None
+
+
+def check_tools(conversation: Conversation) -> None:
+    """Refuse tools with equal names or unusable parameters, and a choice of a tool that is not there.
+
+    Raises:
+        RequestError: names the field.
+    """
+    names = set()
+    for index, tool in enumerate(conversation.tools):
+        if tool.name in names:
+            raise RequestError(f"tools has {tool.name!r} more than once; names must differ", f"tools[{index}]")
+        names.add(tool.name)
+        if tool.schema.get("type") != "object":
+            text = f"tools: the parameters of {tool.name!r} must be a JSON schema of type object"
+            raise RequestError(text, f"tools[{index}]")
+    choice = conversation.tool_choice
+    if isinstance(choice, NamedTool) and choice.name not in names:
+        raise RequestError(f"tool_choice names {choice.name!r}, which is not in tools", "tool_choice")
+    if choice == "required" and not names:
+        raise RequestError("tool_choice required needs tools", "tool_choice")
+
+
+def _described(description: str | None, input_format: InputFormat) -> str | None:
+    """The description, followed by the format of the input."""
+    if input_format.syntax == "text":
+        return description
+    kind = "Lark grammar" if input_format.syntax == "lark" else "regular expression"
+    rule = f"The input must match this {kind}:\n{input_format.definition}"
+    return rule if description is None else f"{description}\n\n{rule}"

@@ -1,0 +1,205 @@
+"""Turns a conversation into a prompt, sampling parameters with the constraint of its tools, and the answer's parser."""
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pyllm.client.submission import refuse_prompt
+from pyllm.config.options import ServerConfig
+from pyllm.errors import ConfigError, RequestError
+from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
+from pyllm.frontend.chat.parsers.parser_selection import parsers_of
+from pyllm.frontend.chat.parsers.sample_parser import SampleParser
+from pyllm.frontend.chat.parsers.think import CLOSING, OPENING
+from pyllm.frontend.chat.tool_constraint import ToolConstraint
+from pyllm.frontend.chat.tool_grammar import after_reasoning
+from pyllm.frontend.chat.tool_prompt import explained
+from pyllm.frontend.http.ignored_fields import Ignore
+from pyllm.frontend.text.prompt_encoder import PromptEncoder, RefusePrompt
+from pyllm.frontend.text.sampling_texts import resolve_texts_aside
+from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.sampling_params import ResolvedConstraint, SamplingParams, StructuredOutputsParams
+
+# Variables of a template that have fields of their own in a request, or are never the request's.
+RESERVED_VARIABLES = frozenset(
+    {
+        *("add_generation_prompt", "bos_token", "chat_template", "continue_final_message", "documents", "eos_token"),
+        *("messages", "reasoning_effort", "tokenize", "tools"),
+    }
+)
+# More tokens than the end of a prompt has after the opening of reasoning: it is the last there is, but for whitespace.
+_TAIL_TOKENS = 16
+
+
+class ChatPreprocessor:
+    """Prepares conversations for one model, as the server's flags say. `template` is None for a model that has none."""
+
+    def __init__(
+        self,
+        prompts: PromptEncoder,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        server: ServerConfig,
+    ) -> None:
+        self._prompts = prompts
+        self._tokenizer = tokenizer
+        self._template = template
+        self._trusts_templates = server.trust_request_chat_template
+        source = "" if template is None else template.source
+        kinds = server.tool_call_parser, server.reasoning_parser
+        self._parsers = parsers_of(source, _reads_tools(template), *kinds)
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether a reasoning parser is on."""
+        return self._parsers.reasoning != "none"
+
+    def tool_call_id(self, request_id: str, choice: int, index: int) -> str:
+        """A name for one call, the same whenever its request is run again; Mistral's templates want nine letters."""
+        digest = hashlib.sha256(f"{request_id}/{choice}/{index}".encode()).hexdigest()
+        return digest[:9] if self._parsers.tool_call == "mistral" else f"call_{digest[:24]}"
+
+    def template_reads(self, variable: str) -> bool:
+        """Whether the model's template looks at a variable."""
+        return self._template is not None and variable in self._template.variables
+
+    async def encode(self, conversation: Conversation, ignore: Ignore) -> Sequence[int]:
+        """The prompt alone, however long it is.
+
+        Raises:
+            RequestError: a field is not honoured, or the template refuses the conversation.
+        """
+        check_tools(conversation)
+        return await self._encode(conversation, await self._template_of(conversation), None, ignore)
+
+    async def prepare(self, conversation: Conversation, params: SamplingParams, ignore: Ignore) -> Prepared:
+        """The prompt, the parameters with what tools ask of them, texts resolved, and the parser of the answer.
+
+        `ignore` hears of what has no effect on this model.
+
+        Where a parser runs, the text keeps special tokens, since markers may be some.
+
+        Raises:
+            RequestError: a field is not honoured, the template refuses the conversation, or a constraint is invalid.
+            RequestTooLargeError: the rendered text certainly cannot fit the context.
+        """
+        check_tools(conversation)
+        template = await self._template_of(conversation)
+        calls = bool(conversation.tools) and conversation.tool_choice != "none"
+        tool_constraint = (
+            ToolConstraint(conversation, params.structured_outputs, self._parsers.tool_call) if calls else None
+        )
+        if tool_constraint is not None:
+            tool_constraint.check(_reads_tools(template))
+            constraint = await asyncio.to_thread(tool_constraint.constraint, self._tokenizer.added_token_id)
+            params = params if constraint is None else _with_constraint(params, constraint)
+        params = await resolve_texts_aside(params, self._tokenizer)
+        too_long = refuse_prompt if conversation.truncation is None else None
+        prompt = await self._encode(conversation, template, too_long, ignore)
+        opened = self._opens_reasoning(conversation, prompt) if self.has_reasoning else None
+        if opened is not None and params.structured_outputs is not None:
+            assert params.structured_outputs.grammar is not None
+            grammar = after_reasoning(params.structured_outputs.grammar, opened, self._tokenizer.added_token_id)
+            params = msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
+        separate = conversation.separate_reasoning
+        if tool_constraint is None and (opened is None or not separate):
+            return Prepared([prompt], params)
+
+        def make_parser() -> SampleParser:
+            parser = None if tool_constraint is None else tool_constraint.parser()
+            return SampleParser(parser, lambda: self._tokenizer.text_decoder(prompt, False), opened, separate)
+
+        return Prepared([prompt], msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
+
+    async def _encode(
+        self, conversation: Conversation, template: ChatTemplate | None, too_long: RefusePrompt | None, ignore: Ignore
+    ) -> Sequence[int]:
+        variables = _variables(conversation, template, self.has_reasoning, ignore)
+        messages = conversation.messages
+        # A model that may call nothing is shown no tools.
+        tools = [] if conversation.tool_choice == "none" else [tool.for_template() for tool in conversation.tools]
+        if _reads_tools(template):
+            variables |= {"tools": tools} if tools else {}
+        elif tools or any(message["role"] == "tool" or "tool_calls" in message for message in messages):
+            try:
+                messages = await asyncio.to_thread(explained, messages, tools)
+            except (RecursionError, ValueError) as error:
+                raise RequestError(f"tools cannot be written as JSON: {error}", "tools") from None
+        tokens = await self._prompts.encode_chat(
+            messages,
+            conversation.add_generation_prompt,
+            conversation.continue_final_message,
+            conversation.add_special_tokens,
+            variables=variables,
+            template=template,
+            too_long=too_long,
+        )
+        return tokens if conversation.truncation is None else conversation.truncation.kept(tokens)
+
+    async def _template_of(self, conversation: Conversation) -> ChatTemplate | None:
+        source = conversation.chat_template
+        if source is None:
+            return self._template
+        if not self._trusts_templates:
+            text = "chat_template is refused in requests unless the server runs with --trust-request-chat-template"
+            raise RequestError(text, "chat_template")
+        try:
+            return await asyncio.to_thread(ChatTemplate.of_request, source, self._template)
+        except ConfigError as error:
+            raise RequestError(str(error), "chat_template") from None
+
+    def _opens_reasoning(self, conversation: Conversation, prompt: Sequence[int]) -> bool:
+        """Whether the model goes on within reasoning: it is not looked for in what others wrote."""
+        if conversation.continue_final_message:
+            last = conversation.messages[-1]["content"]
+            return bool(last.rfind(OPENING) > last.rfind(CLOSING))
+        return self._tokenizer.decode(prompt[-_TAIL_TOKENS:], False).rstrip().endswith(OPENING)
+
+
+def _reads_tools(template: ChatTemplate | None) -> bool:
+    return template is not None and "tools" in template.variables
+
+
+def _with_constraint(params: SamplingParams, constraint: StructuredOutputsParams) -> SamplingParams:
+    try:
+        return msgspec.structs.replace(params, structured_outputs=constraint)
+    except RequestError as error:
+        field = "tool_choice" if error.parameter == "structured_outputs" else error.parameter
+        raise RequestError(f"{error} (calls that must follow a schema use structured outputs)", field) from None
+
+
+def _variables(
+    conversation: Conversation, template: ChatTemplate | None, has_reasoning: bool, ignore: Ignore
+) -> dict[str, Any]:
+    """What the template is given beside the messages.
+
+    Documents that it does not look at are refused, as the answer would know nothing of them; other variables are hints.
+    """
+    known = frozenset[str]() if template is None else template.variables
+    fields = {"reasoning_effort": conversation.reasoning_effort, "documents": conversation.documents or None}
+    variables: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+    if variables.get("reasoning_effort") == "none" and "reasoning_effort" not in known:
+        if "enable_thinking" in known:
+            del variables["reasoning_effort"]
+            variables["enable_thinking"] = False
+        elif not has_reasoning:
+            del variables["reasoning_effort"]  # There is none to be left out.
+    for name in [name for name in variables if name not in known]:
+        text = f"{name} has no effect: the model's chat template does not use it"
+        if name == "documents":
+            raise RequestError(text, name)
+        ignore(name, text)
+        del variables[name]
+    for name, value in conversation.template_variables.items():
+        field = f"chat_template_kwargs.{name}"
+        if name in RESERVED_VARIABLES:
+            raise RequestError(f"{field} is set by the server or by a field of its own; leave it out", field)
+        if name in known:
+            variables[name] = value
+        elif name != "enable_thinking" or value is not has_reasoning:  # Else the model does as it is asked anyway.
+            ignore(field, f"{field} has no effect: the model's chat template does not use it")
+    return variables

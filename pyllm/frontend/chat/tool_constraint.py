@@ -1,0 +1,190 @@
+"""Chooses the grammar and the parser of an answer for a request's tools, tool choice and format.
+
+`tool_grammar` builds the grammars. Of the template it knows only whether it reads tools.
+"""
+
+import json
+from functools import cached_property
+from typing import Any
+
+from pyllm.errors import RequestError
+from pyllm.frontend.chat.conversation import ANY_PARAMETERS, Conversation, NamedTool, Tool
+from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_grammar, input_regex_grammar
+from pyllm.frontend.chat.parsers.custom_input import CustomInputs
+from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
+from pyllm.frontend.chat.parsers.parsed_pieces import Parser
+from pyllm.frontend.chat.parsers.parser_selection import (
+    LLAMA_OPENER,
+    ToolCallParser,
+    call_list_parser,
+    calls_or_content_parser,
+    tool_call_parser,
+)
+from pyllm.frontend.chat.tool_grammar import (
+    ANY_TEXT,
+    Content,
+    TokenId,
+    ToolSchema,
+    call_list_grammar,
+    calls_in_text,
+    calls_or_content,
+)
+from pyllm.frontend.text.structured_outputs import grammar_text
+from pyllm.sampling_params import StructuredOutputsParams
+
+# Keywords whose schema is more than the properties of one object, or that change how its text is written.
+_OTHER_FORMS = ("$ref", "allOf", "anyOf", "const", "enum", "not", "oneOf", "patternProperties", "x-guidance")
+_CALL_KEYS = frozenset({"name", "parameters", "arguments"})
+
+
+class ToolConstraint:
+    """The grammar and the parser of an answer that may call tools. `kind` is the model's call format.
+
+    `content` constrains an answer without calls; a required call takes precedence.
+    """
+
+    def __init__(
+        self, conversation: Conversation, content: StructuredOutputsParams | None, kind: ToolCallParser
+    ) -> None:
+        self._conversation = conversation
+        self._choice = conversation.tool_choice
+        self._content = content
+        self._kind = kind
+
+    def check(self, reads_tools: bool) -> None:
+        """Refuse calls that could not be told from other text. `reads_tools` says whether the template lists the tools.
+
+        Raises:
+            RequestError: names the field.
+        """
+        if self._conversation.forces_call:
+            return
+        if self._kind == "none":
+            text = (
+                "tools with tool_choice auto need a parser for the model's calls, and its chat template shows none: "
+                "start the server with --tool-call-parser, or set tool_choice to required or to one function"
+            )
+            raise RequestError(text, "tool_choice")
+        kind = self._kind
+        if kind != "hermes" and not reads_tools:
+            text = (
+                f"the chat template leaves tools out, and they are explained in Hermes' format only, not for {kind}: "
+                "start the server with --tool-call-parser hermes, or set tool_choice to required or to one function"
+            )
+            raise RequestError(text, "tool_choice")
+        if self._content is None and kind == "llama3_json":
+            # Its calls have no marker, so a grammar could not let other text begin with the same characters.
+            for tool in self._conversation.tools:
+                if tool.is_constrained:
+                    raise _needs_marker(tool)
+
+    def constraint(self, token_id: TokenId) -> StructuredOutputsParams | None:
+        """The constraint on the answer, or None.
+
+        Raises:
+            RequestError: a schema, a definition or the content's format cannot be used.
+        """
+        tools, parallel = self._conversation.tools, self._conversation.parallel_tool_calls
+        if isinstance(self._choice, NamedTool):
+            return _whole_call(self._chosen(self._choice))
+        check_definitions([given.definition for tool in tools if (given := tool.input_format)])
+        if self._choice == "required":
+            return StructuredOutputsParams(grammar=call_list_grammar(map(_schema_of, tools), parallel))
+        if self._content is not None:
+            content = Content(grammar_text(self._content), self._has_bare_calls)
+            schemas = map(_schema_of, tools)
+            return StructuredOutputsParams(grammar=calls_or_content(self._kind, schemas, parallel, content, token_id))
+        if not any(tool.is_constrained for tool in tools):
+            return None
+        schemas = map(_schema_of_free, tools)
+        return StructuredOutputsParams(grammar=calls_in_text(self._kind, schemas, parallel, token_id))
+
+    def parser(self) -> Parser | None:
+        """A new parser for the text of one sample, or None if all of it is content."""
+        if isinstance(self._choice, NamedTool):
+            return ForcedCall(self._choice.name, self._chosen(self._choice).input_format is not None)
+        tools = self._conversation.tools
+        parser: Parser | None
+        if self._choice == "required":
+            parser = OnlyCalls(call_list_parser())
+        elif self._content is None:
+            parser = tool_call_parser(self._kind)
+        else:
+            parser = calls_or_content_parser(self._kind, [t.name for t in tools] if self._has_bare_calls else [])
+        if parser is not None and not self._conversation.forces_call and not self._conversation.parallel_tool_calls:
+            parser = FirstCall(parser)
+        custom = [tool.name for tool in tools if tool.input_format is not None]
+        return CustomInputs(parser, custom) if custom and parser is not None else parser
+
+    def _chosen(self, choice: NamedTool) -> Tool:
+        return next(tool for tool in self._conversation.tools if tool.name == choice.name)
+
+    @cached_property
+    def _has_bare_calls(self) -> bool:
+        """Whether Llama's calls may come without the marker.
+
+        Content that begins like a call is read as one, and need not follow the tool's schema. Where that is possible,
+        calls need the marker. The result is kept: a schema may take long to read, and each sample's parser must agree
+        with the grammar.
+        """
+        content = self._content
+        if self._kind != "llama3_json" or content is None:
+            return False
+        if content.choice is not None:
+            return not any(str(choice).startswith(LLAMA_OPENER) for choice in content.choice)
+        return _begins_unlike_calls(content.json)
+
+
+def _needs_marker(tool: Tool) -> RequestError:
+    if tool.input_format is None:
+        what, advice = "is strict", "set strict to false"
+    else:
+        what, advice = "has a grammar", "leave the grammar out"
+    text = f"tools: {tool.name!r} {what}, and optional calls of it need --tool-call-parser hermes or mistral"
+    return RequestError(f"{text}, not llama3_json; {advice}, or demand a call in tool_choice", "tools")
+
+
+def _whole_call(tool: Tool) -> StructuredOutputsParams:
+    """The constraint on a text that is one call's arguments or input, and nothing else."""
+    given = tool.input_format
+    if given is None:
+        return StructuredOutputsParams(json=tool.schema)
+    if given.syntax == "regex":
+        return StructuredOutputsParams(regex=given.definition)
+    return StructuredOutputsParams(grammar=given.definition if given.syntax == "lark" else ANY_TEXT)
+
+
+def _schema_of(tool: Tool) -> ToolSchema:
+    """The schema or Lark rule for a call's arguments."""
+    given = tool.input_format
+    if given is None or given.syntax == "text":
+        return tool.name, tool.schema
+    rewrite = input_grammar if given.syntax == "lark" else input_regex_grammar
+    return tool.name, rewrite(given.definition)
+
+
+def _schema_of_free(tool: Tool) -> ToolSchema:
+    """The same where calls of tools that are not constrained may have any arguments."""
+    is_free = tool.input_format is None and not tool.is_constrained
+    return (tool.name, ANY_PARAMETERS) if is_free else _schema_of(tool)
+
+
+def _begins_unlike_calls(schema: Any) -> bool:
+    """Whether no text of a schema begins with a name followed by arguments; False if in doubt.
+
+    Properties are written in the schema's order, followed by those that it does not name.
+    """
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            return False  # The error is raised where the schema is used.
+    if not isinstance(schema, dict) or schema.get("type") != "object" or any(key in schema for key in _OTHER_FORMS):
+        return False
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return False
+    if "name" in properties and not _CALL_KEYS.isdisjoint(properties.keys() - {"name"}):
+        return False
+    has_others = any(name in properties and name not in _CALL_KEYS for name in required if isinstance(name, str))
+    return has_others or schema.get("additionalProperties") is False

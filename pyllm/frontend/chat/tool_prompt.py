@@ -1,0 +1,51 @@
+"""Explains tools to the model in words, in Hermes' format, if its chat template leaves them out. Knows no template."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyllm.frontend.chat.parsers.parser_selection import HERMES_CLOSING, HERMES_OPENING
+from pyllm.frontend.text.templates import Message
+
+_EXPLANATION = """\
+You can call functions to help with the user's request. Each line between <tools> and </tools> describes one as JSON:
+<tools>
+{tools}
+</tools>
+
+To call a function, write its name and its arguments as JSON between {opening} and {closing}:
+{opening}
+{{"name": <the function's name>, "arguments": <its arguments, an object>}}
+{closing}"""
+
+
+def explained(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """The same conversation in messages of text alone.
+
+    The tools are added to the system message, which is first; calls are part of the assistant's text, and what tools
+    answered is the user's.
+    """
+    plain = [_plain(message) for message in messages]
+    if not tools:
+        return plain
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    text = _EXPLANATION.format(tools=lines, opening=HERMES_OPENING, closing=HERMES_CLOSING)
+    if plain and plain[0]["role"] in ("system", "developer"):
+        content = plain[0]["content"]
+        return [{**plain[0], "content": f"{content}\n\n{text}" if content else text}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
+
+
+def _plain(message: Message) -> Message:
+    if message["role"] == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+    calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
+    if not calls:
+        return message
+    content = "\n".join([message["content"], *calls] if message["content"] else calls)
+    return {"role": message["role"], "content": content}
+
+
+def _call(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"{HERMES_OPENING}\n{json.dumps(call, ensure_ascii=False)}\n{HERMES_CLOSING}"

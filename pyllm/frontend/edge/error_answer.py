@@ -1,0 +1,23 @@
+"""Renders an error as an answer: headers, and a body in the shape of the path's API. Sends nothing."""
+
+import msgspec
+from msgspec import Struct
+
+from pyllm.frontend.anthropic import error_format as anthropic
+from pyllm.frontend.http.failure import Failure, failure_headers
+from pyllm.frontend.openai import error_format as openai
+
+Headers = list[tuple[bytes, bytes]]
+
+_encode = msgspec.json.Encoder().encode
+
+
+def render_error(path: str, failure: Failure, request_id: str) -> tuple[Headers, bytes]:
+    """The headers beside the body's type and length, and the body, which is JSON."""
+    return failure_headers(failure), _encode(_body(path, failure, request_id))
+
+
+def _body(path: str, failure: Failure, request_id: str) -> Struct:
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return anthropic.error_response(failure, request_id)
+    return openai.error_response(failure)

@@ -1,0 +1,137 @@
+"""The request headers that the edge reads, checked for their syntax only."""
+
+import math
+import re
+
+from pyllm.errors import RequestError
+from pyllm.frontend.observability.trace_context import TraceContext, parse_trace_context
+from pyllm.frontend.requests.request_context import checked_tenant, is_request_id
+
+TENANT_HEADER = "x-llm-d-inference-fairness-id"
+TIMEOUT_HEADER = "x-request-timeout"
+
+_WANTED = frozenset({
+    b"accept",
+    b"access-control-request-method",
+    b"authorization",
+    b"content-encoding",
+    b"content-length",
+    b"content-type",
+    b"idempotency-key",
+    b"last-event-id",
+    b"origin",
+    b"traceparent",
+    b"tracestate",
+    b"x-api-key",
+    b"x-request-id",
+    TENANT_HEADER.encode(),
+    TIMEOUT_HEADER.encode(),
+})  # fmt: skip
+_CHARSET = re.compile(r""";\s*charset\s*=\s*["']?([^"';\s]*)""", re.IGNORECASE)
+_SECONDS = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
+
+
+class RequestHeaders:
+    """The headers that count here; of one that comes twice the first."""
+
+    __slots__ = ("_headers",)
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self._headers: dict[bytes, bytes] = {}
+        for name, value in headers:
+            if name in _WANTED:
+                self._headers.setdefault(name, value)
+
+    @property
+    def request_id(self) -> str | None:
+        """The caller's own id, if it can be repeated as it is: short, and without spaces or control characters."""
+        name = self._text(b"x-request-id")
+        return name if is_request_id(name) else None
+
+    @property
+    def key(self) -> bytes | None:
+        """The API key, as OpenAI's clients send it or as Anthropic's do."""
+        scheme, _, key = self._headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            return key.strip()
+        return self._headers.get(b"x-api-key")
+
+    @property
+    def tenant(self) -> str:
+        """The tenant that a router in front has named; empty where none did.
+
+        Raises:
+            RequestError: it cannot be a tenant's name.
+        """
+        return checked_tenant(self._text(TENANT_HEADER.encode()), TENANT_HEADER)
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the caller gives the request.
+
+        Raises:
+            RequestError: they are no number above 0.
+        """
+        text = self._text(TIMEOUT_HEADER.encode())
+        if not text:
+            return None
+        seconds = float(text) if _SECONDS.fullmatch(text) else math.nan
+        if not seconds > 0:
+            raise RequestError(
+                f"the header {TIMEOUT_HEADER} must be seconds above 0, such as 30 or 0.5", TIMEOUT_HEADER
+            )
+        return seconds
+
+    @property
+    def trace(self) -> TraceContext | None:
+        """The caller's span, if it has one."""
+        traceparent = self._text(b"traceparent")
+        return parse_trace_context(traceparent, self._text(b"tracestate")) if traceparent else None
+
+    @property
+    def origin(self) -> bytes | None:
+        """The page that a browser sends the request for."""
+        return self._headers.get(b"origin")
+
+    @property
+    def idempotency_key(self) -> bytes | None:
+        """What names the request when it is repeated, as it came."""
+        return self._headers.get(b"idempotency-key")
+
+    @property
+    def last_event_id(self) -> bytes:
+        """The last event that the caller saw of the answer, as it came; empty where it saw none."""
+        return self._headers.get(b"last-event-id", b"")
+
+    @property
+    def wants_event_ids(self) -> bool:
+        """Whether the caller could go on after an event: it says so, or asks for events, or may repeat the request."""
+        headers = self._headers
+        names_one = b"last-event-id" in headers or b"idempotency-key" in headers
+        return names_one or b"text/event-stream" in headers.get(b"accept", b"")
+
+    @property
+    def is_preflight(self) -> bool:
+        """Whether a browser asks what it may send, if the method is OPTIONS."""
+        return b"origin" in self._headers and b"access-control-request-method" in self._headers
+
+    @property
+    def content_encoding(self) -> str:
+        """What the body is encoded with; empty where it is sent as it is."""
+        name = self._text(b"content-encoding").lower()
+        return "" if name == "identity" else name
+
+    @property
+    def charset(self) -> str:
+        """What the body's characters are said to be encoded in, in small letters; empty where that is not said."""
+        match = _CHARSET.search(self._text(b"content-type"))
+        return "" if match is None else match[1].lower()
+
+    @property
+    def content_length(self) -> int:
+        """Bytes of the body, as announced; 0 where they are not."""
+        text = self._headers.get(b"content-length", b"")
+        return int(text) if text.isdigit() and len(text) < 20 else 0
+
+    def _text(self, name: bytes) -> str:
+        return self._headers.get(name, b"").decode("latin-1").strip()

@@ -1,0 +1,8 @@
+"""What every HTTP answer is made of: streams, event ids, errors, fields that have no effect, the OpenAPI document.
+
+Knows no route by name and no engine.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

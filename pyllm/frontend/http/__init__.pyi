@@ -1,0 +1,76 @@
+from .body_shape import find_ignored
+from .event_ids import LAST_EVENT_ID, MAX_CHOICES, ChoicePosition, EventIds, Position
+from .failure import (
+    AuthenticationError,
+    BodyTooLargeError,
+    ClientGoneError,
+    Failure,
+    IdempotencyConflictError,
+    MediaTypeError,
+    QueueFullError,
+    RateLimitError,
+    UnknownModelError,
+    UnknownResponseError,
+    UnsupportedThreadError,
+    decoding_error,
+    describe,
+    failure_headers,
+)
+from .ignored_fields import (
+    IGNORED_FIELDS_HEADER,
+    Hint,
+    Ignore,
+    IgnoredFields,
+    NoEffect,
+    RequestFields,
+    ignore_server_tool,
+)
+from .keep_alive import COMMENT, SILENT_SWEEPS, KeepAlive
+from .openapi import openapi_document
+from .pushed_response import CONNECTION, READER_PATIENCE, Answer, Channel, Connection, PushedResponse
+from .unsupported import Unsupported, refuse_unsupported, unsupported_field
+from .write_batcher import WriteBatcher
+
+__all__ = [
+    "COMMENT",
+    "CONNECTION",
+    "IGNORED_FIELDS_HEADER",
+    "LAST_EVENT_ID",
+    "MAX_CHOICES",
+    "READER_PATIENCE",
+    "SILENT_SWEEPS",
+    "Answer",
+    "AuthenticationError",
+    "BodyTooLargeError",
+    "Channel",
+    "ChoicePosition",
+    "ClientGoneError",
+    "Connection",
+    "EventIds",
+    "Failure",
+    "Hint",
+    "IdempotencyConflictError",
+    "Ignore",
+    "IgnoredFields",
+    "KeepAlive",
+    "MediaTypeError",
+    "NoEffect",
+    "Position",
+    "PushedResponse",
+    "QueueFullError",
+    "RateLimitError",
+    "RequestFields",
+    "UnknownModelError",
+    "UnknownResponseError",
+    "Unsupported",
+    "UnsupportedThreadError",
+    "WriteBatcher",
+    "decoding_error",
+    "describe",
+    "failure_headers",
+    "find_ignored",
+    "ignore_server_tool",
+    "openapi_document",
+    "refuse_unsupported",
+    "unsupported_field",
+]

@@ -1,0 +1,168 @@
+"""Maps exceptions to HTTP statuses, in this one place. Each API gives the body its own shape."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import msgspec
+from litestar.exceptions import HTTPException, ValidationException
+
+from pyllm.errors import DeadlineError, EngineDeadError, PyllmError, RequestError, RequestTooLargeError
+
+# Seconds after which an engine that is not there may be.
+ENGINE_RETRY = 5.0
+
+logger = logging.getLogger(__name__)
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """What went wrong, for the caller. `parameter` is the field at fault, `code` a word for programs.
+
+    `kind` is what ran out, where that is all that is wrong: requests or tokens. After `retry_after` seconds it is worth
+    another try; a 429 without it never is. `allow` has the methods of a 405. A prompt of `num_tokens` is too long:
+    at most `limit` fit.
+    """
+
+    status: int
+    text: str
+    parameter: str | None = None
+    code: str | None = None
+    kind: str | None = None
+    retry_after: float | None = None
+    allow: str = ""
+    num_tokens: int | None = None
+    limit: int | None = None
+
+
+class UnknownModelError(RequestError):
+    """A model that this server does not have."""
+
+    def __init__(self, name: str, served: Sequence[str]) -> None:
+        super().__init__(f"The model {name!r} does not exist; this server has {', '.join(map(repr, served))}.", "model")
+
+
+class UnsupportedThreadError(RequestError):
+    """A message of a thread that the server is to remember, as Anthropic's does."""
+
+
+class UnknownResponseError(RequestError):
+    """A stored response that is not there, or is another tenant's, which looks the same."""
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"There is no stored response {response_id!r:.200}; it may have left the store.")
+
+
+class MediaTypeError(RequestError):
+    """A body that is not announced as JSON."""
+
+
+class IdempotencyConflictError(RequestError):
+    """An Idempotency-Key that is another request's."""
+
+
+class BodyTooLargeError(RequestError):
+    """A body beyond what this server takes."""
+
+
+class ClientGoneError(RequestError):
+    """A client that left before its body had come: nobody reads the answer."""
+
+
+class AuthenticationError(PyllmError):
+    """No API key, or one that this server does not know."""
+
+
+class RateLimitError(PyllmError):
+    """An account has had its share of `kind`, requests or tokens. Without a `retry_after`, in seconds, it is final."""
+
+    def __init__(self, message: str, kind: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.retry_after = retry_after
+
+
+class QueueFullError(PyllmError):
+    """Too much waits already; worth another try in `retry_after` seconds."""
+
+    def __init__(self, message: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+def describe(error: Exception) -> Failure:
+    """What any exception is to the caller. One that nobody foresaw is logged, and its text is not for the caller."""
+    for kind, status, code in _STATUSES:
+        if isinstance(error, kind):
+            retry_after = getattr(error, "retry_after", ENGINE_RETRY if status == 503 else None)
+            return Failure(
+                status,
+                str(error),
+                getattr(error, "parameter", None),
+                code,
+                getattr(error, "kind", None),
+                retry_after,
+                num_tokens=getattr(error, "num_tokens", None),
+                limit=getattr(error, "limit", None),
+            )
+    if isinstance(error, ValidationException):  # Litestar's own; the one thing that it can miss is the body.
+        return Failure(400, "The request has no body; send a JSON object.")
+    if isinstance(error, HTTPException) and error.status_code < 500:
+        allow = (error.headers or {}).get("allow", "")
+        return Failure(error.status_code, _HTTP_TEXTS.get(error.status_code, error.detail), allow=allow)
+    logger.error("unexpected error while answering a request", exc_info=error)
+    return Failure(500, "The server failed on this request; its log says why.")
+
+
+def failure_headers(failure: Failure) -> list[tuple[bytes, bytes]]:
+    """The headers that an error's status asks for."""
+    headers = []
+    if failure.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % max(1, math.ceil(failure.retry_after))))
+    elif failure.status in (408, 429, 500):
+        # Clients of OpenAI and Anthropic try these again otherwise: what ended cores would end as many again, and what
+        # had too little time has no more the next time.
+        headers.append((b"x-should-retry", b"false"))
+    if failure.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if failure.allow:
+        headers.append((b"allow", failure.allow.encode()))
+    return headers
+
+
+def decoding_error(error: Exception) -> RequestError:
+    """What is wrong with a body that does not decode, with the path of the field where there is one."""
+    if isinstance(error, RecursionError):
+        return RequestError("The body is nested too deeply.")
+    if not isinstance(error, msgspec.ValidationError):
+        return RequestError(f"The body is not valid JSON: {error}")
+    text, _, path = str(error).partition(" - at `")
+    # A wrong key of an object has the path "key` in `$.logit_bias`".
+    field = path.rpartition("$")[2].removeprefix(".").removesuffix("`")
+    if text.startswith("Object contains unknown field"):
+        field = f"{field}.{text.split('`')[1]}".removeprefix(".")
+        return RequestError(f"{field} is not a known field", field)
+    return RequestError(f"{field}: {text}" if field else text, field or None)
+
+
+# The first that fits, so the special ones come before the general ones.
+_STATUSES: tuple[tuple[type[PyllmError], int, str | None], ...] = (
+    (UnknownModelError, 404, "model_not_found"),
+    (UnknownResponseError, 404, "response_not_found"),
+    (MediaTypeError, 415, "unsupported_media_type"),
+    (IdempotencyConflictError, 422, "idempotency_conflict"),
+    (BodyTooLargeError, 413, "request_too_large"),
+    (RequestTooLargeError, 400, "context_length_exceeded"),
+    (UnsupportedThreadError, 400, "thread_unsupported_request"),
+    (RequestError, 400, None),
+    (AuthenticationError, 401, "invalid_api_key"),
+    (DeadlineError, 408, "request_timeout"),
+    (RateLimitError, 429, "rate_limit_exceeded"),
+    (QueueFullError, 503, "queue_full"),
+    (EngineDeadError, 503, "engine_unavailable"),
+    (PyllmError, 500, None),
+)
+
+_HTTP_TEXTS = {
+    404: "There is no such route; GET /openapi.json lists them.",
+    405: "This route does not take this method.",
+}

@@ -1,0 +1,32 @@
+from .chat_completions import chat_route
+from .common_fields import EngineRequest, UseStructuredOutputs
+from .completions import completions_route
+from .embeddings import embeddings_route
+from .error_format import ERROR_RESPONSES, LOOKUP_ERROR_RESPONSES, error_response
+from .logprobs import chat_logprobs
+from .model_list import models_routes
+from .parameters import constraint_names, own_constraint, sample_params, scheduling_params, structured_outputs
+from .protocol import ChatLogprob
+from .tokenization import detokenize_route, tokenize_route, tokenizer_info_route
+
+__all__ = [
+    "ERROR_RESPONSES",
+    "LOOKUP_ERROR_RESPONSES",
+    "ChatLogprob",
+    "EngineRequest",
+    "UseStructuredOutputs",
+    "chat_logprobs",
+    "chat_route",
+    "completions_route",
+    "constraint_names",
+    "detokenize_route",
+    "embeddings_route",
+    "error_response",
+    "models_routes",
+    "own_constraint",
+    "sample_params",
+    "scheduling_params",
+    "structured_outputs",
+    "tokenize_route",
+    "tokenizer_info_route",
+]

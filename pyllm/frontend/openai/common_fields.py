@@ -1,0 +1,90 @@
+"""The fields that the requests of all generation routes share, OpenAI's Responses included.
+
+`protocol.py` explains the marks of fields.
+"""
+
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Struct
+
+from pyllm.frontend.http.ignored_fields import Hint, NoEffect
+from pyllm.frontend.http.unsupported import Unsupported, unsupported_field
+
+T = TypeVar("T")
+UseStructuredOutputs = Annotated[T | None, unsupported_field("structured_outputs")]
+
+
+class StructuredOutputs(Struct, kw_only=True):
+    """A constraint on the output: exactly one of those of `StructuredOutputsParams`."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    structural_tag: Unsupported[Any] = None
+    whitespace_pattern: Unsupported[str] = None
+    disable_any_whitespace: Unsupported[bool] = False
+    disable_additional_properties: Unsupported[bool] = False
+    disable_fallback: Hint = False
+
+
+class EngineRequest(Struct, kw_only=True):
+    """What every generation route has in common: how one sample is chosen, and its place among the others."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    seed: int | None = None
+    min_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    no_stop_trim: bool | None = None  # SGLang's name of `include_stop_str_in_output`
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    vllm_xargs: dict[str, dict[str, Any]] | None = None
+    stream: bool | None = False
+    priority: int | None = None
+    timeout: float | None = None
+    ttft_target: float | None = None
+    tpot_target: float | None = None
+    cache_salt: str | None = None
+    request_id: str | None = None
+
+    user: str | None = None  # Names the tenant where nothing else does.
+
+    store: NoEffect = None
+    metadata: NoEffect = None
+    safety_identifier: NoEffect = None
+    prompt_cache_key: NoEffect = None
+    prompt_cache_retention: NoEffect = None
+    service_tier: NoEffect = None
+
+    # Of other engines.
+    regex: UseStructuredOutputs[str] = None
+    ebnf: UseStructuredOutputs[str] = None
+    grammar: UseStructuredOutputs[Any] = None
+    json_schema: UseStructuredOutputs[Any] = None
+    mirostat: Unsupported[int] = 0
+    mirostat_mode: Unsupported[int] = 0
+    typical_p: Unsupported[float] = 1.0
+    top_a: Unsupported[float] = 0.0
+    tfs: Unsupported[float] = 1.0
+    tfs_z: Unsupported[float] = 1.0
+    dry_multiplier: Unsupported[float] = 0.0
+    xtc_probability: Unsupported[float] = 0.0
+    dynatemp_range: Unsupported[float] = 0.0
+    lora_path: Unsupported[Any] = None
+    structural_tag: Unsupported[Any] = None
+    return_hidden_states: Unsupported[bool] = False

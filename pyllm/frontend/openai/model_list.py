@@ -1,0 +1,32 @@
+"""`GET /v1/models` and `/v1/models/{id}`."""
+
+import time
+
+from litestar import Router, get
+from litestar.params import FromPath
+
+from pyllm.frontend.openai.error_format import LOOKUP_ERROR_RESPONSES
+from pyllm.frontend.openai.protocol import ModelCard, ModelList
+from pyllm.frontend.requests.server_state import ServerState, check_model
+
+
+def models_routes(state: ServerState) -> Router:
+    """The routes, for one server."""
+    model = state.client.model
+    created = int(time.time())
+    cards = {
+        name: ModelCard(id=name, created=created, max_model_len=model.max_model_len, root=model.name)
+        for name in state.model_names
+    }
+
+    @get("/", sync_to_thread=False, summary="List the models of this server", responses=LOOKUP_ERROR_RESPONSES)
+    def list_models() -> ModelList:
+        return ModelList(list(cards.values()))
+
+    @get("/{model_id:path}", sync_to_thread=False, summary="Describe a model", responses=LOOKUP_ERROR_RESPONSES)
+    def show_model(model_id: FromPath[str]) -> ModelCard:
+        name = model_id.removeprefix("/")  # An id may contain slashes, and a path begins with one.
+        check_model(state, name)
+        return cards[name]
+
+    return Router("/v1/models", route_handlers=[list_models, show_model])

@@ -1,0 +1,38 @@
+from .admission_control import admit, charge
+from .embedding_batch import EmbeddingBatch
+from .generation import Generation, TokenCounts, num_choices
+from .request_context import (
+    CONTEXT,
+    MAX_TOKENS_HEADER,
+    RequestContext,
+    checked_tenant,
+    context_in,
+    context_of,
+    is_request_id,
+)
+from .scheduling import least_timeout, scheduling_from
+from .server_state import ServerState, check_model
+from .serving import begin, generate, generate_chat
+
+__all__ = [
+    "CONTEXT",
+    "MAX_TOKENS_HEADER",
+    "EmbeddingBatch",
+    "Generation",
+    "RequestContext",
+    "ServerState",
+    "TokenCounts",
+    "admit",
+    "begin",
+    "charge",
+    "check_model",
+    "checked_tenant",
+    "context_in",
+    "context_of",
+    "generate",
+    "generate_chat",
+    "is_request_id",
+    "least_timeout",
+    "num_choices",
+    "scheduling_from",
+]

@@ -1,0 +1,147 @@
+"""All about a request that is not in its body: its id, tenant, time limit and headers.
+
+The gateway makes it; routes and generations use it.
+"""
+
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, cast
+
+import msgspec
+from litestar import Request
+from litestar.types import Scope
+
+from pyllm.config.api_keys import Allowance
+from pyllm.errors import RequestError
+from pyllm.frontend.http.event_ids import Position
+from pyllm.frontend.http.ignored_fields import RequestFields
+from pyllm.frontend.observability.trace_context import TraceContext
+from pyllm.frontend.requests.admission_ticket import Ticket
+from pyllm.frontend.shared.messages import Granted, Refused
+
+# Where an ASGI scope has its `RequestContext`.
+CONTEXT = "pyllm.context"
+# The response header that says how many tokens an answer may have, where that is fewer than the request asks for.
+MAX_TOKENS_HEADER = b"pyllm-max-tokens"
+MAX_TENANT_CHARACTERS = 256
+MAX_REQUEST_ID_CHARACTERS = 128
+
+_PRINTABLE = re.compile(r"[!-~]+")
+
+
+class RequestContext(msgspec.Struct):
+    """One request's own id, which is part of its answer's, whose it is, and the seconds that it may take.
+
+    `arrival` is when it came, by the monotonic clock. `ticket` and `budgets` are there once it was admitted or refused.
+
+    `idempotency_key` is None where there is none. `last_event_id` names the event after which a stream is to go on; its
+    events have ids with `wants_event_ids`. `fields` are those of its body that have no effect.
+    `max_tokens` is how many tokens the context leaves room for, where the body asks for more.
+
+    `created` is the answer's time, in seconds since the epoch. `position` is where its stream begins, which has ids of
+    events then; None: they are not wanted. `field_names` has the caller's names of fields that errors call otherwise.
+    """
+
+    request_id: str
+    tenant: str = ""
+    timeout: float | None = None
+    arrival: float = msgspec.field(default_factory=time.monotonic)
+    allowance: Allowance = Allowance()
+    trace: TraceContext | None = None
+    ticket: Ticket | None = None
+    budgets: Granted | Refused | None = None
+    field_names: Mapping[str, str] = {}
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
+    position: Position | None = None
+    idempotency_key: bytes | None = None
+    last_event_id: bytes = b""
+    wants_event_ids: bool = False
+    fields: RequestFields = msgspec.field(default_factory=RequestFields)
+    max_tokens: int | None = None
+
+    def ignore(self, name: str, refusal: str) -> None:
+        """Note a field that has no effect, by the name that errors have for it.
+
+        Raises:
+            RequestError: the server is strict; `refusal` is the text.
+        """
+        self.fields.ignore(self.field_names.get(name, name), refusal)
+
+    def say_field(self, error: Exception) -> None:
+        """Have an error speak of the fields that the caller knows; doing so again changes nothing."""
+        if not isinstance(error, RequestError) or not self.field_names:
+            return
+        text = str(error)
+        for name, theirs in self.field_names.items():
+            # One word may be anything but a field, unless the text begins with it.
+            start = "" if "_" in name else "^"
+            text = re.sub(rf"{start}(?<!\w){re.escape(name)}(?!\w)", theirs, text)
+        error.args = (text,)
+        error.parameter = self.field_names.get(error.parameter or "", error.parameter)
+
+    def name_tenant(self, user: str | None, field: str = "user") -> None:
+        """Take the tenant from the body, where neither a key nor a header has named it.
+
+        Raises:
+            RequestError: it is too long, or has characters that are not printable.
+        """
+        if user and not self.tenant:
+            self.tenant = checked_tenant(user, field)
+
+    def name_request(self, request_id: str | None) -> None:
+        """Take the id that the body gives the request, if it gives one.
+
+        Raises:
+            RequestError: it is no id: 1 to 128 printable ASCII characters without spaces.
+        """
+        if request_id is None:
+            return
+        if not is_request_id(request_id):
+            rule = f"1 to {MAX_REQUEST_ID_CHARACTERS} printable ASCII characters"
+            raise RequestError(f"request_id must be {rule}, got {request_id[:80]!r}", "request_id")
+        self.request_id = request_id
+
+
+def is_request_id(text: str) -> bool:
+    """Whether it can be repeated as it is: short, and without spaces or control characters."""
+    return len(text) <= MAX_REQUEST_ID_CHARACTERS and _PRINTABLE.fullmatch(text) is not None
+
+
+def checked_tenant(name: str, source: str) -> str:
+    """The name, if it can be a tenant's.
+
+    Raises:
+        RequestError: it is too long, or has characters that are not printable; `source` is what had it.
+    """
+    if len(name) > MAX_TENANT_CHARACTERS or not name.isprintable():
+        text = f"{source} must be at most {MAX_TENANT_CHARACTERS} printable characters, as it names the tenant"
+        raise RequestError(text, source)
+    return name
+
+
+def context_in(scope: Scope) -> RequestContext:
+    """The context that was put into the scope, or a new one."""
+    entries = cast("dict[str, Any]", scope)
+    context = entries.get(CONTEXT)
+    if context is None:
+        context = entries[CONTEXT] = RequestContext(uuid.uuid4().hex)
+    assert isinstance(context, RequestContext)
+    return context
+
+
+def context_of(request: Request[Any, Any, Any]) -> RequestContext:
+    """The context of a request, with what its headers say of events and their ids.
+
+    Raises:
+        RequestError: the id of the last event is not one of ours.
+    """
+    context = context_in(request.scope)
+    if context.position is None and context.wants_event_ids:
+        if context.last_event_id:
+            context.position = Position.parse(context.last_event_id.decode("latin-1"))
+            context.request_id, context.created = context.position.request_id, context.position.created
+        else:
+            context.position = Position(context.request_id, context.created)
+    return context

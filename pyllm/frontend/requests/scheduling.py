@@ -1,0 +1,35 @@
+"""The scheduling parameters of a request, from its body and its headers. Knows no API's fields."""
+
+from pyllm.frontend.requests.request_context import RequestContext
+from pyllm.sampling_params import check
+from pyllm.scheduling_params import SchedulingParams
+
+
+def scheduling_from(
+    context: RequestContext,
+    priority: int | None,
+    *,
+    timeout: float | None = None,
+    ttft_target: float | None = None,
+    tpot_target: float | None = None,
+    cache_salt: str | None = None,
+) -> SchedulingParams:
+    """What a body asks for, checked, and what the context has. The tenant is never the body's to name.
+
+    Raises:
+        RequestError: a value is out of range, or the salt is empty: its caller would share cached blocks unknowingly.
+    """
+    check("cache_salt", "none", cache_salt != "", "a text that is not empty, or left out")
+    return SchedulingParams(
+        priority=priority or 0,
+        tenant=context.tenant,
+        timeout=least_timeout(timeout, context.timeout),
+        ttft_target=ttft_target,
+        tpot_target=tpot_target,
+        cache_salt=cache_salt or "",
+    )
+
+
+def least_timeout(*timeouts: float | None) -> float | None:
+    """The one that counts of several in seconds; None: there is none."""
+    return min((seconds for seconds in timeouts if seconds is not None), default=None)

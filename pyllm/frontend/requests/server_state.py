@@ -1,0 +1,122 @@
+"""The state that the routes of one API process share: engine client, tokenizer, metrics, and the running answers."""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+
+from pyllm.client.client import EngineClient
+from pyllm.client.core_connection import Condition
+from pyllm.config.api_keys import KeyRing
+from pyllm.config.options import ServerConfig
+from pyllm.config.process_config import SharedConfig
+from pyllm.errors import EngineDeadError, PyllmError
+from pyllm.frontend.chat.preprocessor import ChatPreprocessor
+from pyllm.frontend.http.failure import UnknownModelError
+from pyllm.frontend.http.keep_alive import KeepAlive
+from pyllm.frontend.observability.metrics import Metrics
+from pyllm.frontend.observability.tracing import Tracer
+from pyllm.frontend.shared.local_state import LocalState
+from pyllm.frontend.shared.remote_state import Shared
+from pyllm.frontend.shared.shared_state import SharedState
+from pyllm.frontend.text.prompt_encoder import PromptEncoder
+from pyllm.frontend.text.templates import ChatTemplate
+from pyllm.frontend.text.tokenizer import Tokenizer
+from pyllm.wire.heartbeat import SILENCE
+
+Fail = Callable[[PyllmError], None]
+
+DEFAULT_SERVER = ServerConfig()
+NO_KEYS = KeyRing()
+
+
+class ServerState:
+    """Made once at start. `chat_template` is None for a model that has none.
+
+    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well.
+
+    `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
+    `parent_silence` gives the seconds since the parent's last sign of life.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        chat_template: ChatTemplate | None,
+        model_name: str,
+        *,
+        model_aliases: Sequence[str] = (),
+        server: ServerConfig = DEFAULT_SERVER,
+        keys: KeyRing = NO_KEYS,
+        shared: Shared | None = None,
+        tracer: Tracer | None = None,
+        parent_silence: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.client = client
+        self.server = server
+        self.keys = keys
+        self.shared = shared or LocalState(SharedState(SharedConfig()))
+        self.ticket_numbers = itertools.count(1)
+        self.tracer = tracer
+        self.tokenizer = tokenizer
+        self.chat_template = chat_template
+        self.model_name = model_name
+        self.model_names = (model_name, *model_aliases)
+        self.metrics = Metrics(model_name, client.model, connection=client.counts)
+        self.prompts = PromptEncoder(tokenizer, chat_template, client.model, self.metrics.encoding)
+        self.chat = ChatPreprocessor(self.prompts, tokenizer, chat_template, server)
+        self.keep_alive = KeepAlive(server.sse_keep_alive_interval)
+        self.draining = False
+        self._parent_silence = parent_silence
+        self._running: set[Fail] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def condition(self) -> Condition:
+        """Whether requests should come here, and why not. Those that come while there is no core wait for the next."""
+        condition = self.client.condition()
+        if self.draining:
+            return Condition(False, condition.stalled, "the server is shutting down")
+        silence = self._parent_silence()
+        if condition.ready and silence > SILENCE:  # Nobody may be there to replace what dies.
+            return Condition(False, reason=f"the server's supervisor has given no sign of life for {silence:.1f} s")
+        if condition.ready and self.shared.trouble:
+            return Condition(False, reason=self.shared.trouble)
+        return condition
+
+    def enter(self, fail: Fail) -> None:
+        """Note that an answer has begun, and how to end it.
+
+        Raises:
+            EngineDeadError: the server is shutting down.
+        """
+        if self.draining:
+            raise EngineDeadError("the server is shutting down and takes no new requests")
+        self._running.add(fail)
+        self._idle.clear()
+
+    def leave(self, fail: Fail) -> None:
+        """Note that it has ended."""
+        self._running.discard(fail)
+        if not self._running:
+            self._idle.set()
+
+    async def drain(self, grace: float) -> None:
+        """Take nothing new; give what runs `grace` seconds to finish, then end it with an error."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            for fail in list(self._running):
+                fail(EngineDeadError(f"the server shut down before this request was finished ({grace:g} s)"))
+
+
+def check_model(state: ServerState, name: str | None) -> None:
+    """A request may leave the model out, but not name another one.
+
+    Raises:
+        UnknownModelError: it does.
+    """
+    if name is not None and name not in state.model_names:
+        raise UnknownModelError(name, state.model_names)

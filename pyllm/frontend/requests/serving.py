@@ -1,0 +1,72 @@
+"""The path of every generation to the engine: begin, admit, prepare, charge, generate. Knows no API's fields.
+
+A route decodes its body before this path, and answers in its own format after it (`frontend/answers/answer.py`).
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Protocol, cast
+
+from litestar import Request
+from msgspec import Struct
+
+from pyllm.frontend.chat.conversation import Conversation, Prepared
+from pyllm.frontend.http.unsupported import refuse_unsupported
+from pyllm.frontend.requests.admission_control import admit, charge
+from pyllm.frontend.requests.generation import Generation
+from pyllm.frontend.requests.request_context import RequestContext, context_of
+from pyllm.frontend.requests.server_state import ServerState, check_model
+from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import SchedulingParams
+
+
+class GenerationBody(Protocol):
+    """The fields that the bodies of all generation routes share."""
+
+    model: str | None
+    request_id: str | None
+
+
+def begin(state: ServerState, request: Request[Any, Any, Any], body: GenerationBody) -> RequestContext:
+    """The context of a request, with the id that its body names. Errors up to here name fields as the caller does.
+
+    Raises:
+        RequestError: the id is unusable, or the server does not have the model or does not support a field.
+    """
+    context = context_of(request)
+    context.name_request(body.request_id)
+    check_model(state, body.model)
+    refuse_unsupported(cast("Struct", body))  # As every body is.
+    return context
+
+
+async def generate(
+    state: ServerState,
+    context: RequestContext,
+    scheduling: SchedulingParams,
+    num_choices: int,
+    prepare: Callable[[], Awaitable[Prepared]],
+) -> tuple[Prepared, Generation]:
+    """The generation, which `respond` starts. `prepare` takes time, and runs once the request is admitted.
+
+    Raises:
+        PyllmError: the request is not admitted, or `prepare` refuses it.
+    """
+    await admit(state, context, num_choices)
+    prepared = await prepare()
+    await charge(state, context, sum(map(len, prepared.prompts)))
+    return prepared, Generation(state, prepared.prompts, prepared.params, scheduling, context)
+
+
+async def generate_chat(
+    state: ServerState,
+    context: RequestContext,
+    scheduling: SchedulingParams,
+    conversation: Conversation,
+    params: SamplingParams,
+) -> tuple[Prepared, Generation]:
+    """The generation of a conversation's next message; raises as `generate` does."""
+    if conversation.forces_call:  # It takes precedence over any other constraint.
+        context.field_names = {**context.field_names, "structured_outputs": "tools"}
+    prepare = partial(state.chat.prepare, conversation, params, context.ignore)
+    return await generate(state, context, scheduling, params.n, prepare)

@@ -1,0 +1,5 @@
+from .routes import responses_routes
+
+__all__ = [
+    "responses_routes",
+]

@@ -1,0 +1,38 @@
+from .ascii_classes import with_ascii_classes
+from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
+from .detokenizer import TextDelta
+from .encoding_threads import EncodingCounts
+from .outputs import OutputFold, Request, RequestOutput, RequestProcessor
+from .prompt_encoder import PromptEncoder, RefusePrompt
+from .sampling_texts import resolve_texts, resolve_texts_aside
+from .structured_outputs import JSON_STYLE, grammar_text, resolve_constraint
+from .templates import ChatTemplate, Message
+from .text_decoder import TextDecoder
+from .tokenizer import Tokenizer
+from .truncation import Truncation, truncation_from
+
+__all__ = [
+    "JSON_STYLE",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "ChatTemplate",
+    "EncodingCounts",
+    "Message",
+    "OutputFold",
+    "PromptEncoder",
+    "RefusePrompt",
+    "Request",
+    "RequestOutput",
+    "RequestProcessor",
+    "TextDecoder",
+    "TextDelta",
+    "Tokenizer",
+    "Truncation",
+    "beam_search_output",
+    "grammar_text",
+    "resolve_constraint",
+    "resolve_texts",
+    "resolve_texts_aside",
+    "truncation_from",
+    "with_ascii_classes",
+]

@@ -1,0 +1,85 @@
+"""vLLM's interface to beam search: names, meanings and defaults. The scheduler searches; here are tokens and text."""
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from pyllm.frontend.text.outputs import CompletionOutput, RequestOutput
+from pyllm.sampling_params import SamplingParams, check
+
+
+class BeamSearchParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`beam_width` sequences are kept, and found, of at most `max_tokens` tokens of output.
+
+    The best has the highest cumulative log-probability, divided by its length, prompt included, to the power of
+    `length_penalty`. `temperature` has no effect here and may only be 0. `include_stop_str_in_output`: the text has the
+    stop token at its end.
+
+    Raises:
+        RequestError: a value is out of its range; the text has the value and the range.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        check("beam_width", self.beam_width, self.beam_width >= 1, "at least 1")
+        check("temperature", self.temperature, self.temperature == 0.0, "0, since beams are not drawn")
+        self.sampling()
+
+    def sampling(self) -> SamplingParams:
+        """The same as the parameters of one request."""
+        return SamplingParams(
+            n=self.beam_width,
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            beam_width=self.beam_width,
+            length_penalty=self.length_penalty,
+        )
+
+
+class BeamSearchSequence(msgspec.Struct):
+    """One of the sequences found.
+
+    `tokens` begin with the prompt's and end with the stop token, if one ended it; `text` is theirs, special tokens
+    included. `cum_logprob` is that of the output.
+    """
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+
+class BeamSearchOutput(msgspec.Struct):
+    """What was found for one prompt, the best first: `beam_width` sequences."""
+
+    sequences: list[BeamSearchSequence]
+
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def beam_search_output(request: RequestOutput, params: BeamSearchParams, decode: Decode) -> BeamSearchOutput:
+    """What a request with `params.sampling()` found; `decode` gives the text of tokens, special ones included."""
+    return BeamSearchOutput([_sequence(request, each, params, decode) for each in request.outputs])
+
+
+def _sequence(
+    request: RequestOutput, found: CompletionOutput, params: BeamSearchParams, decode: Decode
+) -> BeamSearchSequence:
+    tokens = [*request.prompt_token_ids, *found.token_ids]
+    leaves_out_stop = found.finish_reason == "stop" and not params.include_stop_str_in_output
+    return BeamSearchSequence(
+        tokens=tokens,
+        cum_logprob=found.cumulative_logprob or 0.0,
+        text=decode(tokens[:-1] if leaves_out_stop else tokens),
+        finish_reason=found.finish_reason,
+        stop_reason=found.stop_reason,
+    )

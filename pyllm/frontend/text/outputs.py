@@ -1,0 +1,250 @@
+"""The outputs of a request for its user, and the processor that makes them of its tokens. Knows no HTTP."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from pyllm.client.client import EngineClient
+from pyllm.client.logprobs import LogprobEntries, chosen
+from pyllm.client.reports import SampleReport
+from pyllm.client.streams import OutputSink
+from pyllm.client.token_reader import TokenDelta
+from pyllm.errors import EngineDeadError, PyllmError
+from pyllm.frontend.text.detokenizer import Detokenizer, TextDelta
+from pyllm.frontend.text.segment_sink import SegmentSink
+from pyllm.frontend.text.stop_strings import StopStrings
+from pyllm.sampling_params import SamplingParams
+from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
+from pyllm.wire.messages import FinishCode
+
+if TYPE_CHECKING:
+    from pyllm.frontend.text.tokenizer import Tokenizer  # Only passed through here; its library loads in 30 ms.
+
+
+class CompletionOutput(msgspec.Struct):
+    """One sample: the text and tokens so far, and how it ended (`finish_reason` None: it goes on).
+
+    `logprobs` has the entries of each token, where they were asked for: its own first, then the likeliest ones, best
+    first. `cumulative_logprob` is the sum of the tokens' own, of a beam as well.
+    """
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = []
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    logprobs: list[LogprobEntries] | None = None
+    cumulative_logprob: float | None = None
+
+
+class RequestOutput(msgspec.Struct):
+    """One request: its prompt, and all its samples. `num_cached_tokens` of the prompt were in the prefix cache.
+
+    `prompt_logprobs` has the entries of each token of the prompt, where they were asked for; the first has None.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[LogprobEntries | None] | None = None
+
+
+class Request(NamedTuple):
+    """What one request asks for."""
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    scheduling: SchedulingParams = DEFAULT_SCHEDULING
+
+
+class RequestProcessor:
+    """The sink of one request's tokens: a detokenizer for each sample, and an abort where a stop string matches.
+
+    Making one submits the request; raises as `EngineClient.submit` does. With `boundaries` no delta of a sample's text
+    spans one of these counts of its tokens.
+    """
+
+    __slots__ = ("_client", "_detokenizers", "_num_open", "_request", "_sink", "_token_text")
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: "Tokenizer",
+        request: Request,
+        sink: OutputSink[TextDelta],
+        boundaries: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        prompt, params, scheduling = request
+        self._client = client
+        self._sink = sink
+        self._token_text = tokenizer.token_text
+        stop_strings = StopStrings.of(params.stop_strings)
+        # By sample; None once it has ended.
+        self._detokenizers: list[Detokenizer | None] = [
+            Detokenizer(tokenizer.text_decoder(prompt, params.skip_special_tokens), params, stop_strings)
+            for _ in range(params.n)
+        ]
+        self._num_open = params.n
+        self._request = client.submit(
+            prompt, params, self if boundaries is None else SegmentSink(self, boundaries), scheduling
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether every sample has ended, or the request has failed."""
+        return self._num_open == 0
+
+    def abort(self) -> None:
+        """End the request; every sample that has not ended gets its last delta at once, with what was held back."""
+        if not self.finished:
+            self._client.abort(self._request)
+            for sample in range(len(self._detokenizers)):
+                if (detokenizer := self._detokenizers[sample]) is not None:
+                    self._close(sample)
+                    self._sink.delta(sample, detokenizer.feed([], FinishCode.ABORT))
+
+    async def explain(self) -> list[SampleReport]:
+        """Where each sample stands, and why; raises as `EngineClient.explain` does."""
+        return await self._client.explain(self._request)
+
+    def drop(self) -> None:
+        """End the request; the sink hears nothing more of it."""
+        if not self.finished:
+            self._close_all()
+            self._client.abort(self._request)
+
+    def delta(self, index: int, delta: TokenDelta) -> None:
+        """Take new tokens from the client."""
+        detokenizer = self._detokenizers[index]
+        if detokenizer is None:
+            return  # It ended here, by a stop string, and these were on their way.
+        finish, logprobs = delta.finish, delta.logprobs
+        if finish and finish == FinishCode.ERROR:
+            self._client.abort(self._request)
+            self.error(EngineDeadError("the engine could not go on with this request"))
+            return
+        text = detokenizer.feed(delta.tokens, finish)
+        text.cached_tokens, text.start_times = delta.cached_tokens, delta.start_times
+        if text.finish_reason is not None:
+            self._close(index)
+            if not finish:
+                self._client.abort(self._request, index)
+        if logprobs is not None:
+            del logprobs[len(text.tokens) :]
+            text.logprobs = self._with_texts(logprobs)
+        self._sink.delta(index, text)
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Take those of the prompt from the client."""
+        if not self.finished:
+            self._sink.prompt_logprobs(index, self._with_texts(logprobs))
+
+    def error(self, error: PyllmError) -> None:
+        """Pass the request's failure on."""
+        if not self.finished:
+            self._close_all()
+            self._sink.error(error)
+
+    def _with_texts(self, logprobs: list[LogprobEntries]) -> list[LogprobEntries]:
+        for entries in logprobs:
+            for token, entry in entries.items():
+                entry.decoded_token = self._token_text(token)
+        return logprobs
+
+    def _close(self, sample: int) -> None:
+        self._detokenizers[sample] = None
+        self._num_open -= 1
+
+    def _close_all(self) -> None:
+        self._detokenizers = [None] * len(self._detokenizers)
+        self._num_open = 0
+
+
+class OutputFold:
+    """A sink that adds up the text of one request. `on_change` is called after every change, the last one included.
+
+    Who wants the finished output only waits until `finished` and takes one `snapshot`: a change alone copies nothing.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        on_change: Callable[[], None],
+    ) -> None:
+        self.failure: PyllmError | None = None
+        start = 0.0 if params.logprobs is not None or params.beam_width else None
+        self._output = RequestOutput(
+            request_id,
+            prompt,
+            prompt_token_ids,
+            [
+                CompletionOutput(index, logprobs=None if params.logprobs is None else [], cumulative_logprob=start)
+                for index in range(params.n)
+            ],
+            prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        )
+        self._unfinished = params.n
+        self._on_change = on_change
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing follows, be it that all samples have ended or that the request has failed."""
+        return self._unfinished == 0 or self.failure is not None
+
+    def delta(self, index: int, delta: TextDelta) -> None:
+        """Add what is new."""
+        completion = self._output.outputs[index]
+        completion.text += delta.text
+        completion.token_ids.extend(delta.tokens)
+        if delta.logprobs is not None:
+            _add_logprobs(completion, delta.logprobs)
+        self._output.num_cached_tokens = max(self._output.num_cached_tokens, delta.cached_tokens)
+        if delta.finish_reason is not None:
+            completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+            self._unfinished -= 1
+        self._on_change()
+
+    def prompt_logprobs(self, index: int, logprobs: list[LogprobEntries]) -> None:
+        """Add those of the prompt's next tokens."""
+        if self._output.prompt_logprobs is not None:
+            self._output.prompt_logprobs.extend(logprobs)
+
+    def error(self, error: PyllmError) -> None:
+        """Keep the failure for the reader."""
+        self.failure = error
+        self._on_change()
+
+    def snapshot(self) -> RequestOutput:
+        """All that came so far, as an object of its own.
+
+        Raises:
+            PyllmError: the request has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        outputs = [
+            msgspec.structs.replace(each, token_ids=each.token_ids[:], logprobs=each.logprobs and each.logprobs[:])
+            for each in self._output.outputs
+        ]
+        of_prompt = self._output.prompt_logprobs
+        return msgspec.structs.replace(
+            self._output,
+            outputs=outputs,
+            finished=self._unfinished == 0,
+            prompt_logprobs=of_prompt and of_prompt[:],
+        )
+
+
+def _add_logprobs(completion: CompletionOutput, logprobs: list[LogprobEntries]) -> None:
+    if completion.logprobs is not None:
+        completion.logprobs.extend(logprobs)
+    if completion.cumulative_logprob is not None:
+        owns = [own for entries in logprobs if (own := chosen(entries)) is not None]
+        completion.cumulative_logprob += sum(own.logprob for _, own in owns)

@@ -1,0 +1,137 @@
+"""Text to token ids and back, over the `tokenizers` library. Knows no template (`templates.py`) and no request."""
+
+from array import array
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers import decoders
+
+from pyllm.checkpoint.types import TokenizerFiles
+from pyllm.errors import ConfigError, RequestError
+from pyllm.frontend.text.prompt_segments import PromptSegments
+from pyllm.frontend.text.text_decoder import (
+    CONTEXT_TOKENS,
+    ByteDecoder,
+    StreamDecoder,
+    TextDecoder,
+    byte_table,
+    without_special_tokens,
+)
+
+# Below this a text is encoded in 0.2 ms, twice what a thread takes to be woken and to answer.
+INLINE_CHARACTERS = 1024
+
+
+class Tokenizer:
+    """One model's tokenizer. Read-only once made, so any thread may use it.
+
+    `segments` says where its texts may be cut, `frame` what special tokens put around the ids of any text, packed; None
+    where that is not all that they do. `bos_token` and `eos_token` are their texts, empty where there is none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(files.path)
+        except Exception as error:  # noqa: BLE001 - the library raises Exception itself
+            raise ConfigError(f"cannot read the tokenizer {files.path}: {error}") from None
+        # Some files carry the limits that the model was trained with.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        self._added = {added.content: token for token, added in self._tokenizer.get_added_tokens_decoder().items()}
+        self._longest_token = max(map(len, vocabulary))
+        self.max_token_id = max(vocabulary.values())
+        self.bos_token, self.eos_token = files.bos_token, files.eos_token
+        self.segments = PromptSegments.of(self._tokenizer, files.chat_template)
+        self.frame = self._find_frame()
+        self._byte_tables: dict[bool, list[str | bytes]] = {}
+        self._pieces: dict[int, str] = {}  # where there is no such table
+        if isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+            table = byte_table(self._tokenizer)
+            self._byte_tables = {False: table, True: without_special_tokens(table, self._tokenizer)}
+        else:
+            self._pieces = {token: piece for piece, token in vocabulary.items()}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; `add_special_tokens` begins it with the BOS token, where the model has one."""
+        (tokens,) = self.encode_batch([text], add_special_tokens)
+        return tokens
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` for each of some texts."""
+        # encode_batch_fast gives the same ids as encode, without offsets, and lets other threads run meanwhile.
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
+
+    def encode_packed(self, texts: list[str], add_special_tokens: bool = False) -> list[bytes | Exception]:
+        """For each text its ids as little-endian int32, or why there are none: for no Unicode a RequestError."""
+        try:
+            batch = self.encode_batch(texts, add_special_tokens)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other texts are not to blame
+            if len(texts) > 1:
+                return [result for text in texts for result in self.encode_packed([text], add_special_tokens)]
+            return [_fault(texts[0]) or error]
+        return [array("i", ids).tobytes() for ids in batch]
+
+    def min_tokens(self, text: str) -> int:
+        """A number of tokens that the text certainly has: what is far too long need not be encoded to be refused."""
+        return len(text) // self._longest_token
+
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids; bytes that are no character become U+FFFD."""
+        return self._tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token stands for, which need not be whole characters; none for an unknown id."""
+        if self._byte_tables:
+            table = self._byte_tables[False]
+            piece = table[token] if token < len(table) else ""
+            return piece if isinstance(piece, bytes) else piece.encode()
+        return _sentence_piece(self._pieces.get(token, ""))
+
+    def token_text(self, token: int) -> str:
+        """One token as a text of its own; bytes that are no character become U+FFFD."""
+        return self.token_bytes(token).decode(errors="replace")
+
+    def token_names(self, tokens: Sequence[int]) -> list[str]:
+        """How the vocabulary spells each token; nothing for an unknown id."""
+        return [self._tokenizer.id_to_token(token) or "" for token in tokens]
+
+    def added_token_id(self, text: str) -> int | None:
+        """The id of a text that is one added token, special or not, as markers of chats are; None for any other."""
+        return self._added.get(text)
+
+    def text_decoder(self, prompt: Sequence[int], skip_special_tokens: bool = True) -> TextDecoder:
+        """A decoder for what follows `prompt`, in which ids that are none have no text."""
+        context = [token for token in prompt[-CONTEXT_TOKENS:] if 0 <= token < 2**31]
+        if self._byte_tables:
+            return ByteDecoder(self._byte_tables[skip_special_tokens], context)
+        return StreamDecoder(self._tokenizer, context, skip_special_tokens)
+
+    def _find_frame(self) -> tuple[bytes, bytes] | None:
+        """What special tokens put around the ids of any text, packed; None where that is not all that they do."""
+        texts = ["x", "", "Hello, world", *self.segments.tokens]
+        framed, plain = self.encode_batch(texts), self.encode_batch(texts, add_special_tokens=False)
+        for start in range(len(framed[0]) - len(plain[0]) + 1):
+            head, tail = framed[0][:start], framed[0][start + len(plain[0]) :]
+            if all(each == [*head, *inner, *tail] for each, inner in zip(framed, plain, strict=True)):
+                return array("i", head).tobytes(), array("i", tail).tobytes()
+        return None
+
+
+def _fault(text: str) -> RequestError | None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return RequestError("the prompt is not valid Unicode: it has half of a surrogate pair", "prompt")
+    return None
+
+
+def _sentence_piece(piece: str) -> bytes:
+    """The bytes of a piece of SentencePiece's, such as `▁the` or, where it falls back to bytes, `<0x0A>`."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes.fromhex(piece[3:5])
+    return piece.replace("▁", " ").encode()

@@ -1,0 +1,8 @@
+"""How a server or an engine comes to be: settings are resolved, and its processes are made.
+
+Composes `frontend`, `core` and `workers`, which never import one another. Runs no step and answers no request.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,5 @@
+from .resolve import resolve_config
+
+__all__ = [
+    "resolve_config",
+]

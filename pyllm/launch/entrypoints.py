@@ -1,0 +1,98 @@
+"""The entry points of child processes: a core, an API process, the shared state, the fork server.
+
+Each imports the code of its own role only; its configuration comes over the connection to the parent.
+"""
+
+import logging
+import os
+import socket
+from mmap import mmap
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import msgspec
+from setproctitle import setproctitle
+
+from pyllm import log
+from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig, WorkerConfig
+from pyllm.errors import ConfigError
+from pyllm.supervision.parent_link import SPARE_TITLE, attach, await_configuration, die_with_parent, keep_exit_codes
+
+if TYPE_CHECKING:
+    from pyllm.workers.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+def child_main(role: str, connection_file: int, thread_stays: int, *files: int) -> int:
+    """Play a role in a process that `child_process.spawn` started, once the configuration has come.
+
+    `thread_stays`: whether the thread that started this process ends only when its parent does. `files` are, for an API
+    process, the number of the listening socket, and for a core that of the memory for its last steps.
+    """
+    if thread_stays:
+        die_with_parent()
+    keep_exit_codes()
+    setproctitle(SPARE_TITLE)
+    connection = Connection(connection_file)
+    if role == "core":
+        return _core_main(connection, *files)
+    frame = await_configuration(connection)
+    if role == "state":
+        return _state_main(msgspec.msgpack.decode(frame, type=StateConfig), connection)
+    if role == "api":
+        return _api_main(msgspec.msgpack.decode(frame, type=ApiConfig), connection, socket.socket(fileno=files[0]))
+    if role == "fork_server":
+        return _fork_server_main(msgspec.msgpack.decode(frame, type=ForkServerConfig), connection)
+    raise ConfigError(f"unknown role {role!r}")
+
+
+def load_rank(config: CoreConfig) -> "ModelRunner":
+    """The only rank, loaded into this process, for the uni executor."""
+    from pyllm.workers.worker_process import load
+
+    worker = WorkerConfig(engine=config.engine, checkpoint=config.checkpoint, rank=0, address="", rendezvous="")
+    return load(worker, lambda stage: logger.info("%s", stage))
+
+
+def _core_main(connection: Connection, memory_file: int) -> int:
+    # What takes long comes before the configuration, so that a spare is ready to take the place of another core.
+    import zmq
+
+    from pyllm.core import core_process
+    from pyllm.core.executors.executor import Executor
+    from pyllm.core.executors.inline import InlineExecutor
+    from pyllm.core.executors.multiprocess import ProcessExecutor
+
+    config = msgspec.msgpack.decode(await_configuration(connection), type=CoreConfig)
+    title = f"pyllm::core-{config.index}"
+    parent = attach(connection, title)
+    log.configure(title)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    executor: Executor
+    if config.engine.parallel.distributed_executor_backend == "mp":
+        executor = ProcessExecutor(config, context)
+    else:
+        executor = InlineExecutor(lambda: load_rank(config))
+    memory = mmap(memory_file, 0)
+    os.close(memory_file)  # It stays mapped.
+    return core_process.run(config, executor, context, parent, memory)
+
+
+def _fork_server_main(config: ForkServerConfig, connection: Connection) -> int:
+    from pyllm.supervision import fork_server
+
+    log.configure(fork_server.TITLE, may_wait=True)  # No thread may write for it.
+    return fork_server.main(config, connection)
+
+
+def _state_main(config: StateConfig, connection: Connection) -> int:
+    from pyllm.frontend.shared import state_process
+
+    return state_process.main(config, connection)
+
+
+def _api_main(config: ApiConfig, connection: Connection, listener: socket.socket) -> int:
+    from pyllm.frontend import api_process
+
+    return api_process.main(config, connection, listener)

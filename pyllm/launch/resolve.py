@@ -1,0 +1,225 @@
+"""Resolves settings: reads the model's description, and replaces every `auto` and None. Starts nothing.
+
+Imports no torch: it asks the driver for cards, and decides the precision before any process starts.
+"""
+
+import ctypes
+import importlib.util
+from collections.abc import Set
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.checkpoint.types import Architecture, Checkpoint, check_tensor_parallel
+from pyllm.config.api_keys import ApiKey, read_api_keys
+from pyllm.config.options import (
+    CacheConfig,
+    Dtype,
+    EngineConfig,
+    KVCacheDtype,
+    Quantization,
+    SchedulerConfig,
+    ServerConfig,
+)
+from pyllm.config.process_config import SharedConfig
+from pyllm.config.tls import tls_context
+from pyllm.core.policy_plugins import find_policy
+from pyllm.core.recording import check_recording_path
+from pyllm.errors import ConfigError
+from pyllm.launch.cpu_features import instructions
+from pyllm.supervision.flight_recorder import resolve_folder
+from pyllm.workers.attention_backends import find_attention_backend
+
+# Tokens in a step unless said otherwise. A CPU computes as many a second in small steps as in large ones, and a stream
+# waits for each step with others' prompts in it; `docs/performance.md` has the figures.
+BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
+SPECULATIVE_TOKENS = 5
+GGUF_BLOCK_FEATURES = 32  # which ranks cannot cut
+# Sequences that may wait by default: some tens of seconds of a busy server's work, and always enough for a burst.
+QUEUE_PER_SEQUENCE = 16
+LEAST_QUEUE = 256
+
+
+def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
+    """Read the model's description and replace everything that is `auto` or None.
+
+    Raises:
+        ConfigError: the model cannot be read, or two settings do not go together.
+    """
+    checkpoint = read_checkpoint(config.model.model)
+    architecture = checkpoint.architecture
+    device, cards = config.device.device, _cuda_device_count()
+    if device == "auto":
+        device = "cuda" if cards else "cpu"
+    ranks = config.parallel.tensor_parallel_size
+    if device == "cuda" and cards < ranks:
+        raise ConfigError(f"device cuda: {ranks} rank(s) need as many cards, {cards} are visible; use --device cpu")
+    check_tensor_parallel(architecture, ranks)
+    if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
+        raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
+    longest = architecture.max_position_embeddings
+    _check_cache(config.cache)
+    find_policy(config.scheduler.scheduling_policy)
+    find_attention_backend(config.device.attention_backend)
+    if config.device.batch_invariant:
+        _check_batch_invariant(config, architecture.dtype, device)
+    recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
+    if recording:
+        check_recording_path(Path(recording))
+    crashes = resolve_folder(config.recovery.flight_recorder_dir)
+    max_model_len = config.model.max_model_len or longest
+    if max_model_len > longest:
+        raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
+    dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device)
+    return (
+        msgspec.structs.replace(
+            config,
+            model=msgspec.structs.replace(
+                config.model,
+                served_model_name=tuple(dict.fromkeys(config.model.served_model_name)) or (checkpoint.name,),
+                dtype=dtype,
+                quantization=quantization,
+                max_model_len=max_model_len,
+            ),
+            cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
+            scheduler=msgspec.structs.replace(
+                config.scheduler,
+                scheduler_recording=recording,
+                max_num_batched_tokens=_batched_tokens(config.scheduler, device),
+                num_speculative_tokens=_speculative_tokens(config, device, {dtype, kv_cache_dtype}),
+            ),
+            device=msgspec.structs.replace(config.device, device=device),
+            recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
+        ),
+        checkpoint,
+    )
+
+
+def _batched_tokens(scheduler: SchedulerConfig, device: str) -> int:
+    return scheduler.max_num_batched_tokens or max(BATCHED_TOKENS[device], scheduler.max_num_seqs)
+
+
+def _speculative_tokens(config: EngineConfig, device: str, dtypes: set[str]) -> int:
+    """None by default but where a token is bitwise the same however many its row has: with the Rust kernels."""
+    if (chosen := config.scheduler.num_speculative_tokens) is not None:
+        return chosen
+    backends = {config.device.kernel_backend, config.device.attention_backend}
+    is_rust = device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes
+    return SPECULATIVE_TOKENS if is_rust else 0
+
+
+def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:
+    """Refuse what torch computes, in an order that depends on the batch."""
+    chosen, ranks = config.device, config.parallel.tensor_parallel_size
+    if device == "cuda" and ranks > 1:
+        raise ConfigError(
+            f"batch_invariant on GPUs runs one rank, not {ranks}: the order in which NCCL adds depends on the batch"
+        )
+    ours = "triton" if device == "cuda" else "cpu"
+    for name, value in (("kernel_backend", chosen.kernel_backend), ("attention_backend", chosen.attention_backend)):
+        if value not in {"auto", ours}:
+            raise ConfigError(f"batch_invariant on {device} is what {ours} promises, not {name} {value}: leave it auto")
+    dtypes = {config.model.dtype, config.cache.kv_cache_dtype}
+    if device == "cpu" and ("float16" in dtypes or (config.model.dtype == "auto" and file_dtype == "float16")):
+        raise ConfigError("batch_invariant on a CPU is not of float16, which torch computes: use float32 or bfloat16")
+
+
+def _check_cache(cache: CacheConfig) -> None:
+    if cache.block_size & (cache.block_size - 1):
+        raise ConfigError(f"block_size must be a power of two, got {cache.block_size}")
+    if not cache.enable_prefix_caching and (cache.max_pinned_blocks or cache.enable_kv_cache_events):
+        raise ConfigError(
+            "max_pinned_blocks and enable_kv_cache_events are about the prefix cache: enable_prefix_caching"
+        )
+
+
+def _cuda_device_count() -> int:
+    """Ask the driver, so that no process has to import torch for it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def resolve_precision(
+    config: EngineConfig, checkpoint: Checkpoint, device: str
+) -> tuple[Dtype, Quantization, KVCacheDtype]:
+    """What `auto` stands for in the precisions; who names a dtype wants no less than that.
+
+    Raises:
+        ConfigError: two of them do not go together, or not with the device or the model's format.
+    """
+    model, file_dtype = config.model, cast(Dtype, checkpoint.architecture.dtype)
+    quantization = model.quantization
+    if quantization == "auto":
+        is_quantised = any(entry.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
+        is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
+        ranks = config.parallel.tensor_parallel_size
+        quantization = fastest_quantization(checkpoint.architecture, ranks, instructions()) if is_wanted else "none"
+    dtype = model.dtype
+    if dtype == "auto":
+        dtype = file_dtype if quantization == "none" else "bfloat16"
+    if config.cache.kv_cache_dtype == "fp8" and device != "cuda":
+        raise ConfigError(f"kv_cache_dtype fp8 is for GPUs, and the device is {device}: use bfloat16, or auto")
+    if quantization == "none":
+        kv_cache_dtype = config.cache.kv_cache_dtype
+        return dtype, quantization, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+    if device != "cpu":
+        raise ConfigError(f"quantization {quantization} is for CPUs, and the device is {device}: use quantization none")
+    if quantization == "gguf" and checkpoint.format != "gguf":
+        raise ConfigError(f"quantization gguf needs a GGUF file, and the model is in {checkpoint.format}: use int8")
+    if dtype == "float16":
+        raise ConfigError(f"quantization {quantization} has no float16 activations: use dtype float32 or bfloat16")
+    return dtype, quantization, "bfloat16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+
+
+def fastest_quantization(architecture: Architecture, ranks: int, flags: Set[str]) -> Quantization:
+    """Of a quantised GGUF on a CPU with these instructions.
+
+    Tiles of AMX take one scale a row far better than one a group; vectors are faster with the file's own blocks.
+    `docs/performance.md` has the figures.
+    """
+    attention_size = architecture.num_attention_heads * architecture.head_dim
+    is_cut = any(size // ranks % GGUF_BLOCK_FEATURES for size in (attention_size, architecture.intermediate_size))
+    return "int8" if is_cut or "amx_int8" in flags else "gguf"
+
+
+def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ...]]:
+    """Absolute paths and the API keys; what an API process would stumble over is refused here.
+
+    Raises:
+        ConfigError: a file cannot be used, or a package is missing.
+    """
+    files = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "uds")
+    paths = {name: str(Path(value).absolute()) for name in files if (value := getattr(server, name))}
+    server = msgspec.structs.replace(server, **paths)
+    tls_context(server)
+    if server.otlp_traces_endpoint:
+        if importlib.util.find_spec("opentelemetry") is None:
+            raise ConfigError('otlp_traces_endpoint needs OpenTelemetry: pip install "pyllm[otel]"')
+        if not server.otlp_traces_endpoint.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"otlp_traces_endpoint {server.otlp_traces_endpoint!r} must be the URL of OTLP over HTTP, "
+                "such as http://localhost:4318/v1/traces"
+            )
+    return server, read_api_keys(server.api_key_file)
+
+
+def shared_config(server: ServerConfig, max_num_seqs: int) -> SharedConfig:
+    """The configuration of the state that API processes share, for a core that runs so many sequences at once."""
+    most = server.max_num_queued_reqs
+    if most is None:
+        most = max(LEAST_QUEUE, QUEUE_PER_SEQUENCE * max_num_seqs)
+    return SharedConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_queued_reqs=most,
+        max_num_queued_tokens=server.max_num_queued_tokens,
+        idempotency_retention=server.idempotency_retention,
+        max_stored_responses=server.max_stored_responses,
+    )

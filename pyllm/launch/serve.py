@@ -1,0 +1,150 @@
+"""Starts a server: makes sockets, starts cores and API processes, and keeps them until the end.
+
+Imports neither torch nor the web framework; `launch/entrypoints.py` has what the processes run.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+
+import msgspec
+from setproctitle import setproctitle
+
+from pyllm import log
+from pyllm.config.options import EngineConfig, HeadlessConfig, ServerConfig
+from pyllm.config.process_config import ApiConfig, CoreConfig, StateConfig
+from pyllm.errors import ConfigError
+from pyllm.launch import topology
+from pyllm.launch.resolve import resolve_config, resolve_server, shared_config
+from pyllm.supervision import line_writer
+from pyllm.supervision.parent_link import keep_exit_codes
+from pyllm.supervision.server_processes import supervise
+from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
+from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener
+
+logger = logging.getLogger(__name__)
+
+
+def serve(engine: EngineConfig, server: ServerConfig) -> int:
+    """Run a core, the API processes and what they share until SIGTERM or SIGINT, then drain; gives the exit code.
+
+    Raises:
+        PyllmError: it cannot start, or a process was lost for good.
+    """
+    _become_supervisor()
+    server, api_keys = resolve_server(server)
+    engine, checkpoint = resolve_config(engine)
+    with _listener(server) as listener, SocketFolder() as folder:
+        core = CoreConfig(
+            engine=engine,
+            checkpoint=checkpoint,
+            bind=f"ipc://{folder}/core-0",
+            socket_folder=folder,
+            ready_timeout=server.ready_timeout,
+            shutdown_timeout=server.shutdown_timeout,
+            fork_server=topology.fork_server_address(engine, folder),
+        )
+        shared = shared_config(server, engine.scheduler.max_num_seqs)
+        count = server.api_server_count
+        state = StateConfig(shared=shared, bind=f"ipc://{folder}/state")
+        api = ApiConfig(
+            server=server,
+            core_address=core.bind,
+            checkpoint=checkpoint,
+            served_model_name=engine.model.served_model_name,
+            shared=shared,
+            api_keys=api_keys,
+            state_address=state.bind if count > 1 else "",
+        )
+        limits = ProcessLimits(ready_timeout=server.ready_timeout, max_restarts=engine.recovery.max_restarts)
+        # In the order in which they end: API processes let their streams finish, then the rest has nothing left to do.
+        groups = [
+            [
+                topology.supervised_api(msgspec.structs.replace(api, index=index), listener, limits, engine.recovery)
+                for index in range(count)
+            ],
+            [topology.supervised_state(state, limits, engine.recovery)] if count > 1 else [],
+            *topology.supervised_engine(core),
+        ]
+        announcement = _announcement(listener, api)
+        # Once the API processes have closed the port, clients are to be refused: while it is open here, they would
+        # connect all the same, and wait until this process has ended.
+        _supervise(groups, lambda _: announcement, server.shutdown_timeout, listener.close)
+    return 0
+
+
+def serve_core(engine: EngineConfig, headless: HeadlessConfig) -> int:
+    """Run a headless core for `EngineClient` until SIGTERM or SIGINT, then drain; gives the exit code.
+
+    Raises:
+        ConfigError: an address that is neither ipc:// nor tcp://, or tcp:// without keys or the word that none are
+            wanted.
+        PyllmError: it cannot start, or was lost for good.
+    """
+    _become_supervisor()
+    if not headless.bind.startswith(("ipc://", "tcp://")):
+        raise ConfigError(f"cannot bind to {headless.bind!r}: give --bind ipc://PATH or tcp://HOST:PORT")
+    if headless.bind.startswith("tcp://") and not headless.curve_keys:
+        if not headless.insecure_tcp:
+            raise ConfigError("tcp:// needs keys: give --curve-keys FOLDER (`pyllm keygen FOLDER`), or --insecure-tcp")
+        may = "may use the engine, change its settings and forget its cache"
+        reads = " and read all prompts" if engine.cache.enable_kv_cache_events else ""
+        logger.warning("%s has no keys: anyone who reaches it %s%s", headless.bind, may, reads)
+    engine, checkpoint = resolve_config(engine)
+    with SocketFolder() as folder:
+        core = CoreConfig(
+            engine=engine,
+            checkpoint=checkpoint,
+            bind=headless.bind,
+            socket_folder=folder,
+            curve_keys=headless.curve_keys,
+            ready_timeout=headless.ready_timeout,
+            shutdown_timeout=headless.shutdown_timeout,
+            fork_server=topology.fork_server_address(engine, folder),
+        )
+        _supervise(
+            topology.supervised_engine(core),
+            lambda addresses: f"pyllm core is ready on {addresses[0]}",
+            headless.shutdown_timeout,
+        )
+    return 0
+
+
+def _become_supervisor() -> None:
+    setproctitle("pyllm::serve")
+    keep_exit_codes()
+    log.configure("pyllm::serve")
+
+
+def _supervise(
+    groups: list[list[SupervisedProcess]],
+    announcement: Callable[[list[str]], str],
+    shutdown_timeout: float,
+    on_ending: Callable[[], None] = lambda: None,
+) -> None:
+    try:
+        asyncio.run(supervise(groups, announcement, shutdown_timeout, on_ending))
+    finally:
+        line_writer.stderr().finish()  # The reason of an end is the last line.
+
+
+def _announcement(listener: socket.socket, api: ApiConfig) -> str:
+    """The one line that is printed when the server is ready, with a request to try."""
+    prompt = "The capital of France is"
+    body = msgspec.json.encode({"model": api.served_model_name[0], "prompt": prompt, "max_tokens": 16}).decode()
+    key = " -H 'Authorization: Bearer KEY'" if api.api_keys else ""
+    scheme = "https" if api.server.ssl_certfile else "http"
+    if listener.family == socket.AF_UNIX:
+        path = listener.getsockname()
+        where, address = f"unix:{path}", f"--unix-socket {path} {scheme}://localhost"
+    else:
+        host, port = listener.getsockname()[:2]
+        where = address = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    command = f"curl {address}/v1/completions{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"pyllm is ready on {where} - try: {command}"
+
+
+def _listener(server: ServerConfig) -> contextlib.AbstractContextManager[socket.socket]:
+    return bind_unix_listener(server.uds) if server.uds else bind_listener(server.host, server.port)

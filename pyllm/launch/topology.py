@@ -1,0 +1,125 @@
+"""The processes of a server: how each is started, its configuration, and the record of its death."""
+
+import itertools
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyllm.config.options import EngineConfig, RecoveryConfig
+from pyllm.config.process_config import ApiConfig, CoreConfig, ForkServerConfig, StateConfig
+from pyllm.core.recording import check_recording_path
+from pyllm.errors import ConfigError
+from pyllm.supervision import child_process, step_trace
+from pyllm.supervision.child_process import ChildProcess
+from pyllm.supervision.flight_recorder import FlightRecorder, config_json
+from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProcess
+
+# What workers are made of: a function that imports it all, and gives what each of them runs.
+WORKER_ENTRY = "pyllm.workers.worker_process:prepare"
+
+logger = logging.getLogger(__name__)
+
+
+def supervised_core(config: CoreConfig) -> SupervisedProcess:
+    """Supervises an EngineCore process."""
+    recovery = config.engine.recovery
+    limits = ProcessLimits(
+        ready_timeout=config.ready_timeout, max_restarts=recovery.max_restarts, warm_spare=recovery.warm_spares
+    )
+    name = f"core {config.index}"
+    return SupervisedProcess(
+        lambda: child_process.spawn(name, "core", memory_size=step_trace.size(config.engine.scheduler.max_num_seqs)),
+        successive_configs(config),
+        limits,
+        _recording(recovery, config),
+    )
+
+
+def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> SupervisedProcess:
+    """Supervises the fork server of this core's workers; it outlives the core."""
+    recovery = core.engine.recovery
+    limits = ProcessLimits(ready_timeout=core.ready_timeout, max_restarts=recovery.max_restarts)
+    config = ForkServerConfig(bind=core.fork_server, entry=entry)
+    return SupervisedProcess(
+        lambda: child_process.spawn("the fork server", "fork_server"),
+        lambda _: config,
+        limits,
+        _recording(recovery, config),
+    )
+
+
+def supervised_engine(config: CoreConfig) -> list[list[SupervisedProcess]]:
+    """A core and what it needs, in the order in which they are asked to end."""
+    return [[supervised_core(config)], [supervised_fork_server(config)] if config.fork_server else []]
+
+
+def fork_server_address(engine: EngineConfig, folder: str) -> str:
+    """Where a core's fork server listens, in the private folder; empty where no worker processes are wanted."""
+    return f"{folder}/forks" if engine.parallel.distributed_executor_backend == "mp" else ""
+
+
+def supervised_state(config: StateConfig, limits: ProcessLimits, recovery: RecoveryConfig) -> SupervisedProcess:
+    """Supervises the process that holds what API processes share."""
+    record = _recording(recovery, config)
+    return SupervisedProcess(lambda: child_process.spawn("the shared state", "state"), lambda _: config, limits, record)
+
+
+def supervised_api(
+    config: ApiConfig, listener: socket.socket, limits: ProcessLimits, recovery: RecoveryConfig
+) -> SupervisedProcess:
+    """Supervises an API process that accepts on this socket."""
+    # All of them accept on the one socket, and who is idle is first: 2,000 connections went 35 to 65 to two processes,
+    # in bursts or one by one. Sockets of their own (SO_REUSEPORT) would be balanced by the kernel, but blindly: a
+    # process that is busy, or gone, would keep those clients waiting whom the others could serve.
+    name, record = f"API process {config.index}", _recording(recovery, config)
+    return SupervisedProcess(
+        lambda: child_process.spawn(name, "api", listener.fileno()), lambda _: config, limits, record
+    )
+
+
+def successive_configs(config: CoreConfig) -> Callable[[str], CoreConfig]:
+    """The configuration of each core in turn: the first as given, the others so that they can take its place."""
+    numbers = itertools.count()
+    recording = config.engine.scheduler.scheduler_recording
+
+    def configure(address: str) -> CoreConfig:
+        number = next(numbers)
+        scheduler = config.engine.scheduler
+        if recording and number:  # Each records its own life.
+            scheduler = msgspec.structs.replace(scheduler, scheduler_recording=_next_recording(recording, number))
+        engine = msgspec.structs.replace(config.engine, scheduler=scheduler)
+        # Clients know the port that was chosen, where that was left open.
+        return msgspec.structs.replace(config, engine=engine, bind=address or config.bind)
+
+    return configure
+
+
+def _next_recording(path: str, number: int) -> str:
+    """A file for the recording of the core of this number; empty where none can be made: a core goes on without one."""
+    while os.path.lexists(f"{path}.{number}"):  # of an earlier run
+        number += 1
+    try:
+        check_recording_path(Path(f"{path}.{number}"))
+    except ConfigError as error:
+        logger.warning("the next core is not recorded: %s", error)
+        return ""
+    return f"{path}.{number}"
+
+
+def _recording(recovery: RecoveryConfig, config: msgspec.Struct) -> Callable[[ChildProcess], None]:
+    """Leaves a record of each child that has died; `config` is its configuration."""
+    recorder = FlightRecorder(Path(recovery.flight_recorder_dir))
+
+    def record(process: ChildProcess) -> None:
+        report: dict[str, Any] = {"death": process.exit_summary(), "stage": process.stage, "pid": process.pid}
+        name = process.name.replace(" ", "-")
+        report |= step_trace.last_steps(process.memory)
+        parts = {"report.json": msgspec.json.encode(report), "config.json": config_json(config)}
+        recorder.record(name, parts | {f"{name}.log": process.log})
+
+    return record

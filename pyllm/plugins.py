@@ -1,0 +1,36 @@
+"""Plugins: entry points of other packages, found by name in pyllm's groups. Does not know what they do."""
+
+from collections.abc import Collection, Iterable
+from importlib.metadata import EntryPoint, entry_points
+
+from pyllm.errors import ConfigError
+
+LOGITS_PROCESSORS = "pyllm.logits_processors"
+
+
+def offered_names(group: str) -> frozenset[str]:
+    """The names that installed packages offer in a group."""
+    return frozenset(entry.name for entry in entry_points(group=group))
+
+
+def find_entry_point(
+    kind: str, name: str, group: str, built_in: Collection[str], offered: Iterable[EntryPoint] | None = None
+) -> EntryPoint | None:
+    """The entry point of that name in `group`, or of those `offered`; None for a name of our own, in `built_in`.
+
+    `kind` is what the error calls it.
+
+    Raises:
+        ConfigError: there is none, or several that differ.
+    """
+    if name in built_in:
+        return None
+    entries = list(entry_points(group=group) if offered is None else offered)
+    found = {entry.value: entry for entry in entries if entry.name == name}
+    if not found:
+        known = ", ".join([*built_in, *sorted({entry.name for entry in entries})]) or "none"
+        raise ConfigError(f"there is no {kind} {name!r}; there are {known}; others are entry points of group {group}")
+    if len(found) > 1:
+        several = " and ".join(sorted(found))
+        raise ConfigError(f"{kind} {name!r} is offered as {several}: uninstall all packages but one of these")
+    return next(iter(found.values()))

@@ -1,0 +1,48 @@
+from .burst_logger import BurstLogger
+from .child_process import ChildProcess, end
+from .flight_recorder import FlightRecorder, config_json, resolve_folder
+from .memory import Memory, host_memory, is_out_of_memory, return_freed_memory
+from .memory_pressure import MemoryPressure
+from .parent_link import (
+    ORPHANED_EXIT_CODE,
+    OUT_OF_MEMORY_EXIT_CODE,
+    SPARE_TITLE,
+    ParentLink,
+    attach,
+    await_configuration,
+    die_with_parent,
+    keep_exit_codes,
+)
+from .restart_budget import WINDOW, RestartBudget
+from .server_processes import STOP_GRACE, supervise
+from .step_trace import StepTrace
+from .supervised_process import ProcessLimits, SupervisedProcess
+
+__all__ = [
+    "ORPHANED_EXIT_CODE",
+    "OUT_OF_MEMORY_EXIT_CODE",
+    "SPARE_TITLE",
+    "STOP_GRACE",
+    "WINDOW",
+    "BurstLogger",
+    "ChildProcess",
+    "FlightRecorder",
+    "Memory",
+    "MemoryPressure",
+    "ParentLink",
+    "ProcessLimits",
+    "RestartBudget",
+    "StepTrace",
+    "SupervisedProcess",
+    "attach",
+    "await_configuration",
+    "config_json",
+    "die_with_parent",
+    "end",
+    "host_memory",
+    "is_out_of_memory",
+    "keep_exit_codes",
+    "resolve_folder",
+    "return_freed_memory",
+    "supervise",
+]

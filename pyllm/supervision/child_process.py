@@ -1,0 +1,374 @@
+"""The parent's side of supervision: one child process, watched on the event loop.
+
+Knows when a child is ready, its stage, when it ended or fell silent, and how to end it with its process group. Does not
+know a child's role, nor its successor. `supervision/parent_link.py` is the other side.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pyllm.errors import EngineDeadError, StartError
+from pyllm.supervision import line_writer
+from pyllm.supervision.child_log import ChildLog
+from pyllm.supervision.memory import num_oom_kills
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL, SILENCE
+from pyllm.wire.messages import ChildMessage, Failed, Heartbeat, Started
+
+# Between SIGTERM's deadline and a SIGKILL nothing more is waited for; this is how long a killed child may take to go.
+KILL_TIMEOUT = 10.0
+ENDING_SILENCE = 10.0  # seconds, of a child that has said that it fails: its last work may be long
+# Seconds after the end of a child that another process has to reap, until its exit code is taken to be unknown.
+CODE_TIMEOUT = 1.0
+TICK = HEARTBEAT_INTERVAL / 2  # seconds between two looks at a child
+STACKS_TIMEOUT = 0.2  # seconds that a silent child gets to write its stacks
+
+
+class ChildProcess:
+    """One child: its process id, the connection it reports on, and what it reported last.
+
+    `reap()` gives the exit code once the process has ended (negative: the signal), or None where that is still to be
+    told by `tell_code`: another process has started it, and gives its `pidfd`. `stderr` is our end of a pipe that the
+    child writes its stderr to, `memory` a descriptor of memory that is its and ours. Between construction and `watch`
+    the child runs unwatched, so that it can be started by a thread that has no event loop yet.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        connection: Connection,
+        reap: Callable[[], int | None],
+        stderr: int | None = None,
+        *,
+        pidfd: int | None = None,
+        memory: int | None = None,
+        count_oom_kills: Callable[[], int] = num_oom_kills,
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.stage = "starting"
+        self.step = -1  # the last one that it has reported, twice a second, where it does steps
+        self.failure: str | None = None
+        self.silent = False  # whether it was ended because it gave no sign of life
+        self.memory = b""  # what was in the memory that it shared when it ended
+        self.blamed_on_request = False  # whether it has said that its end is the doing of one request
+        self._connection = connection
+        # The same socket, for what must not wait: a child that is stopped reads nothing.
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        self._unsent = bytearray()
+        self._log = None if stderr is None else ChildLog(stderr, line_writer.stderr().forward)
+        self._memory = memory
+        self._reap = reap
+        self._pidfd = os.pidfd_open(pid) if pidfd is None else pidfd
+        # Who was started by another process may have been reaped by now; it was given a group of its own.
+        self._leads_group = pidfd is not None or os.getpgid(pid) == pid
+        self._awaiting_code: asyncio.TimerHandle | None = None
+        self._decoder = msgspec.msgpack.Decoder(ChildMessage)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ticking: asyncio.TimerHandle | None = None
+        self._silent_ticks = 0
+        self._has_spoken = False
+        self._count_oom_kills = count_oom_kills
+        self._was_heard = True  # since the last tick
+        self._is_killed = False  # by us
+        # As many as there were while it lived for sure: what the kernel has chosen to end may take its time to go, but
+        # says no more.
+        self._num_oom_kills = self._next_num_oom_kills = count_oom_kills()
+        self._given_up = ""
+
+    @property
+    def log(self) -> bytes:
+        """The last 64 KiB that the child wrote to stderr; empty where that is no pipe of ours."""
+        return b"" if self._log is None else self._log.tail
+
+    def configure(self, config: msgspec.Struct) -> None:
+        """Send a child that `spawn` started its configuration; before that it is a spare. Does not wait."""
+        frame = msgspec.msgpack.encode(config)
+        self._unsent += struct.pack("!i", len(frame)) + frame  # as `Connection.recv_bytes` has it
+        self._send_unsent()
+
+    def watch(self) -> None:
+        """Follow the child on the running event loop from now on."""
+        self._loop = loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[str] = loop.create_future()
+        self.exited: asyncio.Future[int] = loop.create_future()
+        loop.add_reader(self._connection.fileno(), self._read)
+        loop.add_reader(self._pidfd, self._exit)
+        if self._log is not None:
+            loop.add_reader(self._log.descriptor, self._read_log)
+        self._ticking = loop.call_later(TICK, self._tick)
+        self._send_unsent()
+
+    async def ready(self, deadline: float) -> str:
+        """Wait at most `deadline` seconds until the child reports that it is ready; gives the address it serves.
+
+        Raises:
+            StartError: it ended or is late; the text has the stage it was in.
+        """
+        either: set[asyncio.Future[Any]] = {self.started, self.exited}
+        await asyncio.wait(either, timeout=deadline, return_when=asyncio.FIRST_COMPLETED)
+        if self.started.done():
+            return self.started.result()
+        if self.exited.done():
+            raise StartError(self.exit_summary())
+        raise StartError(f"{self.name} was not ready after {deadline:g} s: it was still {self.stage}")
+
+    async def stop(self, grace: float) -> int | None:
+        """SIGTERM, then SIGKILL after `grace` seconds; gives the exit code, or None where it does not even end then."""
+        self.signal(signal.SIGTERM)
+        await asyncio.wait({self.exited}, timeout=grace)
+        if not self.exited.done():
+            self.kill()
+            await asyncio.wait({self.exited}, timeout=KILL_TIMEOUT)
+        return self.exited.result() if self.exited.done() else None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the child has ended already."""
+        if self._loop is None:
+            self.watch()
+        if not self.exited.done():
+            with contextlib.suppress(ProcessLookupError):  # reaped by another process
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        """SIGKILL to the child, and to all of its process group where it has one of its own."""
+        self._is_killed = True
+        self.signal(signal.SIGKILL)
+        if not self.exited.done():
+            self._kill_group()
+
+    def tell_code(self, code: int) -> None:
+        """The exit code of a child that another process has reaped, or is to reap."""
+        self._reap = lambda: code
+        if self._awaiting_code is not None:
+            self._exit()
+
+    def give_up(self, reason: str) -> None:
+        """Tell the child that what it needs will not come back; it finds this in `Child.given_up`."""
+        self._given_up = reason
+        self._send_heartbeat()
+
+    def exit_summary(self) -> str:
+        """One sentence on how the child ended, for the log and the streams that it took along."""
+        code = self.exited.result()
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        when = f", at step {self.step} or later" if self.step >= 0 else ""
+        return f"{self.name} {how} while {self.stage}{when}" + (f": {self.failure}" if self.failure else "")
+
+    def error(self) -> EngineDeadError:
+        """The child's end as an exception."""
+        return EngineDeadError(self.exit_summary())
+
+    def _read(self) -> None:
+        try:
+            while self._connection.poll():
+                self._handle(self._decoder.decode(self._connection.recv_bytes()))
+        except (EOFError, OSError, msgspec.DecodeError):
+            self._watching.remove_reader(self._connection.fileno())
+
+    def _handle(self, message: ChildMessage) -> None:
+        self._has_spoken = True
+        self._silent_ticks = 0
+        self._was_heard = True
+        match message:
+            case Heartbeat(stage, step, blamed_on_request=blamed_on_request):
+                self.stage, self.step, self.blamed_on_request = stage, step, blamed_on_request
+            case Started(address):
+                self.stage = "ready"
+                if not self.started.done():
+                    self.started.set_result(address)
+            case Failed(stage, text):
+                self.stage, self.failure = stage, text
+
+    def _read_log(self) -> None:
+        assert self._log is not None
+        if not self._log.read():
+            self._watching.remove_reader(self._log.descriptor)
+
+    def _tick(self) -> None:
+        self._ticking = self._watching.call_later(TICK, self._tick)
+        self._send_heartbeat()
+        if self._was_heard:
+            self._was_heard = False
+            self._num_oom_kills = max(self._num_oom_kills, self._next_num_oom_kills)
+            self._next_num_oom_kills = self._count_oom_kills()
+        # While it loads, a child may hold the interpreter for long; that it was stopped can be seen all the same.
+        counts = self.started.done() or self._stands_still()
+        # Counted in our own ticks, not by the clock: a parent that was stopped must not blame its child.
+        self._silent_ticks = self._silent_ticks + 1 if counts else 0
+        if self._silent_ticks * TICK > (SILENCE if self.failure is None else ENDING_SILENCE):
+            self._end_silent()
+
+    def _stands_still(self) -> bool:
+        """Whether a signal has stopped it."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2]
+        except OSError:  # It has ended.
+            return False
+        return state.startswith("T")
+
+    def _end_silent(self) -> None:
+        if not self.silent:
+            self.silent = True
+            self.failure = self.failure or f"it gave no sign of life for {SILENCE:g} s"
+            if self._stands_still():  # It cannot tell its stacks either.
+                self.kill()
+                return
+            if self.started.done():  # Before that it may not have said what the signal is for.
+                self.signal(signal.SIGUSR1)
+            self._watching.call_later(STACKS_TIMEOUT, self.kill)
+
+    def _send_heartbeat(self) -> None:
+        # A child that has not spoken yet waits for its configuration, and for nothing else.
+        if self._has_spoken and not self._unsent:
+            frame = msgspec.msgpack.encode(Heartbeat("parent", reason=self._given_up))
+            self._unsent += struct.pack("!i", len(frame)) + frame
+            self._send_unsent()
+
+    def _send_unsent(self) -> None:
+        """What the child can take now; the rest as soon as it takes more."""
+        if self._loop is not None and self.exited.done():
+            return
+        with contextlib.suppress(BlockingIOError):
+            try:
+                del self._unsent[: self._socket.send(self._unsent, socket.MSG_DONTWAIT)]
+            except (BrokenPipeError, ConnectionResetError):  # It has ended; its exit tells.
+                self._unsent.clear()
+        if self._loop is not None:
+            if self._unsent:
+                self._loop.add_writer(self._socket.fileno(), self._send_unsent)
+            else:
+                self._loop.remove_writer(self._socket.fileno())
+
+    def _exit(self) -> None:
+        # Before its id may be another's: what it has left behind in its process group goes with it.
+        self._kill_group()
+        loop = self._watching
+        loop.remove_reader(self._pidfd)
+        code = self._reap()
+        if code is None:
+            self._awaiting_code = loop.call_later(CODE_TIMEOUT, self.tell_code, -signal.SIGKILL)
+            return
+        if self._awaiting_code is not None:
+            self._awaiting_code.cancel()
+            self._awaiting_code = None
+        self._read()
+        if code == -signal.SIGKILL and not self._is_killed and self._count_oom_kills() > self._num_oom_kills:
+            self.failure = self.failure or "probably by the kernel, for want of memory"
+        loop.remove_reader(self._connection.fileno())
+        loop.remove_writer(self._socket.fileno())
+        if self._log is not None:
+            loop.remove_reader(self._log.descriptor)
+            self._log.close()
+        if self._memory is not None:
+            self.memory = os.pread(self._memory, os.fstat(self._memory).st_size, 0)
+            os.close(self._memory)
+        if self._ticking is not None:
+            self._ticking.cancel()
+        os.close(self._pidfd)
+        self._socket.close()
+        self._connection.close()
+        self.exited.set_result(code)
+
+    def _kill_group(self) -> None:
+        if self._leads_group:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, 0)  # Where it was reaped, its id may be another's.
+                os.killpg(self.pid, signal.SIGKILL)
+
+    @property
+    def _watching(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "watch() comes first"
+        return self._loop
+
+
+def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> ChildProcess:
+    """Start `python -m pyllm` in a child role; it waits for `configure`, and is a spare until then.
+
+    The user's script is not imported again. `files` are descriptors that the child inherits; it gets their numbers.
+    With `memory_size` the last is one of so many bytes of memory, zeros at first, that is `ChildProcess.memory` in the
+    end. Call it from the main thread or from the event loop's: the kernel's parent-death signal fires when the starting
+    thread ends.
+
+    Raises:
+        OSError: the kernel has no process, memory or descriptor for it just now; nothing is left open.
+    """
+    ours, theirs = Pipe()
+    log, stderr = os.pipe()
+    memory = None
+    with theirs, os.fdopen(stderr, "wb"), contextlib.ExitStack() as unless_started:
+        unless_started.callback(ours.close)
+        unless_started.callback(os.close, log)
+        if memory_size:
+            memory = os.memfd_create(name)
+            unless_started.callback(os.close, memory)
+            os.ftruncate(memory, memory_size)
+            files += (memory,)
+        numbers = (theirs.fileno(), int(_thread_stays()), *files)
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", "pyllm", "_child", role, *map(str, numbers)],
+            pass_fds=(theirs.fileno(), *files),
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            process_group=0,  # Ctrl-C in a terminal is for the parent, which then drains its children.
+        )
+        unless_started.pop_all()
+    return ChildProcess(name, process.pid, ours, partial(reap, process), log, memory=memory)
+
+
+def reap(process: "subprocess.Popen[bytes]") -> int | None:
+    """The exit code of a child that has ended; that of SIGKILL where the application let the kernel forget it.
+
+    Which it does by ignoring SIGCHLD. `Popen` says 0 there, as if the child had ended in order.
+    """
+    if process.returncode is not None:
+        return process.returncode
+    try:
+        pid, status = os.waitpid(process.pid, os.WNOHANG)
+    except ChildProcessError:
+        process.returncode = -signal.SIGKILL
+    else:
+        process.returncode = os.waitstatus_to_exitcode(status) if pid else None
+    return process.returncode
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Those of real time have no name each.
+        return f"signal {number}"
+
+
+async def end(processes: list[ChildProcess]) -> list[ChildProcess]:
+    """SIGKILL: they hold nothing that would have to be finished. Gives those that do not even end then."""
+    for process in processes:
+        process.kill()
+    if processes:
+        await asyncio.wait([process.exited for process in processes], timeout=KILL_TIMEOUT)
+    return [process for process in processes if not process.exited.done()]
+
+
+def _thread_stays() -> bool:
+    """Whether this thread lives as long as its children are to: an event loop's, too, since it is what watches them."""
+    if threading.current_thread() is threading.main_thread():
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,255 @@
+"""The fork server: one process imports everything that workers need, once; each worker is its fork.
+
+A fork takes some milliseconds, and shares the imported pages. Knows which core wanted which worker, and ends the
+workers of a core that has ended; does not know what workers do. It has one thread, as a fork keeps none of the others.
+"""
+
+import contextlib
+import gc
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import msgspec
+from setproctitle import setproctitle
+
+from pyllm.config.process_config import ForkServerConfig
+from pyllm.errors import ConfigError
+from pyllm.supervision.memory import forget_files, return_freed_memory
+from pyllm.supervision.parent_link import ORPHANED_EXIT_CODE, ParentLink, attach, die_with_parent
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.messages import MAX_FORK_SERVER_MESSAGE, Ended, Fork, Forked, ForkServerMessage, NotForked
+
+TITLE = "pyllm::forks"
+MAX_CORES = 64  # that are connected at once
+MOST_PATIENCE = 10.0  # seconds that a fork waits for the workers of a core that has ended: the kernel may not get to it
+
+# What a worker runs: it is given its connection to its core, over which its configuration comes. Its stderr is the
+# core's pipe by then.
+WorkerMain = Callable[[Connection], None]
+
+
+def main(config: ForkServerConfig, connection: Connection) -> int:
+    """Import, and fork workers until the parent ends; gives an exit code where it cannot."""
+    parent = attach(connection, TITLE, in_a_thread=False)
+    return parent.run(lambda: _work(config, parent))
+
+
+class ForkServer:
+    """Serves cores, each over a connection of its own: `Fork` comes, `ForkServerMessage`s go."""
+
+    def __init__(self, parent: ParentLink, listener: socket.socket, worker_main: WorkerMain, max_workers: int) -> None:
+        self._parent = parent
+        self._worker_main = worker_main
+        self._max_workers = max_workers
+        self._num_cores = 0
+        self._workers: dict[int, _Worker] = {}
+        self._wanted: deque[_Wanted] = deque()
+        # Standard streams, and what libraries hold: workers have these, too.
+        self._shared = _open_descriptors() - {parent.fileno(), listener.fileno()}
+        self._selector = selectors.PollSelector()
+        self._selector.register(parent, selectors.EVENT_READ, parent.listen)
+        self._selector.register(listener, selectors.EVENT_READ, partial(self._accept, listener))
+
+    def serve(self) -> NoReturn:
+        """Answer cores and reap workers until the parent ends."""
+        next_beat = time.monotonic()
+        while True:
+            for key, _ in self._selector.select(max(0.0, next_beat - time.monotonic())):
+                key.data()
+            if time.monotonic() >= next_beat:
+                next_beat = time.monotonic() + HEARTBEAT_INTERVAL
+                self._parent.beat()
+                self._fork_wanted()
+
+    def _accept(self, listener: socket.socket) -> None:
+        core, _ = listener.accept()
+        if self._num_cores == MAX_CORES:
+            core.close()
+            return
+        self._num_cores += 1
+        core.setblocking(False)
+        self._selector.register(core, selectors.EVENT_READ, partial(self._receive, core))
+
+    def _receive(self, core: socket.socket) -> None:
+        files: Sequence[int] = ()
+        try:
+            data, files, *_ = socket.recv_fds(core, MAX_FORK_SERVER_MESSAGE, 2, socket.MSG_CMSG_CLOEXEC)
+            msgspec.msgpack.decode(data, type=Fork)
+            connection, stderr = files
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, msgspec.DecodeError):  # Its end, or no message of ours.
+            self._lose(core)
+            _close(files)
+        else:
+            self._wanted.append(_Wanted(core, connection, stderr, time.monotonic()))
+            self._fork_wanted()
+
+    def _fork_wanted(self) -> None:
+        """Fork what cores want, once those of cores that have ended are gone: they may hold a device's memory."""
+        while self._wanted:
+            core, *files, since = self._wanted[0]
+            is_lost = core.fileno() < 0
+            is_early = any(worker.core.fileno() < 0 for worker in self._workers.values())
+            if is_early and not is_lost and time.monotonic() < since + MOST_PATIENCE:
+                return
+            self._wanted.popleft()
+            if not is_lost:
+                self._fork(core, *files)
+            _close(files)
+
+    def _fork(self, core: socket.socket, connection: int, stderr: int) -> None:
+        if len(self._workers) >= self._max_workers:
+            self._send(core, NotForked(f"{self._max_workers} workers live already, the most that may: use fewer ranks"))
+            return
+        fork_server = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._send(core, NotForked(f"no process can be forked: {error}; raise the limits of processes and memory"))
+            return
+        if pid == 0:
+            self._live(fork_server, connection, stderr)
+        os.setpgid(pid, pid)  # Here as well as there, whoever is first.
+        pidfd = os.pidfd_open(pid)
+        self._workers[pid] = _Worker(pidfd, core)
+        self._selector.register(pidfd, selectors.EVENT_READ, partial(self._reap, pid))
+        self._send(core, Forked(pid), [pidfd])
+
+    def _live(self, fork_server: int, connection: int, stderr: int) -> NoReturn:
+        """The worker's life, from its fork to its end."""
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            die_with_parent()
+            if os.getppid() != fork_server:  # It has ended before it could be asked for.
+                os._exit(ORPHANED_EXIT_CODE)
+            os.dup2(stderr, 2)
+            # Of other workers above all: who is connected to one is to see its end.
+            for descriptor in _open_descriptors() - self._shared - {connection}:
+                os.close(descriptor)
+            setproctitle("pyllm::worker")  # Its configuration names the core and the rank later.
+            self._worker_main(Connection(connection))
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as its parent does
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+    def _reap(self, pid: int) -> None:
+        pidfd, core = self._workers.pop(pid)
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        # Before its id may be another's: what it has left behind in its process group goes with it.
+        _kill_group(pid)
+        _, status = os.waitpid(pid, 0)
+        self._send(core, Ended(pid, os.waitstatus_to_exitcode(status)))
+        self._fork_wanted()
+
+    def _send(self, core: socket.socket, message: ForkServerMessage, files: Sequence[int] = ()) -> None:
+        """Send it; a core that has ended, or reads nothing, has no workers any more."""
+        if core.fileno() < 0:
+            return
+        try:
+            socket.send_fds(core, [msgspec.msgpack.encode(message)], files)
+        except OSError:
+            self._lose(core)
+
+    def _lose(self, core: socket.socket) -> None:
+        """End a core's workers, those that stand still, too; they are reaped as all others."""
+        if core.fileno() < 0:
+            return
+        self._num_cores -= 1
+        self._selector.unregister(core)
+        core.close()
+        for pid, worker in self._workers.items():
+            if worker.core is core:
+                _kill_group(pid)
+
+
+class _Worker(NamedTuple):
+    pidfd: int
+    core: socket.socket
+
+
+class _Wanted(NamedTuple):
+    """A worker that a core has asked for, and when."""
+
+    core: socket.socket
+    connection: int
+    stderr: int
+    since: float
+
+
+def _work(config: ForkServerConfig, parent: ParentLink) -> NoReturn:
+    # Before what takes its time: a core that wants a worker by then has only to wait for the answer.
+    listener = _listen(config.bind)
+    parent.enter("importing")
+    # OpenBLAS starts its threads when it is loaded.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    worker_main: WorkerMain = pkgutil.resolve_name(config.entry)()
+    _check_threads()
+    # What is collected would be written to: pages stay shared as long as nobody does.
+    gc.collect()
+    gc.freeze()
+    return_freed_memory()
+    forget_files()
+    parent.started(config.bind)
+    ForkServer(parent, listener, worker_main, config.max_workers).serve()
+
+
+def _listen(path: str) -> socket.socket:
+    Path(path).unlink(missing_ok=True)  # of a fork server that was killed
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {path}: {error}; set TMPDIR or XDG_RUNTIME_DIR to another folder"
+        ) from None
+    listener.listen(MAX_CORES)
+    listener.setblocking(False)
+    return listener
+
+
+def _check_threads() -> None:
+    """Refuse to fork beside other threads: what they hold locked would stay so in each worker."""
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:
+        raise ConfigError(
+            f"{num_threads} threads run where workers are to be forked, and there may be one: an imported module "
+            "starts threads; stop it, or use --distributed-executor-backend uni"
+        )
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _open_descriptors() -> set[int]:
+    folder = "/proc/self/fd"
+    # Looked up twice, for the one that was open for looking.
+    return {int(number) for number in os.listdir(folder) if os.path.lexists(f"{folder}/{number}")}

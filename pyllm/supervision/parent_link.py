@@ -1,0 +1,192 @@
+"""The child's side of supervision: title, heartbeats to the parent and from it, and an end when the parent ends.
+
+The connection is a socket pair. The parent sends the configuration, as one frame, and heartbeats; the child sends
+`ChildMessage`s. End of file is the parent's death. Knows no role; `supervision/child_process.py` is the parent's side.
+"""
+
+import ctypes
+import faulthandler
+import logging
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+
+import msgspec
+from setproctitle import setproctitle
+
+from pyllm.errors import ConfigError, GivenUpError, PyllmError
+from pyllm.wire.heartbeat import HEARTBEAT_INTERVAL
+from pyllm.wire.messages import ChildMessage, Failed, Heartbeat, Started
+
+# Seconds without a pulse after which an event loop is taken to hang.
+PULSE_PATIENCE = 10.0
+# Characters of a reason that are sent: what fits into the socket at once never blocks the sender.
+MAX_REASON = 4000
+SPARE_TITLE = "pyllm::spare"
+# It failed for a reason that another process in its place would meet, too.
+FINAL_EXIT_CODE = 3
+ORPHANED_EXIT_CODE = 70
+OUT_OF_MEMORY_EXIT_CODE = 4  # a worker's device, or the host, had no memory left
+_PR_SET_PDEATHSIG = 1
+
+logger = logging.getLogger(__name__)
+
+
+class ParentLink:
+    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
+
+    A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
+    parent says why what this process needs will not come back. `blamed_on_request` is set by `set_blamed_on_request`.
+    """
+
+    def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
+        self.stage = stage
+        self.step = -1
+        self.given_up = ""
+        self.blamed_on_request = False
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._writable = select.poll()
+        self._writable.register(connection.fileno(), select.POLLOUT)
+        # Counted in our own ticks, not by the clock: a process that was stopped for a minute has nobody to blame.
+        self._ticks_unheard = 0
+        self._ticks_unpulsed: int | None = None
+        self._pulse_patience = pulse_patience
+
+    def fileno(self) -> int:
+        """The descriptor that can be read when there is something to `listen` to."""
+        return self._connection.fileno()
+
+    @property
+    def parent_silence(self) -> float:
+        """Seconds since the parent's last heartbeat."""
+        return self._ticks_unheard * HEARTBEAT_INTERVAL
+
+    def pulse(self) -> None:
+        """Say that the event loop runs. Who has said so once, and then not for 10 s, is ended by the parent."""
+        self._ticks_unpulsed = 0
+
+    def enter(self, stage: str) -> None:
+        """Name what the process does from now on, and tell the parent at once."""
+        self.stage = stage
+        self._send_state()
+
+    def set_blamed_on_request(self, blamed_on_request: bool) -> None:
+        """Tell the parent, at once, whether an end of this process is the doing of one request from now on."""
+        self.blamed_on_request = blamed_on_request
+        self._send_state()
+
+    def started(self, address: str = "") -> None:
+        """Report that the process does its work from now on."""
+        self.stage = "ready"
+        self._send(Started(address), patience=1.0)
+
+    def failed(self, message: str) -> None:
+        """Report why the process is about to end."""
+        self._send(Failed(self.stage, message[:MAX_REASON]), patience=1.0)
+
+    def beat(self) -> None:
+        """Tell the parent that this process lives: to be called every `HEARTBEAT_INTERVAL`."""
+        self._ticks_unheard += 1
+        if self._has_pulse():
+            self._send_state()
+
+    def listen(self) -> None:
+        """Take the parent's next heartbeat; this process ends where the parent has."""
+        try:
+            heartbeat = msgspec.msgpack.decode(self._connection.recv_bytes(), type=Heartbeat)
+        except (EOFError, OSError):
+            os._exit(ORPHANED_EXIT_CODE)
+        self._ticks_unheard = 0
+        self.given_up = heartbeat.reason
+
+    def beat_in_a_thread(self) -> None:
+        """Do both from now on, whatever the other threads do."""
+        threading.Thread(target=self._beat_forever, name="heartbeat", daemon=True).start()
+
+    def run(self, work: Callable[[], int]) -> int:
+        """Do the process's work and give its exit code: 1 or 3 for an error, which goes to the parent and the log."""
+        try:
+            return work()
+        except PyllmError as error:
+            logger.error("failed while %s: %s", self.stage, error)
+            self.failed(str(error))
+            return FINAL_EXIT_CODE if isinstance(error, ConfigError | GivenUpError) else 1
+        except Exception as error:
+            logger.exception("failed while %s", self.stage)
+            self.failed(f"{type(error).__name__}: {error}")
+            return 1
+
+    def _send_state(self) -> None:
+        with self._lock:  # Looked at in there: of two threads, the one that is last must not tell what was before.
+            self._send_locked(Heartbeat(self.stage, self.step, blamed_on_request=self.blamed_on_request))
+
+    def _send(self, message: ChildMessage, patience: float = 0.0) -> None:
+        with self._lock:
+            self._send_locked(message, patience)
+
+    def _send_locked(self, message: ChildMessage, patience: float = 0.0) -> None:
+        """Send it, or drop it where the parent reads nothing: one that is stopped must not stop this process."""
+        if self._writable.poll(patience * 1000):
+            try:
+                self._connection.send_bytes(msgspec.msgpack.encode(message))
+            except OSError:
+                os._exit(ORPHANED_EXIT_CODE)
+
+    def _beat_forever(self) -> None:
+        next_beat = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + HEARTBEAT_INTERVAL
+                self.beat()
+            if self._connection.poll(max(0.0, next_beat - time.monotonic())):
+                self.listen()
+
+    def _has_pulse(self) -> bool:
+        if self._ticks_unpulsed is None:
+            return True
+        self._ticks_unpulsed += 1
+        return self._ticks_unpulsed * HEARTBEAT_INTERVAL <= self._pulse_patience
+
+
+def attach(
+    connection: Connection, title: str, pulse_patience: float = PULSE_PATIENCE, in_a_thread: bool = True
+) -> ParentLink:
+    """Make this process a supervised child that has its configuration; call it in the main thread.
+
+    When the connection ends, so does the process; `die_with_parent` may make that sooner. Unless it is to be
+    `in_a_thread`, the process sees to its heartbeats itself.
+    """
+    setproctitle(title)
+    # What the stacks were when it crashed, or when its parent asks because it hangs.
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    parent = ParentLink(connection, "starting", pulse_patience)
+    if in_a_thread:
+        parent.beat_in_a_thread()
+    return parent
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the *thread* that started this process ends, which must be one that stays."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def keep_exit_codes() -> None:
+    """Have the kernel keep how this process's children ended, also where whoever started it ignores its own children:
+    that is inherited, and every child would seem to have ended with code 0.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
+def await_configuration(connection: Connection) -> bytes:
+    """Wait for what the parent sends first; this process is a spare meanwhile, and ends with its parent."""
+    try:
+        return connection.recv_bytes()
+    except (EOFError, OSError):
+        os._exit(ORPHANED_EXIT_CODE)

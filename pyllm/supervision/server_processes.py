@@ -1,0 +1,109 @@
+"""The processes of one server: started together, kept until a signal, ended in order.
+
+Knows the order; not what the processes do, nor how each is kept (`supervision/supervised_process.py`).
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from pyllm.supervision.supervised_process import SupervisedProcess
+
+# What a core may take to end after its clients have gone, and an API process beyond its own drain.
+STOP_GRACE = 10.0
+# What all get together when one is lost for good: streams that cannot go on end with an error, and not more.
+LOST_GRACE = 3.0
+
+logger = logging.getLogger(__name__)
+
+# What ends a server: a signal, or the reason why it cannot go on. None: it has ended.
+Event = signal.Signals | BaseException | None
+
+
+async def supervise(
+    groups: list[list[SupervisedProcess]],
+    announcement: Callable[[list[str]], str],
+    shutdown_timeout: float,
+    on_ending: Callable[[], None] = lambda: None,
+) -> None:
+    """Start all and keep them until a signal, then end them group by group; after a second signal, at once.
+
+    `announcement` makes the line to print once all are ready, of the addresses that they serve, in their order.
+    `on_ending` is called as the first group is asked to end: once none of it is replaced any more.
+
+    Raises:
+        PyllmError: one did not start, or was lost for good; all have ended.
+    """
+    processes = [process for group in groups for process in group]
+    events: asyncio.Queue[Event] = asyncio.Queue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, events.put_nowait, number)
+    starting = asyncio.create_task(_start(processes, announcement, events))
+    first = await events.get()
+    starting.cancel()
+    for process in processes:
+        process.expect_end()
+    failure = first if isinstance(first, BaseException) else None
+    if failure is not None:
+        _give_up(processes, failure)
+    ending = asyncio.create_task(_end(groups, LOST_GRACE if failure else shutdown_timeout + STOP_GRACE, on_ending))
+    ending.add_done_callback(lambda _: events.put_nowait(None))
+    while (event := await events.get()) is not None:
+        if isinstance(event, BaseException):
+            # What is still to end cannot do so in order: who needs the lost one would wait for it.
+            failure = failure or event
+            _give_up(processes, event)
+            asyncio.get_running_loop().call_later(LOST_GRACE, _kill, processes)
+        else:
+            logger.warning("second signal to stop: ending at once")
+            _kill(processes)
+    ending.result()
+    if failure is not None:
+        raise failure
+
+
+async def _start(
+    processes: list[SupervisedProcess], announcement: Callable[[list[str]], str], events: asyncio.Queue[Event]
+) -> None:
+    try:
+        for process in processes:
+            process.spawn()
+        addresses = await asyncio.gather(*(process.start(events.put_nowait) for process in processes))
+    except Exception as error:  # noqa: BLE001 - whatever it is, all that has been started has to end
+        events.put_nowait(error)
+        return
+    _announce(announcement(addresses))
+    for process in processes:
+        process.stand_by()
+
+
+def _announce(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except OSError as error:  # Nobody reads what we say: that is no reason not to do it.
+        logger.warning("stdout cannot be written to: %s", error.strerror)
+        with open(os.devnull, "wb") as nothing:  # What is left in its buffer would fail again when this process ends.
+            os.dup2(nothing.fileno(), sys.stdout.fileno())
+
+
+def _give_up(processes: list[SupervisedProcess], failure: BaseException) -> None:
+    logger.error("%s: pyllm ends", failure)
+    for process in processes:
+        process.give_up(str(failure))
+
+
+def _kill(processes: list[SupervisedProcess]) -> None:
+    for process in processes:
+        process.kill()
+
+
+async def _end(groups: list[list[SupervisedProcess]], grace: float, on_ending: Callable[[], None]) -> None:
+    for number, group in enumerate(groups):
+        stopping = asyncio.gather(*(process.stop(grace) for process in group))
+        if number == 0:
+            await asyncio.sleep(0)  # None of them is replaced after that.
+            on_ending()
+        await stopping

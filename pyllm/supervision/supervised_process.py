@@ -1,0 +1,195 @@
+"""A supervised process: a child that is started, configured, watched, and replaced when it dies.
+
+Knows when a successor helps and when too many have died; not the child's role.
+"""
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from pyllm.errors import EngineDeadError, GivenUpError, StartError
+from pyllm.supervision.child_process import ChildProcess
+from pyllm.supervision.parent_link import FINAL_EXIT_CODE
+from pyllm.supervision.restart_budget import WINDOW, RestartBudget
+from pyllm.supervision.spare import SPARE_DELAY, Spare
+
+# Deaths by one request alone that cost nothing, for each restart that is allowed. Two of them fail the request, so that
+# they end when requests that kill do; those of a child that blames a request whenever it dies would not, nor those of
+# a client that never fails one. Beyond this bound they cost what others do.
+FREE_DEATHS = 10
+
+# Gets the address that the child before served; empty for the first.
+Configure = Callable[[str], msgspec.Struct]
+
+logger = logging.getLogger(__name__)
+
+
+class ProcessLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How a child is kept; times are in seconds. With `warm_spare` a successor stands by."""
+
+    ready_timeout: float
+    max_restarts: int
+    warm_spare: bool = False
+    spare_delay: float = SPARE_DELAY
+
+
+class SupervisedProcess:
+    """`spawn` starts a child and `configure` makes its configuration; `on_death` is called with each one that has died.
+
+    A child that ended for a reason that another would meet has no successor, nor has one that ended in order when that
+    was expected. What it has said to be one request's doing costs no restart: however many such there are, each fails
+    by itself.
+    """
+
+    def __init__(
+        self,
+        spawn: Callable[[], ChildProcess],
+        configure: Configure,
+        limits: ProcessLimits,
+        on_death: Callable[[ChildProcess], None] = lambda process: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.process: ChildProcess | None = None
+        self._spawn = spawn
+        self._configure = configure
+        self._limits = limits
+        self._on_death = on_death
+        self._clock = clock
+        self._budget = RestartBudget(limits.max_restarts)
+        self._free_deaths = RestartBudget(FREE_DEATHS * limits.max_restarts)
+        self._spare = Spare(self._spawn_watched, limits.spare_delay)
+        self._address = ""
+        self._stands_by = False
+        self._may_end = False
+        self._is_ending = False
+        self._keeping: asyncio.Task[EngineDeadError | None] | None = None
+
+    def spawn(self) -> None:
+        """Start the first child without waiting for it; no event loop need be running."""
+        self.process = self._spawn()
+        self.process.configure(self._configure(""))
+
+    async def start(self, on_lost: Callable[[BaseException], None]) -> str:
+        """Wait until the first child is ready, and keep it from then on; gives the address that it serves.
+
+        `on_lost` is called once, with the reason, if there is no child any more and no successor.
+
+        Raises:
+            StartError: it did not become ready; nothing is kept.
+        """
+        if self.process is None:
+            self.spawn()
+        assert self.process is not None
+        self.process.watch()
+        self._address = await self.process.ready(self._limits.ready_timeout)
+        if self._is_ending:  # It was asked to end while it reported that it is ready.
+            return self._address
+        self._keeping = asyncio.create_task(self._keep(self.process), name="keep process")
+        self._keeping.add_done_callback(lambda keeping: _tell(keeping, on_lost))
+        return self._address
+
+    def stand_by(self) -> None:
+        """Have a spare from now on, if that is wanted: once all is ready, so that starting is not slowed."""
+        self._stands_by = self._limits.warm_spare
+        if self._stands_by:
+            self._spare.fill()
+
+    def expect_end(self) -> None:
+        """From now on a child that ends with code 0 is not lost, whoever asked it to end."""
+        self._may_end = True
+
+    def give_up(self, reason: str) -> None:
+        """Tell the child that what it needs will not come back."""
+        if self.process is not None:
+            self.process.give_up(reason)
+
+    def kill(self) -> None:
+        """SIGKILL to the child, the spare, and all that they have started; there is no successor."""
+        self._end_keeping()
+        self._spare.kill()
+        if self.process is not None:
+            self.process.kill()
+
+    async def stop(self, grace: float) -> None:
+        """SIGTERM, then SIGKILL after `grace` seconds; there is no successor."""
+        self._end_keeping()
+        await asyncio.gather(self._spare.close(), self._stop_child(grace))
+
+    async def _stop_child(self, grace: float) -> None:
+        process = self.process
+        if process is None:
+            return
+        code = await process.stop(grace)
+        if code is None:
+            logger.error("%s could not be killed: it is left behind, while %s", process.name, process.stage)
+        elif code not in (0, -signal.SIGTERM):
+            logger.warning("%s: it did not shut down cleanly", process.exit_summary())
+
+    async def _keep(self, process: ChildProcess) -> EngineDeadError | None:
+        """Until a child has ended for good; gives the reason, if that is one."""
+        while True:
+            await asyncio.wait({process.exited})
+            if process.exited.result() == 0 and self._may_end:
+                return None
+            self._on_death(process)
+            if process.exited.result() == FINAL_EXIT_CODE:
+                return process.error()
+            process = self.process = await self._successor(process)
+            process.configure(self._configure(self._address))
+            await self._see_ready(process)
+
+    async def _successor(self, dead: ChildProcess) -> ChildProcess:
+        """Another child, as often as the budget allows; one that cannot be started costs a restart, too.
+
+        Raises:
+            GivenUpError: the budget is used up; the text has the last reason.
+        """
+        reason, delay = dead.exit_summary(), self._delay(dead)
+        while delay is not None:
+            logger.error("%s: another one takes its place", reason)
+            await asyncio.sleep(delay)
+            try:
+                return self._spare.take()
+            except OSError as error:
+                reason, delay = f"{dead.name} could not be started: {error}", self._budget.take(self._clock())
+        most = self._limits.max_restarts
+        raise GivenUpError(f"{reason}; it is not started anew, max_restarts allows {most} times within {WINDOW:g} s")
+
+    def _delay(self, dead: ChildProcess) -> float | None:
+        """Seconds to wait before its successor, or None where there is to be none."""
+        now = self._clock()
+        if dead.blamed_on_request and self._free_deaths.take(now) is not None:
+            return 0.0
+        return self._budget.take(now)
+
+    async def _see_ready(self, process: ChildProcess) -> None:
+        try:
+            await process.ready(self._limits.ready_timeout)
+        except StartError:
+            if not process.exited.done():
+                process.failure = f"it was not ready after {self._limits.ready_timeout:g} s"
+                process.kill()
+            return
+        logger.info("%s is ready again", process.name)
+        if self._stands_by:
+            self._spare.fill()
+
+    def _spawn_watched(self) -> ChildProcess:
+        process = self._spawn()
+        process.watch()
+        return process
+
+    def _end_keeping(self) -> None:
+        self._is_ending = True
+        self._stands_by = False
+        if self._keeping is not None:
+            self._keeping.cancel()
+
+
+def _tell(keeping: "asyncio.Task[EngineDeadError | None]", on_lost: Callable[[BaseException], None]) -> None:
+    if not keeping.cancelled() and (reason := keeping.exception() or keeping.result()) is not None:
+        on_lost(reason)

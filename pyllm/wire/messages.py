@@ -1,0 +1,374 @@
+"""The wire: every message between clients, core and workers. Knows no sockets (`wire/ipc.py`) and no behaviour.
+
+Structs are tagged msgpack arrays, so a new field goes last. Columns and token ids travel as packed little-endian
+bytes (int32 unless a field says otherwise), so no message holds a Python list as long as a prompt or a batch.
+"""
+
+from enum import IntEnum
+from typing import Any, Literal
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+CLEARING_TOKENS = 8  # of each sample: with so many from a core, a request is not suspected of having ended it
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True, gc=False, tag=True):
+    """Base of all messages."""
+
+
+class FinishCode(IntEnum):
+    """How a sample ended, as `Deltas.finishes` carries it; 0 while it goes on."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+    DEADLINE = 5
+
+
+class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """What a worker needs to choose a token. The core and the scheduler pass it on as opaque bytes.
+
+    `bad_words` are token ids each, of which the last may not follow the others; `stop_token_ids` may not come before
+    `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that come beside the token
+    itself; None: none. `grammar` is llguidance's text; "": none. `extra_args` are those of logits
+    processors, by their names. `pooling` "last" asks for the prompt's embedding in place of tokens, see `POOLING`.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = {}
+    allowed_token_ids: bytes = b""
+    bad_words: tuple[bytes, ...] = ()
+    min_tokens: int = 0
+    stop_token_ids: bytes = b""
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: str = ""
+    extra_args: dict[str, Any] = {}
+    pooling: str = ""
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether a worker must know the request's tokens: what changes logits may look at them."""
+        return self.changes_logits or self.prompt_logprobs is not None
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether a token is drawn from other logits than the model's."""
+        return bool(
+            self.presence_penalty
+            or self.frequency_penalty
+            or self.repetition_penalty != 1.0
+            or self.logit_bias
+            or self.allowed_token_ids
+            or self.bad_words
+            or self.min_tokens
+            or self.grammar
+            or self.extra_args
+        )
+
+
+# All that a request for an embedding asks of sampling: the last token's hidden state after the final norm, of length 1.
+POOLING = Sampling(temperature=0.0, pooling="last")
+
+
+class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Log-probabilities of a step's tokens, row by row: first those of its prompt that it tells of, then the sampled.
+
+    Token i has the entries `starts[i]` to `starts[i + 1]`, none where they are not wanted: first the token itself,
+    whose rank counts the tokens at least as likely, then the likeliest ones, best first, with the ranks 1, 2...
+    """
+
+    prompt_starts: bytes  # rows + 1
+    prompt_tokens: bytes
+    starts: bytes
+    ids: bytes
+    values: bytes  # float32
+    ranks: bytes
+
+
+class Embeddings(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A step's embeddings: row i has `values[starts[i]:starts[i + 1]]`, nothing where it asked for none."""
+
+    starts: bytes  # rows + 1
+    values: bytes  # float32
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One sample of a resumed request: the tokens it has already, and whether it has finished."""
+
+    tokens: bytes
+    finished: bool
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What a client may rely on. `kv_cache_tokens` is the capacity of the KV cache, in tokens."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str
+    quantization: str
+    kv_cache_dtype: str
+    block_size: int
+    num_blocks: int
+    kv_cache_tokens: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    tensor_parallel_size: int
+    max_logprobs: int = 20
+    hidden_size: int = 0
+    enable_prefix_caching: bool = True
+
+
+# Client to core.
+
+
+class Hello(Message, frozen=True):
+    """The first message on a socket; answered by `Ready`, or by `Rejected` where the version differs."""
+
+    version: int
+
+
+class Submit(Message, frozen=True):
+    """Start or resume a request. `max_tokens` and `min_tokens` count the tokens in `outputs`; one that pools has 0.
+
+    Seconds: `age` since it came, `timeout` from now until it ends unfinished, `ttft_target` from its coming to its
+    first token and `tpot_target` from token to token, which a policy may look at.
+    """
+
+    epoch: int
+    request: int
+    prompt: bytes
+    seed: int
+    max_tokens: int
+    sampling: Sampling
+    stop_token_ids: bytes = b""
+    n: int = 1
+    outputs: tuple[Output, ...] = ()
+    tenant: str = ""
+    priority: int = 0
+    age: float = 0.0
+    timeout: float | None = None
+    cache_salt: str = ""
+    adapter: str = ""
+    min_tokens: int = 0
+    ttft_target: float | None = None
+    tpot_target: float | None = None
+    beam_width: int = 0  # 0: no beam search; else n is the same number
+    length_penalty: float = 1.0
+    num_losses: int = 0  # cores in a row that were lost with this request, each after fewer than `CLEARING_TOKENS`
+
+
+class Abort(Message, frozen=True):
+    """End a request, or one sample of it (-1: all). Answered by a final delta; unknown ids are not an error."""
+
+    epoch: int
+    request: int
+    sample: int = -1
+
+
+class Call(Message, frozen=True):
+    """Ask the core for something outside the stream; answered by `Reply` with the same id."""
+
+    epoch: int
+    id: int
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+# Core to client.
+
+
+class Ready(Message, frozen=True):
+    """The core accepts requests.
+
+    `fingerprint` is a hash of all that decides a token's logits: the weights (`Checkpoint.fingerprint`), dtype,
+    instruction set and number of ranks.
+    """
+
+    version: int
+    epoch: int
+    model: ModelInfo
+    fingerprint: str
+
+
+class Deltas(Message, frozen=True):
+    """What is new for one client, as columns: row i is one sample of one request.
+
+    `token_starts` has one entry more than there are rows; `offsets` is the position of a row's first new token in its
+    sample's output, and negative where the row begins with tokens of the prompt, for their log-probabilities;
+    `cached_tokens` counts the prompt tokens found in the prefix cache at first admission. The next four columns are
+    those of `Logprobs`, over `tokens`, and empty where no token has any; then those of `Embeddings`, over the rows, and
+    empty where no row has one. The last three are of the rows with which the output of a request begins, on whatever
+    core: their indices, rising, and the seconds from arrival to the first step and from there to this output.
+    """
+
+    epoch: int
+    requests: bytes  # uint64
+    samples: bytes
+    offsets: bytes
+    token_starts: bytes
+    tokens: bytes
+    finishes: bytes  # uint8, `FinishCode`
+    cached_tokens: bytes
+    logprob_starts: bytes = b""
+    logprob_ids: bytes = b""
+    logprob_values: bytes = b""  # float32
+    ranks: bytes = b""
+    embedding_starts: bytes = b""
+    embeddings: bytes = b""  # float32
+    start_rows: bytes = b""
+    queue_seconds: bytes = b""  # float32
+    prefill_seconds: bytes = b""  # float32
+
+
+class Reply(Message, frozen=True):
+    """The answer to a `Call` or a `Control`: a value, or the error's text."""
+
+    id: int
+    ok: bool
+    value: Any = None
+
+
+class Rejected(Message, frozen=True):
+    """A request that was not accepted, or (request None) a frame or connection that was not.
+
+    `parameter` is the field at fault, where there is one.
+    """
+
+    request: int | None
+    code: str
+    message: str
+    parameter: str | None = None
+
+
+# Whether nothing but the request is computed now, or, as it is others' turn, none of it; and when that has ended.
+IsolationStage = Literal["alone", "aside", "over"]
+
+
+class Isolated(Message, frozen=True):
+    """This request shares no step with others: it may be what ended workers or cores."""
+
+    epoch: int
+    request: int
+    stage: IsolationStage
+
+
+# Core to workers.
+
+
+class Step(Message, frozen=True):
+    """One scheduler step. The second frame holds the plan: section i has `counts[i]` elements, see `PLAN_SECTIONS`."""
+
+    step: int
+    counts: tuple[int, ...]
+
+
+class Control(Message, frozen=True):
+    """A call to every rank, in order with the steps; answered by `Reply` with the same id."""
+
+    id: int
+    method: str
+    args: tuple[Any, ...] = ()
+
+
+# Workers to core.
+
+
+class Sampled(Message, frozen=True):
+    """The tokens of one step, ragged: row i of the plan sampled `tokens[starts[i]:starts[i + 1]]`.
+
+    A row of a stateful request may have none, where it is not ready to sample and its last token is to be planned
+    again, or more than it was planned for, where its grammar forces what follows. `failures` has rows whose request
+    cannot go on, and why; their tokens mean nothing. `faults` are those of them where the request is not to blame,
+    `parameters` the fields at fault where it is. What a row that pools has sampled means nothing either; `embeddings`
+    is None where there is none in the step.
+    """
+
+    step: int
+    starts: bytes
+    tokens: bytes
+    logprobs: Logprobs | None = None
+    failures: dict[int, str] = {}
+    faults: tuple[int, ...] = ()
+    parameters: dict[int, str] = {}
+    embeddings: Embeddings | None = None
+
+
+class Failed(Message, frozen=True):
+    """The last words of a process: the stage it was in, and what went wrong."""
+
+    stage: str
+    message: str
+
+
+# Both ways, and from every child to its parent.
+
+
+class Heartbeat(Message, frozen=True):
+    """Sent at 2 Hz, by a parent at 4 Hz. `stage` is what the sender is doing, `step` the last step that it completed.
+
+    A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason`
+    says why what its child needs will not come back, and is empty until then. What ends a child that
+    `blamed_on_request` is the doing of one request.
+    """
+
+    stage: str = ""
+    step: int = -1
+    reason: str = ""
+    blamed_on_request: bool = False
+
+
+class Started(Message, frozen=True):
+    """A child process tells its parent that it is ready, and the address it serves."""
+
+    address: str = ""
+
+
+# "recovering": it has lost its workers and starts others; "stalled": work waits, and no step has been completed for
+# longer than any should take.
+CoreStage = Literal["ready", "recovering", "stalled", "draining"]
+
+# Between a core and the fork server that its workers are forked from.
+MAX_FORK_SERVER_MESSAGE = 4096  # bytes
+
+
+class Fork(Message, frozen=True):
+    """A core wants a worker. With it come two descriptors: the worker's end of its connection, and its stderr."""
+
+
+class Forked(Message, frozen=True):
+    """The worker that was asked for, the leader of a process group of its own. With it comes its pidfd."""
+
+    pid: int
+
+
+class NotForked(Message, frozen=True):
+    """There is none, and why."""
+
+    reason: str
+
+
+class Ended(Message, frozen=True):
+    """A worker has ended; the code is negative for a signal."""
+
+    pid: int
+    code: int
+
+
+ClientMessage = Hello | Submit | Abort | Call | Heartbeat
+CoreMessage = Ready | Deltas | Reply | Rejected | Heartbeat | Isolated
+WorkerInput = Step | Control
+WorkerOutput = Sampled | Reply
+ChildMessage = Heartbeat | Started | Failed
+ForkServerMessage = Forked | NotForked | Ended

@@ -1,0 +1,39 @@
+"""The layout of a plan: its sections, and where each begins in the buffer. Knows no values of a plan."""
+
+# Name and element format of each section of a plan, in order. Every section starts at a multiple of 64 bytes.
+PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
+    ("tokens", "i"),  # -1: the slot's last sampled token
+    ("positions", "i"),
+    ("slot_mapping", "i"),  # block * block_size + offset
+    ("query_starts", "i"),  # rows + 1
+    ("sequence_lengths", "i"),  # context, this step's tokens included
+    ("slots", "i"),
+    ("logits_rows", "i"),  # index into tokens; a forking row names one several times, one with drafts several
+    ("sampled_starts", "i"),  # rows + 1
+    ("uniforms", "f"),
+    ("table_slots", "i"),  # block_tables[slot][index] = block
+    ("table_indices", "i"),
+    ("table_blocks", "i"),
+    ("block_copies", "i"),  # (source, destination) pairs
+    ("swaps", "i"),  # (direction, device block, host block) triples
+    ("slot_copies", "i"),  # (source, destination) pairs
+    ("slot_inits", "i"),
+    ("sampling_starts", "i"),  # slot initialisations + 1
+    ("sampling", "B"),  # one encoded `Sampling` a slot initialisation
+    ("history_starts", "i"),  # slot initialisations + 1
+    ("histories", "i"),  # of a stateful one all known tokens, prompt and output
+    ("history_prompts", "i"),  # how many of them are the prompt's, a slot initialisation each
+)
+
+PLAN_ALIGNMENT = 64
+
+
+def plan_offsets(counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Byte offset of each section of a plan, and after them the plan's size in bytes."""
+    offsets = []
+    end = 0
+    for (_, element), count in zip(PLAN_SECTIONS, counts, strict=True):
+        start = -(-end // PLAN_ALIGNMENT) * PLAN_ALIGNMENT
+        offsets.append(start)
+        end = start + count * (1 if element == "B" else 4)
+    return (*offsets, end)

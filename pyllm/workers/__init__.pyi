@@ -1,0 +1,9 @@
+from .attention_backends import find_attention_backend
+from .model_runner import ModelRunner
+from .worker_process import load
+
+__all__ = [
+    "ModelRunner",
+    "find_attention_backend",
+    "load",
+]

@@ -1,0 +1,75 @@
+"""The forward pass on a CPU as one call: captures the model's ops for the largest step and replays them for each.
+
+Knows neither the ops nor slots. GPUs use CUDA graphs instead.
+"""
+
+from collections.abc import Callable
+
+import torch
+from pyllm_kernels import AttentionMetadata, Graph
+from torch import Tensor
+
+from pyllm.workers.models.llama import LlamaForCausalLM
+from pyllm.workers.step.batch import Batch
+from pyllm.workers.step.forward_context import ForwardContext
+
+
+class StepGraph:
+    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` takes metadata.
+
+    Nothing is computed before the first step: capturing touches a graph's memory, so no step waits for that.
+    """
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        make_context: Callable[[AttentionMetadata, Tensor, Tensor], ForwardContext],
+        block_tables: Tensor,
+        max_tokens: int,
+        max_rows: int,
+    ) -> None:
+        self._tokens, self._positions, self._slot_mapping = torch.zeros((3, max_tokens), dtype=torch.int32)
+        self._slots, self._sequence_lengths = torch.zeros((2, max_rows), dtype=torch.int32)
+        self._query_starts = torch.zeros(max_rows + 1, dtype=torch.int32)
+        metadata = AttentionMetadata(
+            block_tables=block_tables,
+            slots=self._slots,
+            query_starts=self._query_starts,
+            sequence_lengths=self._sequence_lengths,
+            max_query_length=max_tokens,
+            max_sequence_length=max_tokens,
+            num_tokens=max_tokens,
+        )
+        self._layers, self._head = Graph(), Graph()
+        with self._layers.capture():
+            self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
+        self._wanted = torch.zeros((max_rows, self._hidden.shape[1]), dtype=self._hidden.dtype)
+        with self._head.capture():
+            logits = model.logits(self._wanted)
+        assert logits is not None, "a model of several ranks is not captured"
+        self._logits = logits
+
+    def has_room(self, batch: Batch) -> bool:
+        """Whether a batch fits into the captured step: the budget of tokens may have been raised since."""
+        return batch.num_tokens <= len(self._tokens) and batch.num_rows <= len(self._slots)
+
+    def hidden(self, tokens: Tensor, batch: Batch) -> Tensor:
+        """Hidden states [tokens, hidden_size], which the next call overwrites."""
+        host = batch.host
+        for buffer, values in (
+            (self._tokens, tokens.numpy()),
+            (self._positions, host.positions),
+            (self._slot_mapping, host.slot_mapping),
+            (self._slots, host.slots),
+            (self._query_starts, host.query_starts),
+            (self._sequence_lengths, host.sequence_lengths),
+        ):
+            buffer.numpy()[: len(values)] = values
+        self._layers.replay(batch.num_tokens, batch.num_rows)
+        return self._hidden[: batch.num_tokens]
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Logits of some rows of hidden states, [rows, vocab_size], which the next call overwrites."""
+        wanted = torch.index_select(hidden, 0, rows, out=self._wanted[: len(rows)])
+        self._head.replay(len(wanted), len(wanted))
+        return self._logits[: len(wanted)]

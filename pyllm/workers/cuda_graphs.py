@@ -1,0 +1,112 @@
+"""CUDA graphs of decode steps: one captured forward pass for each of some numbers of rows, replayed in one call.
+
+Knows that each row has one token and where its inputs go. Does not know the model: its caller passes the function.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllm.workers.step.batch import Sections
+
+MAX_CAPTURED_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """The inputs of a captured pass, int32 on the device. A padding row has length 0 and writes nowhere."""
+
+    tokens: Tensor  # [rows], -1: the slot's last sampled token
+    positions: Tensor  # [rows]
+    slot_mapping: Tensor  # [rows], -1: written nowhere
+    sequence_lengths: Tensor  # [rows]
+    slots: Tensor  # [rows]
+    query_starts: Tensor  # [rows + 1], 0, 1, 2...
+
+
+# In the order of `DecodeInputs`, with the values of a padding row.
+_PADDING = {"tokens": 0, "positions": 0, "slot_mapping": -1, "sequence_lengths": 0, "slots": 0}
+
+
+class Capture(Protocol):
+    """Records a computation; returns its output and a function that repeats it into the same memory."""
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]: ...
+
+
+class DecodeGraphs:
+    """Captured passes for `sizes` rows each, all over one set of buffers; a batch takes the next larger one."""
+
+    def __init__(
+        self, forward: Callable[[DecodeInputs], Tensor], sizes: Sequence[int], device: torch.device, capture: Capture
+    ) -> None:
+        self._sizes = sorted(sizes)
+        self._memory = torch.zeros(len(_PADDING) * self._sizes[-1], dtype=torch.int32, device=device)
+        query_starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
+        self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}
+        # The largest first, so that the others fit into its memory.
+        for size in reversed(self._sizes):
+            rows = self._rows(size)
+            rows.copy_(torch.tensor(list(_PADDING.values()), dtype=torch.int32).unsqueeze(1))
+            inputs = DecodeInputs(rows[0], rows[1], rows[2], rows[3], rows[4], query_starts[: size + 1])
+            self._graphs[size] = capture(partial(forward, inputs))
+
+    @property
+    def max_rows(self) -> int:
+        """The most rows that a batch may have."""
+        return self._sizes[-1]
+
+    def run(self, host: Sections[npt.NDArray[Any]]) -> Tensor:
+        """Replay the pass for a plan of one token a row; returns its rows of output, valid until the next run.
+
+        It takes one copy to the device and one launch, and waits for neither.
+        """
+        num_rows = len(host.slots)
+        size = next(size for size in self._sizes if size >= num_rows)
+        staged = torch.empty((len(_PADDING), size), dtype=torch.int32, pin_memory=self._memory.is_cuda)
+        for line, (name, padding) in zip(staged.numpy(), _PADDING.items(), strict=True):
+            line[:num_rows] = getattr(host, name)
+            line[num_rows:] = padding
+        self._rows(size).copy_(staged, non_blocking=True)
+        output, replay = self._graphs[size]
+        replay()
+        return output[:num_rows]
+
+    def _rows(self, size: int) -> Tensor:
+        return self._memory[: len(_PADDING) * size].view(len(_PADDING), size)
+
+
+def capture_sizes(max_num_seqs: int) -> list[int]:
+    """The captured numbers of rows, as in vLLM: 1, 2, 4, then every 8th to 256, then every 16th to 512."""
+    most = min(max_num_seqs, MAX_CAPTURED_ROWS)
+    return sorted({size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size < most} | {most})
+
+
+class CudaCapture:
+    """Captures CUDA graphs that share one pool of memory, as they run one after another."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        # Compute once before: no graph may hold compilations and the workspaces of libraries.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives streams no types.
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            compute()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            output = compute()
+        return output, graph.replay
+
+
+def is_decode(host: Sections[npt.NDArray[Any]]) -> bool:
+    """Whether each row of a plan has one token."""
+    return len(host.tokens) == len(host.slots) and bool((np.diff(host.query_starts) == 1).all())

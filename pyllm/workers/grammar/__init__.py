@@ -1,0 +1,8 @@
+"""Constraints on outputs: grammars compiled within limits, and the tokens that they allow next.
+
+Knows slots, not requests, and no text of theirs.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

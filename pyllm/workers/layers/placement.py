@@ -1,0 +1,50 @@
+"""What a rank's layers are made of: the device and dtype of its parameters, its part of them, its threads.
+
+Knows no layer.
+"""
+
+import os
+from dataclasses import dataclass
+
+import pyllm_kernels
+import torch
+from pyllm_kernels import Kernels
+from torch import Tensor
+
+from pyllm.config.options import EngineConfig
+from pyllm.workers.layers.rank_group import RankGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The device and dtype of a rank's parameters, its group, and the kernels that its matrices are packed for."""
+
+    group: RankGroup
+    dtype: torch.dtype
+    device: torch.device
+    kernels: Kernels
+    quantization: str = "none"
+
+    def empty(self, *shape: int) -> Tensor:
+        """Uninitialised room for weights."""
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def share(self, size: int) -> slice:
+        """This rank's part of `size` rows or columns; parts are equal, but the last ones may be shorter."""
+        part = -(-size // self.group.size)
+        return slice(min(self.group.rank * part, size), min((self.group.rank + 1) * part, size))
+
+
+def set_threads(engine: EngineConfig) -> None:
+    """Share the CPUs that this process may use evenly among the ranks beside it.
+
+    torch gets them only if it computes: its threads spin for a while after each op and slow down the kernels.
+    """
+    num_threads = max(1, len(os.sched_getaffinity(0)) // engine.parallel.tensor_parallel_size)
+    torch_computes = (
+        engine.device.kernel_backend == "reference"
+        or engine.device.attention_backend not in {"auto", "cpu"}
+        or engine.model.dtype == "float16"
+    )
+    torch.set_num_threads(num_threads if torch_computes else 1)
+    pyllm_kernels.set_num_threads(num_threads)

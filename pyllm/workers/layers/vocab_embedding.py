@@ -1,0 +1,50 @@
+"""The vocabulary, split over the ranks: token ids to vectors at the bottom, vectors to logits at the top.
+
+A tied head and embedding share one packed matrix. Knows neither tokens' text nor sampling.
+"""
+
+from pyllm_kernels import PackedLinear
+from torch import Tensor
+
+from pyllm.workers.layers.packing import MatrixPart, pack
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.loaders.weights import WeightReader
+
+
+class VocabularyParallelEmbedding:
+    """Each rank holds an equal number of rows; those beyond the vocabulary on the last ranks are zero."""
+
+    packed: PackedLinear
+
+    def __init__(self, vocab_size: int, hidden_size: int, placement: Placement) -> None:
+        self._placement = placement
+        self._shape = (vocab_size, hidden_size)
+        self._share = placement.share(vocab_size)
+        self.vocab_size = vocab_size
+
+    def load(self, reader: WeightReader, name: str) -> None:
+        """Read the rows."""
+        part = MatrixPart(name, self._shape, self._share)
+        num_padding_rows = -(-self.vocab_size // self._placement.group.size) - part.share[0]
+        (self.packed,) = pack(reader, self._placement, [part], num_padding_rows)
+
+    def __call__(self, tokens: Tensor) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
+        kernels, group = self._placement.kernels, self._placement.group
+        if group.size == 1:
+            return kernels.packed_rows(self.packed, tokens)
+        elsewhere = (tokens < self._share.start) | (tokens >= self._share.stop)
+        vectors = kernels.packed_rows(self.packed, (tokens - self._share.start).masked_fill(elsewhere, 0))
+        return group.sum(vectors.masked_fill_(elsewhere.unsqueeze(-1), 0))
+
+
+class VocabularyParallelHead:
+    """Gives rank 0 the logits of the whole vocabulary; a tied head shares the embedding's rows."""
+
+    def __init__(self, rows: VocabularyParallelEmbedding, placement: Placement) -> None:
+        self._placement = placement
+        self._rows = rows
+
+    def __call__(self, x: Tensor) -> Tensor | None:  # [rows, hidden_size] -> [rows, vocab_size], of x's dtype
+        share = self._placement.kernels.packed_linear(x, self._rows.packed)
+        logits = self._placement.group.concatenate(share)
+        return None if logits is None else logits[:, : self._rows.vocab_size]

@@ -1,0 +1,17 @@
+"""Chooses the reader for a checkpoint's format. Knows no tensor."""
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.weights import WeightReader
+
+
+def weight_reader(checkpoint: Checkpoint, table: TensorTable) -> WeightReader:
+    """The reader for the checkpoint's format."""
+    # Imported here because the gguf package takes a third of a second to import.
+    if checkpoint.format == "gguf":
+        from pyllm.workers.loaders.gguf import GgufReader
+
+        return GgufReader(table, checkpoint.architecture.head_dim)
+    from pyllm.workers.loaders.safetensors import SafetensorsReader
+
+    return SafetensorsReader(table)

@@ -1,0 +1,334 @@
+"""Runs one rank's share of the model: loads it, sizes the KV cache, executes plans, answers calls.
+
+Knows no process and no socket (`workers/worker_process.py`), and nothing of scheduling but the plan.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from pyllm_kernels import AttentionShape, instruction_set
+from torch import Tensor
+
+from pyllm.config.process_config import WorkerConfig
+from pyllm.errors import ProtocolError
+from pyllm.wire.messages import Sampled, Step
+from pyllm.workers.attention_backends import load_attention_backend
+from pyllm.workers.cuda_graphs import Capture, CudaCapture
+from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
+from pyllm.workers.forward_pass import ForwardPass, Limits
+from pyllm.workers.grammar.token_masks import Grammars
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.rope import rope_table
+from pyllm.workers.loaders.formats import weight_reader
+from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.models.registry import build_model
+from pyllm.workers.sampling.pooling import pool
+from pyllm.workers.sampling.prompt_logprobs import score_prompts
+from pyllm.workers.sampling.sampling_slots import SamplingSlots
+from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
+from pyllm.workers.step.batch import Batch, PlanBuffer
+from pyllm.workers.step.forward_context import AttentionHook
+from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from pyllm.workers.step.slots import Slots
+from pyllm.workers.step.staging import HostCopy, to_device
+from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
+
+DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
+
+
+class ModelRunner:
+    """Call `load`, then `call("allocate", (num_blocks, num_host_blocks))`, then `run` for each step."""
+
+    def __init__(self, config: WorkerConfig, group: RankGroup, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        engine = config.engine
+        self._engine = engine
+        self._checkpoint = config.checkpoint
+        self._architecture = config.checkpoint.architecture
+        device = worker_device(config)
+        kernels = configured_kernels(engine, device)
+        attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
+        self._kernels = replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)
+        self._may_capture = fits_graphs(device.type, kernels, attention) and not engine.device.enforce_eager
+        self._placement = Placement(group, DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization)
+        assert engine.model.max_model_len is not None, "the configuration was not resolved"
+        self._max_model_len = engine.model.max_model_len
+        block_size = engine.cache.block_size
+        kv_cache_dtype = DTYPES[engine.cache.kv_cache_dtype]
+        self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size, kv_cache_dtype)
+        self._block_bytes = self._cache_shape.block_bytes
+        self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
+        vocab_size = self._architecture.vocab_size
+        samples = group.rank == 0
+        self._grammars: Future[Grammars] = Future()
+        self._sampling_slots = SamplingSlots(
+            engine.scheduler.max_num_seqs, vocab_size, self._grammars.result if samples else None
+        )
+        self._token_sampler = TokenSampler(self._sampling_slots, device)
+        self._plans = PlanBuffer(device)
+        self._kv_cache: KVCache | None = None
+        self._forward: ForwardPass | None = None
+        self._host_pool: HostPool | None = None
+        self._swap_seconds = 0.0
+        self._methods: dict[str, Callable[..., Any]] = {
+            "num_blocks": self.num_blocks,
+            "num_host_blocks": self.num_host_blocks,
+            "allocate": self.allocate,
+            "swap_seconds": self.swap_seconds,
+            "token_seconds": self.token_seconds,
+            "statistics": self.statistics,
+            "instruction_set": self.instruction_set,
+        }
+
+    @torch.inference_mode()
+    def load(self) -> None:
+        """Read this rank's share of the weights, and check that the host has room for the swap space.
+
+        Raises:
+            ConfigError: the files lack tensors of the architecture, or the host has too little memory.
+        """
+        if self._placement.group.rank == 0:
+            # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
+            threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
+        table = TensorTable(self._checkpoint)
+        self.model = build_model(self._architecture, self._placement)
+        self.model.load(weight_reader(self._checkpoint, table))
+        table.check_all_read()
+        self._cos_sin = rope_table(
+            self._architecture.head_dim, self._architecture.rope_theta, self._max_model_len, self._placement.device
+        )
+        self._num_host_blocks = host_blocks_of_rank(
+            self._engine.cache.kv_offloading_size, self._placement.group.size, self._block_bytes
+        )
+
+    def run(self, step: Step, frame: bytes | memoryview) -> Sampled:
+        """Execute the plan in `frame`; every rank returns the same answer.
+
+        Raises:
+            ProtocolError: the plan is malformed, or this worker cannot execute it.
+        """
+        return self.begin(step, frame).answer()
+
+    def begin(self, step: Step, frame: bytes | memoryview) -> "RunningStep":
+        """Like `run`, but do not wait for a GPU: the next step may begin before this one is answered."""
+        running = RunningStep(self.execute(step.step, self._plans.load(step.counts, frame)), self._token_sampler)
+        if self._placement.device.type != "cuda":
+            running.answer()  # The next plan overwrites this one.
+        return running
+
+    @torch.inference_mode()
+    def execute(self, step: int, batch: Batch) -> Draw:
+        """Run one step: update slots and cache, run the model, sample, and start to copy the tokens to the host.
+
+        A plan relies on this order: slot copies, slot initialisations, block-table changes, swaps to the
+        host, swaps from it, block copies, then the forward pass.
+        """
+        on_gpu = self._placement.device.type == "cuda"
+        self._slots.apply(batch)
+        if not on_gpu:
+            self._token_sampler.follow(batch)  # Before the forward pass: grammars compile in parallel with it.
+        self._move_blocks(batch)
+        hidden = self.forward(batch) if batch.num_tokens else None
+        if on_gpu:
+            self._token_sampler.follow(batch)  # After its launch: this waits for the step before.
+        return Draw(step, batch) if hidden is None else self._sample(step, batch, hidden)
+
+    def add_attention_hook(self, hook: AttentionHook) -> None:
+        """Call `hook` in every layer of every step from now on.
+
+        Raises:
+            ProtocolError: the KV cache is not allocated yet.
+        """
+        self._ready().add_hook(hook)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states of the plan's tokens, [tokens, hidden_size]."""
+        return self._ready().hidden(batch)
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
+        """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first."""
+        return self._ready().logits(hidden, rows)
+
+    def call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
+        """Answer a `Control` with the method that it names, one of the list in `__init__`.
+
+        Raises:
+            ProtocolError: there is no such method.
+        """
+        if method not in self._methods:
+            raise ProtocolError(f"a worker has no method {method!r}, only {', '.join(sorted(self._methods))}")
+        return self._methods[method](*args)
+
+    @torch.inference_mode()
+    def num_blocks(self) -> int:
+        """How many KV blocks fit on this rank: in the configured bytes, or beside a full step on a GPU."""
+        room = self._engine.cache.kv_cache_memory_bytes
+        if room is None:
+            room = self._free_device_bytes() if self._placement.device.type == "cuda" else DEFAULT_CPU_KV_CACHE_BYTES
+        return max(0, room) // self._block_bytes
+
+    def num_host_blocks(self) -> int:
+        """How many KV blocks this rank may keep in host memory, its share of `kv_offloading_size`."""
+        return self._num_host_blocks
+
+    @torch.inference_mode()
+    def allocate(self, num_blocks: int, num_host_blocks: int = 0) -> None:
+        """Make the KV cache and the host pool, the same number of blocks on every rank, and time a few swaps."""
+        if self._kv_cache is not None:
+            raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
+        self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
+        self._forward = self._forward_pass(self._kv_cache)
+        # In parallel with the first steps: neither a start nor a recovery waits for it.
+        threading.Thread(target=self._kv_cache.take_pages, name="take-pages", daemon=True).start()
+        if self._placement.device.type == "cuda":
+            launch_every_kernel(self._forward, self._kernels, self._kv_cache)
+            if self._may_capture:
+                self.capture(CudaCapture())
+        elif self._may_capture and self._is_rust_only():
+            self._forward.capture_step()
+        if num_host_blocks:
+            self._host_pool = HostPool(self._kv_cache, num_host_blocks, self._kernels, self._clock)
+            self._swap_seconds = self._host_pool.time_swaps()
+
+    @torch.inference_mode()
+    def capture(self, capture: Capture) -> None:
+        """Capture the forward pass of decode batches of some sizes, for steps to replay; call it after `allocate`."""
+        self._ready().capture_decodes(capture)
+
+    def swap_seconds(self) -> float:
+        """Measured seconds to move one block to the host and back; 0 without a host pool."""
+        return self._swap_seconds
+
+    @torch.inference_mode()
+    def token_seconds(self) -> float:
+        """Measured upper bound per token in seconds; 0 where it does not generalise."""
+        return self._ready().time_tokens(self._clock) if self._kernels.backend == "cpu" else 0.0
+
+    def statistics(self) -> dict[str, int]:
+        """Bytes that this rank holds in its linear layers, its embedding, the KV cache and the host pool."""
+        num_blocks = 0 if self._kv_cache is None else self._kv_cache.num_blocks
+        num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
+        return {
+            "linear_bytes": sum(packed.data.nbytes for packed in self.model.matrices()),
+            "embedding_bytes": self.model.embedding.packed.data.nbytes,
+            "kv_cache_bytes": num_blocks * self._block_bytes,
+            "host_kv_cache_bytes": num_host_blocks * self._block_bytes,
+        }
+
+    def instruction_set(self) -> str:
+        """The kind of arithmetic of this machine, which results depend on besides weights and dtype."""
+        if self._placement.device.type == "cuda":
+            return torch.cuda.get_device_name(self._placement.device)
+        return f"{torch.backends.cpu.get_cpu_capability()} {instruction_set()}"
+
+    @torch.inference_mode()
+    def run_largest_step(self) -> None:
+        """Compute and sample the step that needs the most memory."""
+        forward = self._forward_pass(KVCache(self._cache_shape, 1, self._placement.device))
+        run_largest_step(forward, self._engine.model.max_logprobs)
+
+    def _move_blocks(self, batch: Batch) -> None:
+        """Swap and copy the KV blocks that the plan names."""
+        if self._kv_cache is None:
+            raise ProtocolError("a step came before the KV cache was allocated")
+        if len(batch.host.swaps):
+            if self._host_pool is None:
+                raise ProtocolError("the plan swaps blocks, but there is no host pool: kv_offloading_size is 0")
+            self._host_pool.swap(batch.host.swaps.reshape(-1, 3))
+        if len(batch.host.block_copies):
+            copies = batch.device.block_copies.view(-1, 2)
+            for keys, values in self._kv_cache.layers:
+                self._kernels.copy_blocks(keys, values, copies)
+
+    def _sample(self, step: int, batch: Batch, hidden: Tensor) -> Draw:
+        """Draw a token for each sampled position of the plan; rank 0 sends them to the other ranks."""
+        prompts = score_prompts(batch, hidden, self._sampling_slots.prompts, self.logits, self._token_sampler)
+        if not len(rows := batch.host.logits_rows):
+            return Draw(step, batch, prompts=prompts)
+        # Samples of one request are drawn from the same position, whose logits are computed once.
+        forks = bool((rows[1:] == rows[:-1]).any())
+        positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, np.arange(len(rows)))
+        device, group = self._placement.device, self._placement.group
+        wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
+        logits = self.logits(hidden, wanted)
+        if logits is None:
+            tokens = group.broadcast(torch.empty(len(rows), dtype=torch.int32, device=device))
+            draw = Draw(step, batch, HostCopy(tokens))
+        else:
+            tokens, draw = self._token_sampler.draw(step, batch, logits, rows)
+            draw.prompts, draw.pooled = prompts, pool(batch, hidden, self._sampling_slots.is_pooling)
+            group.broadcast(tokens)
+        self._slots.remember(batch, tokens)
+        return draw
+
+    def _load_grammars(self) -> None:
+        tokenizer = self._checkpoint.tokenizer
+        try:
+            grammars = Grammars.load(tokenizer.path, self._architecture.vocab_size, tokenizer.eos_token_ids)
+        except Exception as error:  # noqa: BLE001 - the first request with a grammar gets it
+            self._grammars.set_exception(error)
+        else:
+            self._grammars.set_result(grammars)
+
+    def _is_rust_only(self) -> bool:
+        """Whether a graph can hold a step on this CPU: there is no exchange between ranks and no float16."""
+        return self._placement.group.size == 1 and torch.float16 not in {self._placement.dtype, self._cache_shape.dtype}
+
+    def _forward_pass(self, kv_cache: KVCache) -> ForwardPass:
+        scheduler = self._engine.scheduler
+        shape = AttentionShape(
+            heads=self._architecture.num_attention_heads // self._placement.group.size,
+            kv_heads=self._cache_shape.num_kv_heads,
+            head_dim=self._architecture.head_dim,
+            dtype=self._placement.dtype,
+        )
+        return ForwardPass(
+            self.model,
+            kernels=self._kernels,
+            kv_cache=kv_cache,
+            slots=self._slots,
+            cos_sin=self._cos_sin,
+            shape=shape,
+            limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
+            batch_invariant=self._engine.device.batch_invariant,
+        )
+
+    def _ready(self) -> ForwardPass:
+        if self._forward is None:
+            raise ProtocolError("a step came before the KV cache was allocated")
+        return self._forward
+
+    def _free_device_bytes(self) -> int:
+        """The share of a GPU by `gpu_memory_utilization`, minus the memory in use and the peak of a full step."""
+        device = self._placement.device
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        self.run_largest_step()
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
+
+
+class RunningStep:
+    """A step that has begun; its tokens are on their way to the host."""
+
+    def __init__(self, draw: Draw, sampler: TokenSampler) -> None:
+        self._draw = draw
+        self._sampler = sampler
+
+    def is_done(self) -> bool:
+        """Whether `answer` would not wait."""
+        return self._draw.is_done()
+
+    def answer(self) -> Sampled:
+        """Wait for the tokens."""
+        return self._sampler.finish(self._draw)

@@ -1,0 +1,7 @@
+from .llama import LlamaForCausalLM
+from .registry import build_model
+
+__all__ = [
+    "LlamaForCausalLM",
+    "build_model",
+]

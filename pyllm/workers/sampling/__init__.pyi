@@ -1,0 +1,15 @@
+from .pooling import pool
+from .prompt_logprobs import score_prompts
+from .sampler import SamplingRows, sample
+from .sampling_slots import SamplingSlots
+from .token_sampler import Draw, TokenSampler
+
+__all__ = [
+    "Draw",
+    "SamplingRows",
+    "SamplingSlots",
+    "TokenSampler",
+    "pool",
+    "sample",
+    "score_prompts",
+]

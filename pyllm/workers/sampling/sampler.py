@@ -1,0 +1,157 @@
+"""Samples token ids from logits and one uniform number a row. Owns no generator; knows neither slots nor requests.
+
+The filters apply in vLLM's order: temperature, min-p, top-k, top-p, each on the tokens that the one before left. The
+token is the inverse of the cumulative distribution over ascending ids: the first id whose sum exceeds
+`uniform * total`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from pyllm_kernels import cpu
+from torch import Tensor
+
+from pyllm.workers.step.staging import to_device
+
+# The best candidates that top-k and top-p look at first; a row that needs more is sorted whole.
+_NUM_CANDIDATES = 1024
+# Rows whose weights stay in a CPU's second-level cache from one pass to the next.
+_CPU_ROWS_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """The parameters of each row of logits, on the host, so that the branches below cost a GPU no wait."""
+
+    temperature: Tensor  # float32 [rows], 0: greedy
+    top_k: Tensor  # int32 [rows], 0: off
+    top_p: Tensor  # float32 [rows], 1: off
+    min_p: Tensor  # float32 [rows], 0: off
+
+    def select(self, rows: Tensor) -> "SamplingRows":
+        """The parameters of some rows."""
+        return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def sample(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Choose tokens like `sample_by_torch`, but by a kernel: a greedy batch costs one pass over the logits."""
+    if logits.is_cuda:
+        return sample_by_kernel(logits, parameters, uniforms, rows)
+    if logits.dtype is torch.float16:
+        return sample_by_torch(logits.float(), parameters, uniforms, rows)
+    rows = None if rows is None else rows.to(torch.int32)
+    if bool((parameters.temperature == 0).all()):
+        return cpu.sample_greedily(logits, rows)
+    numbers = parameters.temperature, parameters.top_k, parameters.top_p, parameters.min_p
+    return cpu.sample(logits, *numbers, uniforms, rows)
+
+
+def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Choose tokens: logits float32 [rows, vocabulary], uniforms float32 [samples] -> int32 [samples].
+
+    `rows` int64 [samples] names the row of logits that each sample is drawn from; None: every row once, in order.
+    The first of equal logits wins where a row is greedy, and the lower id is kept where top-k or top-p cut through
+    equal ones. A token of probability zero is never chosen: the sample is -1 where no logit is above minus infinity.
+    Of infinite logits the first is chosen, at any temperature. Logits that are no numbers do not count.
+    """
+    logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    greatest, best = logits.max(dim=-1)  # [rows]
+    best = torch.where(greatest == -torch.inf, -1, best).to(torch.int32)
+    greedy = parameters.temperature == 0
+    if bool(greedy.all()):
+        return best if rows is None else best[rows]
+    limited = ~greedy & ((parameters.top_k > 0) | (parameters.top_p < 1))
+    certain = greatest.isinf()  # Nothing is left, or no temperature makes weights of what is.
+    logits.masked_fill_(certain.unsqueeze(-1), 0)  # Anything that can be drawn from.
+    tokens = torch.empty(len(uniforms), dtype=torch.int32, device=logits.device)
+    at_once = _CPU_ROWS_AT_ONCE if logits.device.type == "cpu" else len(logits)
+    for samples, choose in ((greedy, _argmax), (~greedy & ~limited, _from_all), (limited, _from_best)):
+        for some in torch.split(samples.nonzero().flatten(), at_once):
+            there = some.to(logits.device)
+            their_logits = logits[there if rows is None else rows[there]]
+            tokens[there] = choose(their_logits, parameters.select(some), uniforms[there]).to(torch.int32)
+    return torch.where(certain, best, tokens) if rows is None else torch.where(certain[rows], best[rows], tokens)
+
+
+def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Like `sample`, by the Triton kernel: one launch for all rows, without waiting for it."""
+    from pyllm_kernels import sampling
+
+    if rows is None:
+        rows = torch.arange(len(uniforms), device=logits.device)
+    # As one copy: the integers travel as the bits of floats.
+    numbers = (parameters.temperature, parameters.top_p, parameters.min_p, parameters.top_k.view(torch.float32))
+    packed = to_device(torch.stack(numbers), logits.device)
+    temperature, top_p, min_p = packed[:3]
+    return sampling.sample(
+        logits, temperature, packed[3].view(torch.int32), top_p, min_p, uniforms, rows.to(torch.int32)
+    )
+
+
+def _argmax(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Tensor:
+    del parameters, uniforms
+    return logits.argmax(dim=-1)
+
+
+def _from_all(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Tensor:
+    return _invert(_weights(logits, parameters), uniforms)
+
+
+def _from_best(logits: Tensor, parameters: SamplingRows, uniforms: Tensor) -> Tensor:
+    weights = _weights(logits, parameters)
+    num_candidates = min(_NUM_CANDIDATES, weights.shape[1])
+    best, ids = weights.topk(num_candidates)
+    kept = _num_kept(best, weights, parameters)  # [rows]
+    # If the last kept one equals the last candidate, others beyond the candidates may be as good.
+    last = best.gather(1, (kept - 1).unsqueeze(-1)).squeeze(-1)
+    incomplete = (last == best[:, -1]) | (parameters.top_k.to(weights.device) > num_candidates)
+    tokens = _from_candidates(best, ids, kept, uniforms)
+    if num_candidates < weights.shape[1] and bool(incomplete.any()):
+        best, ids = weights[incomplete].sort(dim=-1, descending=True)
+        kept = _num_kept(best, weights[incomplete], parameters.select(incomplete.cpu()))
+        tokens[incomplete] = _from_candidates(best, ids, kept, uniforms[incomplete])
+    return tokens
+
+
+def _weights(logits: Tensor, parameters: SamplingRows) -> Tensor:
+    """Probabilities in units of the largest, [rows, vocabulary]; those below min-p are zero.
+
+    Subtracting the maximum first keeps every temperature, however small, from overflowing.
+    """
+    temperature = parameters.temperature.to(logits.device).unsqueeze(-1)
+    weights = (logits - logits.amax(dim=-1, keepdim=True)).div_(temperature).exp_()
+    if bool((parameters.min_p > 0).any()):
+        weights.masked_fill_(weights < parameters.min_p.to(logits.device).unsqueeze(-1), 0)
+    return weights
+
+
+def _num_kept(best: Tensor, weights: Tensor, parameters: SamplingRows) -> Tensor:
+    """How many of the sorted `best` [rows, candidates] top-k and top-p leave, at least one; int64 [rows]."""
+    top_k = parameters.top_k.to(best.device).unsqueeze(-1)
+    top_p = parameters.top_p.to(best.device, torch.float64).unsqueeze(-1)
+    in_top_k = (torch.arange(best.shape[1], device=best.device) < top_k) | (top_k == 0)
+    sums = best.masked_fill(~in_top_k, 0).cumsum(dim=-1, dtype=torch.float64)
+    total = torch.where(top_k > 0, sums[:, -1:], weights.sum(dim=-1, keepdim=True, dtype=torch.float64))
+    before = sums.roll(1, dims=-1)
+    before[:, 0] = 0
+    in_top_p = (before < top_p * total) | (top_p >= 1)
+    return (in_top_k & in_top_p & (best > 0)).sum(dim=-1).clamp_(min=1)
+
+
+def _from_candidates(best: Tensor, ids: Tensor, kept: Tensor, uniforms: Tensor) -> Tensor:
+    """Choose among the first `kept` of the candidates, equal ones taken by ascending id."""
+    ids, order = ids.sort(dim=-1)
+    weights = best.gather(1, order)
+    ranking = torch.sort(weights, dim=-1, descending=True, stable=True).indices
+    chosen = torch.arange(best.shape[1], device=best.device) < kept.unsqueeze(-1)
+    chosen = torch.empty_like(chosen).scatter_(1, ranking, chosen)
+    return ids.gather(1, _invert(weights.masked_fill(~chosen, 0), uniforms).unsqueeze(-1)).squeeze(-1)
+
+
+def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The first index of each row whose cumulative weight exceeds `uniform * total`; int64 [rows]."""
+    sums = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = sums[:, -1:].contiguous()
+    found = torch.searchsorted(sums, uniforms.to(torch.float64).unsqueeze(-1) * total, right=True)
+    # A uniform that rounds to one finds nothing: the last token with any weight is where the sum reaches its total.
+    return torch.minimum(found, torch.searchsorted(sums, total)).squeeze(-1)

@@ -1,0 +1,220 @@
+"""The sampling parameters and the sampling state of each slot. Slots are those of `workers/step/slots.py`.
+
+A slot whose request edits no logits has a row in a few tables and nothing else. Knows no requests.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from pyllm_kernels import LogitsStates
+
+from pyllm.errors import ProtocolError
+from pyllm.wire.messages import Sampling
+from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
+from pyllm.workers.sampling.logits_processors import LogitsProcessor, load_logits_processor
+from pyllm.workers.sampling.sampler import SamplingRows
+from pyllm.workers.step.batch import Batch, gather
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class Constraint:
+    """The constraints of a slot beyond numbers: a grammar, allowed tokens, logits processors, or why it failed."""
+
+    grammar_text: str = ""
+    grammar: GrammarRow | None = None
+    num_prompt_tokens: int = 0
+    num_consumed: int = 0  # tokens, with the prompt, that the grammar has consumed
+    last_consumed: int = -1
+    retry_at: float = 0.0  # by the sampler's clock, if the grammar is put off
+    may_jump: bool = False  # whether tokens that the grammar forces may come without a step of their own
+    allowed: Mask | None = None
+    processors: tuple[LogitsProcessor, ...] = ()
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that wants log-probabilities of its tokens, with `num_top` others beside each."""
+
+    tokens: Ints
+    num_top: int
+
+
+class SamplingSlots:
+    """`grammars()` is called at the first grammar; it raises a ConfigError if the model cannot have any.
+
+    A rank that does not sample (`grammars` is None) keeps only the state that all ranks need.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, grammars: Callable[[], Grammars] | None) -> None:
+        self.states = LogitsStates(num_slots, vocab_size)
+        self.has_state = np.zeros(num_slots, bool)
+        self.num_logprobs = np.full(num_slots, -1, np.int32)
+        self.is_constrained = np.zeros(num_slots, bool)
+        self.is_pooling = np.zeros(num_slots, bool)
+        self.constraints: dict[int, Constraint] = {}
+        self.prompts: dict[int, Prompt] = {}
+        self._vocab_size = vocab_size
+        self._grammars = grammars
+        self._temperature = np.zeros(num_slots, np.float32)
+        self._top_k = np.zeros(num_slots, np.int32)
+        self._top_p = np.ones(num_slots, np.float32)
+        self._min_p = np.zeros(num_slots, np.float32)
+        self._decoder = msgspec.msgpack.Decoder(Sampling)
+
+    def rows(self, slots: Ints) -> SamplingRows:
+        """The parameters of some slots."""
+        tables = (self._temperature, self._top_k, self._top_p, self._min_p)
+        return SamplingRows(*(torch.from_numpy(table[slots]) for table in tables))
+
+    def known_tokens(self, slot: int, start: int) -> Ints:
+        """A stateful slot's tokens from position `start` on, prompt and output."""
+        return np.frombuffer(self.states.tokens(slot, start), np.int32)
+
+    def apply(self, batch: Batch) -> None:
+        """Apply the plan before its forward pass: slot copies, then initialisations.
+
+        Raises:
+            ProtocolError: sampling parameters that do not decode.
+        """
+        host = batch.host
+        if len(host.slot_copies):
+            self._copy(host.slot_copies)
+        if len(host.slot_inits):
+            self._initialise(batch)
+
+    def grammars(self) -> Grammars:
+        """The compiler of grammars.
+
+        Raises:
+            ConfigError: the model cannot have any.
+        """
+        assert self._grammars is not None, "this rank does not sample"
+        return self._grammars()
+
+    def begin_grammar(self, constraint: Constraint, history: Ints) -> None:
+        """Begin a slot's grammar and advance it by the slot's output.
+
+        Raises:
+            ConfigError: the model cannot have grammars.
+        """
+        output = history[constraint.num_prompt_tokens :].tolist()
+        constraint.grammar = self.grammars().begin(constraint.grammar_text, output)
+        constraint.num_consumed = len(history)
+        constraint.last_consumed = int(history[-1])
+
+    def _initialise(self, batch: Batch) -> None:
+        host = batch.host
+        content, starts = host.sampling.tobytes(), host.sampling_starts.tolist()
+        for index, slot in enumerate(host.slot_inits.tolist()):
+            try:
+                sampling = self._decoder.decode(content[starts[index] : starts[index + 1]])
+            except msgspec.DecodeError as error:
+                raise ProtocolError(f"the sampling parameters of slot {slot} do not decode: {error}") from error
+            self._temperature[slot] = sampling.temperature
+            self._top_k[slot] = max(sampling.top_k, 0)
+            self._top_p[slot] = sampling.top_p
+            self._min_p[slot] = sampling.min_p
+            self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
+            self.prompts.pop(slot, None)
+            self.is_pooling[slot] = bool(sampling.pooling)
+            if self.has_state[slot]:
+                self._forget(slot)
+            if not sampling.is_stateful:
+                continue
+            history = host.histories[host.history_starts[index] : host.history_starts[index + 1]].copy()
+            num_prompt_tokens = int(host.history_prompts[index])
+            if sampling.prompt_logprobs is not None:
+                self.prompts[slot] = Prompt(history[:num_prompt_tokens], sampling.prompt_logprobs)
+            if sampling.changes_logits and self._grammars is not None:
+                self._begin(slot, sampling, history, num_prompt_tokens)
+
+    def _forget(self, slot: int) -> None:
+        self.has_state[slot] = self.is_constrained[slot] = False
+        self.states.clear(np.array([slot], np.int32))
+        self.constraints.pop(slot, None)
+
+    def _begin(self, slot: int, sampling: Sampling, history: Ints, num_prompt_tokens: int) -> None:
+        constraint = self._constraint(sampling, history, num_prompt_tokens)
+        try:
+            self.states.initialise(
+                slot,
+                history,
+                num_prompt_tokens,
+                presence_penalty=sampling.presence_penalty,
+                frequency_penalty=sampling.frequency_penalty,
+                repetition_penalty=sampling.repetition_penalty,
+                bias_ids=np.array(list(sampling.logit_bias), np.int32),
+                bias_values=np.array(list(sampling.logit_bias.values()), np.float32),
+                bad_words=[_ints(word) for word in sampling.bad_words],
+                min_tokens=sampling.min_tokens,
+                stop_token_ids=_ints(sampling.stop_token_ids),
+            )
+        except ValueError as error:
+            self.states.initialise(slot, history, num_prompt_tokens)
+            constraint.failure = constraint.failure or str(error)
+        self.has_state[slot] = True
+        if sampling.grammar or sampling.allowed_token_ids or sampling.extra_args or constraint.failure:
+            self.constraints[slot] = constraint
+            self.is_constrained[slot] = True
+
+    def _constraint(self, sampling: Sampling, history: Ints, num_prompt_tokens: int) -> Constraint:
+        constraint = Constraint(
+            sampling.grammar, num_prompt_tokens=num_prompt_tokens, may_jump=not _needs_every_step(sampling)
+        )
+        if sampling.allowed_token_ids:
+            constraint.allowed = _mask(_ints(sampling.allowed_token_ids), self._vocab_size)
+        try:
+            constraint.processors = tuple(
+                load_logits_processor(name, arguments) for name, arguments in sampling.extra_args.items()
+            )
+            if sampling.grammar:
+                self.begin_grammar(constraint, history)
+        except Exception as error:  # noqa: BLE001 - an error in another package ends this request only
+            constraint.failure = str(error)
+        return constraint
+
+    def _copy(self, pairs: Ints) -> None:
+        """Copy slots in the order of the pairs, as one gather: each destination takes its source's original value."""
+        tables = (self._temperature, self._top_k, self._top_p, self._min_p, self.num_logprobs)
+        sources, destinations = gather(pairs)
+        any_state = bool(self.has_state.any())  # the former owners of destinations included
+        for table in (*tables, self.has_state, self.is_constrained, self.is_pooling):
+            table[destinations] = table[sources]
+        for destination in destinations.tolist():  # The former owner may have ended within its prompt.
+            self.prompts.pop(destination, None)
+        if not any_state:
+            return
+        self.states.copy(pairs)
+        constraints = {slot: self.constraints.get(slot) for slot in sources.tolist()}
+        for source, destination in zip(sources.tolist(), destinations.tolist(), strict=True):
+            self.constraints.pop(destination, None)
+            if (constraint := constraints[source]) is not None:
+                self.constraints[destination] = self._fork(constraint)
+
+    def _fork(self, constraint: Constraint) -> Constraint:
+        if constraint.grammar is None:
+            return replace(constraint)
+        return replace(constraint, grammar=self.grammars().fork(constraint.grammar))
+
+
+def _needs_every_step(sampling: Sampling) -> bool:
+    """Whether each token needs a step even if the grammar forces it: it may be excluded, or wants log-probabilities."""
+    excludes = sampling.bad_words or sampling.allowed_token_ids or sampling.extra_args or sampling.min_tokens
+    return bool(excludes) or sampling.logprobs is not None
+
+
+def _ints(packed: bytes) -> Ints:
+    return np.frombuffer(packed, np.int32)
+
+
+def _mask(tokens: Ints, vocab_size: int) -> Mask:
+    bits = np.zeros(-(-vocab_size // 32) * 32, bool)
+    bits[tokens] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)[None]

@@ -1,0 +1,21 @@
+from .batch import Batch, PlanBuffer, Sections, gather
+from .forward_context import AttentionHook, ForwardContext
+from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from .slots import Slots
+from .staging import HostCopy, to_device
+
+__all__ = [
+    "AttentionHook",
+    "Batch",
+    "ForwardContext",
+    "HostCopy",
+    "HostPool",
+    "KVCache",
+    "KVCacheShape",
+    "PlanBuffer",
+    "Sections",
+    "Slots",
+    "gather",
+    "host_blocks_of_rank",
+    "to_device",
+]

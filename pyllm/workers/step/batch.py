@@ -1,0 +1,154 @@
+"""One step's plan as arrays. Knows the layout on the wire, not how the runner uses a plan."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllm.errors import ProtocolError
+from pyllm.wire.plan_layout import PLAN_SECTIONS, plan_offsets
+
+IntArray = npt.NDArray[np.int32]
+Array = TypeVar("Array", Tensor, npt.NDArray[Any])
+
+_SECTION_INDEX = {name: index for index, (name, _) in enumerate(PLAN_SECTIONS)}
+_NUMPY_DTYPES = {"i": np.dtype("<i4"), "f": np.dtype("<f4"), "B": np.dtype("u1")}
+_TORCH_DTYPES = {"i": torch.int32, "f": torch.float32, "B": torch.uint8}
+
+
+class Sections(Generic[Array]):
+    """The sections of a plan, `PLAN_SECTIONS` by name; int32 but for `uniforms` (float32) and `sampling` (bytes).
+
+    Each is a view of the plan's memory, made at its first use, as most steps need few of them. With T tokens,
+    R rows, S sampled positions and I slot initialisations:
+    """
+
+    tokens: Array  # [T], -1: the slot's last sampled token
+    positions: Array  # [T]
+    slot_mapping: Array  # [T]
+    query_starts: Array  # [R + 1]
+    sequence_lengths: Array  # [R]
+    slots: Array  # [R]
+    logits_rows: Array  # [S]
+    sampled_starts: Array  # [R + 1]
+    uniforms: Array  # [S]
+    table_slots: Array
+    table_indices: Array
+    table_blocks: Array
+    block_copies: Array  # [2 * copies]
+    swaps: Array
+    slot_copies: Array  # [2 * copies]
+    slot_inits: Array  # [I]
+    sampling_starts: Array  # [I + 1]
+    sampling: Array
+    history_starts: Array  # [I + 1]
+    histories: Array
+    history_prompts: Array  # [I]
+
+    def __init__(self, memory: Any, counts: tuple[int, ...], offsets: tuple[int, ...], dtypes: dict[str, Any]) -> None:
+        self._memory = memory
+        self._counts = counts
+        self._offsets = offsets
+        self._dtypes = dtypes
+
+    def __getattr__(self, name: str) -> Any:
+        index = _SECTION_INDEX.get(name)
+        if index is None:
+            raise AttributeError(f"a plan has no section {name!r}")
+        element, offset = PLAN_SECTIONS[index][1], self._offsets[index]
+        size = self._counts[index] * (1 if element == "B" else 4)
+        view = self._memory[offset : offset + size].view(self._dtypes[element])
+        setattr(self, name, view)
+        return view
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A plan twice: on the host, for decisions, and on the device, for computing.
+
+    The arrays are views of a `PlanBuffer`, so a batch is valid until the next one is loaded.
+    """
+
+    host: Sections[npt.NDArray[Any]]
+    device: Sections[Tensor]
+    num_tokens: int
+    num_rows: int
+    max_query_length: int
+    max_sequence_length: int
+
+
+class PlanBuffer:
+    """The aligned memory that plans are copied into; it doubles when a plan does not fit.
+
+    A plan for a GPU has pinned memory of its own, as the plan before may still be on its way there.
+    """
+
+    def __init__(self, device: torch.device, capacity: int = 1 << 16) -> None:
+        self._device = device
+        self._memory = torch.empty(capacity if device.type != "cuda" else 0, dtype=torch.uint8)
+
+    def load(self, counts: tuple[int, ...], frame: bytes | memoryview) -> Batch:
+        """Copy a plan in and return its sections.
+
+        Raises:
+            ProtocolError: the frame is not as long as the counts say, or the counts do not go together.
+        """
+        check_counts(counts)
+        offsets = plan_offsets(counts)
+        size = offsets[-1]
+        source = np.frombuffer(frame, np.uint8)
+        if len(source) != size:
+            raise ProtocolError(f"a plan with the counts {counts} has {size} bytes, but {len(source)} came")
+        memory = self._room(size)
+        memory.numpy()[:] = source
+        host: Sections[npt.NDArray[Any]] = Sections(memory.numpy(), counts, offsets, _NUMPY_DTYPES)
+        return Batch(
+            host=host,
+            device=Sections(memory.to(self._device, non_blocking=True), counts, offsets, _TORCH_DTYPES),
+            num_tokens=len(host.tokens),
+            num_rows=len(host.slots),
+            max_query_length=int(np.diff(host.query_starts).max(initial=0)),
+            max_sequence_length=int(host.sequence_lengths.max(initial=0)),
+        )
+
+    def _room(self, size: int) -> Tensor:
+        if self._device.type == "cuda":
+            # torch keeps such memory, and does not give it out again while a copy from it is under way.
+            return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        if size > len(self._memory):
+            self._memory = torch.empty(max(size, 2 * len(self._memory)), dtype=torch.uint8)
+        return self._memory[:size]
+
+
+def check_counts(counts: tuple[int, ...]) -> None:
+    """Refuse counts that no plan can have.
+
+    Raises:
+        ProtocolError: the text has the counts.
+    """
+    if len(counts) != len(PLAN_SECTIONS) or min(counts) < 0:
+        raise ProtocolError(f"a plan has {len(PLAN_SECTIONS)} counts of 0 or more, not {counts}")
+    count = dict(zip((name for name, _ in PLAN_SECTIONS), counts, strict=True))
+    consistent = (
+        count["tokens"] == count["positions"] == count["slot_mapping"]
+        and count["query_starts"] == count["sampled_starts"] == count["slots"] + 1
+        and count["sequence_lengths"] == count["slots"]
+        and count["logits_rows"] == count["uniforms"]
+        and count["table_slots"] == count["table_indices"] == count["table_blocks"]
+        and count["block_copies"] % 2 == count["slot_copies"] % 2 == count["swaps"] % 3 == 0
+        and count["sampling_starts"] == count["history_starts"] == count["slot_inits"] + 1
+        and count["history_prompts"] == count["slot_inits"]
+    )
+    if not consistent:
+        raise ProtocolError(f"the counts of a plan do not go together: {count}")
+
+
+def gather(pairs: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Resolve slot copies, pairs in order, into sources and destinations that can be copied all at once."""
+    origins: dict[int, int] = {}
+    for source, destination in zip(pairs[::2].tolist(), pairs[1::2].tolist(), strict=True):
+        origins[destination] = origins.get(source, source)
+    return np.array(list(origins.values()), np.int32), np.array(list(origins), np.int32)

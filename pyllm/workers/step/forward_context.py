@@ -1,0 +1,35 @@
+"""The shared inputs of all layers in one forward pass. The runner makes them; layers only read them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyllm_kernels import AttentionMetadata, Kernels
+from torch import Tensor
+
+from pyllm.workers.step.kv_cache import KVCache
+
+
+class AttentionHook(Protocol):
+    """Is called around each layer's attention, as a KV connector needs it. It may read and wait, and must be quick.
+
+    `output` is [tokens, heads of this rank, head_dim]; on a GPU, work on it joins the current stream.
+    """
+
+    def before_attention(self, layer: int, context: "ForwardContext") -> None:
+        """Called before the layer writes its new keys and values and reads the cache: loaded blocks must be there."""
+
+    def after_attention(self, layer: int, output: Tensor, context: "ForwardContext") -> Tensor:
+        """Called when the layer's keys and values are in the cache; returns `output`, or a replacement."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardContext:
+    """Passed down whole, so that a layer with a new need changes no signature."""
+
+    kernels: Kernels
+    kv_cache: KVCache
+    attention: AttentionMetadata
+    positions: Tensor  # int32 [tokens]
+    slot_mapping: Tensor  # int32 [tokens], block * block_size + offset
+    cos_sin: Tensor  # float32 [positions, head_dim]
+    hooks: tuple[AttentionHook, ...] = ()

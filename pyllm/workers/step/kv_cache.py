@@ -1,0 +1,180 @@
+"""The paged KV cache of one rank and its swap space on the host: sizes, memory, swaps.
+
+Knows no sequence (block tables are in `workers/step/slots.py`), nor why a block moves.
+"""
+
+import ctypes
+import logging
+import math
+import mmap
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from pyllm_kernels import Kernels
+from torch import Tensor
+
+from pyllm.checkpoint.types import Architecture
+from pyllm.errors import ConfigError, ProtocolError
+from pyllm.supervision.memory import Memory, host_memory
+from pyllm.workers.step.batch import IntArray
+
+logger = logging.getLogger(__name__)
+
+_HUGE_PAGE = 2 << 20  # bytes
+_MADV_POPULATE_WRITE = 23
+_TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheShape:
+    """The KV cache of one rank: all layers, and this rank's key and value heads."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, architecture: Architecture, block_size: int, ranks: int, dtype: torch.dtype) -> Self:
+        """The shape on each of `ranks` equal ranks."""
+        num_kv_heads = architecture.num_key_value_heads // ranks
+        return cls(architecture.num_hidden_layers, block_size, num_kv_heads, architecture.head_dim, dtype)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block, keys and values of all layers together."""
+        return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of `num_blocks` blocks; `layers[i]` is a pair [num_blocks, block_size, kv_heads, head_dim].
+
+    `memory` is all of them as one tensor, [layers, 2, num_blocks, block_size, kv_heads, head_dim].
+
+    It starts as zeros, because padded reads of blocks that were never written must find finite numbers.
+    """
+
+    def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
+        self.num_blocks = num_blocks
+        block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
+        self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
+        self.layers: list[tuple[Tensor, Tensor]] = [(keys, values) for keys, values in self.memory]
+
+    def take_pages(self, read: Callable[[], list[Memory]] = host_memory) -> None:
+        """On a CPU, touch the pages in advance: the first touch of a huge page delays a step by up to 4 ms.
+
+        It changes nothing in the cache, so steps may run meanwhile. It stops when less than twice the remaining size is
+        free: a cache that is never filled must not get this process killed. Kernels before 5.14 cannot do it.
+        """
+        if self.memory.device.type != "cpu":
+            return
+        madvise = ctypes.CDLL(None).madvise
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        begin, end = self.memory.data_ptr(), self.memory.data_ptr() + self.memory.nbytes
+        first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        # In small steps: other threads that map memory wait for the end of a call.
+        for start in range(first, last, _HUGE_PAGE):
+            if any(memory.available < 2 * (last - start) for memory in read()):
+                return
+            if madvise(start, min(_HUGE_PAGE, last - start), _MADV_POPULATE_WRITE):
+                return
+
+
+class HostPool:
+    """Room for `num_blocks` blocks of a cache in host memory, and the moves between the two.
+
+    `memory` is [num_blocks, layers, 2, block_size, kv_heads, head_dim]: unlike in the cache, all layers of a block lie
+    together, so that a block crosses PCIe in one copy. It is pinned if the cache is on a GPU; on a CPU it takes memory
+    when it is first written.
+    """
+
+    def __init__(
+        self, cache: KVCache, num_blocks: int, kernels: Kernels, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.num_blocks = num_blocks
+        self._clock = clock
+        self._cache = cache
+        self._kernels = kernels
+        num_layers, keys_and_values, _, *block = cache.memory.shape
+        self.memory = torch.empty((num_blocks, num_layers, keys_and_values, *block), dtype=cache.memory.dtype)
+        if cache.memory.device.type == "cuda":
+            self._pin()
+
+    def swap(self, swaps: IntArray) -> None:
+        """Do a plan's `swaps`, int32 [swaps, 3]: first the blocks that go out, then those that come in.
+
+        Raises:
+            ProtocolError: a direction or a block that does not exist.
+        """
+        limits = (2, self._cache.num_blocks, self.num_blocks)
+        wrong = ((swaps < 0) | (swaps >= limits)).any(axis=1)
+        if wrong.any():
+            raise ProtocolError(
+                f"the plan has the swap {swaps[wrong][0].tolist()} (direction, device block, host block), but there "
+                f"are {limits[1]} device blocks, {limits[2]} host blocks, and the directions 0 and 1"
+            )
+        self._kernels.swap_blocks(self._cache.memory, self.memory, torch.from_numpy(swaps))
+
+    def time_swaps(self) -> float:
+        """Measure the seconds for one block to go out and come in again. Only for an empty pool."""
+        num_swaps = min(_TIMED_SWAPS, self._cache.num_blocks, self.num_blocks)
+        swaps = np.array([(way, block, block) for way in (0, 1) for block in range(num_swaps)], np.int32)
+        seconds = []
+        for _ in range(_TIMED_ROUNDS):
+            started = self._clock()
+            self.swap(swaps)
+            if self._cache.memory.device.type == "cuda":
+                torch.cuda.synchronize(self._cache.memory.device)
+            seconds.append(self._clock() - started)
+        return min(seconds) / num_swaps
+
+    def _pin(self) -> None:
+        # torch's `pin_memory` rounds up to a power of two: a pool of 20 GiB would take 32.
+        with torch.cuda.device(self._cache.memory.device):
+            runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch gives its runtime no types.
+            torch.cuda.check_error(runtime.cudaHostRegister(self.memory.data_ptr(), self.memory.nbytes, 0))
+        weakref.finalize(self, runtime.cudaHostUnregister, self.memory.data_ptr())
+
+
+def host_blocks_of_rank(size: int, ranks: int, block_bytes: int, read: Callable[[], list[Memory]] = host_memory) -> int:
+    """How many blocks each of `ranks` keeps in `size` bytes of host memory, which is for all of them together.
+
+    Raises:
+        ConfigError: not one block fits, or the machine or a control group has less memory in total.
+    """
+    num_blocks = size // ranks // block_bytes
+    if size and not num_blocks:
+        raise ConfigError(
+            f"kv_offloading_size of {size:,} bytes has no room for a block of {block_bytes:,} bytes on each of {ranks} "
+            f"rank(s): give at least {ranks * block_bytes:,} bytes, or 0 for no swap space"
+        )
+    for memory in read() if size else []:
+        if size > memory.total:
+            raise ConfigError(
+                f"kv_offloading_size of {size:,} bytes is more than the {memory.total:,} bytes of memory that "
+                f"{memory.owner} has: give less"
+            )
+        if size > memory.available:  # This may change, and must not stop the replacement of a dead worker.
+            left = memory.available
+            logger.warning(
+                "kv_offloading_size is %d bytes, but %s has only %d bytes of memory left", size, memory.owner, left
+            )
+    return num_blocks
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros that cost nothing until they are touched: on a CPU, the kernel maps their pages one by one."""
+    if device.type != "cpu":
+        return torch.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=torch.uint8, device=device).view(dtype)
+    # The heap might return memory that it has cleared, and so touched.
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # Some kernels are built without huge pages.
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,57 @@
+"""The block table and the last token of each running sequence, by slot.
+
+The scheduler assigns slots, and every change comes with a plan. Knows no requests.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pyllm.workers.step.batch import Batch, gather
+from pyllm.workers.step.staging import to_device
+
+
+class Slots:
+    """`max_num_seqs` slots of at most `max_blocks` blocks."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device) -> None:
+        self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+
+    def apply(self, batch: Batch) -> None:
+        """Apply the plan before its forward pass: slot copies, then block-table changes."""
+        if len(batch.host.slot_copies):
+            sources, destinations = gather(batch.host.slot_copies)
+            for copied in (self.block_tables, self.last_tokens):
+                _assign(copied, destinations, copied, sources)
+        if len(batch.host.table_slots):
+            changes = batch.device
+            self.block_tables[changes.table_slots, changes.table_indices] = changes.table_blocks
+
+    def known_tokens(self, batch: Batch) -> Tensor:
+        """The plan's tokens, int32 [tokens], with each -1 replaced by its slot's last sampled token."""
+        unknown = np.flatnonzero(batch.host.tokens < 0)
+        tokens = batch.device.tokens
+        if len(unknown):
+            rows = np.searchsorted(batch.host.query_starts, unknown, side="right") - 1
+            tokens = tokens.clone()  # On a CPU this is the plan's own memory, whose later readers need the -1.
+            _assign(tokens, unknown, self.last_tokens, batch.host.slots[rows])
+        return tokens
+
+    def remember(self, batch: Batch, sampled: Tensor) -> None:
+        """Keep each sampling row's last token of `sampled`, int32 [sampled positions]."""
+        ends = batch.host.sampled_starts[1:]
+        rows = np.flatnonzero(np.diff(batch.host.sampled_starts))
+        _assign(self.last_tokens, batch.host.slots[rows], sampled, ends[rows] - 1)
+
+
+def _assign(
+    to: Tensor, targets: npt.NDArray[np.signedinteger], source: Tensor, origins: npt.NDArray[np.signedinteger]
+) -> None:
+    """`to[targets] = source[origins]`, of tensors on one device and indices on the host."""
+    if to.is_cpu:
+        to.numpy()[targets] = source.numpy()[origins]  # Takes a third of torch's time.
+        return
+    both = to_device(torch.from_numpy(np.stack((targets, origins)).astype(np.int64)), to.device)
+    to[both[0]] = source[both[1]]

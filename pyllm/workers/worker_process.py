@@ -1,0 +1,202 @@
+"""The worker process of one rank: receives steps and controls, answers them in order. Knows no layer and no scheduler.
+
+The fork server (`supervision/fork_server.py`) calls `prepare`, which imports torch once for all workers, and forks it.
+"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+import msgspec
+import zmq
+
+from pyllm import log
+from pyllm.config.process_config import WorkerConfig
+from pyllm.supervision import line_writer
+from pyllm.supervision.memory import is_out_of_memory, return_freed_memory
+from pyllm.supervision.parent_link import OUT_OF_MEMORY_EXIT_CODE, ParentLink, attach, await_configuration
+from pyllm.wire import ipc
+from pyllm.wire.messages import Control, Reply, Sampled, Step, WorkerInput
+
+if TYPE_CHECKING:
+    from pyllm.workers.model_runner import ModelRunner
+
+Socket = zmq.Socket[bytes]
+
+# Seconds between two looks at a GPU that is still computing, and at the mailbox.
+_PAUSE = 20e-6
+
+logger = logging.getLogger(__name__)
+
+
+def prepare() -> Callable[[Connection], NoReturn]:
+    """Import all modules of a worker without starting a thread; returns the main function of its forks."""
+    _import_everything()
+    import torch
+
+    # torch has no types for this function.
+    assert not torch.cuda.is_initialized(), "no fork of us could use CUDA"  # type: ignore[no-untyped-call]
+    return main
+
+
+def main(connection: Connection) -> NoReturn:
+    """Run one rank until SIGTERM or the parent's end; the exit code says how it failed."""
+    # Ctrl-C reaches the whole process group of a terminal, but the core decides when its workers end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    config = msgspec.msgpack.decode(await_configuration(connection), type=WorkerConfig)
+    title = f"pyllm::worker-{config.core_index}-{config.rank}"
+    parent = attach(connection, title)
+    log.configure(title)
+    code = parent.run(lambda: _work(config, parent))
+    line_writer.stderr().finish()
+    os._exit(code)  # Threads of libraries may still run: to finalize Python under them is a crash.
+
+
+def _work(config: WorkerConfig, parent: ParentLink) -> int:
+    try:
+        runner = load(config, parent.enter)
+        context: zmq.Context[Socket] = zmq.Context()
+        socket = ipc.bind(context, zmq.DEALER, config.address)
+        gc.freeze()
+        return_freed_memory()  # from reading and packing weights
+        parent.started()
+        serve(socket, runner, config.rank, lambda stage, step: _report(parent, stage, step))
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.exception("out of memory while %s", parent.stage)
+        parent.failed(f"out of memory: {error}")
+        return OUT_OF_MEMORY_EXIT_CODE
+    return 0
+
+
+def _import_everything() -> None:
+    """Import the slow modules, which are the same for each configuration."""
+    # Waiting OpenMP threads spin for some tens of microseconds and then sleep. On shared cores, a thread that spins
+    # longer blocks the thread it waits for: a step takes ten times as long. OpenMP reads this when torch is imported.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+    import pyllm.workers.model_runner  # noqa: F401 - for `load`
+
+
+def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
+    """Load a rank with its weights; calls `enter` with the name of each stage.
+
+    Raises:
+        ConfigError: the configuration and the model or device do not go together.
+    """
+    if "torch" not in sys.modules:  # which a fork server has imported
+        enter("importing torch")
+        _import_everything()
+    from pyllm.workers.devices import worker_device
+    from pyllm.workers.layers.placement import set_threads
+    from pyllm.workers.layers.rank_group import RankGroup
+    from pyllm.workers.model_runner import ModelRunner
+
+    ranks = config.engine.parallel.tensor_parallel_size
+    set_threads(config.engine)
+    enter("joining ranks")
+    group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
+    enter("loading weights")
+    runner = ModelRunner(config, group)
+    runner.load()
+    return runner
+
+
+class Pending(Protocol):
+    """A step that has begun."""
+
+    def is_done(self) -> bool:
+        """Whether `answer` would not wait."""
+
+    def answer(self) -> Sampled:
+        """Wait for the step's tokens."""
+
+
+class Rank(Protocol):
+    """The runner of `serve`: a `ModelRunner`, or a fake."""
+
+    def begin(self, step: Step, frame: bytes) -> Pending:
+        """Start a step. On a GPU, the next step may begin before this one is answered."""
+
+    def call(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Answer a `Control`."""
+
+
+def serve(socket: Socket, runner: Rank, rank: int, report: Callable[[str, int], None]) -> None:
+    """Answer steps and controls in order, until the socket's context ends.
+
+    A step that arrives while a GPU computes the one before begins at once, so that the GPU never waits for this side.
+    Only rank 0 answers a step; every rank answers a control. `report` gets the stage and the last completed step. A
+    malformed frame is logged and dropped. An error inside a step, a broken plan included, is raised: the core waits for
+    that step's answer, and the ranks may differ after it.
+    """
+    decoder = msgspec.msgpack.Decoder(WorkerInput)
+    encoder = msgspec.msgpack.Encoder()
+    completed = -1
+    pending: Pending | None = None
+
+    def answer_pending() -> None:
+        nonlocal completed, pending
+        if pending is not None:
+            sampled, pending = pending.answer(), None
+            completed = sampled.step
+            if rank == 0:
+                socket.send(encoder.encode(sampled))
+
+    while True:
+        try:
+            if pending is not None and not _message_comes_before(pending, socket):
+                answer_pending()
+                report("ready", completed)
+            header, *frames = socket.recv_multipart()
+        except zmq.ContextTerminated:
+            return
+        try:
+            message = decoder.decode(header)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.error("dropped a malformed frame: %s", error)
+            continue
+        match message:
+            case Step():
+                report("running", completed)
+                begun = runner.begin(message, frames[0] if frames else b"")
+                if pending is not None:
+                    answer_pending()
+                    report("running", completed)
+                pending = begun
+            case Control(method=method):
+                answer_pending()
+                report(f"answering {method}", completed)
+                reply = _reply(runner, message)
+                report("ready", completed)
+                socket.send(encoder.encode(reply))
+
+
+def _message_comes_before(pending: Pending, socket: Socket) -> bool:
+    """Wait for the step's end or for the next message; returns whether it was a message."""
+    while not pending.is_done():
+        if socket.poll(0):
+            return True
+        time.sleep(_PAUSE)
+    return False
+
+
+def _report(parent: ParentLink, stage: str, step: int) -> None:
+    parent.stage, parent.step = stage, step
+
+
+def _reply(runner: Rank, control: Control) -> Reply:
+    try:
+        return Reply(control.id, True, runner.call(control.method, control.args))
+    except Exception as error:
+        logger.exception("the call %s%r failed", control.method, control.args)
+        return Reply(control.id, False, f"{type(error).__name__}: {error}")

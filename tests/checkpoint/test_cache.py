@@ -1,0 +1,65 @@
+"""The cache of parsed headers: used while the file is the same, rebuilt when anything about it is not."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from pyllm.checkpoint.cache import cache_folder, cached_gguf
+from pyllm.errors import ConfigError
+from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_model import write_tiny_model
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(write_tiny_gguf(write_tiny_model(tmp_path / "tiny"), tmp_path / "tiny.gguf"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return cache_folder({"XDG_CACHE_HOME": str(tmp_path / "cache")})
+
+
+def modification_times(folder: Path) -> list[int]:
+    return [path.stat().st_mtime_ns for path in sorted(folder.iterdir())]
+
+
+def test_the_folder_is_private(folder: Path) -> None:
+    assert folder.name == "pyllm"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="set XDG_CACHE_HOME"):
+        cache_folder({"XDG_CACHE_HOME": str(tmp_path / "file")})
+
+
+def test_a_second_read_writes_nothing_and_gives_the_same(model: Path, folder: Path) -> None:
+    first = cached_gguf(model, folder)
+    times = modification_times(folder)
+    assert len(times) == 2
+    assert cached_gguf(model, folder) == first
+    assert modification_times(folder) == times
+
+
+def test_a_changed_file_is_read_again(model: Path, folder: Path) -> None:
+    cached_gguf(model, folder)
+    times = modification_times(folder)
+    os.utime(model, ns=(1, 1))
+    cached_gguf(model, folder)
+    assert modification_times(folder) != times
+
+
+@pytest.mark.parametrize("suffix", ["checkpoint", "tokenizer.json"])
+@pytest.mark.parametrize("damage", [b"", b"\xc1\xff damaged"])
+def test_a_damaged_entry_is_rebuilt(model: Path, folder: Path, suffix: str, damage: bytes) -> None:
+    first = cached_gguf(model, folder)
+    (entry,) = folder.glob(f"*.{suffix}")
+    entry.write_bytes(damage)
+    assert cached_gguf(model, folder) == first
+    assert entry.read_bytes() != damage
+    assert Tokenizer.from_file(first.tokenizer.path).encode("the").ids

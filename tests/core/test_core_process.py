@@ -1,0 +1,134 @@
+"""How a core is started: what it asks its ranks, and what it makes of their answers."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks.step import core_config
+from pyllm._rust import SchedulerError
+from pyllm.config.options import config_part
+from pyllm.config.process_config import CoreConfig
+from pyllm.core.core_process import CoreParts, make_core, start
+from pyllm.core.replay import replay_file
+from pyllm.errors import ConfigError
+from tests.core.counting_executor import CountingExecutor
+
+
+class UnequalRanks(CountingExecutor):
+    """Two ranks that differ in room and speed, and keep what they were asked."""
+
+    def __init__(self, **answers: list[Any]) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+        self._answers: dict[str, list[Any]] = {"num_blocks": [64, 48], "num_host_blocks": [9, 8]}
+        self._answers |= {"swap_seconds": [0.25, 0.5], "token_seconds": [0.75, 0.5]} | answers
+
+    async def collective(self, method: str, *args: Any) -> list[Any]:
+        self.calls.append((method, *args))
+        return self._answers.get(method) or 2 * await super().collective(method, *args)
+
+
+async def test_every_rank_gets_what_the_smallest_has_room_for(tmp_path: Path) -> None:
+    ranks = UnequalRanks()
+    scheduler, ready, *_ = await start(core_config(str(tmp_path), ranks=2), ranks)
+    assert ("allocate", 48, 8) in ranks.calls
+    assert (scheduler.stats()["num_blocks"], ready.model.num_blocks) == (48, 48)
+
+
+async def test_swaps_and_tokens_are_timed_once_there_is_a_cache(tmp_path: Path) -> None:
+    ranks = UnequalRanks()
+    parts = await start(core_config(str(tmp_path), ranks=2), ranks)
+    methods = [method for method, *_ in ranks.calls]
+    assert methods.index("allocate") < min(methods.index("swap_seconds"), methods.index("token_seconds"))
+    assert parts.token_seconds == 0.75, "the slowest rank's"
+
+
+async def test_a_cache_without_room_for_one_block_is_a_configuration_error(tmp_path: Path) -> None:
+    ranks = UnequalRanks(num_blocks=[64, 0])
+    with pytest.raises(ConfigError, match="no room for one block of 16 tokens: raise kv_cache_memory_bytes"):
+        await start(core_config(str(tmp_path), ranks=2), ranks)
+    assert [call for call in ranks.calls if call[0] == "allocate"] == []
+
+
+async def started(folder: Path, executor: CountingExecutor, **options: Any) -> tuple[CoreConfig, CoreParts]:
+    """A configuration with some options of the model, cache and scheduler changed, and what it starts with."""
+    config = core_config(str(folder))
+    engine = config.engine
+    parts = {}
+    for name in ("model", "cache", "scheduler"):
+        part = getattr(engine, name)
+        values = msgspec.structs.asdict(part)
+        parts[name] = config_part(type(part), values | {key: options[key] for key in options.keys() & values.keys()})
+    config = msgspec.structs.replace(config, engine=msgspec.structs.replace(engine, **parts))
+    return config, await start(config, executor)
+
+
+async def test_more_pins_than_blocks_are_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_pinned_blocks must be from 0 to 63, not 64"):
+        await started(tmp_path, CountingExecutor(), max_pinned_blocks=64)
+
+
+async def test_an_unknown_policy_is_told_of_before_the_ranks_start(tmp_path: Path) -> None:
+    class Unstartable(CountingExecutor):
+        async def start(self) -> None:
+            raise AssertionError
+
+    with pytest.raises(ConfigError, match="there is no policy 'lifo'"):
+        await started(tmp_path, Unstartable(), scheduling_policy="lifo")
+
+
+async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
+    executor = CountingExecutor()
+    _, (scheduler, ready, policy, _) = await started(
+        tmp_path,
+        executor,
+        max_pinned_blocks=3,
+        enable_kv_cache_events=True,
+        scheduling_policy="fair",
+        tenant_weights={"acme": 2},
+        watermark=0.5,
+    )
+    assert policy is None
+    with pytest.raises(SchedulerError, match="max_pinned_blocks 3"):
+        scheduler.pin(1, bytes(4 * 16 * 4))
+    scheduler.reset_prefix_cache()
+    incarnation, first, events = scheduler.take_events(9)
+    assert (incarnation, first, len(events)) == (ready.epoch, 0, 1)
+    for tenant in ("acme", "other"):
+        scheduler.add(0, len(tenant), bytes(4 * 10), seed=0, max_tokens=9, tenant=tenant)
+    plan = scheduler.schedule(0.0)
+    assert {tenant: service for tenant, service, _ in scheduler.tenants()} == {"acme": 5, "other": 10}
+    assert plan.num_rows == 2
+
+
+async def test_there_are_no_more_log_probabilities_than_tokens(tmp_path: Path) -> None:
+    config, parts = await started(tmp_path, CountingExecutor(), max_logprobs=1 << 16)
+    assert parts.ready.model.max_logprobs == config.checkpoint.architecture.vocab_size < 1 << 16
+    _, few = await started(tmp_path, CountingExecutor(), max_logprobs=5)
+    assert few.ready.model.max_logprobs == 5
+
+
+async def test_a_recording_is_begun_before_anything_happens(tmp_path: Path) -> None:
+    executor, path = CountingExecutor(), tmp_path / "recording"
+    config, parts = await started(tmp_path, executor, scheduler_recording=str(path))
+    core = make_core(config, parts, executor, Nobody())
+    parts.scheduler.add(0, 1, bytes(4), seed=0, max_tokens=2)
+    while await core.step():
+        pass
+    core.close()
+    assert replay_file(path)["stats"] == parts.scheduler.stats()
+    with pytest.raises(ConfigError, match="exists and is not overwritten"):
+        make_core(config, parts, executor, Nobody())
+
+
+class Nobody:
+    """A sender without a peer."""
+
+    def send(self, message: object, *frames: object, identity: bytes = b"") -> bool:
+        del message, frames, identity
+        return True
+
+    def close(self, linger: float = 0.0) -> None:
+        """Nothing is open."""

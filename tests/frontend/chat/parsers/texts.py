@@ -1,0 +1,217 @@
+"""What models write, well and badly, for each parser: a text, and what it is made of."""
+
+from typing import NamedTuple
+
+from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall
+
+
+class Case(NamedTuple):
+    """One sample's text, and the whole of what a parser makes of it."""
+
+    text: str
+    whole: ParsedText
+
+
+def case(text: str, content: str = "", *calls: tuple[str, str], reasoning: str = "") -> Case:
+    return Case(text, ParsedText(content, reasoning, [ToolCall(*call) for call in calls]))
+
+
+PLAIN = ["", "Hello 🙂 world", " \n a < b > c \n\n", "<tool", "{", '{"a": [1, 2]}', "</tool_call>", "\u00a0x "]
+
+NESTED = '{"a": {"b": [1, -2.5e+3, {"}": "{"}]}, "q": "\\"\\\\}{\\u00e9🙂", "n": null, "t": true}'
+WEATHER = '{"city": "Paris"}'
+
+HERMES = [
+    *(case(text, text) for text in PLAIN),
+    case(f'<tool_call>\n{{"name": "f", "arguments": {WEATHER}}}\n</tool_call>', "", ("f", WEATHER)),
+    case(f'<tool_call>{{"name":"f","arguments":{NESTED}}}</tool_call>', "", ("f", NESTED)),
+    case(f'<tool_call>{{"arguments": {NESTED}, "name": "f"}}</tool_call>', "", ("f", NESTED)),
+    case('<tool_call>{"id": [{}], "name": "f", "arguments": { }, "x": 12}</tool_call>', "", ("f", "{ }")),
+    case('<tool_call>{"name": "g"}</tool_call>', "", ("g", "{}")),
+    case(
+        f'So: \n\n<tool_call>\n{{"name": "f", "arguments": {WEATHER}}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>\n',
+        "So:",
+        ("f", WEATHER),
+        ("g", "{}"),
+    ),
+    case('a<tool_call>{"name": "f", "arguments": {}}</tool_call> \n b ', "ab ", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": {}}', "", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": {}} then', "then", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": {}}\n</tool_cat>', "</tool_cat>", ("f", "{}")),
+    case('<tool_call>{"name": "f", "arguments": {"a": "un', "", ("f", '{"a": "un')),
+    case('<tool_call>{"name": "f", "arguments": {"a": oops}}</tool_call>', "oops}}</tool_call>", ("f", '{"a": ')),
+    case('<tool_call>{"name": "f", "arguments": {}, oops</tool_call>', ", oops</tool_call>", ("f", "{}")),
+    # What is no call is content as it was written.
+    *(
+        case(text, text)
+        for text in (
+            "<tool_call>",
+            "a \n<tool_call>\n hm",
+            "x <tool_call>{}</tool_call> y",
+            '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+            '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>',
+            '<tool_call>{"arguments": {}}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": "{}"}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            "<tool_call>{'name': 'f'}</tool_call>",
+            '<tool_call>{"name": "f",}</tool_call>',
+            '<tool_call>{"name": "f" "arguments": {}}',
+            '<tool_call>["name"]',
+            '<tool_call>{"name": "f", "name": "g"}',
+            '{"name": "f", "arguments": {}}',
+            "<tool_ call>",
+            "<<tool_cal",
+            '<tool_call>{"a": "<tool_call>',
+        )
+    ),
+    case('<tool_call><tool_call>{"name": "f"}</tool_call>', "<tool_call>", ("f", "{}")),
+    case('<tool_call>{"x": 1 <tool_call>{"name": "f"}', '<tool_call>{"x": 1', ("f", "{}")),
+    case('<tool_call>{"a": "<tool_call>{"name": "f"}', '<tool_call>{"a": "', ("f", "{}")),
+    case('<tool_call>{"name": "f"}\n<tool_call>{"name": "g"}', "", ("f", "{}"), ("g", "{}")),
+]
+
+LLAMA = [
+    *(case(text, text) for text in PLAIN),
+    case(f'{{"name": "f", "parameters": {NESTED}}}', "", ("f", NESTED)),
+    case(f'\n {{"type": "function", "name": "f", "arguments": {WEATHER}}}\n', "", ("f", WEATHER)),
+    case(f'<|python_tag|>{{"name": "f", "parameters": {WEATHER}}}', "", ("f", WEATHER)),
+    case('{"name": "f", "parameters": {}}; {"name": "g"} ;{"name": "h"}', "", ("f", "{}"), ("g", "{}"), ("h", "{}")),
+    case('{"name": "f", "parameters": {}} and more', "and more", ("f", "{}")),
+    case('{"name": "f", "parameters": {}}; and more', "; and more", ("f", "{}")),
+    case('{"name": "f"};', ";", ("f", "{}")),
+    case('{"name": "f"}{"name": "g"}', '{"name": "g"}', ("f", "{}")),
+    case('See: <|python_tag|>{"name": "f"}', "See:", ("f", "{}")),
+    case('{"name": "Bo", "age": 3, "parameters": 4}', '{"name": "Bo", "age": 3, "parameters": 4}'),
+    case(' {"age": 3} ', ' {"age": 3} '),
+    case('<|python_tag|>search("x")', '<|python_tag|>search("x")'),
+    case('x {"name": "f"}', 'x {"name": "f"}'),
+]
+
+MISTRAL = [
+    *(case(text, text) for text in PLAIN),
+    case(f'[TOOL_CALLS] [{{"name": "f", "arguments": {NESTED}}}]', "", ("f", NESTED)),
+    case(
+        f'Ok. [TOOL_CALLS][{{"name": "f", "arguments": {WEATHER}, "id": "abc"}}, {{"name": "g"}} ]\n done',
+        "Ok.done",
+        ("f", WEATHER),
+        ("g", "{}"),
+    ),
+    case(f"[TOOL_CALLS]f[ARGS]{NESTED}", "", ("f", NESTED)),
+    case(f"[TOOL_CALLS]f{WEATHER}[TOOL_CALLS]g-2.x [ARGS] {{}}", "", ("f", WEATHER), ("g-2.x", "{}")),
+    case(f"[TOOL_CALLS]f[CALL_ID]a1B[ARGS]{WEATHER}tail", "tail", ("f", WEATHER)),
+    case('[TOOL_CALLS]f{"a": x}', "x}", ("f", '{"a": ')),
+    case('[TOOL_CALLS][{"name": "f"}, {"nam": 1}] x', ', {"nam": 1}] x', ("f", "{}")),
+    case('[TOOL_CALLS][{"name": "f"}; x', "; x", ("f", "{}")),
+    case('[TOOL_CALLS][{"name": "f", "arguments": {"a": 1', "", ("f", '{"a": 1')),
+    *(
+        case(text, text)
+        for text in (
+            "[TOOL_CALLS]",
+            "[TOOL_CALLS][]",
+            "[TOOL_CALLS] nothing, really",
+            "[TOOL_CALLS]f[OTHER]{}",
+            "[TOOL_CALLS]{}",
+            "[TOOL_CALLS]" + "f" * 300 + "{}",
+            "[TOOL_CALL]f{}",
+        )
+    ),
+]
+
+LIST = [
+    case(f'[{{"name": "f", "parameters": {NESTED}}}]', "", ("f", NESTED)),
+    case('[{"name": "f", "parameters": {}}, {"name": "g", "parameters": {}}]', "", ("f", "{}"), ("g", "{}")),
+    case('[{"name": "f", "parameters": {"a": 1', "", ("f", '{"a": 1')),
+    case('[{"name": "f', '[{"name": "f'),
+    case("[", "["),
+    case("Hello", "Hello"),
+]
+
+# Where all of it is calls or content, by its beginning.
+HERMES_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', "", ("f", "{}")),
+    *(
+        case(text, text)
+        for text in (
+            'a<tool_call>{"name": "f"}</tool_call>',
+            ' <tool_call>{"name": "f"}</tool_call>',
+            '{"a": "b <tool_call>"}',
+            "<tool_call>tea",
+        )
+    ),
+    *(
+        case(text)
+        for text in ("<tool_call>", '<tool_call>\n{"name', '<tool_call>\n{"name": "f"')  # cut off
+    ),
+    case('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_ca', "", ("f", "{}")),
+    case('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool', "", ("f", "{}")),
+]
+
+MISTRAL_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case(f"[TOOL_CALLS]f[ARGS]{NESTED}", "", ("f", NESTED)),
+    case('[TOOL_CALLS] [{"name": "f", "arguments": {}}]', "", ("f", "{}")),
+    case('["[TOOL_CALLS]", {"f": {}}]', '["[TOOL_CALLS]", {"f": {}}]'),
+    case("x[TOOL_CALLS]f{}", "x[TOOL_CALLS]f{}"),
+]
+
+LLAMA_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case('<|python_tag|>{"name": "f", "parameters": {}}', "", ("f", "{}")),
+    case('{"name": "f", "parameters": {}}', '{"name": "f", "parameters": {}}'),
+    case('x<|python_tag|>{"name": "f"}', 'x<|python_tag|>{"name": "f"}'),
+]
+
+# Where calls of f and g need no marker.
+BARE_LLAMA_OR_CONTENT = [
+    *(case(text, text) for text in PLAIN),
+    case(f'{{"name": "f", "parameters": {NESTED}}}', "", ("f", NESTED)),
+    case('{"name": "f", "arguments": {}}; {"name": "g", "parameters": {}}', "", ("f", "{}"), ("g", "{}")),
+    case('<|python_tag|>{"name": "f", "parameters": {}}', "", ("f", "{}")),
+    *(
+        case(text, text)
+        for text in (
+            '{"name": "f"}',
+            '{"name": "Bo", "parameters": {}}',
+            '{"name": "f", "parameters": 3}',
+            '{"name": "f", "age": 3, "parameters": {}}',
+            '{"parameters": {}, "name": "f"}',
+            '{"type": "function", "name": "f", "parameters": {}}',
+            ' {"name": "f", "parameters": {}}',
+            "[1, {}]",
+        )
+    ),
+]
+
+# Where the model opens its reasoning itself; the rest is for Hermes' parser.
+THINK = [
+    *(case(text, text) for text in PLAIN),
+    case("<think>\nWell.\n</think>\n\nHello ", "Hello ", reasoning="Well."),
+    case(" <think>a < b </thin </think>\n", "", reasoning="a < b </thin"),
+    case("<think>\n\n</think>\n\nHi", "Hi"),
+    case("<think>cut off ", "", reasoning="cut off "),
+    case("<think>cut off </thi", "", reasoning="cut off </thi"),
+    case("<think>a <think> b</think><think>c", "<think>c", reasoning="a <think> b"),
+    case("a <think>b</think>", "a <think>b</think>"),
+    case("<thinking>", "<thinking>"),
+    case(" <thi", " <thi"),
+    case(
+        '<think>a <tool_call>{"name": "f"}</think> b <tool_call>{"name": "g"}</tool_call>',
+        "b",
+        ("g", "{}"),
+        reasoning='a <tool_call>{"name": "f"}',
+    ),
+]
+
+# Where the prompt has opened it.
+OPENED = [
+    case("\nWell.\n</think>\n\nHello ", "Hello ", reasoning="Well."),
+    case("<think>Well.</think>Hello", "Hello", reasoning="Well."),
+    case("</think>\nHi", "Hi"),
+    case("all of it ", "", reasoning="all of it "),
+    case("\n ", ""),
+    case("<thi", "", reasoning="<thi"),
+    case('x</think><tool_call>{"name": "g"}', "", ("g", "{}"), reasoning="x"),
+]

@@ -1,0 +1,170 @@
+"""Grammars of inputs within a call: the JSON form of a text is accepted if and only if the text itself is."""
+
+import json
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from pyllm.errors import RequestError
+from pyllm.frontend.chat.custom_tool_grammar import input_grammar, input_regex_grammar
+from pyllm.frontend.chat.custom_tool_regex import json_escaped
+from pyllm.frontend.text.ascii_classes import with_ascii_classes
+from tests.frontend.chat.regexes import ALPHABET, REGEXES, TEXTS, accepts
+
+PATCH = r"""
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk | update_hunk
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+LINES = [
+    *("*** Begin Patch", "*** End Patch", "*** Update File: a.py", '*** Add File: ü \\ "q".py', "*** Delete File: b"),
+    *("*** Move to: c", "@@", "@@ def f():", '+print("🙂\\n")', "-\told", " x", "", "stray", "*** End of File"),
+]
+
+
+def accepts_in_call(definition: str, text: str) -> bool:
+    """Whether the whole text may come as a call's input."""
+    written = "".join(map(json_escaped, text))
+    assert json.loads(f'"{written}"') == text
+    return accepts(f"start: {input_grammar(definition)}", f'{{"input": "{written}"}}')
+
+
+@settings(max_examples=100)
+@given(REGEXES, TEXTS)
+def test_a_regex_matches_the_json_form_of_what_it_matches(regex: str, text: str) -> None:
+    assert accepts_in_call(f"start: /{regex}/", text) == accepts(f"start: /{regex}/", text)
+
+
+def regex_accepts_in_call(regex: str, text: str) -> bool:
+    written = "".join(map(json_escaped, text))
+    return accepts(f"start: {input_regex_grammar(regex)}", f'{{"input": "{written}"}}')
+
+
+@settings(max_examples=100)
+@given(REGEXES, TEXTS)
+def test_a_whole_input_may_follow_a_regex(regex: str, text: str) -> None:
+    assume("/" not in regex)
+    assert regex_accepts_in_call(regex, text) == accepts(f"start: /{with_ascii_classes(regex)}/", text)
+
+
+@pytest.mark.parametrize(
+    ("regex", "text", "holds"),
+    [
+        ('[^"]{3}', 'a"b', False),
+        ('[^"]{3}', "a/b", True),
+        ('[^"a-z]{3}', '_7"', False),
+        (r"[\x00-\x1f]", '"', False),
+        (r"[\x00-\x1f]", "\\", False),
+        (r"[\x00-\x1f]", "\n", True),
+        (r"\d{2}", "12", True),
+        (r"\d{2}", "\u0661\u0662", False),
+        (r"[\w.]+", "a_9.", True),
+        (r"[\w.]+", "\u00e4", False),
+        (r"^a+$", "aa", True),
+        (r"a\$", "a$", True),
+        (r"a/b\/c", "a/b/c", True),
+    ],
+)
+def test_what_a_regex_means_for_an_input(regex: str, text: str, holds: bool) -> None:
+    assert regex_accepts_in_call(regex, text) == holds
+
+
+@settings(max_examples=60)
+@given(st.text(st.sampled_from(ALPHABET), min_size=1, max_size=4), TEXTS, st.booleans())
+def test_a_literal_is_itself(literal: str, text: str, ignores_case: bool) -> None:
+    definition = f"start: {json.dumps(literal).replace(chr(127), 'u007f')}{'i' if ignores_case else ''}"
+    assert accepts_in_call(definition, literal)
+    assert accepts_in_call(definition, literal.upper()) == (ignores_case or literal == literal.upper())
+    assert accepts_in_call(definition, text) == (text == literal)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(LINES), max_size=4), st.booleans())
+def test_a_patch_is_accepted_in_a_call_if_it_is_one(lines: list[str], ends: bool) -> None:
+    text = "\n".join(["*** Begin Patch", *lines, "*** End Patch"]) + "\n" * ends
+    assert accepts_in_call(PATCH, text) == accepts(PATCH, text)
+
+
+def test_a_patch_of_every_kind_is_accepted() -> None:
+    text = "\n".join([LINES[0], LINES[2], *LINES[5:11], LINES[13], LINES[3], "+", "+\t\\", LINES[4], LINES[1]])
+    assert accepts(PATCH, text)
+    assert accepts_in_call(PATCH, text)
+    assert not accepts_in_call(PATCH, text + "x")
+
+
+def test_all_parts_of_lark_that_can_be_written_so() -> None:
+    definition = r"""
+    # A comment with "quotes" and /slashes/
+    ?start: [_sign] DIGIT~1..3 ("x".."z"){2} tail? // another
+      | WS_INLINE KEY "\x22\x0a"
+    _sign: "+" | "-" -> minus
+    !tail: "\u000b" ESCAPED_STRING
+    KEY: /[a-c\n]+/ & /..?/s
+    %import common.DIGIT
+    %import common.WS_INLINE
+    %import common.ESCAPED_STRING
+    """
+    for text in ("12xy", "-1zz", '+123xx\x0b"a\\"b\n"', '\t ab"\n', ' \nb"\n'):
+        assert accepts_in_call(definition, text), text
+    for text in ("1234xy", "12wx", "--1zz", '\t abc"\n', 'ab"\n', "12xy\x0b"):
+        assert not accepts_in_call(definition, text), text
+
+
+@pytest.mark.parametrize(
+    ("definition", "what"),
+    [
+        ('start: "(" start ")" | "x"', "recursive"),
+        ("start: a\na: b\nb: a", "recursive"),
+        ('start: "a"\n%ignore " "', "%ignore"),
+        ("start: <|end|>", "end"),
+        ("start: @other", "@other"),
+        ("start: T\nT: ~/a/", "'?~"),
+        ('start: %json {"type": "object"}', "%json"),
+        ('start: "a" }', "brace"),
+        ('start: "a"{2', "brace"),
+        (r"start: /a\b/", "escape"),
+        ("start: /^a/", "anchor"),
+        ('start: "ab".."c"', "range"),
+        pytest.param("start: /" + "." * 100_000 + "/", "100009 bytes", id="definition-too-long"),
+        pytest.param("start: /" + "." * 60_000 + "/", "1048576 bytes", id="regex-becomes-too-long"),
+        pytest.param("start:" + " /...../" * 8_000, "1048576 bytes", id="rules-become-too-long"),
+        # These took seconds when an open literal was read again from each of its characters.
+        pytest.param("start: /" + r"\/" * 32_000, "close it", id="open-regex"),
+        pytest.param("start: /" + r"\"" * 32_000, "close it", id="open-regex-of-quotes"),
+        pytest.param('start: "' + r"\"" * 32_000, "close it", id="open-string"),
+        ('start: "a', "close it"),
+        (r'start: "\q"', "escapes"),
+    ],
+)
+def test_what_cannot_be_written_so_is_refused_by_name(definition: str, what: str) -> None:
+    with pytest.raises(RequestError, match=what) as error:
+        input_grammar(definition)
+    assert error.value.parameter == "tools"
+
+
+@settings(max_examples=200)
+@given(st.text(st.sampled_from('a"/\\[]^-(?:){},.*+|&~@<>%$ \n=idsuxpP01'), max_size=20))
+def test_any_text_is_written_or_refused(definition: str) -> None:
+    parameter = None
+    try:
+        assert "%lark" in input_grammar(definition)
+    except RequestError as error:
+        parameter = error.parameter
+    assert parameter in (None, "tools")

@@ -1,0 +1,179 @@
+"""The grammar that tools and a format give an answer, and that the parser tells calls from content as it does."""
+
+import json
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
+
+from pyllm.errors import RequestError
+from pyllm.frontend.chat.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice
+from pyllm.frontend.chat.custom_tool_grammar import MAX_DEFINITION_BYTES
+from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall, folded
+from pyllm.frontend.chat.tool_constraint import ToolConstraint
+from pyllm.frontend.text.structured_outputs import grammar_text
+from pyllm.sampling_params import StructuredOutputsParams
+
+BYTES = LLTokenizer("byte")
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+
+KEYS = st.sampled_from(["name", "parameters", "arguments", "city"])
+VALUES = st.sampled_from(
+    [{}, {"type": "string"}, {"type": "object"}, {"const": "f"}, {"$ref": "#"}, {"enum": ["f", 1]}]
+)
+SCHEMAS = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.sampled_from(["object", "array", ["object", "null"]]),
+        "properties": st.dictionaries(KEYS, VALUES, max_size=3),
+        "required": st.lists(KEYS, max_size=2, unique=True),
+        "additionalProperties": st.sampled_from([False, True, {"type": "object"}]),
+        "anyOf": st.just([{"type": "object"}]),
+        "x-guidance": st.just({"whitespace_flexible": True}),
+    },
+)
+
+
+def form_of(
+    content: StructuredOutputsParams | None, strict: bool, kind: Literal["hermes", "llama3_json"]
+) -> ToolConstraint:
+    tool = Tool(name="f", parameters=CITY if strict else None, strict=strict)
+    return ToolConstraint(Conversation(messages=[], tools=(tool,)), content, kind)
+
+
+def matcher(form: StructuredOutputsParams | None) -> LLMatcher:
+    assert form is not None
+    return LLMatcher(BYTES, grammar_text(form), log_level=0)
+
+
+def accepts(form: StructuredOutputsParams | None, text: str) -> bool:
+    """Whether the whole text may come, and end."""
+    grammar, data = matcher(form), list(text.encode())
+    return grammar.try_consume_tokens(data) == len(data) and grammar.is_accepting()
+
+
+def parsed(form: ToolConstraint, text: str) -> ParsedText:
+    parser = form.parser()
+    assert parser is not None
+    return folded([*parser.feed(text), *parser.finish()])
+
+
+@settings(max_examples=300)
+@given(SCHEMAS)
+def test_content_never_begins_as_a_call_that_needs_no_marker(schema: dict[str, Any]) -> None:
+    content = StructuredOutputsParams(json=schema)
+    form = form_of(content, True, "llama3_json")
+    grammar = matcher(content)
+    if grammar.is_error():
+        return  # A schema that nothing fits, which a worker refuses.
+    assert matcher(form.constraint(lambda text: None)).try_consume_tokens(list(b"<|python_tag|>")) == 14
+    text = '{"name": "f", "parameters": {"city": "Rome"}}'
+    whole = parsed(form, text)
+    if whole.tool_calls:
+        assert accepts(form.constraint(lambda text: None), text)
+        begins = list(b'{"name": "f", "parameters": {')
+        assert grammar.try_consume_tokens(begins) < len(begins)
+    else:
+        assert whole.content == text
+        assert accepts(form.constraint(lambda text: None), text) == accepts(content, text)
+
+
+@pytest.mark.parametrize(
+    ("schema", "is_bare"),
+    [
+        ({**CITY, "properties": {"name": {}, "age": {}}, "required": []}, True),
+        ({"type": "object", "properties": {"answer": {}}, "required": ["answer"]}, True),
+        (json.dumps(CITY), True),
+        ({"type": "object", "properties": {"answer": {}}}, False),
+        ({"type": "object"}, False),
+        ({"anyOf": [CITY]}, False),
+        ({**CITY, "properties": {"name": {}, "parameters": {}}}, False),
+        ({**CITY, "required": 3}, False),
+        ("{", False),
+    ],
+)
+def test_a_strict_call_needs_the_marker_where_content_may_look_like_it(schema: Any, is_bare: bool) -> None:
+    text = '{"name": "f", "parameters": {"city": "Rome"}}'
+    form = form_of(StructuredOutputsParams(json=schema), True, "llama3_json")
+    assert bool(parsed(form, text).tool_calls) == is_bare
+    assert parsed(form, f"<|python_tag|>{text}").tool_calls == [ToolCall("f", '{"city": "Rome"}')]
+
+
+def test_the_parser_goes_by_the_schema_that_the_grammar_was_made_of() -> None:
+    schema: dict[str, Any] = dict(CITY)
+    form = form_of(StructuredOutputsParams(json=schema), True, "llama3_json")
+    assert form.constraint(lambda text: None) is not None
+    schema.clear()
+    for _ in range(2):
+        assert parsed(form, '{"name": "f", "parameters": {"city": "Rome"}}').tool_calls
+
+
+@pytest.mark.parametrize(
+    ("content", "is_bare"),
+    [
+        (StructuredOutputsParams(choice=["a", "b"]), True),
+        (StructuredOutputsParams(choice=["a", "{}"]), False),
+        (StructuredOutputsParams(regex="a"), False),
+    ],
+)
+def test_a_call_needs_it_only_beside_texts_that_may_begin_as_it_does(
+    content: StructuredOutputsParams, is_bare: bool
+) -> None:
+    text = '{"name": "f", "parameters": {}}'
+    form = form_of(content, False, "llama3_json")
+    assert bool(parsed(form, text).tool_calls) == is_bare
+    assert accepts(form.constraint(lambda text: None), text) == is_bare
+
+
+def test_content_that_reads_as_a_call_is_one() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    form = form_of(StructuredOutputsParams(choice=[call, "<tool_call> and so on"]), True, "hermes")
+    assert parsed(form, call).tool_calls == [ToolCall("f", "{}")]
+    assert parsed(form, "<tool_call> and so on") == ParsedText("<tool_call> and so on")
+
+
+def lark_tools(*sizes: int) -> tuple[Tool, ...]:
+    """Custom tools whose definitions have these numbers of bytes."""
+    formats = [InputFormat("lark", 'start: "a"' + " " * (size - 10)) for size in sizes]
+    return tuple(Tool(name=f"f{index}", input_format=input_format) for index, input_format in enumerate(formats))
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_the_definitions_of_a_request_are_limited_together(choice: ToolChoice) -> None:
+    half = MAX_DEFINITION_BYTES // 2
+    for tools, fits in ((lark_tools(half, half), True), (lark_tools(half, half, 10), False)):
+        form = ToolConstraint(Conversation(messages=[], tools=tools, tool_choice=choice), None, "hermes")
+        if fits:
+            assert not matcher(form.constraint(lambda text: None)).is_error()
+            continue
+        with pytest.raises(RequestError, match=f"{MAX_DEFINITION_BYTES + 10} bytes") as error:
+            form.constraint(lambda text: None)
+        assert error.value.parameter == "tools"
+
+
+def test_the_definition_of_a_forced_tool_stands_alone() -> None:
+    tools = lark_tools(MAX_DEFINITION_BYTES, MAX_DEFINITION_BYTES)
+    form = ToolConstraint(Conversation(messages=[], tools=tools, tool_choice=NamedTool("f1")), None, "hermes")
+    assert accepts(form.constraint(lambda text: None), "a")
+
+
+@pytest.mark.parametrize(
+    ("tool", "text"),
+    [
+        (Tool(name="f", strict=True), "'f' is strict"),
+        (Tool(name="f", input_format=InputFormat("regex", "a")), "'f' has a grammar"),
+    ],
+)
+def test_llamas_calls_cannot_be_constrained_in_free_text(tool: Tool, text: str) -> None:
+    tools = Tool(name="free"), tool
+    with pytest.raises(RequestError, match=f"^tools: {text}") as error:
+        ToolConstraint(Conversation(messages=[], tools=tools), None, "llama3_json").check(reads_tools=True)
+    assert error.value.parameter == "tools"
+    ToolConstraint(Conversation(messages=[], tools=tools, tool_choice="required"), None, "llama3_json").check(True)

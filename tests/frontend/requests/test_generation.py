@@ -1,0 +1,28 @@
+"""What one HTTP request has the engine do, as every API tells of it."""
+
+from typing import Any
+
+import pytest
+
+from pyllm.frontend.text.tokenizer import Tokenizer
+from tests.client.fake_core import ExpiringCore
+from tests.frontend.serving import in_process
+
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}, lambda answer: answer["choices"][0]["finish_reason"]),
+        ("/v1/messages", {"messages": [USER], "max_tokens": 9}, lambda answer: answer["stop_reason"]),
+        ("/v1/responses", {"input": "x"}, lambda answer: answer["incomplete_details"]["reason"]),
+    ],
+)
+async def test_a_deadline_looks_like_a_length_and_the_usage_tells_it(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any], reason: Any
+) -> None:
+    async with in_process(ExpiringCore(lambda prompt, sample: tokenizer.encode("ok")), tokenizer) as frontend:
+        answer = (await frontend.http.post(path, json=body, headers={"x-request-timeout": "0.5"})).json()
+    assert reason(answer) in ("length", "max_tokens", "max_output_tokens")
+    assert answer["usage"]["finish_reason"] == "deadline"

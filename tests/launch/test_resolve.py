@@ -1,0 +1,112 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllm.config.options import engine_config
+from pyllm.errors import ConfigError
+from pyllm.launch.resolve import resolve_config
+from tests.tiny_model import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
+
+
+def test_resolve_leaves_nothing_open(model: str) -> None:
+    config, checkpoint = resolve_config(engine_config({"model": model, "device": "cpu"}))
+    assert config.model.dtype == "float32"
+    assert config.model.max_model_len == 512
+    assert config.model.served_model_name == (checkpoint.name,)
+    assert config.device.device == "cpu"
+    assert config.scheduler.max_num_batched_tokens == 192
+
+
+def test_every_sequence_has_a_token_in_a_step_unless_said_otherwise(model: str) -> None:
+    options = {"model": model, "device": "cpu", "max_num_seqs": 300}
+    many, _ = resolve_config(engine_config(options))
+    few, _ = resolve_config(engine_config(options | {"max_num_batched_tokens": 64}))
+    assert (many.scheduler.max_num_batched_tokens, few.scheduler.max_num_batched_tokens) == (300, 64)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, 5),
+        ({"kernel_backend": "cpu", "attention_backend": "cpu"}, 5),
+        ({"kernel_backend": "reference"}, 0),
+        ({"attention_backend": "sdpa"}, 0),
+        ({"dtype": "float16"}, 0),
+        ({"dtype": "float16", "num_speculative_tokens": 3}, 3),
+        ({"num_speculative_tokens": 0}, 0),
+    ],
+)
+def test_tokens_are_guessed_where_that_changes_no_bit(model: str, options: dict[str, Any], expected: int) -> None:
+    config, _ = resolve_config(engine_config({"model": model, "device": "cpu", **options}))
+    assert config.scheduler.num_speculative_tokens == expected
+
+
+def test_what_was_asked_for_stays(model: str) -> None:
+    options = {"model": model, "device": "cpu", "dtype": "bfloat16", "max_model_len": 100, "async_scheduling": False}
+    config, _ = resolve_config(engine_config(options | {"served_model_name": "mine"}))
+    assert config.model.dtype == "bfloat16"
+    assert config.model.max_model_len == 100
+    assert config.model.served_model_name == ("mine",)
+    assert config.scheduler.async_scheduling is False
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"max_model_len": 513}, "512"),
+        ({"block_size": 12}, "power of two"),
+        ({"batch_invariant": True, "kernel_backend": "reference"}, "not kernel_backend reference"),
+        ({"batch_invariant": True, "attention_backend": "sdpa"}, "not attention_backend sdpa"),
+        ({"batch_invariant": True, "dtype": "float16"}, "not of float16"),
+        ({"tensor_parallel_size": 2}, "1, 3"),
+        ({"tensor_parallel_size": 3, "distributed_executor_backend": "uni"}, "mp"),
+        ({"max_pinned_blocks": 1, "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"enable_kv_cache_events": True, "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"kv_cache_dtype": "fp8"}, "fp8 is for GPUs, and the device is cpu: use bfloat16, or auto"),
+        ({"attention_backend": "flash"}, "there are auto, triton, cpu, sdpa"),
+        ({"scheduling_policy": "lifo"}, "there are fcfs, priority, shortest, fair"),
+        ({"scheduler_recording": "/nowhere/recording"}, "there is no folder /nowhere"),
+        ({"scheduler_recording": __file__}, "exists and is not overwritten"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(model: str, options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        resolve_config(engine_config({"model": model, "device": "cpu", **options}))
+
+
+def test_a_recording_has_an_absolute_path_and_is_not_made_yet(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = {"model": model, "device": "cpu", "scheduler_recording": "recording"}
+    config, _ = resolve_config(engine_config(options))
+    assert config.scheduler.scheduler_recording == str(tmp_path / "recording")
+    assert not (tmp_path / "recording").exists()
+
+
+def test_the_folder_for_crashes_is_absolute_and_tried_where_it_was_given(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    config, _ = resolve_config(engine_config({"model": model, "device": "cpu"}))
+    assert config.recovery.flight_recorder_dir == str(tmp_path / "state/pyllm/crashes")
+    assert not (tmp_path / "state").exists()
+    monkeypatch.chdir(tmp_path)
+    config, _ = resolve_config(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": "mine"}))
+    assert config.recovery.flight_recorder_dir == str(tmp_path / "mine")
+    with pytest.raises(ConfigError, match="flight_recorder_dir"):
+        resolve_config(engine_config({"model": model, "device": "cpu", "flight_recorder_dir": f"{__file__}/x"}))
+
+
+def test_a_model_may_have_several_names_each_once(model: str) -> None:
+    names = ["chat", "gpt", "chat"]
+    config, _ = resolve_config(engine_config({"model": model, "device": "cpu", "served_model_name": names}))
+    assert config.model.served_model_name == ("chat", "gpt")
+    config, checkpoint = resolve_config(engine_config({"model": model, "device": "cpu", "served_model_name": ""}))
+    assert config.model.served_model_name == (checkpoint.name,)

@@ -1,0 +1,73 @@
+"""The order in which the processes of a server end, with fakes that only write down what they are told."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from typing import Any, cast
+
+from pyllm.supervision.server_processes import STOP_GRACE, supervise
+from pyllm.supervision.supervised_process import SupervisedProcess
+
+
+class FakeSupervisedProcess:
+    """A child that is ready at once, and that ends some turns of the loop after it was told to."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self._name = name
+        self._events = events
+
+    def spawn(self) -> None:
+        self._events.append(f"{self._name} starts")
+
+    async def start(self, on_lost: Callable[[BaseException], None]) -> str:
+        return "address"
+
+    def stand_by(self) -> None:
+        self._events.append(f"{self._name} has a spare")
+
+    def expect_end(self) -> None:
+        """It ends as it is told."""
+
+    async def stop(self, grace: float) -> None:
+        self._events.append(f"{self._name} is told to end in {grace:g} s")
+        for _ in range(9):
+            await asyncio.sleep(0)
+        self._events.append(f"{self._name} has ended")
+
+
+async def test_groups_end_one_after_the_other_and_the_port_as_soon_as_nobody_new_needs_it() -> None:
+    events: list[str] = []
+    names = [["api 0", "api 1"], [], ["core"]]
+    groups = [[cast(Any, FakeSupervisedProcess(name, events)) for name in group] for group in names]
+
+    def announce(addresses: list[str]) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return addresses[0]
+
+    await supervise(
+        cast("list[list[SupervisedProcess]]", groups), announce, 30.0, lambda: events.append("the port is closed")
+    )
+    within = f"is told to end in {30 + STOP_GRACE:g} s"
+    assert [event for event in events if not event.endswith(("starts", "spare"))] == [
+        *(f"api 0 {within}", f"api 1 {within}", "the port is closed", "api 0 has ended", "api 1 has ended"),
+        *(f"core {within}", "core has ended"),
+    ]
+
+
+async def test_a_stdout_that_nobody_reads_keeps_nobody_from_standing_by() -> None:
+    events: list[str] = []
+    reader, writer = os.pipe()
+    os.close(reader)
+
+    class LastPlace(FakeSupervisedProcess):
+        def stand_by(self) -> None:
+            super().stand_by()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):
+        await supervise(
+            cast("list[list[SupervisedProcess]]", [[LastPlace("core", events)]]), lambda addresses: "ready", 30.0
+        )
+    assert "core has a spare" in events

@@ -1,0 +1,101 @@
+"""The private folder for sockets and the listening socket."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyllm.errors import ConfigError
+from pyllm.wire.sockets import SocketFolder, bind_listener, bind_unix_listener
+
+HOLD = """
+import signal
+from pyllm.wire.sockets import SocketFolder
+folder = SocketFolder()
+print(folder.path, flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def private_temp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def test_folder_is_private_and_goes(tmp_path: Path) -> None:
+    with SocketFolder() as path:
+        assert Path(path).parent == tmp_path
+        assert Path(path).stat().st_mode & 0o077 == 0
+    assert not Path(path).exists()
+
+
+def test_closing_twice_is_no_error() -> None:
+    folder = SocketFolder()
+    folder.close()
+    folder.close()
+
+
+def test_folder_of_a_killed_process_is_swept_and_that_of_a_living_one_stays() -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    held = Path(holder.stdout.readline().strip())
+    with SocketFolder():
+        assert held.exists()
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    with SocketFolder():
+        assert not held.exists()
+
+
+def test_folder_that_cannot_be_made_is_a_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR"):
+        SocketFolder()
+
+
+def test_listener_takes_a_free_port_and_a_taken_one_is_named() -> None:
+    with bind_listener("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        assert port > 0
+        first.listen()
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            bind_listener("127.0.0.1", port)
+
+
+def test_descriptors_are_returned() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with SocketFolder():
+        pass
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_unix_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(path)
+    with bind_unix_listener(path) as listener:
+        listener.listen()
+        with pytest.raises(ConfigError, match="another server listens there"), bind_unix_listener(path):
+            pass
+        assert Path(path).is_socket()
+    assert not Path(path).exists()
+
+
+def test_a_unix_socket_that_another_server_has_taken_over_stays(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with bind_unix_listener(str(path)):
+        path.unlink()
+        path.write_text("theirs")
+    assert path.read_text() == "theirs"
+
+
+@pytest.mark.parametrize("name", ["file", "missing/socket", "x" * 200])
+def test_a_path_that_cannot_be_bound_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("kept")
+    with pytest.raises(ConfigError, match="--uds"), bind_unix_listener(str(tmp_path / name)):
+        pass
+    assert (tmp_path / "file").read_text() == "kept"

@@ -1,0 +1,62 @@
+"""Three ranks in three processes with gloo: the tokens of one rank, a third of its bytes, and every share matters."""
+
+from typing import Any
+
+import pytest
+
+from pyllm.wire.messages import Sampling
+from tests.plans import Planner, Row
+from tests.tiny_model import write_tiny_model
+from tests.workers.engine import loaded_runner, run, worker_config
+from tests.workers.layers.ranks import Steps, run_ranks
+
+NUM_BLOCKS = 16
+STAGES = ["joining ranks", "loading weights"]  # torch is there, as in a fork server
+
+
+def steps() -> Steps:
+    """Two sequences, one of them sampled, prefilled in chunks and decoded from what the ranks themselves remember."""
+    planner = Planner(NUM_BLOCKS)
+    planner.start(0)
+    planner.start(1, Sampling(temperature=0.8, top_k=50))
+    plans = [
+        planner.step(Row(0, [5, 17, 200, 31], ())),
+        planner.step(Row(0, [8, 250, 100]), Row(1, [9, 0, 3, 12])),
+    ]
+    plans += [planner.step(Row(0, [-1]), Row(1, [-1], (0.1 * step,))) for step in range(8)]
+    return plans
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    # 290 tokens do not divide by three: the last rank's rows of the vocabulary are padded.
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), tied=False)
+
+
+@pytest.fixture(scope="module")
+def ranks(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    rendezvous = f"file://{tmp_path_factory.mktemp('ranks') / 'rendezvous'}"
+    configs = [worker_config(model, rank, rendezvous, tensor_parallel_size=3) for rank in range(3)]
+    return run_ranks(configs, steps(), NUM_BLOCKS, edited_rank=2)
+
+
+def test_three_ranks_give_the_tokens_of_one(model: str, ranks: list[dict[str, Any]]) -> None:
+    runner = loaded_runner(model, NUM_BLOCKS)
+    expected = [run(runner, step) for step in steps()]
+    assert len({token for step in expected for token in step}) > 5
+    for rank in ranks:
+        assert rank["tokens"] == expected
+        assert rank["stages"] == STAGES
+
+
+def test_each_rank_holds_a_third(model: str, ranks: list[dict[str, Any]]) -> None:
+    whole = loaded_runner(model, NUM_BLOCKS).call("statistics")
+    for rank in ranks:
+        assert rank["statistics"]["linear_bytes"] * 3 == whole["linear_bytes"]
+        assert rank["statistics"]["kv_cache_bytes"] * 3 == whole["kv_cache_bytes"]
+        assert rank["statistics"]["embedding_bytes"] == 128 * 48 * 4  # 97 rows, packed by 32
+
+
+def test_an_edited_share_of_one_rank_changes_the_output_of_all(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["edited"] != ranks[0]["tokens"]
+    assert ranks[0]["edited"] == ranks[1]["edited"] == ranks[2]["edited"]

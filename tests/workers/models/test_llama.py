@@ -1,0 +1,95 @@
+"""The Llama module's logits against those of transformers, on the same weights."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pyllm_kernels import AttentionMetadata, select
+from transformers import LlamaForCausalLM
+
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.layers.rope import rope_table
+from pyllm.workers.loaders.formats import weight_reader
+from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.models.registry import build_model
+from pyllm.workers.step.batch import PlanBuffer
+from pyllm.workers.step.forward_context import ForwardContext
+from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.step.slots import Slots
+from tests.plans import Planner, Row
+from tests.tiny_model import write_tiny_model
+
+PROMPT = [5, 17, 200, 31, 8, 8, 250, 100, 3, 77, 41, 9, 160, 22, 61, 12, 33, 2, 90, 140]
+
+
+class Model:
+    """A model with a KV cache, and no runner: gives the logits of every token."""
+
+    def __init__(self, folder: str, dtype: torch.dtype) -> None:
+        checkpoint = read_checkpoint(folder)
+        architecture = checkpoint.architecture
+        device = torch.device("cpu")
+        kernels = select("auto", device)
+        placement = Placement(RankGroup(), dtype, device, kernels)
+        self.planner = Planner(num_blocks=8)
+        self.model = build_model(architecture, placement)
+        self.model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
+        self.kv_cache = KVCache(KVCacheShape.of(architecture, self.planner.block_size, 1, dtype), 8, device)
+        self.slots = Slots(2, 4, device)
+        self.cos_sin = rope_table(architecture.head_dim, architecture.rope_theta, 64, device)
+        self.plans = PlanBuffer(device)
+
+    @torch.inference_mode()
+    def logits(self, *rows: Row) -> torch.Tensor:
+        step, frame = self.planner.step(*rows)
+        batch = self.plans.load(step.counts, frame)
+        self.slots.apply(batch)
+        plan = batch.device
+        attention = AttentionMetadata(
+            self.slots.block_tables,
+            plan.slots,
+            plan.query_starts,
+            plan.sequence_lengths,
+            batch.max_query_length,
+            batch.max_sequence_length,
+            batch.num_tokens,
+        )
+        context = ForwardContext(
+            select("reference", "cpu"), self.kv_cache, attention, plan.positions, plan.slot_mapping, self.cos_sin
+        )
+        logits = self.model.logits(self.model(plan.tokens, context))
+        assert logits is not None
+        return logits
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"tied": False}, {"heads": 8, "kv_heads": 2, "head_dim": 32}, {"kv_heads": 6, "rope_theta": 500000.0}],
+    ids=["tied", "untied", "wide heads", "no groups"],
+)
+def test_logits_equal_those_of_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
+    folder = write_tiny_model(tmp_path, **options)
+    oracle = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([PROMPT])).logits[0]
+    model = Model(folder, torch.float32)
+    model.planner.start(0)
+    model.planner.start(1)
+    torch.testing.assert_close(model.logits(Row(0, PROMPT)), expected, rtol=1e-4, atol=1e-4)
+    # The same prompt in chunks, the last of one token, beside a row of its own.
+    chunks = [model.logits(Row(1, PROMPT[:7])), model.logits(Row(1, PROMPT[7:19]), Row(0, [4]))[:12]]
+    chunks.append(model.logits(Row(0, [9]), Row(1, PROMPT[19:]))[1:])
+    torch.testing.assert_close(torch.cat(chunks), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_near(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = write_tiny_model(tmp_path)
+    exact, rounded = (Model(folder, each) for each in (torch.float32, dtype))
+    for model in (exact, rounded):
+        model.planner.start(0)
+    difference = exact.logits(Row(0, PROMPT)) - rounded.logits(Row(0, PROMPT))
+    assert 0 < difference.abs().max() < 0.5

@@ -1,0 +1,130 @@
+"""The KV cache's size and memory, its swap space, and the share of it, as of everything, that a rank gets."""
+
+import ctypes
+import mmap
+import re
+from collections.abc import Callable
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyllm_kernels import select
+
+from pyllm.errors import ConfigError, ProtocolError
+from pyllm.supervision.memory import Memory
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+
+CPU = torch.device("cpu")
+KERNELS = select("auto", CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) -> None:
+    shape = KVCacheShape(num_layers=3, block_size=16, num_kv_heads=2, head_dim=24, dtype=dtype)
+    cache = KVCache(shape, 5, CPU)
+    tensors = [tensor for pair in cache.layers for tensor in pair]
+    assert len(tensors) == 6
+    assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.block_bytes
+    assert cache.layers[0][0].data_ptr() % 64 == 0
+    for number, tensor in enumerate(tensors):
+        assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == ((5, 16, 2, 24), dtype, True)
+        assert not tensor.any()
+        tensor.fill_(number + 1)
+    assert [int(tensor.unique()) for tensor in tensors] == [1, 2, 3, 4, 5, 6]
+
+
+# Of 12,000 blocks 197 MB: more than the heap has in one piece of what was used and freed, so that the kernel gives it.
+UNTOUCHED = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=64, dtype=torch.bfloat16)
+
+
+def test_pages_are_taken_and_nothing_is_changed() -> None:
+    cache = KVCache(UNTOUCHED, 12_000, CPU)
+    cache.layers[1][0][500].fill_(3)
+    before = share_in_memory(cache)
+    cache.take_pages()
+    assert (before < 0.5, share_in_memory(cache)) == (True, 1)
+    assert float(cache.memory.sum()) == 3 * cache.layers[1][0][500].numel()
+
+
+def test_pages_that_memory_is_short_of_are_left_to_who_needs_them() -> None:
+    cache = KVCache(UNTOUCHED, 12_000, CPU)
+    cache.take_pages(
+        lambda: [Memory(1 << 40, 1 << 40, "the host"), Memory(cache.memory.nbytes, 1 << 30, "a container")]
+    )
+    assert share_in_memory(cache) < 0.5
+
+
+def share_in_memory(cache: KVCache) -> float:
+    """Of the pages that the cache fills, by what the kernel says."""
+    first = -(-cache.memory.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    num_pages = (cache.memory.data_ptr() + cache.memory.nbytes - first) // mmap.PAGESIZE
+    pages = (ctypes.c_ubyte * num_pages)()
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(first), ctypes.c_size_t(num_pages * mmap.PAGESIZE), pages) == 0
+    return sum(page & 1 for page in pages) / num_pages
+
+
+def host_pool(
+    num_blocks: int, num_host_blocks: int, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[KVCache, HostPool]:
+    shape = KVCacheShape(num_layers=3, block_size=4, num_kv_heads=2, head_dim=8, dtype=torch.bfloat16)
+    cache = KVCache(shape, num_blocks, CPU)
+    cache.memory.copy_(torch.randn(cache.memory.shape))
+    return cache, HostPool(cache, num_host_blocks, select("reference", CPU), clock)
+
+
+def test_a_host_pool_keeps_blocks_while_the_cache_is_used_for_others() -> None:
+    cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
+    assert pool.memory.nbytes * 5 == cache.memory.nbytes * 2
+    kept = [(keys[3].clone(), values[3].clone()) for keys, values in cache.layers]
+    pool.swap(np.array([[0, 3, 1]], np.int32))
+    cache.memory.zero_()
+    pool.swap(np.array([[0, 4, 0], [1, 2, 1]], np.int32))
+    for (keys, values), (kept_keys, kept_values) in zip(cache.layers, kept, strict=True):
+        assert torch.equal(keys[2], kept_keys)
+        assert torch.equal(values[2], kept_values)
+        assert not keys[[0, 1, 3, 4]].any()
+
+
+@pytest.mark.parametrize("swap", [[2, 0, 0], [-1, 0, 0], [0, 5, 0], [1, -1, 0], [0, 0, 2], [1, 4, -1]])
+def test_a_swap_of_a_block_that_does_not_exist_is_refused_and_nothing_moves(swap: list[int]) -> None:
+    cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
+    before = cache.memory.clone()
+    with pytest.raises(ProtocolError, match=rf"{re.escape(str(swap))} .* 5 device blocks, 2 host blocks"):
+        pool.swap(np.array([[1, 4, 1], swap], np.int32))
+    assert torch.equal(cache.memory, before)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_host_blocks", "num_swaps"), [(100, 1, 1), (1, 100, 1), (100, 100, 32)])
+def test_swaps_are_timed_and_leave_the_cache_as_it_was(num_blocks: int, num_host_blocks: int, num_swaps: int) -> None:
+    rounds = [7.0, 5.0, 4.0, 6.0, 8.0]
+    readings = accumulate(second for seconds in rounds for second in (1.0, seconds))
+    cache, pool = host_pool(num_blocks, num_host_blocks, lambda: next(readings))
+    before = cache.memory.clone()
+    assert pool.time_swaps() == 4.0 / num_swaps
+    assert torch.equal(cache.memory, before)
+
+
+def test_all_ranks_share_the_size_of_the_host_pool() -> None:
+    assert host_blocks_of_rank(0, 4, 1 << 40) == 0
+    assert [host_blocks_of_rank(1000, ranks, 100) for ranks in (1, 2, 3, 10)] == [10, 5, 3, 1]
+
+
+def test_a_host_pool_that_cannot_be_is_refused_with_the_numbers() -> None:
+    with pytest.raises(ConfigError, match=r"of 1,000 bytes has no room for a block of 100 bytes on each of 11 rank"):
+        host_blocks_of_rank(1000, 11, 100)
+    memories = [Memory(4000, 5000, "the host"), Memory(1000, 2000, "the container")]
+    assert host_blocks_of_rank(2000, 1, 100, lambda: memories) == 20
+    with pytest.raises(ConfigError, match=r"of 2,001 bytes is more than the 2,000 .* that the container has"):
+        host_blocks_of_rank(2001, 1, 100, lambda: memories)
+
+
+@given(st.integers(0, 1000), st.integers(1, 9))
+def test_shares_cover_everything_once_and_none_is_larger_than_the_first(size: int, ranks: int) -> None:
+    shares = [Placement(RankGroup(rank, ranks), torch.float32, CPU, KERNELS).share(size) for rank in range(ranks)]
+    assert [index for share in shares for index in range(size)[share]] == list(range(size))
+    assert all(share.stop - share.start <= shares[0].stop - shares[0].start for share in shares)
