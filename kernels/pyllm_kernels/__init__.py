@@ -12,12 +12,16 @@ from pyllm_kernels.cpu_linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear
 from pyllm_kernels.dispatch import (
     BackendError,
     Kernels,
+    activation,
+    add,
+    add_bias,
+    add_layer_norm,
     add_rms_norm,
     batch_invariant,
     copy_blocks,
     edit_logits,
+    layer_norm,
     logprobs,
-    norm_rope_and_kv_write,
     pack_blocks,
     pack_int8,
     pack_int8_blocks,
@@ -28,20 +32,22 @@ from pyllm_kernels.dispatch import (
     plan_attention,
     rms_norm,
     rope_and_kv_write,
+    scale_and_cap,
     select,
-    silu_and_mul,
     swap_blocks,
 )
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.graph import Graph
-from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.graph import CaptureError, Graph
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
     "BLOCK_BYTES",
     "INT8_BLOCKS",
+    "AttentionLayer",
     "AttentionMetadata",
     "AttentionShape",
     "BackendError",
+    "CaptureError",
     "CardError",
     "Graph",
     "KVScales",
@@ -50,14 +56,18 @@ __all__ = [
     "LogitsStates",
     "PackedLinear",
     "QKNorm",
+    "activation",
+    "add",
+    "add_bias",
+    "add_layer_norm",
     "add_rms_norm",
     "batch_invariant",
     "check_card",
     "copy_blocks",
     "edit_logits",
     "instruction_set",
+    "layer_norm",
     "logprobs",
-    "norm_rope_and_kv_write",
     "num_threads",
     "pack_blocks",
     "pack_int8",
@@ -69,9 +79,9 @@ __all__ = [
     "plan_attention",
     "rms_norm",
     "rope_and_kv_write",
+    "scale_and_cap",
     "select",
     "set_num_threads",
-    "silu_and_mul",
     "swap_blocks",
 ]
 

@@ -18,18 +18,21 @@ __all__ = [
     "Lease",
     "Linear",
     "LogitsStates",
+    "activation",
+    "add",
+    "add_bias",
     "copy_blocks",
     "edit_logits",
     "forget_threads",
     "instruction_set",
     "logprobs",
+    "norm",
     "num_threads",
     "paged_attention",
-    "rms_norm",
     "rope_and_kv_write",
     "sample",
+    "scale_and_cap",
     "set_num_threads",
-    "silu_and_mul",
 ]
 
 _Numbers: TypeAlias = npt.NDArray[Any] | bytes | bytearray
@@ -96,36 +99,56 @@ class Linear:
         Output rows begin `out_stride` elements apart; `ValueError` where that is fewer than they have.
         """
 
-def rms_norm(
+def norm(
     shape: tuple[int, int],
     x: _Rows,
     weight: _Rows,
     epsilon: float,
+    centred: bool,
     out: _Rows,
-    stream: tuple[_Rows, _Rows] | None = None,
+    stream: tuple[float, _Rows, _Rows] | None = None,
 ) -> None:
-    """Normalise x, [tokens, hidden] as `shape` says; weight is one row, of any dtype, and out is of x's.
+    """RMSNorm of x, `centred` a layer norm: [tokens, hidden] as `shape` says.
 
-    `stream` is the residual stream before and after, of x's dtype: the sum of x and the one is written to the other,
-    and that is normalised.
+    Weight is one row, of any dtype, and out is of x's. `stream` is the factor of x, and the residual stream before and
+    after, of x's dtype: `factor * x` plus the one is written to the other, and that is normalised.
     """
 
-def silu_and_mul(shape: tuple[int, int], x: _Rows, out: _Rows) -> None:
-    """`out = silu(gate) * up`: shape is that of out, [tokens, intermediate]; a row of x is the gate, then up."""
+def activation(kind: str, gated: bool, shape: tuple[int, int], x: _Rows, out: _Rows) -> None:
+    """`out = kind(gate) * up`: shape is that of out, [tokens, width]; a row of x is the gate, then up.
+
+    Not gated: `out = kind(x)`. `ValueError` unless the kind is "silu", "gelu" or "gelu_tanh".
+    """
+
+def add(shape: tuple[int, int], x: _Rows, residual: _Rows, factor: float, out: _Rows) -> None:
+    """`out = factor * x + residual`, rounded once: all three [tokens, width] as `shape` says, of one dtype."""
+
+def add_bias(shape: tuple[int, int], x: _Rows, bias: _Rows) -> None:
+    """Add the bias, one row of any dtype, to each row of x in place: [tokens, width] as `shape` says."""
+
+def scale_and_cap(shape: tuple[int, int], x: _Rows, factor: float, cap: float | None = None) -> None:
+    """`x = factor * x` in place, with a cap `x = cap * tanh(factor * x / cap)`: [tokens, width] as `shape` says."""
 
 def rope_and_kv_write(
     shape: tuple[int, int],
     heads: tuple[_Rows, _Rows, _Rows],
     positions: int,
-    cos_sin: tuple[int, int],
+    cos_sin: tuple[int, int, int],
     slot_mapping: int,
     cache: _Cache,
+    norm: tuple[_Rows, _Rows, float] | None = None,
+    query_scales: int | None = None,
 ) -> None:
     """Rotate query and key in place, then write key and value to the cells of the cache, rounded to its dtype.
 
     `shape` is tokens and query heads; `heads` query, key and value, of one dtype, a token's heads a row. Positions and
-    slot mapping are int32 [tokens]; `cos_sin` is float32 [positions, head_dim], its address and its positions.
-    `IndexError` where a position is not in it, or a cell not in the cache; a negative cell writes nothing.
+    slot mapping are int32 [tokens]; `cos_sin` is float32 [positions, rotary_size], its address and its shape: the first
+    so many dimensions of a head are rotated. `IndexError` where a position is not in it, or a cell not in the cache; a
+    negative cell writes nothing. `ValueError` for an odd rotary_size, or one of more than head_dim.
+
+    `norm` is the weights of query and key, one row of head_dim each, of any dtype, and epsilon: RMSNorm of each head,
+    rounded to its dtype, before the rotation. `query_scales` is the address of float32 [positions]: the rotated query
+    is multiplied by that of its position.
     """
 
 def paged_attention(

@@ -14,7 +14,7 @@ from pyllm_kernels.attention_decode import decode_attention
 from pyllm_kernels.attention_prefill import prefill_attention
 from pyllm_kernels.attention_tasks import make_tasks
 from pyllm_kernels.attention_tuning import DecodeTile, PrefillTile, card_of, decode_tile, prefill_tile
-from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 
 
 def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
@@ -23,7 +23,7 @@ def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> Attent
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
     if query.dtype is torch.bfloat16 and not query.is_cuda:
         raise ValueError("Triton's interpreter gets bfloat16 dot products wrong: use float32 or float16, or a GPU")
@@ -35,9 +35,9 @@ def paged_attention(
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     # Each kernel passes over the rows of the other kind: they are not among its tasks.
     if metadata.tasks.tiles is not None:
-        prefill_attention(query, key_cache, value_cache, metadata, scale, prefill, output)
+        prefill_attention(query, key_cache, value_cache, metadata, layer, prefill, output)
     if metadata.tasks.splits is not None:
-        decode_attention(query, key_cache, value_cache, metadata, scale, decode, output)
+        decode_attention(query, key_cache, value_cache, metadata, layer, decode, output)
     return output
 
 

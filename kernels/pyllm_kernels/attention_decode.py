@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyllm_kernels.attention_tile import attend
 from pyllm_kernels.attention_tuning import DecodeTile
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
 _MERGED_SPLITS = 16
 
@@ -25,7 +25,7 @@ def decode_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     metadata: AttentionMetadata,
-    scale: float,
+    layer: AttentionLayer,
     tile: DecodeTile,
     output: Tensor,
 ) -> None:
@@ -53,9 +53,12 @@ def decode_attention(
         output,
         split_outputs,
         log_sums,
-        scale * math.log2(math.e),
+        (layer.scale if layer.soft_cap is None else layer.soft_cap) * math.log2(math.e),
+        0.0 if layer.soft_cap is None else layer.scale / layer.soft_cap,
         query.stride(0),
         metadata.block_tables.stride(0),
+        WINDOW=layer.window or 0,
+        CAPPED=layer.soft_cap is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -77,6 +80,7 @@ def decode_attention(
             tasks.split_starts,
             tasks.split_tokens,
             output,
+            WINDOWED=layer.window is not None,
             HEADS=heads,
             HEAD_DIM=head_dim,
             BLOCK_SPLITS=_MERGED_SPLITS,
@@ -101,8 +105,11 @@ def _decode_split_kernel(
     split_outputs_ptr,
     log_sums_ptr,
     scale_log2,
+    cap_scale,
     query_stride,
     table_stride,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -133,11 +140,15 @@ def _decode_split_kernel(
     # A multiple of BLOCK_N, which the compiler cannot see in a loaded number.
     split_start = split * tl.multiple_of(split_tokens, BLOCK_N)
     split_end = tl.minimum(split_start + split_tokens, sequence_length)
+    start = split_start
     whole_tiles_end = split_start + (split_end - split_start) // BLOCK_N * BLOCK_N
+    if WINDOW > 0:
+        start = tl.maximum(split_start, tl.maximum(sequence_length - WINDOW, 0) // BLOCK_N * BLOCK_N)
+        whole_tiles_end = start
     accumulator, running_max, running_sum = attend(
         query,
         tl.zeros([BLOCK_M], dtype=tl.int32) + (sequence_length - 1),
-        split_start,
+        start,
         whole_tiles_end,
         split_end,
         sequence_length,
@@ -145,6 +156,9 @@ def _decode_split_kernel(
         value_cache_ptr + kv_head * HEAD_DIM,
         table_ptr,
         scale_log2,
+        cap_scale,
+        WINDOW,
+        CAPPED,
         BLOCK_SIZE,
         KV_HEADS * HEAD_DIM,
         HEAD_DIM,
@@ -152,6 +166,9 @@ def _decode_split_kernel(
         BLOCK_N,
         BLOCK_D,
     )
+    if WINDOW > 0:  # A split before the window adds nothing: its maximum is minus infinity.
+        running_sum = tl.where(running_sum > 0, running_sum, 1.0)
+    log_sum = running_max + tl.log2(running_sum)
     output = accumulator / running_sum[:, None]
     if sequence_length <= split_tokens:
         output_ptrs = output_ptr + token * HEADS * HEAD_DIM + head_offsets
@@ -159,7 +176,7 @@ def _decode_split_kernel(
     else:
         split_ptrs = split_outputs_ptr + (task * HEADS).to(tl.int64) * HEAD_DIM + head_offsets
         tl.store(split_ptrs, output, mask=mask)
-        tl.store(log_sums_ptr + task * HEADS + heads, running_max + tl.log2(running_sum), mask=members < GROUP)
+        tl.store(log_sums_ptr + task * HEADS + heads, log_sum, mask=members < GROUP)
 
 
 @triton.jit
@@ -171,6 +188,7 @@ def _merge_kernel(
     split_starts_ptr,
     split_tokens_ptr,
     output_ptr,
+    WINDOWED: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -199,8 +217,9 @@ def _merge_kernel(
             other=0.0,
         )  # [BLOCK_SPLITS, BLOCK_D]
         new_max = tl.maximum(running_max, tl.max(log_sums, axis=0))
-        rescale = tl.exp2(running_max - new_max)
-        weights = tl.exp2(log_sums - new_max)
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max) if WINDOWED else new_max
+        rescale = tl.exp2(running_max - shift)
+        weights = tl.exp2(log_sums - shift)
         running_sum = running_sum * rescale + tl.sum(weights, axis=0)
         accumulator = accumulator * rescale + tl.sum(weights[:, None] * outputs, axis=0)
         running_max = new_max

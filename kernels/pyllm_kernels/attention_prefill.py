@@ -15,7 +15,7 @@ from torch import Tensor
 from pyllm_kernels.attention_tasks import queries_of_tile
 from pyllm_kernels.attention_tile import attend
 from pyllm_kernels.attention_tuning import PrefillTile
-from pyllm_kernels.metadata import AttentionMetadata, AttentionShape
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 
 
 def prefill_attention(
@@ -23,7 +23,7 @@ def prefill_attention(
     key_cache: Tensor,
     value_cache: Tensor,
     metadata: AttentionMetadata,
-    scale: float,
+    layer: AttentionLayer,
     tile: PrefillTile,
     output: Tensor,
 ) -> None:
@@ -44,9 +44,12 @@ def prefill_attention(
         metadata.sequence_lengths,
         metadata.tasks.tiles,
         output,
-        scale * math.log2(math.e),
+        (layer.scale if layer.soft_cap is None else layer.soft_cap) * math.log2(math.e),
+        0.0 if layer.soft_cap is None else layer.scale / layer.soft_cap,
         query.stride(0),
         metadata.block_tables.stride(0),
+        WINDOW=layer.window or 0,
+        CAPPED=layer.soft_cap is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -73,8 +76,11 @@ def _prefill_kernel(
     tiles_ptr,
     output_ptr,
     scale_log2,
+    cap_scale,
     query_stride,
     table_stride,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -110,13 +116,18 @@ def _prefill_kernel(
     value_ptr = value_cache_ptr + kv_head * HEAD_DIM
     table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
 
+    first_position = context_length + first_query
+    start = 0
     # Tiles that end at or before the first query's position need no mask.
-    seen_by_all = (context_length + first_query + 1) // BLOCK_N * BLOCK_N
+    seen_by_all = (first_position + 1) // BLOCK_N * BLOCK_N
+    if WINDOW > 0:
+        start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        seen_by_all = start
     seen_by_some = tl.minimum(context_length + first_query + BLOCK_Q, sequence_length)
     accumulator, _, running_sum = attend(
         query,
         query_positions,
-        0,
+        start,
         seen_by_all,
         seen_by_some,
         sequence_length,
@@ -124,6 +135,9 @@ def _prefill_kernel(
         value_ptr,
         table_ptr,
         scale_log2,
+        cap_scale,
+        WINDOW,
+        CAPPED,
         BLOCK_SIZE,
         KV_HEADS * HEAD_DIM,
         HEAD_DIM,
@@ -131,5 +145,7 @@ def _prefill_kernel(
         BLOCK_N,
         BLOCK_D,
     )
+    if WINDOW > 0:
+        running_sum = tl.where(running_sum > 0, running_sum, 1.0)  # of pairs that are dropped
     output = (accumulator / running_sum[:, None]).to(output_ptr.dtype.element_ty)
     tl.store(output_ptr + tokens[:, None] * HEADS * HEAD_DIM + head_offsets, output, mask=mask)

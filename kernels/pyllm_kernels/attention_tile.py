@@ -21,6 +21,9 @@ def attend(
     value_ptr,
     table_ptr,  # the row's block table
     scale_log2,
+    cap_scale,
+    WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -76,13 +79,25 @@ def attend(
             value = value.to(query.dtype)
 
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+            if CAPPED:
+                scores = 2 * tl.sigmoid(2 * cap_scale * scores) - 1
             if MASKED:
-                scores = tl.where(positions[None, :] <= query_positions[:, None], scores, float("-inf"))
+                scores = tl.where(_seen(positions[None, :], query_positions[:, None], WINDOW), scores, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)
-            weights = tl.exp2(scores * scale_log2 - new_max[:, None])
-            rescale = tl.exp2(running_max - new_max)
+            # A query that has seen nothing yet has no maximum: its weights and sums stay 0.
+            shift = tl.where(new_max == float("-inf"), 0.0, new_max) if WINDOW > 0 else new_max
+            weights = tl.exp2(scores * scale_log2 - shift[:, None])
+            rescale = tl.exp2(running_max - shift)
             running_sum = running_sum * rescale + tl.sum(weights, axis=1)
             accumulator = accumulator * rescale[:, None]
             accumulator = tl.dot(weights.to(value.dtype), value, accumulator, input_precision="ieee")
             running_max = new_max
     return accumulator, running_max, running_sum
+
+
+@triton.jit
+def _seen(positions, query_positions, WINDOW: tl.constexpr):
+    seen = positions <= query_positions
+    if WINDOW > 0:
+        seen = seen & (positions > query_positions - WINDOW)
+    return seen

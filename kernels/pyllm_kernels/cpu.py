@@ -8,46 +8,82 @@ from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.metadata import AttentionMetadata
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, KVScales, QKNorm
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_UNSCALED = KVScales()
 _Rows = tuple[str, int, int]
 _Parameters = tuple[int, int, int, int, int]
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    if x.dtype not in _DTYPES or weight.dtype not in _DTYPES:
+    if not _are_ours(x, weight):
         return graph.not_captured(reference.rms_norm)(x, weight, epsilon)
-    tokens, hidden = x.shape
-    out = graph.empty((tokens, hidden), x.dtype)
-    _check_shape("weight", weight, (hidden,))
-    _cpu.rms_norm((tokens, hidden), _rows("x", x), _rows("weight", weight[None]), epsilon, _rows("out", out))
-    graph.keep(x, weight)
-    return out
+    return _norm(x, weight, epsilon, centred=False)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    if x.dtype not in _DTYPES or weight.dtype not in _DTYPES:
-        return graph.not_captured(reference.add_rms_norm)(x, residual, weight, epsilon)
+def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    if not _are_ours(x, weight):
+        return graph.not_captured(reference.layer_norm)(x, weight, epsilon)
+    return _norm(x, weight, epsilon, centred=True)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    if not _are_ours(x, weight):
+        return graph.not_captured(reference.add_rms_norm)(x, residual, weight, epsilon, factor)
+    return _add_norm(x, residual, weight, epsilon, factor, centred=False)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    if not _are_ours(x, weight):
+        return graph.not_captured(reference.add_layer_norm)(x, residual, weight, epsilon, factor)
+    return _add_norm(x, residual, weight, epsilon, factor, centred=True)
+
+
+def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
+    if not _are_ours(x):
+        return graph.not_captured(reference.add)(x, residual, factor)
     tokens, hidden = x.shape
     _check_shape("residual", residual, (tokens, hidden))
     _check_dtype("residual", residual, x.dtype)
-    _check_shape("weight", weight, (hidden,))
-    out, total = graph.empty((tokens, hidden), x.dtype), graph.empty((tokens, hidden), x.dtype)
-    stream = _rows("residual", residual), _rows("total", total)
-    _cpu.rms_norm((tokens, hidden), _rows("x", x), _rows("weight", weight[None]), epsilon, _rows("out", out), stream)
-    graph.keep(x, residual, weight)
-    return out, total
+    out = graph.empty((tokens, hidden), x.dtype)
+    _cpu.add((tokens, hidden), _rows("x", x), _rows("residual", residual), factor, _rows("out", out))
+    graph.keep(x, residual)
+    return out
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    if x.dtype not in _DTYPES:
-        return graph.not_captured(reference.silu_and_mul)(x)
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    if not _are_ours(x, bias):
+        return graph.not_captured(reference.add_bias)(x, bias)
     tokens, width = x.shape
-    if width % 2:
+    _check_shape("bias", bias, (width,))
+    _cpu.add_bias((tokens, width), _rows("x", x), _rows("bias", bias[None]))
+    graph.keep(x, bias)
+    return x
+
+
+def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    if not _are_ours(x):
+        return graph.not_captured(reference.scale_and_cap)(x, factor, cap)
+    tokens, width = x.shape
+    _cpu.scale_and_cap((tokens, width), _rows("x", x), factor, cap)
+    graph.keep(x)
+    return x
+
+
+def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
+    if not _are_ours(x):
+        return graph.not_captured(reference.activation)(x, kind, gated)
+    tokens, width = x.shape
+    if gated and width % 2:
         raise ValueError(f"x is {width} wide: it must be a gate and as much to multiply it with")
-    out = graph.empty((tokens, width // 2), x.dtype)
-    _cpu.silu_and_mul((tokens, width // 2), _rows("x", x), _rows("out", out))
+    size = width // 2 if gated else width
+    out = graph.empty((tokens, size), x.dtype)
+    _cpu.activation(kind, gated, (tokens, size), _rows("x", x), _rows("out", out))
     graph.keep(x)
     return out
 
@@ -61,41 +97,55 @@ def rope_and_kv_write(
     slot_mapping: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
+    norm: QKNorm | None = None,
+    scales: KVScales = _UNSCALED,
+    query_scales: Tensor | None = None,
 ) -> None:
-    if query.dtype not in _DTYPES or key_cache.dtype not in _DTYPES:
-        return graph.not_captured(reference.rope_and_kv_write)(
-            query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
-        )
+    weights = () if norm is None else (norm.query_weight, norm.key_weight)
+    if scales != _UNSCALED or not _are_ours(query, key_cache, *weights):
+        tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
+        return graph.not_captured(reference.rope_and_kv_write)(*tensors, norm, scales, query_scales)
     tokens, heads, head_dim = query.shape
     kv_heads = key_cache.shape[2]
     for name, tensor in (("key", key), ("value", value)):
         _check_shape(name, tensor, (tokens, kv_heads, head_dim))
         _check_dtype(name, tensor, query.dtype)
-    _check_shape("cos_sin", cos_sin, (cos_sin.shape[0], head_dim))
+    num_positions, rotary_size = cos_sin.shape
     _check_dtype("cos_sin", cos_sin, torch.float32)
     _check_contiguous("cos_sin", cos_sin)
     _check_indices("positions", positions, (tokens,))
     _check_indices("slot_mapping", slot_mapping, (tokens,))
+    head_norm = None
+    if norm is not None:
+        for weight in weights:
+            _check_shape("a norm's weight", weight, (head_dim,))
+        query_weight, key_weight = (_rows("a norm's weight", weight[None]) for weight in weights)
+        head_norm = query_weight, key_weight, norm.epsilon
+    if query_scales is not None:
+        _check_shape("query_scales", query_scales, (num_positions,))
+        _check_dtype("query_scales", query_scales, torch.float32)
+        _check_contiguous("query_scales", query_scales)
     _cpu.rope_and_kv_write(
         (tokens, heads),
         (_rows_of_heads("query", query), _rows_of_heads("key", key), _rows_of_heads("value", value)),
         positions.data_ptr(),
-        (cos_sin.data_ptr(), cos_sin.shape[0]),
+        (cos_sin.data_ptr(), num_positions, rotary_size),
         slot_mapping.data_ptr(),
         _cache(key_cache, value_cache, head_dim),
+        head_norm,
+        None if query_scales is None else query_scales.data_ptr(),
     )
-    graph.keep(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
+    graph.keep(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache, *weights)
+    if query_scales is not None:
+        graph.keep(query_scales)
     return None
 
 
-norm_rope_and_kv_write = graph.not_captured(reference.norm_rope_and_kv_write)
-
-
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
-    if query.dtype not in _DTYPES or key_cache.dtype not in _DTYPES:
-        return graph.not_captured(reference.paged_attention)(query, key_cache, value_cache, metadata, scale)
+    if not _are_ours(query, key_cache):
+        return graph.not_captured(reference.paged_attention)(query, key_cache, value_cache, metadata, layer)
     tokens, heads, head_dim = query.shape
     (rows,) = metadata.slots.shape
     num_slots, max_blocks = metadata.block_tables.shape
@@ -116,7 +166,7 @@ def paged_attention(
             metadata.sequence_lengths.data_ptr(),
             rows,
         ),
-        scale,
+        (layer.scale, layer.window, layer.soft_cap),
         _rows_of_heads("out", out),
     )
     graph.keep(
@@ -277,6 +327,34 @@ def _masks(samples: int, mask_rows: Tensor, masks: Tensor) -> tuple[int, int, tu
     if masks.ndim != 2 or masks.dtype not in (torch.int32, torch.uint32):
         raise ValueError(f"masks are {masks.dtype} of {masks.ndim} dimensions: give rows of int32 or uint32")
     return mask_rows.data_ptr(), masks.data_ptr(), (masks.shape[0], masks.shape[1])
+
+
+def _are_ours(*tensors: Tensor) -> bool:
+    return all(tensor.dtype in _DTYPES for tensor in tensors)
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float, centred: bool) -> Tensor:
+    tokens, hidden = x.shape
+    out = graph.empty((tokens, hidden), x.dtype)
+    _check_shape("weight", weight, (hidden,))
+    _cpu.norm((tokens, hidden), _rows("x", x), _rows("weight", weight[None]), epsilon, centred, _rows("out", out))
+    graph.keep(x, weight)
+    return out
+
+
+def _add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
+) -> tuple[Tensor, Tensor]:
+    tokens, hidden = x.shape
+    _check_shape("residual", residual, (tokens, hidden))
+    _check_dtype("residual", residual, x.dtype)
+    _check_shape("weight", weight, (hidden,))
+    out, total = graph.empty((tokens, hidden), x.dtype), graph.empty((tokens, hidden), x.dtype)
+    rows = _rows("x", x), _rows("weight", weight[None])
+    stream = factor, _rows("residual", residual), _rows("total", total)
+    _cpu.norm((tokens, hidden), *rows, epsilon, centred, _rows("out", out), stream)
+    graph.keep(x, residual, weight)
+    return out, total
 
 
 def _rows(name: str, tensor: Tensor) -> _Rows:

@@ -14,7 +14,9 @@ from torch import Tensor
 from pyllm_kernels import cpu, cpu_linear, reference
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+
+_UNSCALED = KVScales()
 
 
 class BackendError(ValueError):
@@ -25,6 +27,52 @@ class PackedLinearOp(Protocol):
     """`packed_linear` below."""
 
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None, /) -> Tensor: ...
+
+
+class AddNormOp(Protocol):
+    """`add_rms_norm` and `add_layer_norm` below."""
+
+    def __call__(
+        self, x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0, /
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class AddOp(Protocol):
+    """`add` below."""
+
+    def __call__(self, x: Tensor, residual: Tensor, factor: float = 1.0, /) -> Tensor: ...
+
+
+class ScaleAndCapOp(Protocol):
+    """`scale_and_cap` below."""
+
+    def __call__(self, x: Tensor, factor: float, cap: float | None = None, /) -> Tensor: ...
+
+
+class ActivationOp(Protocol):
+    """`activation` below."""
+
+    def __call__(self, x: Tensor, kind: str, gated: bool = True, /) -> Tensor: ...
+
+
+class RopeAndKVWriteOp(Protocol):
+    """`rope_and_kv_write` below."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        slot_mapping: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        norm: QKNorm | None = None,
+        scales: KVScales = ...,
+        query_scales: Tensor | None = None,
+        /,
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +87,16 @@ class Kernels:
     packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
-    add_rms_norm: Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-    rope_and_kv_write: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    norm_rope_and_kv_write: Callable[
-        [QKNorm | None, KVScales, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None
-    ]
-    silu_and_mul: Callable[[Tensor], Tensor]
+    add_rms_norm: AddNormOp
+    layer_norm: Callable[[Tensor, Tensor, float], Tensor]
+    add_layer_norm: AddNormOp
+    add: AddOp
+    add_bias: Callable[[Tensor, Tensor], Tensor]
+    scale_and_cap: ScaleAndCapOp
+    rope_and_kv_write: RopeAndKVWriteOp
+    activation: ActivationOp
     plan_attention: Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]
-    paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]
+    paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
 
@@ -133,13 +183,48 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return select("auto", x.device).rms_norm(x, weight, epsilon)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Add x to the residual stream and normalise the sum: (`rms_norm(x + residual)`, `x + residual`).
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Add x to the residual stream and normalise the sum: `add(x, residual, factor)`, normalised, and as it is.
 
     x, residual [tokens, hidden] of one dtype; the sum is rounded to that dtype before it is normalised, so that the
     norm is that of the stream which the next layer sees. Both inputs stay as they are.
     """
-    return select("auto", x.device).add_rms_norm(x, residual, weight, epsilon)
+    return select("auto", x.device).add_rms_norm(x, residual, weight, epsilon, factor)
+
+
+def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`(x - mean) / sqrt(variance + epsilon) * weight` over the last dimension, in float32 (arXiv 1607.06450).
+
+    Shapes and dtypes as for `rms_norm`. There is no bias.
+    """
+    return select("auto", x.device).layer_norm(x, weight, epsilon)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """`add_rms_norm` with `layer_norm`."""
+    return select("auto", x.device).add_layer_norm(x, residual, weight, epsilon, factor)
+
+
+def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
+    """`x * factor + residual` in float32, rounded once to x's dtype; both [tokens, hidden] of one dtype."""
+    return select("auto", x.device).add(x, residual, factor)
+
+
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    """Add `bias` [n], of x's dtype or float32, to each row of x [tokens, n] in place; gives x."""
+    return select("auto", x.device).add_bias(x, bias)
+
+
+def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    """Multiply x [tokens, n] by a factor in place, and with a cap make each number `cap * tanh(number / cap)`; gives x.
+
+    In float32, rounded once. For logits and embeddings (Gemma 2, arXiv 2408.00118).
+    """
+    return select("auto", x.device).scale_and_cap(x, factor, cap)
 
 
 def rope_and_kv_write(
@@ -151,48 +236,37 @@ def rope_and_kv_write(
     slot_mapping: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
+    norm: QKNorm | None = None,
+    scales: KVScales = _UNSCALED,
+    query_scales: Tensor | None = None,
 ) -> None:
     """Rotate query and key in place by their positions (arXiv 2104.09864), and write key and value into the cache.
 
-    The two halves of a head form its pairs, as in Llama and GPT-NeoX: `first * cos - second * sin` and
-    `second * cos + first * sin`, in float32.
+    The two halves of a head's first rotary_size dimensions form its pairs, as in Llama and GPT-NeoX:
+    `first * cos - second * sin` and `second * cos + first * sin`, in float32. The other dimensions stay.
 
     - query [tokens, heads, head_dim]; key, value [tokens, kv_heads, head_dim]: heads contiguous, tokens any stride.
-    - positions int32 [tokens]; cos_sin float32 [max_position, head_dim]: the half of cosines, then the half of sines.
+    - positions int32 [tokens]; cos_sin float32 [max_position, rotary_size]: the half of cosines, then that of sines;
+      an even rotary_size up to head_dim, 0 for a layer without positions.
     - slot_mapping int32 [tokens]: `block * block_size + offset` in the cache; a negative entry writes nothing.
     - key_cache, value_cache [num_blocks, block_size, kv_heads, head_dim], contiguous; key and value are rounded to
       their dtype, in fp8 (e4m3) to the largest number where they are too large. On a CPU float32 and bfloat16 mix.
+    - norm: `rms_norm` of each head of query and key, in place, before the rotation.
+    - scales: key and value are divided by them as they are written to an fp8 cache.
+    - query_scales float32 [max_position]: the rotated query is multiplied by that of its position.
     """
     kernels = select("auto", query.device)
-    kernels.rope_and_kv_write(query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache)
-
-
-def norm_rope_and_kv_write(
-    norm: QKNorm | None,
-    scales: KVScales,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-) -> None:
-    """`rope_and_kv_write`, before it `rms_norm` of each head of query and key, in place, where there is a norm.
-
-    Key and value are divided by their scales as they are written to an fp8 cache.
-    """
     tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
-    select("auto", query.device).norm_rope_and_kv_write(norm, scales, *tensors)
+    kernels.rope_and_kv_write(*tensors, norm, scales, query_scales)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    """`silu(gate) * up` in float32 (SwiGLU, arXiv 2002.05202); x [tokens, 2 * intermediate] is the gate, then up.
+def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
+    """`act(gate) * up` in float32 (arXiv 2002.05202); x [tokens, 2n] is the gate, then up -> [tokens, n] of x's dtype.
 
-    Returns [tokens, intermediate] of x's dtype.
+    The kind is "silu", "gelu" (by the error function) or "gelu_tanh" (arXiv 1606.08415). Not gated: `act(x)`,
+    [tokens, n] -> [tokens, n].
     """
-    return select("auto", x.device).silu_and_mul(x)
+    return select("auto", x.device).activation(x, kind, gated)
 
 
 def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
@@ -204,7 +278,7 @@ def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> Attent
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
     """Causal attention of each row's query tokens over the row's cached tokens (arXiv 2309.06180).
 
@@ -213,11 +287,11 @@ def paged_attention(
     -> [tokens, heads, head_dim].
 
     Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
-    and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. Scores are
-    multiplied by `scale`; softmax and sums are float32. A row's result does not depend on the other rows, except, on a
-    GPU and unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
+    and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. `layer` has the
+    scale, window and cap of scores; softmax and sums are float32. A row's result does not depend on the other rows,
+    except, on a GPU and unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
     """
-    return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, scale)
+    return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, layer)
 
 
 def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
@@ -286,9 +360,13 @@ def _reference() -> Kernels:
         packed_rows=reference.packed_rows,
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
+        layer_norm=reference.layer_norm,
+        add_layer_norm=reference.add_layer_norm,
+        add=reference.add,
+        add_bias=reference.add_bias,
+        scale_and_cap=reference.scale_and_cap,
         rope_and_kv_write=reference.rope_and_kv_write,
-        norm_rope_and_kv_write=reference.norm_rope_and_kv_write,
-        silu_and_mul=reference.silu_and_mul,
+        activation=reference.activation,
         plan_attention=reference.plan_attention,
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
@@ -310,9 +388,13 @@ def _cpu(device_type: str) -> Kernels:
         packed_rows=cpu_linear.packed_rows,
         rms_norm=cpu.rms_norm,
         add_rms_norm=cpu.add_rms_norm,
+        layer_norm=cpu.layer_norm,
+        add_layer_norm=cpu.add_layer_norm,
+        add=cpu.add,
+        add_bias=cpu.add_bias,
+        scale_and_cap=cpu.scale_and_cap,
         rope_and_kv_write=cpu.rope_and_kv_write,
-        norm_rope_and_kv_write=cpu.norm_rope_and_kv_write,
-        silu_and_mul=cpu.silu_and_mul,
+        activation=cpu.activation,
         paged_attention=cpu.paged_attention,
         copy_blocks=cpu.copy_blocks,
     )
@@ -328,7 +410,7 @@ def _triton(device_type: str) -> Kernels:
             f"the triton backend runs on cuda, not on {device_type}: use the reference, or set TRITON_INTERPRET=1 "
             "before the start to run it, slowly, in Triton's interpreter"
         )
-    from pyllm_kernels import activation, attention, blocks, norm, rope
+    from pyllm_kernels import attention, blocks, elementwise, norm, rope
 
     return Kernels(
         backend="triton",
@@ -340,9 +422,13 @@ def _triton(device_type: str) -> Kernels:
         packed_rows=reference.packed_rows,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
+        layer_norm=norm.layer_norm,
+        add_layer_norm=norm.add_layer_norm,
+        add=norm.add,
+        add_bias=elementwise.add_bias,
+        scale_and_cap=elementwise.scale_and_cap,
         rope_and_kv_write=rope.rope_and_kv_write,
-        norm_rope_and_kv_write=rope.norm_rope_and_kv_write,
-        silu_and_mul=activation.silu_and_mul,
+        activation=elementwise.activation,
         plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,

@@ -7,15 +7,21 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyllm_kernels import _cpu
 
 _Parameters = ParamSpec("_Parameters")
 _Result = TypeVar("_Result")
+
+
+class CaptureError(ValueError):
+    """A graph cannot hold an op, as it is torch's."""
 
 
 class Graph:
@@ -38,11 +44,16 @@ class Graph:
 
     @contextmanager
     def capture(self) -> Iterator[None]:
-        """Record the ops that this thread calls. `RuntimeError` where it captures already."""
+        """Record the ops that this thread calls. `RuntimeError` where it captures already.
+
+        Raises:
+            CaptureError: torch was asked to compute something.
+        """
         self._graph.begin_capture()
         _thread.graph = self
         try:
-            yield
+            with _OnlyViews():  # type: ignore[no-untyped-call]  # torch gives modes no types.
+                yield
         finally:
             _thread.graph = None
             self._graph.end_capture()
@@ -89,17 +100,28 @@ def keep(*tensors: Tensor) -> None:
 
 
 def not_captured(op: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
-    """The same op, which is no kernel of ours. `ValueError` where it is called during a capture."""
+    """The same op, which is no kernel of ours. `CaptureError` where it is called during a capture."""
 
     @wraps(op)
     def run(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
         if _thread.graph is not None:
-            raise ValueError(
+            raise CaptureError(
                 f"{op.__name__} is torch's here, as Rust has none for these dtypes: only Rust's ops are captured"
             )
         return op(*args, **kwargs)
 
     return run
+
+
+class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above
+    """Refuses every op of torch that is not a view."""
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not func.is_view:
+            raise CaptureError(f"{func} would compute once, at the capture: only Rust's ops are captured")
+        return func(*args, **(kwargs or {}))
 
 
 class _Thread(threading.local):

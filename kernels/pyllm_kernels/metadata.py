@@ -20,6 +20,19 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """How one layer attends. Scores are multiplied by `scale`.
+
+    - `window`: a token at position p sees the positions from p - window + 1 to p; None: from 0.
+    - `soft_cap`: a scaled score becomes `soft_cap * tanh(score / soft_cap)` (arXiv 2408.00118); None: it stays.
+    """
+
+    scale: float
+    window: int | None = None
+    soft_cap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionTasks:
     """Which program does what, made on the device once a step and shared by the layers. All int32.
 

@@ -1,4 +1,4 @@
-"""RMSNorm, alone and fused with the addition to the residual stream: one program normalises one row.
+"""Norms, alone and fused with the addition to the residual stream, and that addition: one program handles one row.
 
 It does not know what follows the norm. A row is reduced in one piece, so its result does not depend on the others.
 """
@@ -12,15 +12,55 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return _norm(x, weight, epsilon, centred=False)
+
+
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    return _add_norm(x, residual, weight, epsilon, factor, centred=False)
+
+
+def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    return _norm(x, weight, epsilon, centred=True)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    return _add_norm(x, residual, weight, epsilon, factor, centred=True)
+
+
+def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
+    tokens, hidden = x.shape
+    total = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(hidden)
+    _add_kernel[(tokens,)](
+        x,
+        residual,
+        total,
+        x.stride(0),
+        residual.stride(0),
+        factor,
+        HIDDEN=hidden,
+        BLOCK=block,
+        num_warps=_num_warps(block),
+        enable_fp_fusion=True,
+    )
+    return total
+
+
+def _norm(x: Tensor, weight: Tensor, epsilon: float, centred: bool) -> Tensor:
     tokens, hidden = x.shape
     normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(hidden)
-    _rms_norm_kernel[(tokens,)](
+    _norm_kernel[(tokens,)](
         x,
         weight,
         normed,
         x.stride(0),
         epsilon,
+        CENTRED=centred,
         HIDDEN=hidden,
         BLOCK=block,
         num_warps=_num_warps(block),
@@ -29,12 +69,14 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return normed
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float, *, centred: bool
+) -> tuple[Tensor, Tensor]:
     tokens, hidden = x.shape
     normed = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     total = torch.empty((tokens, hidden), dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(hidden)
-    _add_rms_norm_kernel[(tokens,)](
+    _add_norm_kernel[(tokens,)](
         x,
         residual,
         weight,
@@ -43,6 +85,8 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) ->
         x.stride(0),
         residual.stride(0),
         epsilon,
+        factor,
+        CENTRED=centred,
         HIDDEN=hidden,
         BLOCK=block,
         num_warps=_num_warps(block),
@@ -57,18 +101,27 @@ def _num_warps(block: int) -> int:
 
 
 @triton.jit
-def _rms_norm_kernel(x_ptr, weight_ptr, normed_ptr, x_stride, epsilon, HIDDEN: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_kernel(
+    x_ptr,
+    weight_ptr,
+    normed_ptr,
+    x_stride,
+    epsilon,
+    CENTRED: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     mask = columns < HIDDEN
     x = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-    normed = _normalise(x, weight, epsilon, HIDDEN)
+    normed = _normalise(x, weight, mask, epsilon, CENTRED, HIDDEN)
     tl.store(normed_ptr + token * HIDDEN + columns, normed.to(normed_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _add_rms_norm_kernel(
+def _add_norm_kernel(
     x_ptr,
     residual_ptr,
     weight_ptr,
@@ -77,6 +130,8 @@ def _add_rms_norm_kernel(
     x_stride,
     residual_stride,
     epsilon,
+    factor,
+    CENTRED: tl.constexpr,
     HIDDEN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -86,14 +141,28 @@ def _add_rms_norm_kernel(
     x = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0)
     residual = tl.load(residual_ptr + token * residual_stride + columns, mask=mask, other=0.0)
     weight = tl.load(weight_ptr + columns, mask=mask, other=0.0)
-    total = (x.to(tl.float32) + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
-    normed = _normalise(total, weight, epsilon, HIDDEN)
+    total = (x.to(tl.float32) * factor + residual.to(tl.float32)).to(total_ptr.dtype.element_ty)
+    normed = _normalise(total, weight, mask, epsilon, CENTRED, HIDDEN)
     tl.store(total_ptr + token * HIDDEN + columns, total, mask=mask)
     tl.store(normed_ptr + token * HIDDEN + columns, normed.to(normed_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
-def _normalise(x, weight, epsilon, HIDDEN: tl.constexpr):
+def _add_kernel(
+    x_ptr, residual_ptr, total_ptr, x_stride, residual_stride, factor, HIDDEN: tl.constexpr, BLOCK: tl.constexpr
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    mask = columns < HIDDEN
+    x = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    residual = tl.load(residual_ptr + token * residual_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    tl.store(total_ptr + token * HIDDEN + columns, (x * factor + residual).to(total_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _normalise(x, weight, mask, epsilon, CENTRED: tl.constexpr, HIDDEN: tl.constexpr):
     wide = x.to(tl.float32)
+    if CENTRED:
+        wide = tl.where(mask, wide - tl.sum(wide, axis=0) / HIDDEN, 0.0)
     mean_square = tl.sum(wide * wide, axis=0) / HIDDEN
     return wide * tl.rsqrt(mean_square + epsilon) * weight.to(tl.float32)

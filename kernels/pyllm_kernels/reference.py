@@ -3,15 +3,24 @@
 It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` documents the ops' arguments.
 """
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels.cpu_linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear, in_features_of_blocks
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
 _QUANTISED = {"int8", *BLOCK_BYTES}
+_UNSCALED = KVScales()
 # Exponentials of at most 1 are summed up as whole numbers of this unit: exactly, so in any order. 2^20 of them fit.
 _EXPONENTIAL_UNIT = 2.0**-42
 
@@ -61,9 +70,38 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return (wide * inverse_rms * weight.float()).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    total = x + residual
+def add_rms_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    total = add(x, residual, factor)
     return rms_norm(total, weight, epsilon), total
+
+
+def layer_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    wide = x.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    inverse_deviation = torch.rsqrt(centred.square().mean(-1, keepdim=True) + epsilon)  # [tokens, 1]
+    return (centred * inverse_deviation * weight.float()).to(x.dtype)
+
+
+def add_layer_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, epsilon: float, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    total = add(x, residual, factor)
+    return layer_norm(total, weight, epsilon), total
+
+
+def add(x: Tensor, residual: Tensor, factor: float = 1.0) -> Tensor:
+    return (x.float() * factor + residual.float()).to(x.dtype)
+
+
+def add_bias(x: Tensor, bias: Tensor) -> Tensor:
+    return x.copy_(x.float() + bias.float())
+
+
+def scale_and_cap(x: Tensor, factor: float, cap: float | None = None) -> Tensor:
+    scaled = x.float() * factor
+    return x.copy_(scaled if cap is None else cap * torch.tanh(scaled / cap))
 
 
 def rope_and_kv_write(
@@ -75,43 +113,28 @@ def rope_and_kv_write(
     slot_mapping: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-) -> None:
-    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, head_dim / 2] each
-    _rotate(query, cos, sin)
-    _rotate(key, cos, sin)
-    written = slot_mapping >= 0
-    if not written.all():
-        slot_mapping, key, value = slot_mapping[written], key[written], value[written]
-    _write(key_cache, slot_mapping, key)
-    _write(value_cache, slot_mapping, value)
-
-
-def norm_rope_and_kv_write(
-    norm: QKNorm | None,
-    scales: KVScales,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    norm: QKNorm | None = None,
+    scales: KVScales = _UNSCALED,
+    query_scales: Tensor | None = None,
 ) -> None:
     if norm is not None:
         query.copy_(rms_norm(query, norm.query_weight, norm.epsilon))
         key.copy_(rms_norm(key, norm.key_weight, norm.epsilon))
-    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)
-    _rotate(query, cos, sin)
-    _rotate(key, cos, sin)
+    cos, sin = cos_sin.index_select(0, positions).unsqueeze(1).chunk(2, dim=-1)  # [tokens, 1, rotary_size / 2] each
+    factors = None if query_scales is None else query_scales.index_select(0, positions)[:, None, None]
+    _rotate(query, cos, sin, factors)
+    _rotate(key, cos, sin, None)
     written = slot_mapping >= 0
-    _write(key_cache, slot_mapping[written], key[written].float() / scales.key)
-    _write(value_cache, slot_mapping[written], value[written].float() / scales.value)
+    if not written.all():
+        slot_mapping, key, value = slot_mapping[written], key[written], value[written]
+    _write(key_cache, slot_mapping, key if scales.key == 1 else key.float() / scales.key)
+    _write(value_cache, slot_mapping, value if scales.value == 1 else value.float() / scales.value)
 
 
-def silu_and_mul(x: Tensor) -> Tensor:
-    gate, up = x.float().chunk(2, dim=-1)
-    return (F.silu(gate) * up).to(x.dtype)
+def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
+    gate, up = x.float().chunk(2, dim=-1) if gated else (x.float(), None)
+    activated = ACTIVATIONS[kind](gate)
+    return (activated if up is None else activated * up).to(x.dtype)
 
 
 def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
@@ -120,7 +143,7 @@ def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> Attent
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     starts, lengths = metadata.query_starts.tolist(), metadata.sequence_lengths.tolist()
@@ -130,7 +153,7 @@ def paged_attention(
         tokens = slice(starts[row], starts[row + 1])
         keys = _gather(key_cache, metadata.block_tables[slot], lengths[row])
         values = _gather(value_cache, metadata.block_tables[slot], lengths[row])
-        output[tokens] = _attend(query[tokens].float(), keys.float(), values.float(), scale)
+        output[tokens] = _attend(query[tokens].float(), keys.float(), values.float(), layer)
     return output
 
 
@@ -229,9 +252,12 @@ def _half(pairs: Tensor) -> Tensor:
     return pairs.contiguous().view(torch.float16).float()
 
 
-def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> None:
-    first, second = heads.float().chunk(2, dim=-1)
-    heads.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1))
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor, factors: Tensor | None) -> None:
+    wide = heads.float()
+    size = 2 * cos.shape[-1]
+    first, second = wide[..., :size].chunk(2, dim=-1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin, wide[..., size:]), dim=-1)
+    heads.copy_(rotated if factors is None else rotated * factors)
 
 
 def _write(cache: Tensor, slot_mapping: Tensor, numbers: Tensor) -> None:
@@ -249,24 +275,42 @@ def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
     return gathered.flatten(0, 1)[:length]  # [length, kv_heads, head_dim]
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
     """Attention of the last positions over all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim]."""
     queries, heads, head_dim = query.shape
     length, kv_heads, _ = keys.shape
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, length, head_dim]
-    if queries == 1:
+    is_windowed = layer.window is not None and layer.window < length
+    if layer.soft_cap is not None:
+        return _attend_capped(query, keys, values, layer, layer.soft_cap)
+    if queries == 1 and not is_windowed:
         # A lone query sees every key, so the heads that share a KV head can stand where queries do.
         grouped = query.view(1, kv_heads, heads // kv_heads, head_dim)
-        attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=scale)
+        attended = F.scaled_dot_product_attention(grouped, keys[None], values[None], scale=layer.scale)
         return attended.reshape(1, heads, head_dim)
-    mask = None
-    if queries < length:
-        positions = torch.arange(length, device=query.device)
-        mask = positions <= positions[length - queries :, None]  # [queries, length]
+    mask = _seen(queries, length, layer, query.device) if queries < length or is_windowed else None
     attended = F.scaled_dot_product_attention(
-        query.transpose(0, 1), keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        query.transpose(0, 1), keys, values, attn_mask=mask, is_causal=mask is None, scale=layer.scale, enable_gqa=True
     )
     return attended.transpose(0, 1)
+
+
+def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, cap: float) -> Tensor:
+    queries, heads, _ = query.shape
+    group = heads // keys.shape[0]
+    keys, values = (tensor.repeat_interleave(group, dim=0) for tensor in (keys, values))  # [heads, length, head_dim]
+    scores = query.transpose(0, 1) @ keys.transpose(1, 2) * layer.scale  # [heads, queries, length]
+    seen = _seen(queries, keys.shape[1], layer, query.device)
+    weights = (cap * torch.tanh(scores / cap)).masked_fill_(~seen, -torch.inf).softmax(dim=-1)
+    return (weights @ values).transpose(0, 1)
+
+
+def _seen(queries: int, length: int, layer: AttentionLayer, device: torch.device) -> Tensor:
+    """Which positions each of the last tokens sees; bool [queries, length]."""
+    positions = torch.arange(length, device=device)
+    own = positions[length - queries :, None]
+    seen = positions <= own
+    return seen if layer.window is None else seen & (positions > own - layer.window)
 
 
 def _banned(masks: Tensor, vocabulary: int) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from pyllm_kernels.metadata import KVScales, QKNorm
 
+_UNSCALED = KVScales()
+
 
 def rope_and_kv_write(
     query: Tensor,
@@ -22,25 +24,12 @@ def rope_and_kv_write(
     slot_mapping: Tensor,
     key_cache: Tensor,
     value_cache: Tensor,
-) -> None:
-    tensors = query, key, value, positions, cos_sin, slot_mapping, key_cache, value_cache
-    norm_rope_and_kv_write(None, KVScales(), *tensors)
-
-
-def norm_rope_and_kv_write(
-    norm: QKNorm | None,
-    scales: KVScales,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    positions: Tensor,
-    cos_sin: Tensor,
-    slot_mapping: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
+    norm: QKNorm | None = None,
+    scales: KVScales = _UNSCALED,
+    query_scales: Tensor | None = None,
 ) -> None:
     tokens, heads, head_dim = query.shape
-    kv_heads = key.shape[1]
+    kv_heads, rotary_size = key.shape[1], cos_sin.shape[1]
     _rope_and_kv_write_kernel[(tokens,)](
         query,
         key,
@@ -53,19 +42,24 @@ def norm_rope_and_kv_write(
         query if norm is None else norm.query_weight,
         key if norm is None else norm.key_weight,
         0.0 if norm is None else norm.epsilon,
+        cos_sin if query_scales is None else query_scales,
         1 / scales.key,
         1 / scales.value,
         query.stride(0),
         key.stride(0),
         value.stride(0),
         NORM=norm is not None,
+        QUERY_SCALES=query_scales is not None,
         FLOAT8=key_cache.dtype is torch.float8_e4m3fn,
         HEADS=heads,
         KV_HEADS=kv_heads,
-        HALF=head_dim // 2,
+        HEAD_DIM=head_dim,
+        HALF=rotary_size // 2,
+        REST=head_dim - rotary_size,
         BLOCK_HEADS=triton.next_power_of_2(heads),
         BLOCK_KV_HEADS=triton.next_power_of_2(kv_heads),
-        BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
+        BLOCK_HALF=triton.next_power_of_2(max(rotary_size // 2, 1)),
+        BLOCK_REST=triton.next_power_of_2(max(head_dim - rotary_size, 1)),
         num_warps=4,
         enable_fp_fusion=True,
     )
@@ -84,82 +78,150 @@ def _rope_and_kv_write_kernel(
     query_weight_ptr,
     key_weight_ptr,
     epsilon,
+    query_scales_ptr,
     key_factor,
     value_factor,
     query_stride,
     key_stride,
     value_stride,
     NORM: tl.constexpr,
+    QUERY_SCALES: tl.constexpr,
     FLOAT8: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
+    REST: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_KV_HEADS: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
+    """A head is two halves of HALF dimensions, which rotate, and REST dimensions, which do not."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
     columns = tl.arange(0, BLOCK_HALF)
+    rest_columns = 2 * HALF + tl.arange(0, BLOCK_REST)
     cos_ptrs = cos_sin_ptr + position * 2 * HALF + columns
     cos = tl.load(cos_ptrs, mask=columns < HALF, other=0.0)[None, :]
     sin = tl.load(cos_ptrs + HALF, mask=columns < HALF, other=0.0)[None, :]
+    factor = 1.0
+    if QUERY_SCALES:
+        factor = tl.load(query_scales_ptr + position)
 
     heads = tl.arange(0, BLOCK_HEADS)
     mask = (heads < HEADS)[:, None] & (columns < HALF)[None, :]
-    first_ptrs = query_ptr + token * query_stride + heads[:, None] * 2 * HALF + columns[None, :]
-    # [BLOCK_HEADS, BLOCK_HALF] each
-    first, second = _rotate(first_ptrs, mask, cos, sin, query_weight_ptr, epsilon, NORM, HALF, BLOCK_HALF)
-    tl.store(first_ptrs, first, mask=mask)
-    tl.store(first_ptrs + HALF, second, mask=mask)
+    rest_mask = (heads < HEADS)[:, None] & (rest_columns < HEAD_DIM)[None, :]
+    row_ptrs = query_ptr + token * query_stride + heads[:, None] * HEAD_DIM
+    # [BLOCK_HEADS, BLOCK_HALF] twice, and [BLOCK_HEADS, BLOCK_REST]
+    first, second, rest = _rotate(
+        row_ptrs,
+        mask,
+        rest_mask,
+        cos,
+        sin,
+        factor,
+        query_weight_ptr,
+        epsilon,
+        NORM,
+        QUERY_SCALES,
+        HEAD_DIM,
+        HALF,
+        REST,
+        BLOCK_HALF,
+        BLOCK_REST,
+    )
+    tl.store(row_ptrs + columns[None, :], first, mask=mask)
+    tl.store(row_ptrs + HALF + columns[None, :], second, mask=mask)
+    if REST > 0:
+        tl.store(row_ptrs + rest_columns[None, :], rest, mask=rest_mask)
 
     kv_heads = tl.arange(0, BLOCK_KV_HEADS)
     mask = (kv_heads < KV_HEADS)[:, None] & (columns < HALF)[None, :]
-    offsets = kv_heads[:, None] * 2 * HALF + columns[None, :]
-    first_ptrs = key_ptr + token * key_stride + offsets
-    first, second = _rotate(first_ptrs, mask, cos, sin, key_weight_ptr, epsilon, NORM, HALF, BLOCK_HALF)
-    tl.store(first_ptrs, first, mask=mask)
-    tl.store(first_ptrs + HALF, second, mask=mask)
+    rest_mask = (kv_heads < KV_HEADS)[:, None] & (rest_columns < HEAD_DIM)[None, :]
+    row_ptrs = key_ptr + token * key_stride + kv_heads[:, None] * HEAD_DIM
+    first, second, rest = _rotate(
+        row_ptrs,
+        mask,
+        rest_mask,
+        cos,
+        sin,
+        1.0,
+        key_weight_ptr,
+        epsilon,
+        NORM,
+        False,
+        HEAD_DIM,
+        HALF,
+        REST,
+        BLOCK_HALF,
+        BLOCK_REST,
+    )
+    tl.store(row_ptrs + columns[None, :], first, mask=mask)
+    tl.store(row_ptrs + HALF + columns[None, :], second, mask=mask)
+    if REST > 0:
+        tl.store(row_ptrs + rest_columns[None, :], rest, mask=rest_mask)
 
     if slot >= 0:
-        cache_offsets = slot * KV_HEADS * 2 * HALF + offsets
-        key_ptrs = key_cache_ptr + cache_offsets
-        _store(key_ptrs, first, key_factor, mask, FLOAT8)
-        _store(key_ptrs + HALF, second, key_factor, mask, FLOAT8)
-        value_ptrs = value_ptr + token * value_stride + offsets
-        cached_ptrs = value_cache_ptr + cache_offsets
-        _store(cached_ptrs, tl.load(value_ptrs, mask=mask, other=0.0), value_factor, mask, FLOAT8)
-        _store(cached_ptrs + HALF, tl.load(value_ptrs + HALF, mask=mask, other=0.0), value_factor, mask, FLOAT8)
+        cell = (slot * KV_HEADS + kv_heads[:, None]) * HEAD_DIM
+        value_ptrs = value_ptr + token * value_stride + kv_heads[:, None] * HEAD_DIM
+        key_ptrs, cached_ptrs = key_cache_ptr + cell, value_cache_ptr + cell
+        here, there = columns[None, :], HALF + columns[None, :]
+        _store(key_ptrs + here, first, key_factor, mask, FLOAT8)
+        _store(key_ptrs + there, second, key_factor, mask, FLOAT8)
+        _store(cached_ptrs + here, tl.load(value_ptrs + here, mask=mask, other=0.0), value_factor, mask, FLOAT8)
+        _store(cached_ptrs + there, tl.load(value_ptrs + there, mask=mask, other=0.0), value_factor, mask, FLOAT8)
+        if REST > 0:
+            last = rest_columns[None, :]
+            values = tl.load(value_ptrs + last, mask=rest_mask, other=0.0)
+            _store(key_ptrs + last, rest, key_factor, rest_mask, FLOAT8)
+            _store(cached_ptrs + last, values, value_factor, rest_mask, FLOAT8)
 
 
 @triton.jit
 def _rotate(
-    first_ptrs,
+    row_ptrs,
     mask,
+    rest_mask,
     cos,
     sin,
+    factor,
     weight_ptr,
     epsilon,
     NORM: tl.constexpr,
+    SCALED: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
+    REST: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
 ):
-    first = tl.load(first_ptrs, mask=mask, other=0.0)
-    second = tl.load(first_ptrs + HALF, mask=mask, other=0.0)
-    wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
+    columns = tl.arange(0, BLOCK_HALF)
+    rest_columns = 2 * HALF + tl.arange(0, BLOCK_REST)
+    first = tl.load(row_ptrs + columns[None, :], mask=mask, other=0.0)
+    second = tl.load(row_ptrs + HALF + columns[None, :], mask=mask, other=0.0)
+    rest = tl.load(row_ptrs + rest_columns[None, :], mask=rest_mask, other=0.0)
+    wide_first, wide_second, wide_rest = first.to(tl.float32), second.to(tl.float32), rest.to(tl.float32)
     if NORM:
         squares = tl.sum(wide_first * wide_first, axis=1) + tl.sum(wide_second * wide_second, axis=1)
-        inverse_rms = tl.rsqrt(squares / (2 * HALF) + epsilon)[:, None]
-        columns = tl.arange(0, BLOCK_HALF)
+        if REST > 0:
+            squares += tl.sum(wide_rest * wide_rest, axis=1)
+        inverse_rms = tl.rsqrt(squares / HEAD_DIM + epsilon)[:, None]
         first_weight = tl.load(weight_ptr + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
         second_weight = tl.load(weight_ptr + HALF + columns, mask=columns < HALF, other=0.0).to(tl.float32)[None, :]
+        rest_weight = tl.load(weight_ptr + rest_columns, mask=rest_columns < HEAD_DIM, other=0.0).to(tl.float32)
         # Rounded as the norm alone would give it.
         wide_first = (wide_first * inverse_rms * first_weight).to(first.dtype).to(tl.float32)
         wide_second = (wide_second * inverse_rms * second_weight).to(first.dtype).to(tl.float32)
+        wide_rest = (wide_rest * inverse_rms * rest_weight[None, :]).to(first.dtype).to(tl.float32)
     rotated_first = wide_first * cos - wide_second * sin
     rotated_second = wide_second * cos + wide_first * sin
-    return rotated_first.to(first.dtype), rotated_second.to(first.dtype)
+    if SCALED:
+        rotated_first *= factor
+        rotated_second *= factor
+        wide_rest *= factor
+    return rotated_first.to(first.dtype), rotated_second.to(first.dtype), wide_rest.to(first.dtype)
 
 
 @triton.jit

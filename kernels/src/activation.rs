@@ -1,4 +1,5 @@
-//! The gated sigmoid linear unit (arXiv 2002.05202).
+//! Activations, alone or with a gate: the sigmoid linear unit, and the Gaussian error one (arXiv 1606.08415), in the
+//! gated form of arXiv 2002.05202.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -9,16 +10,29 @@ use crate::op::{Extent, Matrix, Op, OutOfRange, RowWriter, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// `out = silu(gate) * up`; a row of x is the gate, then up.
+/// What is computed of a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Silu,
+    /// By the error function.
+    Gelu,
+    /// By the hyperbolic tangent.
+    GeluTanh,
+}
+
+/// `out = kind(gate) * up`, a row of x being the gate, then up; not gated, `out = kind(x)`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SiluAndMul {
+pub(crate) struct Activation {
+    pub(crate) kind: Kind,
+    pub(crate) gated: bool,
     pub(crate) tokens: usize,
-    pub(crate) intermediate: usize,
+    /// Of a row of out.
+    pub(crate) width: usize,
     pub(crate) x: Matrix,
     pub(crate) out: Matrix,
 }
 
-impl Op for SiluAndMul {
+impl Op for Activation {
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }
@@ -34,7 +48,7 @@ impl Op for SiluAndMul {
     }
 }
 
-impl RowWriter for SiluAndMul {
+impl RowWriter for Activation {
     fn out(&self) -> Matrix {
         self.out
     }
@@ -50,39 +64,79 @@ impl RowWriter for SiluAndMul {
     }
 }
 
-impl SiluAndMul {
+impl Activation {
     /// # Safety
     ///
     /// As for `RowWriter::write`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
-        let kernel = Gate::<X> { op: self, dtype: PhantomData };
+        let kernel = Activate::<X> { op: self, dtype: PhantomData };
         // SAFETY: as the caller promises.
-        unsafe { run_rows(&kernel, num_tokens, 2 * self.intermediate, isa, pool, then) }
+        unsafe { run_rows(&kernel, num_tokens, 2 * self.width, isa, pool, then) }
     }
 }
 
-struct Gate<'a, X> {
-    op: &'a SiluAndMul,
+struct Activate<'a, X> {
+    op: &'a Activation,
     dtype: PhantomData<X>,
 }
 
-impl<X: Storage> Kernel for Gate<'_, X> {
+impl<X: Storage> Kernel for Activate<'_, X> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, row: usize) {
-        let SiluAndMul { intermediate, x, out, .. } = *self.op;
         // SAFETY: as the caller promises.
         unsafe {
-            let gate = x.row::<X>(row);
-            let (up, out) = (gate.add(intermediate), out.row::<X>(row));
-            let (zero, one) = (V::splat(0.0), V::splat(1.0));
-            for at in (0..intermediate).step_by(LANES) {
-                let left = intermediate - at;
-                let x: V = X::load_up_to(gate.add(at), left);
-                let silu = x.div(zero.sub(x).exp().add(one));
-                X::store_up_to(silu.mul(X::load_up_to(up.add(at), left)), out.add(at), left);
+            match self.op.kind {
+                Kind::Silu => self.run_kind::<V>(row, |x| silu(x)),
+                Kind::Gelu => self.run_kind::<V>(row, |x| gelu(x)),
+                Kind::GeluTanh => self.run_kind::<V>(row, |x| gelu_tanh(x)),
             }
         }
     }
+}
+
+impl<X: Storage> Activate<'_, X> {
+    /// # Safety
+    ///
+    /// As for `Kernel::run`.
+    #[inline(always)]
+    unsafe fn run_kind<V: Vector>(&self, row: usize, activate: impl Fn(V) -> V) {
+        let Activation { gated, width, x, out, .. } = *self.op;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let gate = x.row::<X>(row);
+            let (up, out) = (gate.add(width), out.row::<X>(row));
+            for at in (0..width).step_by(LANES) {
+                let left = width - at;
+                let activated = activate(X::load_up_to(gate.add(at), left));
+                let product = if gated { activated.mul(X::load_up_to(up.add(at), left)) } else { activated };
+                X::store_up_to(product, out.add(at), left);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn silu<V: Vector>(x: V) -> V {
+    // SAFETY: x exists.
+    let (zero, one) = unsafe { (V::splat(0.0), V::splat(1.0)) };
+    x.div(zero.sub(x).exp().add(one))
+}
+
+#[inline(always)]
+fn gelu<V: Vector>(x: V) -> V {
+    // SAFETY: x exists.
+    let (half, one, factor) = unsafe { (V::splat(0.5), V::splat(1.0), V::splat(std::f32::consts::FRAC_1_SQRT_2)) };
+    x.mul(half).mul(x.mul(factor).erf().add(one))
+}
+
+/// `x * (1 + tanh(z)) / 2`, which is `x * sigmoid(2 z)`.
+#[inline(always)]
+fn gelu_tanh<V: Vector>(x: V) -> V {
+    // SAFETY: x exists.
+    let (zero, one, cubic, factor) =
+        unsafe { (V::splat(0.0), V::splat(1.0), V::splat(0.044_715), V::splat(1.595_769_1)) };
+    let twice_z = x.mul(x).mul(x).mul_add(cubic, x).mul(factor);
+    x.div(zero.sub(twice_z).exp().add(one))
 }
 
 #[cfg(test)]
@@ -91,17 +145,73 @@ mod tests {
 
     use super::*;
 
+    fn expected(kind: Kind, x: f64) -> f64 {
+        match kind {
+            Kind::Silu => x / (1.0 + (-x).exp()),
+            Kind::Gelu => x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+            Kind::GeluTanh => {
+                let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+                x * 0.5 * (1.0 + z.tanh())
+            }
+        }
+    }
+
+    /// By its series, which converges for every number.
+    fn erf(x: f64) -> f64 {
+        let (mut term, mut sum) = (x, x);
+        for n in 1..400 {
+            term *= -x * x / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * std::f64::consts::FRAC_2_SQRT_PI
+    }
+
     proptest! {
         #[test]
-        fn every_kernel_computes_the_gate(x in prop::collection::vec(-30.0..30.0_f32, 1..150)) {
-            let (intermediate, x) = (x.len(), [x.clone(), x].concat());
-            let mut fused = Vec::new();
+        fn every_kernel_computes_every_kind(
+            x in prop::collection::vec((-4.0..4.0_f32, -3.0..3.0_f32), 1..150), gated: bool,
+        ) {
+            let width = x.len();
+            let numbers: Vec<f32> = x.iter().map(|pair| pair.0).chain(x.iter().map(|pair| pair.1)).collect();
+            for kind in [Kind::Silu, Kind::Gelu, Kind::GeluTanh] {
+                let mut fused = Vec::new();
+                for isa in Isa::available() {
+                    let mut out = vec![f32::NAN; width];
+                    let rows = |address| Matrix { dtype: DType::Float32, address, stride: 0 };
+                    let op = Activation {
+                        kind,
+                        gated,
+                        tokens: 1,
+                        width,
+                        x: rows(numbers.as_ptr().expose_provenance()),
+                        out: rows(out.as_mut_ptr().expose_provenance()),
+                    };
+                    // SAFETY: x has twice as many numbers as out; the test asks for what the machine has.
+                    unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
+                    for (&out, &(x, up)) in out.iter().zip(&x) {
+                        let factor = if gated { f64::from(up) } else { 1.0 };
+                        let expected = expected(kind, f64::from(x)) * factor;
+                        prop_assert!((f64::from(out) - expected).abs() < 4e-6, "{isa:?} {kind:?}: {x} gives {out}");
+                    }
+                    if isa > Isa::Portable {
+                        fused.push(out);
+                    }
+                }
+                prop_assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "AVX2 and AVX-512 differ");
+            }
+        }
+
+        #[test]
+        fn the_sigmoid_linear_unit_is_near_in_proportion(x in prop::collection::vec(-30.0..30.0_f32, 1..150)) {
+            let (width, x) = (x.len(), [x.clone(), x].concat());
             for isa in Isa::available() {
-                let mut out = vec![f32::NAN; intermediate];
+                let mut out = vec![f32::NAN; width];
                 let rows = |address| Matrix { dtype: DType::Float32, address, stride: 0 };
-                let op = SiluAndMul {
+                let op = Activation {
+                    kind: Kind::Silu,
+                    gated: true,
                     tokens: 1,
-                    intermediate,
+                    width,
                     x: rows(x.as_ptr().expose_provenance()),
                     out: rows(out.as_mut_ptr().expose_provenance()),
                 };
@@ -111,11 +221,7 @@ mod tests {
                     let expected = f64::from(x).powi(2) / (1.0 + f64::from(-x).exp());
                     prop_assert!((f64::from(out) - expected).abs() <= 1e-6 * expected.abs() + 1e-30, "{isa:?}: {x}");
                 }
-                if isa > Isa::Portable {
-                    fused.push(out);
-                }
             }
-            prop_assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "AVX2 and AVX-512 differ");
         }
     }
 }

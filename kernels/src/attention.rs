@@ -25,12 +25,19 @@ const TILE: usize = 64;
 /// Positions after which what was summed up is set aside, so that others can compute the rest meanwhile.
 const SPLIT: usize = 512;
 
+/// The window of a layer without one.
+pub(crate) const NO_WINDOW: usize = usize::MAX;
+
 /// One layer's attention.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PagedAttention {
     pub(crate) tokens: usize,
     pub(crate) heads: usize,
     pub(crate) scale: f32,
+    /// How many positions a token sees, its own included; `NO_WINDOW`: all before it.
+    pub(crate) window: usize,
+    /// What a score is held below: `cap * tanh(score / cap)`.
+    pub(crate) soft_cap: Option<f32>,
     /// A row is a token: its heads, one after the other. Both have the same dtype.
     pub(crate) query: Matrix,
     pub(crate) out: Matrix,

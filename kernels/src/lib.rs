@@ -8,6 +8,7 @@ mod attention;
 mod blocks;
 mod capture;
 mod dtype;
+mod elementwise;
 mod graph;
 mod isa;
 mod kv_layer;
@@ -206,7 +207,8 @@ mod _cpu {
     use super::logits::states::LogitsStates;
     #[pymodule_export]
     use super::ops::{
-        copy_blocks, edit_logits, logprobs, paged_attention, rms_norm, rope_and_kv_write, sample, silu_and_mul,
+        activation, add, add_bias, copy_blocks, edit_logits, logprobs, norm, paged_attention, rope_and_kv_write,
+        sample, scale_and_cap,
     };
     #[pymodule_export]
     use super::{Linear, forget_threads, instruction_set, num_threads, set_num_threads};

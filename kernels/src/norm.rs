@@ -1,4 +1,5 @@
-//! Root mean square normalisation (arXiv 1910.07467), alone or after the addition to the residual stream.
+//! Root mean square and layer normalisation (arXiv 1910.07467, 1607.06450), alone or after the addition to the residual
+//! stream.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -12,12 +13,14 @@ use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 /// Sums that are kept apart, so that one addition need not wait for another.
 const SUMS: usize = 4;
 
-/// `out = normalised(x) * weight`; with a stream, `stream.sum = x + stream.residual`, and that is normalised.
+/// `out = normalised(x) * weight`; with a stream, `stream.sum = factor * x + stream.residual`, and that is normalised.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RmsNorm {
+pub(crate) struct Norm {
     pub(crate) tokens: usize,
     pub(crate) hidden: usize,
     pub(crate) epsilon: f32,
+    /// Whether the mean is taken off first, as in a layer norm.
+    pub(crate) centred: bool,
     pub(crate) x: Matrix,
     /// One row.
     pub(crate) weight: Matrix,
@@ -28,11 +31,13 @@ pub(crate) struct RmsNorm {
 /// The residual stream before and after; with the dtype of x.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stream {
+    /// Of x.
+    pub(crate) factor: f32,
     pub(crate) residual: Matrix,
     pub(crate) sum: Matrix,
 }
 
-impl Op for RmsNorm {
+impl Op for Norm {
     fn capacity(&self) -> Extent {
         Extent { tokens: self.tokens, rows: usize::MAX }
     }
@@ -48,7 +53,7 @@ impl Op for RmsNorm {
     }
 }
 
-impl RowWriter for RmsNorm {
+impl RowWriter for Norm {
     fn out(&self) -> Matrix {
         self.out
     }
@@ -68,7 +73,7 @@ impl RowWriter for RmsNorm {
     }
 }
 
-impl RmsNorm {
+impl Norm {
     /// # Safety
     ///
     /// As for `RowWriter::write`; x and the weight are made of X and W.
@@ -79,54 +84,81 @@ impl RmsNorm {
         pool: &mut Pool,
         then: &(dyn Fn(usize) + Sync),
     ) {
-        let kernel = Normalise::<X, W> { norm: self, elements: PhantomData };
         // SAFETY: as the caller promises.
-        unsafe { run_rows(&kernel, num_tokens, self.hidden, isa, pool, then) }
+        unsafe {
+            if self.centred {
+                let kernel = Normalise::<X, W, true> { norm: self, elements: PhantomData };
+                run_rows(&kernel, num_tokens, self.hidden, isa, pool, then);
+            } else {
+                let kernel = Normalise::<X, W, false> { norm: self, elements: PhantomData };
+                run_rows(&kernel, num_tokens, self.hidden, isa, pool, then);
+            }
+        }
     }
 }
 
-struct Normalise<'a, X, W> {
-    norm: &'a RmsNorm,
+struct Normalise<'a, X, W, const CENTRED: bool> {
+    norm: &'a Norm,
     elements: PhantomData<(X, W)>,
 }
 
-impl<X: Storage, W: Storage> Kernel for Normalise<'_, X, W> {
+impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W, CENTRED> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, row: usize) {
-        let RmsNorm { hidden, epsilon, x, weight, out, stream, .. } = *self.norm;
+        let Norm { hidden, epsilon, x, weight, out, stream, .. } = *self.norm;
         // SAFETY: as the caller promises.
         unsafe {
             let mut x = x.row::<X>(row);
-            if let Some(Stream { residual, sum }) = stream {
+            if let Some(Stream { factor, residual, sum }) = stream {
+                let factor = V::splat(factor);
                 let (residual, total) = (residual.row::<X>(row), sum.row::<X>(row));
                 for at in (0..hidden).step_by(LANES) {
                     let a: V = X::load_up_to(x.add(at), hidden - at);
                     let b = X::load_up_to(residual.add(at), hidden - at);
-                    X::store_up_to(a.add(b), total.add(at), hidden - at);
+                    X::store_up_to(a.mul_add(factor, b), total.add(at), hidden - at);
                 }
                 x = total;
             }
-            let mut sums = [V::splat(0.0); SUMS];
-            for first in (0..hidden).step_by(SUMS * LANES) {
-                for (index, sum) in sums.iter_mut().enumerate() {
-                    let at = first + index * LANES;
-                    if at < hidden {
-                        let x: V = X::load_up_to(x.add(at), hidden - at);
-                        *sum = x.mul_add(x, *sum);
-                    }
-                }
-            }
-            let sum = sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum();
             #[expect(clippy::cast_precision_loss, reason = "no model is as wide as 2^24")]
-            let mean = sum / hidden as f32;
-            let inverse_rms = V::splat(1.0 / (mean + epsilon).sqrt());
+            let size = hidden as f32;
+            let zero = V::splat(0.0);
+            let centre =
+                if CENTRED { V::splat(sum_up::<V, X>(x, hidden, |sum, x, _| sum.add(x)) / size) } else { zero };
+            let squares = sum_up::<V, X>(x, hidden, |sum, x, left| {
+                let x = if CENTRED { x.sub(centre).first(left.min(LANES), zero) } else { x };
+                x.mul_add(x, sum)
+            });
+            let inverse_rms = V::splat(1.0 / (squares / size + epsilon).sqrt());
             let (weight, out) = (weight.row::<W>(0), out.row::<X>(row));
             for at in (0..hidden).step_by(LANES) {
                 let x: V = X::load_up_to(x.add(at), hidden - at);
+                let x = if CENTRED { x.sub(centre) } else { x };
                 let weight = W::load_up_to(weight.add(at), hidden - at);
                 X::store_up_to(x.mul(inverse_rms).mul(weight), out.add(at), hidden - at);
             }
         }
+    }
+}
+
+/// The sum over a row: `add` takes a sum so far, some numbers, and how many of the row are left from the first of these.
+///
+/// # Safety
+///
+/// As for `Kernel::run`; so many numbers are there.
+#[inline(always)]
+unsafe fn sum_up<V: Vector, X: Storage>(row: *const X, count: usize, add: impl Fn(V, V, usize) -> V) -> f32 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut sums = [V::splat(0.0); SUMS];
+        for first in (0..count).step_by(SUMS * LANES) {
+            for (index, sum) in sums.iter_mut().enumerate() {
+                let at = first + index * LANES;
+                if at < count {
+                    *sum = add(*sum, X::load_up_to(row.add(at), count - at), count - at);
+                }
+            }
+        }
+        sums[0].add(sums[1]).add(sums[2].add(sums[3])).sum()
     }
 }
 
@@ -149,16 +181,20 @@ mod tests {
             let mut x: Vec<f32> = numbers.iter().map(|number| number.0).collect();
             let mut residual: Vec<f32> = numbers.iter().map(|number| number.1).collect();
             let mut weight: Vec<f32> = numbers.iter().map(|number| number.2).collect();
-            let sum: Vec<f32> = numbers.iter().map(|number| number.0 + number.1).collect();
-            let mean = sum.iter().map(|&sum| f64::from(sum).powi(2)).sum::<f64>() / f64::from(hidden as u32);
+            let size = f64::from(hidden as u32);
+            for (factor, centred) in [(1.0, false), (0.5, true)] {
+            let sum: Vec<f32> = numbers.iter().map(|number| factor * number.0 + number.1).collect();
+            let centre = if centred { sum.iter().map(|&sum| f64::from(sum)).sum::<f64>() / size } else { 0.0 };
+            let mean = sum.iter().map(|&sum| (f64::from(sum) - centre).powi(2)).sum::<f64>() / size;
             let mut fused = Vec::new();
             for isa in Isa::available() {
                 let (mut out, mut total) = (vec![f32::NAN; hidden], vec![f32::NAN; hidden]);
-                let stream = Some(Stream { residual: rows(&mut residual), sum: rows(&mut total) });
-                let op = RmsNorm {
+                let stream = Some(Stream { factor, residual: rows(&mut residual), sum: rows(&mut total) });
+                let op = Norm {
                     tokens: 1,
                     hidden,
                     epsilon: 1e-5,
+                    centred,
                     x: rows(&mut x),
                     weight: rows(&mut weight),
                     out: rows(&mut out),
@@ -168,14 +204,17 @@ mod tests {
                 unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
                 prop_assert_eq!(&total, &sum);
                 for ((&out, &sum), &weight) in out.iter().zip(&sum).zip(&weight) {
-                    let expected = f64::from(sum) / (mean + 1e-5).sqrt() * f64::from(weight);
-                    prop_assert!((f64::from(out) - expected).abs() <= 1e-6 * (1.0 + expected.abs()), "{isa:?}");
+                    let expected = (f64::from(sum) - centre) / (mean + 1e-5).sqrt() * f64::from(weight);
+                    // A centre rounded to float32 is off by as much as the numbers around it are.
+                    let tolerance = if centred { 2e-6 * (1.0 + 9.0 / (mean + 1e-5).sqrt()) } else { 1e-6 };
+                    prop_assert!((f64::from(out) - expected).abs() <= tolerance * (1.0 + expected.abs()), "{isa:?}");
                 }
                 if isa > Isa::Portable {
                     fused.push(out);
                 }
             }
             prop_assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "AVX2 and AVX-512 differ");
+            }
         }
     }
 }

@@ -8,20 +8,21 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use crate::activation::SiluAndMul;
-use crate::attention::{Batch, PagedAttention};
+use crate::activation::{Activation, Kind};
+use crate::attention::{Batch, NO_WINDOW, PagedAttention};
 use crate::blocks::CopyBlocks;
 use crate::dtype::DType;
+use crate::elementwise::{Change, Elementwise};
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::logits::edit_logits::{EditLogits, Edits, Masks};
 use crate::logits::logprobs::Logprobs;
 use crate::logits::sampling::{Parameters, Sampling};
-use crate::norm::{RmsNorm, Stream};
+use crate::norm::{Norm, Stream};
 use crate::op::{Indices, Matrix, Op};
 use crate::pool::pool;
-use crate::rope::RopeAndKvWrite;
+use crate::rope::{HeadNorm, RopeAndKvWrite};
 
 thread_local! {
     static RECORDING: RefCell<Option<Arc<Mutex<Graph>>>> = const { RefCell::new(None) };
@@ -75,55 +76,129 @@ pub(crate) fn graph_error(error: &GraphError) -> PyErr {
 ///
 /// The addresses are of what the stub says.
 #[pyfunction]
-#[pyo3(signature = (shape, x, weight, epsilon, out, stream=None))]
-pub(crate) unsafe fn rms_norm(
+#[pyo3(signature = (shape, x, weight, epsilon, centred, out, stream=None))]
+#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
+pub(crate) unsafe fn norm(
     py: Python<'_>,
     shape: (usize, usize),
     x: Matrix,
     weight: Matrix,
     epsilon: f32,
+    centred: bool,
     out: Matrix,
-    stream: Option<(Matrix, Matrix)>,
+    stream: Option<(f32, Matrix, Matrix)>,
 ) -> PyResult<()> {
-    let stream = stream.map(|(residual, sum)| Stream { residual, sum });
+    let stream = stream.map(|(factor, residual, sum)| Stream { factor, residual, sum });
     let (tokens, hidden) = shape;
     check_alike("out", out, x, (tokens, hidden))?;
-    if let Some(Stream { residual, sum }) = stream {
+    if let Some(Stream { residual, sum, .. }) = stream {
         check_alike("residual", residual, x, (tokens, hidden))?;
         check_alike("total", sum, x, (tokens, hidden))?;
     }
     // SAFETY: as the caller promises.
-    unsafe { execute(py, RmsNorm { tokens, hidden, epsilon, x, weight, out, stream }) }
+    unsafe { execute(py, Norm { tokens, hidden, epsilon, centred, x, weight, out, stream }) }
 }
 
 /// # Safety
 ///
 /// The addresses are of what the stub says.
 #[pyfunction]
-pub(crate) unsafe fn silu_and_mul(py: Python<'_>, shape: (usize, usize), x: Matrix, out: Matrix) -> PyResult<()> {
-    let (tokens, intermediate) = shape;
-    check_alike("out", out, x, (tokens, intermediate))?;
+pub(crate) unsafe fn activation(
+    py: Python<'_>,
+    kind: &str,
+    gated: bool,
+    shape: (usize, usize),
+    x: Matrix,
+    out: Matrix,
+) -> PyResult<()> {
+    let kind = match kind {
+        "silu" => Kind::Silu,
+        "gelu" => Kind::Gelu,
+        "gelu_tanh" => Kind::GeluTanh,
+        _ => return Err(PyValueError::new_err(format!("no activation {kind:?}: use silu, gelu or gelu_tanh"))),
+    };
+    let (tokens, width) = shape;
+    check_alike("out", out, x, (tokens, width))?;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, SiluAndMul { tokens, intermediate, x, out }) }
+    unsafe { execute(py, Activation { kind, gated, tokens, width, x, out }) }
 }
 
 /// # Safety
 ///
 /// The addresses are of what the stub says.
 #[pyfunction]
+pub(crate) unsafe fn add(
+    py: Python<'_>,
+    shape: (usize, usize),
+    x: Matrix,
+    residual: Matrix,
+    factor: f32,
+    out: Matrix,
+) -> PyResult<()> {
+    check_alike("residual", residual, x, shape)?;
+    // SAFETY: as the caller promises.
+    unsafe { change(py, Change::Add { factor, residual }, shape, x, out) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+pub(crate) unsafe fn add_bias(py: Python<'_>, shape: (usize, usize), x: Matrix, bias: Matrix) -> PyResult<()> {
+    // SAFETY: as the caller promises.
+    unsafe { change(py, Change::Bias(bias), shape, x, x) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[pyo3(signature = (shape, x, factor, cap=None))]
+pub(crate) unsafe fn scale_and_cap(
+    py: Python<'_>,
+    shape: (usize, usize),
+    x: Matrix,
+    factor: f32,
+    cap: Option<f32>,
+) -> PyResult<()> {
+    // SAFETY: as the caller promises.
+    unsafe { change(py, Change::Scale { factor, cap }, shape, x, x) }
+}
+
+/// # Safety
+///
+/// As for `execute`.
+unsafe fn change(py: Python<'_>, change: Change, shape: (usize, usize), x: Matrix, out: Matrix) -> PyResult<()> {
+    let (tokens, width) = shape;
+    check_alike("out", out, x, shape)?;
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, Elementwise { change, tokens, width, x, out }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[pyo3(signature = (shape, heads, positions, cos_sin, slot_mapping, cache, norm=None, query_scales=None))]
+#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
 pub(crate) unsafe fn rope_and_kv_write(
     py: Python<'_>,
     shape: (usize, usize),
     heads: (Matrix, Matrix, Matrix),
     positions: usize,
-    cos_sin: (usize, usize),
+    cos_sin: (usize, usize, usize),
     slot_mapping: usize,
     cache: KvLayer,
+    norm: Option<(Matrix, Matrix, f32)>,
+    query_scales: Option<usize>,
 ) -> PyResult<()> {
     let ((tokens, num_heads), (query, key, value)) = (shape, heads);
-    let (cos_sin, num_positions) = cos_sin;
-    if !cache.head_dim.is_multiple_of(2) {
-        return Err(PyValueError::new_err(format!("heads of {} have no halves: make it even", cache.head_dim)));
+    let (cos_sin, num_positions, rotary_size) = cos_sin;
+    if !rotary_size.is_multiple_of(2) || rotary_size > cache.head_dim {
+        return Err(PyValueError::new_err(format!(
+            "{rotary_size} dimensions of heads of {} cannot be rotated in pairs: give an even number, at most those",
+            cache.head_dim
+        )));
     }
     check_alike("query", query, query, (tokens, num_heads * cache.head_dim))?;
     check_alike("key", key, query, (tokens, cache.kv_heads * cache.head_dim))?;
@@ -135,8 +210,10 @@ pub(crate) unsafe fn rope_and_kv_write(
         key,
         value,
         positions: Indices(positions),
-        cos_sin: Matrix { dtype: DType::Float32, address: cos_sin, stride: cache.head_dim },
+        cos_sin: Matrix { dtype: DType::Float32, address: cos_sin, stride: rotary_size },
         num_positions,
+        norm: norm.map(|(query_weight, key_weight, epsilon)| HeadNorm { query_weight, key_weight, epsilon }),
+        query_scales,
         slot_mapping: Indices(slot_mapping),
         cache,
     };
@@ -154,10 +231,14 @@ pub(crate) unsafe fn paged_attention(
     query: Matrix,
     cache: KvLayer,
     batch: Batch,
-    scale: f32,
+    layer: (f32, Option<usize>, Option<f32>),
     out: Matrix,
 ) -> PyResult<()> {
-    let (tokens, heads) = shape;
+    let ((tokens, heads), (scale, window, soft_cap)) = (shape, layer);
+    let window = window.unwrap_or(NO_WINDOW);
+    if window == 0 {
+        return Err(PyValueError::new_err("a window of 0 positions: a token sees at least itself"));
+    }
     if heads == 0 || !heads.is_multiple_of(cache.kv_heads) {
         return Err(PyValueError::new_err(format!(
             "{heads} query heads over {} KV heads: each of those must serve as many of these",
@@ -166,7 +247,7 @@ pub(crate) unsafe fn paged_attention(
     }
     check_alike("out", out, query, (tokens, heads * cache.head_dim))?;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, PagedAttention { tokens, heads, scale, query, out, cache, batch }) }
+    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, query, out, cache, batch }) }
 }
 
 /// # Safety

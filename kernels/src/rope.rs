@@ -1,4 +1,5 @@
-//! Rotary position embedding of query and key (arXiv 2104.09864), and the write of key and value into the paged cache.
+//! The norm of each head of query and key, their rotary position embedding (arXiv 2104.09864), and the write of key and
+//! value into the paged cache.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -10,7 +11,7 @@ use crate::op::{Extent, Indices, Matrix, Op, OutOfRange, check_range, run_rows};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
-/// Rotates in place. The halves of a head form its pairs.
+/// Works in place. The halves of a head's first dimensions form its pairs, as many as the table has; the rest stays.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RopeAndKvWrite {
     pub(crate) tokens: usize,
@@ -20,12 +21,23 @@ pub(crate) struct RopeAndKvWrite {
     pub(crate) key: Matrix,
     pub(crate) value: Matrix,
     pub(crate) positions: Indices,
-    /// float32; a row is a position: the cosines of half a head, then the sines.
+    /// float32; a row is a position: the cosines of the pairs, then the sines.
     pub(crate) cos_sin: Matrix,
     pub(crate) num_positions: usize,
+    pub(crate) norm: Option<HeadNorm>,
+    /// Address of a float32 for each position, which its query is multiplied by.
+    pub(crate) query_scales: Option<usize>,
     /// A cell of the cache for each token; none where it is negative.
     pub(crate) slot_mapping: Indices,
     pub(crate) cache: KvLayer,
+}
+
+/// Root mean square normalisation of each head before it is rotated (arXiv 1910.07467). The weights are one row each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeadNorm {
+    pub(crate) query_weight: Matrix,
+    pub(crate) key_weight: Matrix,
+    pub(crate) epsilon: f32,
 }
 
 impl Op for RopeAndKvWrite {
@@ -76,12 +88,25 @@ struct Token<'a, X, C> {
 impl<X: Storage, C: Storage> Kernel for Token<'_, X, C> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, token: usize) {
-        let RopeAndKvWrite { heads, query, key, value, cos_sin, cache, .. } = *self.op;
+        let RopeAndKvWrite { heads, query, key, value, cos_sin, norm, query_scales, cache, .. } = *self.op;
+        let position = self.positions[token] as usize;
+        let queries = Heads { first: query.row::<X>(token), count: heads, size: cache.head_dim };
+        let keys = Heads { first: key.row::<X>(token), count: cache.kv_heads, size: cache.head_dim };
         // SAFETY: as the caller promises.
         unsafe {
-            let cos_sin = cos_sin.row::<f32>(self.positions[token] as usize);
-            rotate::<V, X>(query.row(token), heads, cache.head_dim, cos_sin);
-            rotate::<V, X>(key.row(token), cache.kv_heads, cache.head_dim, cos_sin);
+            if let Some(HeadNorm { query_weight, key_weight, epsilon }) = norm {
+                queries.normalise_by::<V>(query_weight, epsilon);
+                keys.normalise_by::<V>(key_weight, epsilon);
+            }
+            let (rotary_size, cos_sin) = (cos_sin.stride, cos_sin.row::<f32>(position));
+            keys.rotate::<V, false>(rotary_size, cos_sin, 1.0);
+            match query_scales {
+                None => queries.rotate::<V, false>(rotary_size, cos_sin, 1.0),
+                Some(scales) => {
+                    let scale = *std::ptr::with_exposed_provenance::<f32>(scales).add(position);
+                    queries.rotate::<V, true>(rotary_size, cos_sin, scale);
+                }
+            }
             if let Ok(cell) = usize::try_from(self.cells[token]) {
                 copy::<V, X, C>(key.row(token), cache.keys::<C>(cell), cache.width());
                 copy::<V, X, C>(value.row(token), cache.values::<C>(cell), cache.width());
@@ -90,25 +115,88 @@ impl<X: Storage, C: Storage> Kernel for Token<'_, X, C> {
     }
 }
 
-/// # Safety
-///
-/// As for `Kernel::run`; the heads and the table's row are there.
-#[inline(always)]
-unsafe fn rotate<V: Vector, X: Storage>(heads: *mut X, num_heads: usize, head_dim: usize, cos_sin: *const f32) {
-    let half = head_dim / 2;
-    // SAFETY: as the caller promises.
-    unsafe {
-        for at in (0..half).step_by(LANES) {
-            let left = half - at;
-            let cos: V = f32::load_up_to(cos_sin.add(at), left);
-            let sin: V = f32::load_up_to(cos_sin.add(half + at), left);
-            let minus_sin = V::splat(0.0).sub(sin);
-            for head in 0..num_heads {
-                let first = heads.add(head * head_dim + at);
-                let second = first.add(half);
-                let (a, b): (V, V) = (X::load_up_to(first, left), X::load_up_to(second, left));
-                X::store_up_to(a.mul_add(cos, b.mul(minus_sin)), first, left);
-                X::store_up_to(b.mul_add(cos, a.mul(sin)), second, left);
+/// A token's heads, one after the other.
+struct Heads<X> {
+    first: *mut X,
+    count: usize,
+    size: usize,
+}
+
+impl<X: Storage> Heads<X> {
+    /// # Safety
+    ///
+    /// As for `Kernel::run`; the heads and the weight are there.
+    #[inline(always)]
+    unsafe fn normalise_by<V: Vector>(&self, weight: Matrix, epsilon: f32) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match weight.dtype {
+                DType::Float32 => self.normalise::<V, f32>(weight.row(0), epsilon),
+                DType::Bfloat16 => self.normalise::<V, Bfloat16>(weight.row(0), epsilon),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `normalise_by`.
+    #[inline(always)]
+    unsafe fn normalise<V: Vector, W: Storage>(&self, weight: *const W, epsilon: f32) {
+        for head in 0..self.count {
+            // SAFETY: as the caller promises.
+            unsafe {
+                let numbers = self.first.add(head * self.size);
+                let mut squares = V::splat(0.0);
+                for at in (0..self.size).step_by(LANES) {
+                    let x: V = X::load_up_to(numbers.add(at), self.size - at);
+                    squares = x.mul_add(x, squares);
+                }
+                #[expect(clippy::cast_precision_loss, reason = "no head is as wide as 2^24")]
+                let mean = squares.sum() / self.size as f32;
+                let inverse_rms = V::splat(1.0 / (mean + epsilon).sqrt());
+                for at in (0..self.size).step_by(LANES) {
+                    let left = self.size - at;
+                    let x: V = X::load_up_to(numbers.add(at), left);
+                    let weight = W::load_up_to(weight.add(at), left);
+                    X::store_up_to(x.mul(inverse_rms).mul(weight), numbers.add(at), left);
+                }
+            }
+        }
+    }
+
+    /// Rotate the first dimensions of each head; `SCALED`, also multiply each of its dimensions by `scale`.
+    ///
+    /// # Safety
+    ///
+    /// As for `Kernel::run`; the heads and the table's row are there.
+    #[inline(always)]
+    unsafe fn rotate<V: Vector, const SCALED: bool>(&self, rotary_size: usize, cos_sin: *const f32, scale: f32) {
+        let half = rotary_size / 2;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let scale = V::splat(scale);
+            let scaled = |x: V| if SCALED { x.mul(scale) } else { x };
+            for at in (0..half).step_by(LANES) {
+                let left = half - at;
+                let cos: V = f32::load_up_to(cos_sin.add(at), left);
+                let sin: V = f32::load_up_to(cos_sin.add(half + at), left);
+                let minus_sin = V::splat(0.0).sub(sin);
+                for head in 0..self.count {
+                    let first = self.first.add(head * self.size + at);
+                    let second = first.add(half);
+                    let (a, b): (V, V) = (X::load_up_to(first, left), X::load_up_to(second, left));
+                    X::store_up_to(scaled(a.mul_add(cos, b.mul(minus_sin))), first, left);
+                    X::store_up_to(scaled(b.mul_add(cos, a.mul(sin))), second, left);
+                }
+            }
+            if SCALED {
+                for head in 0..self.count {
+                    let numbers = self.first.add(head * self.size);
+                    for at in (rotary_size..self.size).step_by(LANES) {
+                        let left = self.size - at;
+                        X::store_up_to(scaled(X::load_up_to(numbers.add(at), left)), numbers.add(at), left);
+                    }
+                }
             }
         }
     }
@@ -134,32 +222,38 @@ mod tests {
     proptest! {
         #[test]
         fn every_kernel_rotates_and_writes(
-            half in 1..40_usize, heads in 1..4_usize, kv_heads in 1..3_usize, angle in 0.0..6.0_f32, cell in -1..6_i32,
+            half in 0..40_usize, rest in 0..20_usize, heads in 1..4_usize, kv_heads in 1..3_usize,
+            angle in 0.0..6.0_f32, cell in -1..6_i32, scale in prop::option::of(0.5..2.0_f32), has_norm: bool,
         ) {
-            let head_dim = 2 * half;
+            let (rotary_size, head_dim) = (2 * half, (2 * half + rest).max(1));
             let numbers = |count: usize| -> Vec<f32> { (0..count).map(|at| f32::from((at % 23) as u8) - 11.0).collect() };
             let (query, key) = (numbers(heads * head_dim), numbers(kv_heads * head_dim));
             let (positions, cells) = ([1_i32], [cell]);
-            let mut cos_sin = vec![f32::NAN; 2 * head_dim];
-            cos_sin[head_dim..head_dim + half].fill(angle.cos());
-            cos_sin[head_dim + half..].fill(angle.sin());
+            let mut cos_sin = vec![f32::NAN; 2 * rotary_size];
+            cos_sin[rotary_size..rotary_size + half].fill(angle.cos());
+            cos_sin[rotary_size + half..].fill(angle.sin());
+            let scales = [f32::NAN, scale.unwrap_or(1.0)];
+            let mut weights = [0.5_f32, 2.0].map(|weight| vec![weight; head_dim]);
             for isa in Isa::available() {
                 let (mut rotated, mut new_key, mut value) = (query.clone(), key.clone(), key.clone());
                 let mut caches = [vec![f32::NAN; 6 * key.len()], vec![f32::NAN; 6 * key.len()]];
-                let rows = |numbers: &mut [f32]| Matrix {
+                let rows = |numbers: &mut [f32], stride| Matrix {
                     dtype: DType::Float32,
                     address: numbers.as_mut_ptr().expose_provenance(),
-                    stride: head_dim,
+                    stride,
                 };
+                let [query_weight, key_weight] = weights.each_mut().map(|weight| rows(weight, head_dim));
                 let op = RopeAndKvWrite {
                     tokens: 1,
                     heads,
-                    query: rows(&mut rotated),
-                    key: rows(&mut new_key),
-                    value: rows(&mut value),
+                    query: rows(&mut rotated, head_dim),
+                    key: rows(&mut new_key, head_dim),
+                    value: rows(&mut value, head_dim),
                     positions: Indices(positions.as_ptr().expose_provenance()),
-                    cos_sin: rows(&mut cos_sin),
+                    cos_sin: rows(&mut cos_sin, rotary_size),
                     num_positions: 2,
+                    norm: has_norm.then_some(HeadNorm { query_weight, key_weight, epsilon: 1e-5 }),
+                    query_scales: scale.map(|_| scales.as_ptr().expose_provenance()),
                     slot_mapping: Indices(cells.as_ptr().expose_provenance()),
                     cache: KvLayer {
                         dtype: DType::Float32,
@@ -174,13 +268,21 @@ mod tests {
                 // SAFETY: every address is of a vector above, as long as the sizes say; the test asks for what the
                 // machine has.
                 unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("the indices are right");
-                for (before, after) in [(&query, &rotated), (&key, &new_key)] {
+                for (before, after, weight, scale) in [(&query, &rotated, 0.5, scales[1]), (&key, &new_key, 2.0, 1.0)] {
                     for (before, after) in before.chunks(head_dim).zip(after.chunks(head_dim)) {
-                        for pair in 0..half {
-                            let (a, b) = (before[pair], before[pair + half]);
-                            let expected = [a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()];
-                            prop_assert!((after[pair] - expected[0]).abs() < 1e-5, "{isa:?}");
-                            prop_assert!((after[pair + half] - expected[1]).abs() < 1e-5, "{isa:?}");
+                        let squares = before.iter().map(|number| number * number).sum::<f32>();
+                        let normed = weight / (squares / f32::from(head_dim as u8) + 1e-5).sqrt();
+                        let factor = if has_norm { normed } else { 1.0 };
+                        let expected = |at: usize| {
+                            let turned = match at {
+                                _ if at < half => before[at] * angle.cos() - before[at + half] * angle.sin(),
+                                _ if at < rotary_size => before[at] * angle.cos() + before[at - half] * angle.sin(),
+                                _ => before[at],
+                            };
+                            turned * factor * scale
+                        };
+                        for (at, &after) in after.iter().enumerate() {
+                            prop_assert!((after - expected(at)).abs() < 3e-5, "{isa:?}: {at}");
                         }
                     }
                 }

@@ -101,6 +101,30 @@ pub(crate) trait Vector: Copy {
         let rest_and_q = q.mul(rest).mul_add(rest, rest);
         rest_and_q.add(constant(1.0)).scale(exponent)
     }
+
+    /// The hyperbolic tangent, to an absolute error of 2e-7.
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        // SAFETY: `self` exists.
+        let constant = |value| unsafe { Self::splat(value) };
+        constant(1.0).sub(constant(2.0).div(self.add(self).exp().add(constant(1.0))))
+    }
+
+    /// The error function, to an absolute error of 5e-7 (Abramowitz and Stegun, 7.1.26).
+    #[inline(always)]
+    fn erf(self) -> Self {
+        // SAFETY: `self` exists.
+        let constant = |value| unsafe { Self::splat(value) };
+        let (zero, one) = (constant(0.0), constant(1.0));
+        let magnitude = zero.sub(self).max(self);
+        let t = one.div(magnitude.mul_add(constant(0.327_591_1), one));
+        let polynomial = t.mul_add(constant(1.061_405_4), constant(-1.453_152));
+        let polynomial = t.mul_add(polynomial, constant(1.421_413_7));
+        let polynomial = t.mul_add(polynomial, constant(-0.284_496_74));
+        let polynomial = t.mul_add(polynomial, constant(0.254_829_6)).mul(t);
+        let erf = one.sub(polynomial.mul(zero.sub(magnitude.mul(magnitude)).exp()));
+        erf.select(self.lanes_at_least(zero), zero.sub(erf))
+    }
 }
 
 /// What numbers are stored as: read into, and written from, lanes of float32.

@@ -14,7 +14,7 @@ mod softmax;
 
 use super::plan::Work;
 use super::tile_backend::{Call, Step, TileBackend};
-use super::{PagedAttention, TILE};
+use super::{NO_WINDOW, PagedAttention, TILE};
 use crate::amx_tiles::Tiles;
 use crate::dtype::DType;
 use crate::vector::Bfloat16;
@@ -22,10 +22,12 @@ use panels::Panels;
 use products::{BLOCK_BYTES, DEPTH, SIDE, Values, keys_of, products, scores};
 use softmax::{Panel, Seen, Weigh};
 
-/// Whether tiles can take the op: its heads have whole ones only.
+/// Whether tiles can take the op: its heads have whole ones only, and nothing is done to scores but the scale. What a
+/// window hides from a pair at the start of a tile, and a cap, are left to vectors.
 pub(super) fn takes(op: &PagedAttention) -> bool {
     let elements = [op.query.dtype, op.out.dtype, op.cache.dtype];
-    elements == [DType::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
+    let is_plain = op.window == NO_WINDOW && op.soft_cap.is_none();
+    is_plain && elements == [DType::Bfloat16; 3] && op.cache.head_dim.is_multiple_of(DEPTH)
 }
 
 /// How much longer than the scores of a head it takes to turn those of a panel into weights.

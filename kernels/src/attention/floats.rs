@@ -3,6 +3,8 @@
 mod product;
 mod tile;
 
+use std::ops::Range;
+
 use super::cells::Ahead;
 use super::plan::Work;
 use super::tile_backend::{Call, Step, TileBackend};
@@ -77,8 +79,7 @@ impl<'a> TileBackend<'a> for Floats<'a> {
 
     unsafe fn take(&self, step: &Step<'_>, state: *mut f32) {
         let (work, memory, group) = (&self.work, &self.memory, self.call.op.group());
-        // The tokens from here on see something of the tile.
-        let unseeing = step.first.saturating_sub(work.position).min(work.num_tokens);
+        let seeing = self.seeing(step.first, step.first + step.cells.count);
         for kv_head in 0..work.num_kv_heads {
             let first_pair = kv_head * work.num_tokens * group;
             let tile = Tile {
@@ -89,10 +90,12 @@ impl<'a> TileBackend<'a> for Floats<'a> {
                 scores: memory.scores,
                 state: self.state(state),
                 first_pair,
-                pairs: first_pair + unseeing * group..first_pair + work.num_tokens * group,
+                pairs: first_pair + seeing.start * group..first_pair + seeing.end * group,
                 group,
                 position: work.position,
                 first: step.first,
+                window: self.call.op.window,
+                soft_cap: self.call.op.soft_cap,
             };
             let ahead = step.coming.ahead(&self.call.op.cache, kv_head, work.num_kv_heads);
             // SAFETY: as the caller promises.
@@ -103,17 +106,23 @@ impl<'a> TileBackend<'a> for Floats<'a> {
         }
     }
 
-    /// For the tokens that see something of the split.
+    /// For the tokens that see something of the split; it is the first for those whose window begins in it.
     unsafe fn merge(&self, total: *mut f32, partial: *mut f32, split: usize) {
         let (work, group) = (&self.work, self.call.op.group());
         let (total, partial) = (self.state(total), self.state(partial));
-        let unseeing = (split * SPLIT).saturating_sub(work.position).min(work.num_tokens);
+        let seeing = self.seeing(split * SPLIT, (split + 1) * SPLIT);
+        // The window of a token here begins where the split does.
+        let begin = (split * SPLIT).saturating_add(self.call.op.window - 1).saturating_sub(work.position);
+        let begin = begin.clamp(seeing.start, seeing.end);
         for kv_head in 0..work.num_kv_heads {
-            let first_pair = kv_head * work.num_tokens * group;
-            let pairs = first_pair + unseeing * group..first_pair + work.num_tokens * group;
+            let pair = |token: usize| (kv_head * work.num_tokens + token) * group;
+            let pairs = pair(seeing.start)..pair(begin);
             let merge = Merge { total, partial, pairs, head_dim: self.call.op.cache.head_dim };
             // SAFETY: as the caller promises.
-            unsafe { vector::run(self.call.isa, &merge, 0) };
+            unsafe {
+                vector::run(self.call.isa, &merge, 0);
+                total.copy(&partial, pair(begin)..pair(seeing.end));
+            }
         }
     }
 
@@ -141,6 +150,14 @@ impl<'a> TileBackend<'a> for Floats<'a> {
 }
 
 impl Floats<'_> {
+    /// The tokens that see something of some positions.
+    fn seeing(&self, first: usize, end: usize) -> Range<usize> {
+        let Work { position, num_tokens, .. } = self.work;
+        let start = first.saturating_sub(position).min(num_tokens);
+        let end = end.saturating_add(self.call.op.window - 1).saturating_sub(position).min(num_tokens);
+        start..end.max(start)
+    }
+
     /// # Safety
     ///
     /// As for `Kernel::run`.

@@ -1,6 +1,8 @@
 //! How one call's work is shared out. Decides nothing about a result.
 
-use super::{SPLIT, Sequences};
+use std::ops::Range;
+
+use super::{SPLIT, Sequences, TILE};
 
 /// Tokens that share a tile of keys and values once it is loaded.
 const TOKENS_AT_ONCE: usize = 32;
@@ -15,6 +17,8 @@ pub(super) struct Work {
     pub(super) num_tokens: usize,
     /// Where the first token stands in its sequence.
     pub(super) position: usize,
+    /// The first position that the first token sees.
+    pub(super) begin: usize,
     pub(super) first_kv_head: usize,
     pub(super) num_kv_heads: usize,
     /// Where the result goes, if it is that of one split.
@@ -26,6 +30,21 @@ impl Work {
     /// Pairs of a token and a query head.
     pub(super) fn pairs(&self, group: usize) -> usize {
         self.num_tokens * self.num_kv_heads * group
+    }
+
+    /// The first split of which a token sees something.
+    pub(super) fn first_split(&self) -> usize {
+        self.begin / SPLIT
+    }
+
+    /// The splits of which a token sees something.
+    pub(super) fn splits(&self) -> Range<usize> {
+        self.first_split()..self.end().div_ceil(SPLIT)
+    }
+
+    /// The positions of a split, from the first tile on of which a token sees something.
+    pub(super) fn positions(&self, split: usize) -> Range<usize> {
+        (split * SPLIT).max(self.begin / TILE * TILE)..self.end().min((split + 1) * SPLIT)
     }
 
     /// The last token sees the positions before this one.
@@ -52,7 +71,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn make(&mut self, sequences: &Sequences<'_>, kv_heads: usize, num_threads: usize) {
+    pub(super) fn make(&mut self, sequences: &Sequences<'_>, kv_heads: usize, window: usize, num_threads: usize) {
         self.works.clear();
         self.merges.clear();
         self.num_partials = 0;
@@ -72,12 +91,14 @@ impl Plan {
                         first_token,
                         num_tokens,
                         position,
+                        begin: (position + 1).saturating_sub(window),
                         first_kv_head,
                         num_kv_heads,
                         partial: None,
                         split: 0,
                     };
-                    if few && apart && work.end() > SPLIT {
+                    let work = Work { split: work.first_split(), ..work };
+                    if few && apart && work.splits().len() > 1 {
                         self.add_splits(work);
                     } else {
                         self.works.push(work);
@@ -89,10 +110,10 @@ impl Plan {
 
     fn add_splits(&mut self, work: Work) {
         let first = self.num_partials;
-        self.num_partials += work.end().div_ceil(SPLIT);
+        self.num_partials += work.splits().len();
         self.merges.push(Work { partial: Some(first), ..work });
         let splits =
-            (first..self.num_partials).map(|partial| Work { partial: Some(partial), split: partial - first, ..work });
+            (first..).zip(work.splits()).map(|(partial, split)| Work { partial: Some(partial), split, ..work });
         self.works.extend(splits);
     }
 }

@@ -14,6 +14,8 @@ struct Case {
     /// Positions of each sequence.
     lengths: Vec<usize>,
     elements: Elements,
+    window: Option<usize>,
+    soft_cap: Option<f32>,
     seed: u64,
 }
 
@@ -122,6 +124,8 @@ impl Case {
             tokens,
             heads: kv_heads * group,
             scale: 0.3,
+            window: self.window.unwrap_or(NO_WINDOW),
+            soft_cap: self.soft_cap,
             query: rows_at(query.as_ptr().expose_provenance()),
             out: rows_at(out.as_mut_ptr().expose_provenance()),
             cache: KvLayer {
@@ -166,13 +170,17 @@ impl Case {
                     let dot = |key: usize| -> f64 {
                         query.iter().enumerate().map(|(at, &q)| f64::from(q) * cell(1, key, head / group, at)).sum()
                     };
-                    let scores: Vec<f64> = (0..=position).map(|key| 0.3 * dot(key)).collect();
+                    let first = (position + 1).saturating_sub(self.window.unwrap_or(NO_WINDOW));
+                    let held = |score: f64| {
+                        self.soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
+                    };
+                    let scores: Vec<f64> = (first..=position).map(|key| held(0.3 * dot(key))).collect();
                     let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
                     let total: f64 = weights.iter().sum();
                     out.extend((0..head_dim).map(|at| {
                         let values = weights.iter().enumerate();
-                        values.map(|(key, weight)| weight * cell(2, key, head / group, at)).sum::<f64>() / total
+                        values.map(|(key, weight)| weight * cell(2, first + key, head / group, at)).sum::<f64>() / total
                     }));
                 }
             }
@@ -198,9 +206,14 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let mixed = Elements { cache: DType::Bfloat16, query: DType::Float32 };
     let elements = prop::sample::select(vec![FLOAT32, mixed, BFLOAT16, BFLOAT16]);
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
-    (heads, block_sizes, lengths, elements, any::<u32>()).prop_map(|(heads, block_size, lengths, elements, seed)| {
-        Case { heads, block_size, lengths, elements, seed: seed.into() }
-    })
+    let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
+    let layers = (windows, prop::sample::select(vec![None, None, Some(3.0)]));
+    (heads, block_sizes, lengths, elements, layers, any::<u32>()).prop_map(
+        |(heads, block_size, lengths, elements, (window, soft_cap), seed)| {
+            let seed = seed.into();
+            Case { heads, block_size, lengths, elements, window, soft_cap, seed }
+        },
+    )
 }
 
 proptest! {
@@ -244,21 +257,62 @@ proptest! {
 #[test]
 fn splits_are_the_same_one_after_the_other_and_side_by_side() {
     let length = 2 * SPLIT + 70;
-    for (isa, head_dim) in Isa::available().flat_map(|isa| [(isa, 16), (isa, 64)]) {
-        let case =
-            Case { heads: (2, 3, head_dim), block_size: 16, lengths: vec![length, 3], elements: BFLOAT16, seed: 7 };
+    let cases = [(None, 16), (None, 64), (Some(7), 16), (Some(100), 64), (Some(SPLIT + 1), 16), (Some(SPLIT + 90), 16)];
+    for (isa, (window, head_dim)) in Isa::available().flat_map(|isa| cases.map(|case| (isa, case))) {
+        let case = Case {
+            heads: (2, 3, head_dim),
+            block_size: 16,
+            lengths: vec![length, 3],
+            elements: BFLOAT16,
+            window,
+            soft_cap: window.map(|_| 5.0),
+            seed: 7,
+        };
         let memory = case.memory(true);
         // Two hundred positions, across the border of a split, then some of them alone.
         let chunk = length - 200..length;
         let together = case.attend(&memory, &[chunk.clone(), 0..3], isa, 1);
-        for position in [2 * SPLIT - 1, 2 * SPLIT, 2 * SPLIT + 1, length - 1] {
+        for position in [2 * SPLIT - 1, 2 * SPLIT, 2 * SPLIT + 1, 2 * SPLIT + 25, length - 1] {
             for num_threads in [1, 2, 5] {
                 for last in [position + 1, (position + 3).min(length)] {
                     let part = case.attend(&memory, &[position..last, 0..0], isa, num_threads);
                     let at = (position - chunk.start) * case.width();
-                    assert_eq!(part, together[at..at + part.len()], "{isa:?}, {position}, {num_threads}");
+                    assert_eq!(part, together[at..at + part.len()], "{isa:?}, {window:?}, {position}, {num_threads}");
                 }
             }
+        }
+    }
+}
+
+/// Positions that no window reaches may lie in a tile with some that one does.
+#[test]
+fn what_lies_before_every_window_is_not_looked_at() {
+    let (length, window, hidden) = (SPLIT + 200, 100, SPLIT + 37);
+    for (elements, poison) in
+        [FLOAT32, BFLOAT16].into_iter().flat_map(|elements| [(elements, f32::NAN), (elements, f32::INFINITY)])
+    {
+        let heads = (2, 3, 32);
+        let case = Case {
+            heads,
+            block_size: 4,
+            lengths: vec![length],
+            elements,
+            window: Some(window),
+            soft_cap: None,
+            seed: 3,
+        };
+        let memory = case.memory(false);
+        let mut poisoned = case.memory(false);
+        for bytes in &mut poisoned.cache {
+            let numbers = vec![poison; hidden * heads.0 * heads.2];
+            let stored = stored(elements.cache, &numbers);
+            bytes[..stored.len()].copy_from_slice(&stored);
+        }
+        let range = std::slice::from_ref(&(hidden + window - 1..length)).to_vec();
+        for isa in Isa::available() {
+            let expected = case.attend(&memory, &range, isa, 1);
+            assert!(expected.iter().all(|number| number.is_finite()));
+            assert_eq!(case.attend(&poisoned, &range, isa, 1), expected, "{isa:?}, {elements:?}");
         }
     }
 }
@@ -271,7 +325,8 @@ fn what_a_later_position_holds_is_not_looked_at() {
         [FLOAT32, BFLOAT16].into_iter().flat_map(|elements| poisons.map(|poison| (elements, poison)))
     {
         for (heads, seen) in [((2, 3, 32), 66), ((1, 1, 64), 3), ((1, 9, 64), 0), ((3, 3, 32), 69)] {
-            let case = Case { heads, block_size: 4, lengths: vec![70], elements, seed: 3 };
+            let case =
+                Case { heads, block_size: 4, lengths: vec![70], elements, window: None, soft_cap: None, seed: 3 };
             let memory = case.memory(false);
             let mut poisoned = case.memory(false);
             for bytes in &mut poisoned.cache {

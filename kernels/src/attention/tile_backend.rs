@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::cells::Cells;
 use super::plan::{Plan, Work};
-use super::{PagedAttention, SPLIT, Sequences, TILE};
+use super::{PagedAttention, Sequences, TILE};
 use crate::isa::Isa;
 use crate::memory::scratch::Scratch;
 use crate::threads::Pool;
@@ -80,7 +80,7 @@ thread_local! {
 /// As for `Op::run`; the indices were checked, and the backend takes the op.
 pub(super) unsafe fn attend<'a, B: TileBackend<'a>>(call: &Call<'a>, pool: &mut Pool) {
     PLAN.with_borrow_mut(|plan| {
-        plan.make(call.sequences, call.op.cache.kv_heads, pool.num_threads());
+        plan.make(call.sequences, call.op.cache.kv_heads, call.op.window, pool.num_threads());
         let floats_a_split = plan.merges.iter().map(|work| B::state_floats(call.op, work)).max().unwrap_or(0);
         plan.partials.resize(plan.num_partials * floats_a_split, 0.0);
         let partials = Shared(plan.partials.as_mut_ptr());
@@ -116,8 +116,9 @@ unsafe fn whole<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, next: Opti
         let (total, partial) = (scratch, scratch.add(state_floats));
         let mut backend = B::new(*call, *work, partial.add(state_floats));
         backend.start();
-        sum_split(call, work, 0, next, &backend, total);
-        for split in 1..work.end().div_ceil(SPLIT) {
+        let mut splits = work.splits();
+        splits.next().into_iter().for_each(|first| sum_split(call, work, first, next, &backend, total));
+        for split in splits {
             sum_split(call, work, split, next, &backend, partial);
             backend.merge(total, partial, split);
         }
@@ -150,8 +151,8 @@ unsafe fn merge<'a, B: TileBackend<'a>>(call: &Call<'a>, work: &Work, partials: 
     unsafe {
         let backend = B::new(*call, *work, scratch(B::scratch_floats(call.op, work)));
         let total = partials.add(first * floats_a_split);
-        for split in 1..work.end().div_ceil(SPLIT) {
-            backend.merge(total, partials.add((first + split) * floats_a_split), split);
+        for (partial, split) in (first..).zip(work.splits()).skip(1) {
+            backend.merge(total, partials.add(partial * floats_a_split), split);
         }
         backend.finish(total);
     }
@@ -168,16 +169,17 @@ unsafe fn sum_split<'a, B: TileBackend<'a>>(
     backend: &B,
     state: *mut f32,
 ) {
-    let end = work.end().min((split + 1) * SPLIT);
+    let positions = work.positions(split);
+    let end = positions.end;
     // SAFETY: as the caller promises.
     unsafe { backend.clear(state) };
     let (mut cells, mut coming) = (Cells::default(), Cells::default());
-    call.find_cells(work, split * SPLIT..end, &mut coming);
-    for first in (split * SPLIT..end).step_by(TILE) {
+    call.find_cells(work, positions.clone(), &mut coming);
+    for first in positions.step_by(TILE) {
         std::mem::swap(&mut cells, &mut coming);
         match next {
             _ if first + TILE < end => call.find_cells(work, first + TILE..end, &mut coming),
-            Some(next) => call.find_cells(next, next.split * SPLIT..next.end(), &mut coming),
+            Some(next) => call.find_cells(next, next.positions(next.split), &mut coming),
             None => coming.count = 0,
         }
         // SAFETY: as the caller promises.

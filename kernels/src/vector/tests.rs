@@ -51,6 +51,34 @@ impl Operation for Exp {
     }
 }
 
+struct Tanh;
+
+impl Operation for Tanh {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        input.tanh()
+    }
+}
+
+struct Erf;
+
+impl Operation for Erf {
+    #[inline(always)]
+    fn apply<V: Vector>(&self, input: V) -> V {
+        input.erf()
+    }
+}
+
+/// The error function by its series, which converges for every number.
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..200 {
+        term *= -x * x / f64::from(n);
+        sum += term / f64::from(2 * n + 1);
+    }
+    sum * std::f64::consts::FRAC_2_SQRT_PI
+}
+
 struct Sum;
 
 impl Operation for Sum {
@@ -89,6 +117,30 @@ impl Kernel for Transpose<'_> {
                 vector.store(self.out.add(column * LANES));
             }
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn tanh_and_erf_are_near_those_of_64_bits(input in prop::collection::vec(-4.0..4.0_f32, 1..40)) {
+        for isa in Isa::available() {
+            for (&x, found) in input.iter().zip(map(isa, &input, Tanh)) {
+                prop_assert!((f64::from(found) - f64::from(x).tanh()).abs() < 2e-7, "{isa:?}: tanh({x}) is {found}");
+            }
+            for (&x, found) in input.iter().zip(map(isa, &input, Erf)) {
+                prop_assert!((f64::from(found) - erf(f64::from(x))).abs() < 5e-7, "{isa:?}: erf({x}) is {found}");
+            }
+        }
+    }
+}
+
+#[test]
+fn tanh_and_erf_end_at_one_and_keep_what_is_not_a_number() {
+    let input = [f32::INFINITY, f32::NEG_INFINITY, 100.0, -100.0, 0.0];
+    for isa in Isa::available() {
+        assert_eq!(map(isa, &input, Tanh), [1.0, -1.0, 1.0, -1.0, 0.0]);
+        assert_eq!(map(isa, &input[2..4], Erf), [1.0, -1.0]);
+        assert!(map(isa, &[f32::NAN], Tanh)[0].is_nan());
     }
 }
 

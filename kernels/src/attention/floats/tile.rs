@@ -42,6 +42,21 @@ impl State {
             self.weights.write_bytes(0, pairs);
         }
     }
+
+    /// Take over some pairs of another state.
+    ///
+    /// # Safety
+    ///
+    /// Both states have these pairs.
+    pub(super) unsafe fn copy(&self, other: &Self, pairs: Range<usize>) {
+        let (first, count) = (pairs.start, pairs.len());
+        // SAFETY: as the caller promises.
+        unsafe {
+            self.sums.add(first * self.width).copy_from(other.sums.add(first * self.width), count * self.width);
+            self.greatest.add(first).copy_from(other.greatest.add(first), count);
+            self.weights.add(first).copy_from(other.weights.add(first), count);
+        }
+    }
 }
 
 /// Copy a head of a query, scaled.
@@ -89,6 +104,8 @@ pub(super) struct Tile {
     pub(super) position: usize,
     /// The tile's first position.
     pub(super) first: usize,
+    pub(super) window: usize,
+    pub(super) soft_cap: Option<f32>,
 }
 
 /// `total += partial`, for some pairs.
@@ -208,13 +225,14 @@ impl Kernel for Tile {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, _: usize) {
         let mut pair = self.pairs.start;
+        let all_seen = self.all_seen();
         // SAFETY: as the caller promises.
         unsafe {
-            while V::ACCUMULATORS >= MAX_ROWS * VECTORS && pair + MAX_ROWS <= self.pairs.end {
+            while V::ACCUMULATORS >= MAX_ROWS * VECTORS && pair + MAX_ROWS <= all_seen {
                 self.rows::<V, MAX_ROWS>(pair);
                 pair += MAX_ROWS;
             }
-            while V::ACCUMULATORS >= 3 * VECTORS && pair + 3 <= self.pairs.end {
+            while V::ACCUMULATORS >= 3 * VECTORS && pair + 3 <= all_seen {
                 self.rows::<V, 3>(pair);
                 pair += 3;
             }
@@ -237,6 +255,8 @@ impl Tile {
         let width = self.state.width;
         // Later tokens see more, or all.
         let (least, most) = (self.visible(pair), self.visible(pair + ROWS - 1));
+        // Of several pairs nothing is hidden. What is hidden from one is not multiplied, as it may not be a number.
+        let hidden = if ROWS == 1 { self.hidden(pair) } else { 0 };
         // SAFETY: as the caller promises.
         unsafe {
             let scores = Product {
@@ -251,18 +271,22 @@ impl Tile {
             };
             scores.compute::<V, ROWS>(most.div_ceil(LANES));
             for row in 0..ROWS {
-                self.weigh::<V>(pair + row, self.scores.add(row * TILE), self.visible(pair + row));
+                let (scores, seen) = (self.scores.add(row * TILE), hidden..self.visible(pair + row));
+                if let Some(cap) = self.soft_cap {
+                    hold_below::<V>(cap, scores, &seen);
+                }
+                self.weigh::<V>(pair + row, scores, &seen);
             }
             for at in (0..self.head_dim).step_by(TILE) {
                 let vectors = (self.head_dim - at).div_ceil(LANES).min(VECTORS);
                 let values = Product {
-                    left: self.scores,
+                    left: self.scores.add(hidden),
                     left_stride: TILE,
-                    right: self.values.add(at),
+                    right: self.values.add(hidden * width + at),
                     right_stride: width,
                     out: self.state.sums.add(pair * width + at),
                     out_stride: width,
-                    depth: least,
+                    depth: least - hidden,
                     add: true,
                 };
                 values.compute::<V, ROWS>(vectors);
@@ -270,7 +294,7 @@ impl Tile {
                     let more = self.visible(pair + row) - least;
                     if more > 0 {
                         let rest = Product {
-                            left: values.left.add(row * TILE + least),
+                            left: values.left.add(row * TILE + least), // nothing is hidden here
                             right: values.right.add(least * width),
                             out: values.out.add(row * width),
                             depth: more,
@@ -290,21 +314,34 @@ impl Tile {
         (self.position + token + 1 - self.first).min(TILE)
     }
 
-    /// Turn a row of scores into weights, and take these into the pair's state.
+    /// How many of the tile's first positions the window hides from a pair.
+    #[inline(always)]
+    fn hidden(&self, pair: usize) -> usize {
+        let token = (pair - self.first_pair) / self.group;
+        (self.position + token + 1).saturating_sub(self.window).saturating_sub(self.first)
+    }
+
+    /// The first pair from which the window hides something.
+    #[inline(always)]
+    fn all_seen(&self) -> usize {
+        let tokens = self.first.saturating_add(self.window).saturating_sub(self.position);
+        self.first_pair.saturating_add(tokens.saturating_mul(self.group)).clamp(self.pairs.start, self.pairs.end)
+    }
+
+    /// Turn the scores that a pair sees into weights, and take these into the pair's state.
     ///
     /// # Safety
     ///
     /// As for `Kernel::run`.
     #[inline(always)]
-    unsafe fn weigh<V: Vector>(&self, pair: usize, scores: *mut f32, visible: usize) {
+    unsafe fn weigh<V: Vector>(&self, pair: usize, scores: *mut f32, seen: &Range<usize>) {
         let State { sums, greatest, weights, width } = self.state;
         // SAFETY: as the caller promises.
         unsafe {
             let (lowest, zero) = (V::splat(f32::NEG_INFINITY), V::splat(0.0));
             let mut maxima = lowest;
-            for at in (0..visible).step_by(LANES) {
-                let seen = V::load(scores.add(at)).first((visible - at).min(LANES), lowest);
-                maxima = maxima.max(seen);
+            for at in vectors_of(seen) {
+                maxima = maxima.max(only(V::load(scores.add(at)), at, seen, lowest));
             }
             let before = *greatest.add(pair);
             let most = maxima.greatest();
@@ -319,12 +356,41 @@ impl Tile {
                 *greatest.add(pair) = now;
             }
             let mut total = zero;
-            for at in (0..visible).step_by(LANES) {
-                let weight = V::load(scores.add(at)).sub(V::splat(now)).exp().first((visible - at).min(LANES), zero);
+            for at in vectors_of(seen) {
+                let weight = only(V::load(scores.add(at)).sub(V::splat(now)).exp(), at, seen, zero);
                 weight.store(scores.add(at));
                 total = total.add(weight);
             }
             *weights.add(pair) += total.sum();
+        }
+    }
+}
+
+/// The first lanes of the vectors that some positions of a tile lie in.
+#[inline(always)]
+fn vectors_of(seen: &Range<usize>) -> impl Iterator<Item = usize> + use<> {
+    (seen.start / LANES * LANES..seen.end).step_by(LANES)
+}
+
+/// The lanes of a vector that begins `at` which are seen, and the others of another.
+#[inline(always)]
+fn only<V: Vector>(vector: V, at: usize, seen: &Range<usize>, other: V) -> V {
+    let vector = vector.first((seen.end - at).min(LANES), other);
+    if at < seen.start { vector.select(u32::MAX << (seen.start - at), other) } else { vector }
+}
+
+/// Hold a row of scores below a cap (arXiv 2408.00118).
+///
+/// # Safety
+///
+/// As for `Kernel::run`; the vectors are there.
+#[inline(always)]
+unsafe fn hold_below<V: Vector>(cap: f32, scores: *mut f32, seen: &Range<usize>) {
+    for at in vectors_of(seen) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let cap = V::splat(cap);
+            V::load(scores.add(at)).div(cap).tanh().mul(cap).store(scores.add(at));
         }
     }
 }

@@ -1,0 +1,168 @@
+//! What is done to each number of a matrix: a bias, a factor and a cap, or the residual added.
+#![expect(clippy::inline_always, reason = "see `Vector`")]
+
+use std::marker::PhantomData;
+
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
+use crate::threads::Pool;
+use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+
+/// What becomes of x.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    /// `x + bias`, one row for all.
+    Bias(Matrix),
+    /// `factor * x`, and with a cap `cap * tanh(factor * x / cap)`.
+    Scale { factor: f32, cap: Option<f32> },
+    /// `factor * x + residual`, of the dtype of x.
+    Add { factor: f32, residual: Matrix },
+}
+
+/// Write the change of x to out, which may be x; both have the same dtype.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Elementwise {
+    pub(crate) change: Change,
+    pub(crate) tokens: usize,
+    pub(crate) width: usize,
+    pub(crate) x: Matrix,
+    pub(crate) out: Matrix,
+}
+
+impl Op for Elementwise {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.tokens, rows: usize::MAX }
+    }
+
+    unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.x.dtype {
+                DType::Float32 => self.run_as::<f32>(extent.tokens, isa, pool),
+                DType::Bfloat16 => self.run_as::<Bfloat16>(extent.tokens, isa, pool),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Elementwise {
+    /// # Safety
+    ///
+    /// As for `Op::run`; x is made of X.
+    unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool) {
+        let kernel = Row::<X> { op: self, elements: PhantomData };
+        // SAFETY: as the caller promises.
+        unsafe { run_rows(&kernel, num_tokens, self.width, isa, pool, &|_| {}) }
+    }
+}
+
+struct Row<'a, X> {
+    op: &'a Elementwise,
+    elements: PhantomData<X>,
+}
+
+impl<X: Storage> Kernel for Row<'_, X> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, row: usize) {
+        // SAFETY: as the caller promises; a bias is made of what its dtype says.
+        unsafe {
+            match self.op.change {
+                Change::Bias(bias) => match bias.dtype {
+                    DType::Float32 => self.add_bias::<V, f32>(row, bias.row(0)),
+                    DType::Bfloat16 => self.add_bias::<V, Bfloat16>(row, bias.row(0)),
+                },
+                Change::Scale { factor, cap: None } => {
+                    let factor = V::splat(factor);
+                    self.change::<V>(row, |x, _, _| x.mul(factor));
+                }
+                Change::Scale { factor, cap: Some(cap) } => {
+                    let (factor, cap) = (V::splat(factor), V::splat(cap));
+                    self.change::<V>(row, |x, _, _| x.mul(factor).div(cap).tanh().mul(cap));
+                }
+                Change::Add { factor, residual } => {
+                    let (factor, residual) = (V::splat(factor), residual.row::<X>(row));
+                    self.change::<V>(row, |x, at, left| x.mul_add(factor, X::load_up_to(residual.add(at), left)));
+                }
+            }
+        }
+    }
+}
+
+impl<X: Storage> Row<'_, X> {
+    /// # Safety
+    ///
+    /// As for `Kernel::run`.
+    #[inline(always)]
+    unsafe fn add_bias<V: Vector, B: Storage>(&self, row: usize, bias: *const B) {
+        // SAFETY: as the caller promises.
+        unsafe { self.change::<V>(row, |x, at, left| x.add(B::load_up_to(bias.add(at), left))) }
+    }
+
+    /// Change each vector; `change` gets its place in the row, and how many numbers are left from there on.
+    ///
+    /// # Safety
+    ///
+    /// As for `Kernel::run`.
+    #[inline(always)]
+    unsafe fn change<V: Vector>(&self, row: usize, change: impl Fn(V, usize, usize) -> V) {
+        let Elementwise { width, x, out, .. } = *self.op;
+        // SAFETY: as the caller promises.
+        unsafe {
+            let (x, out) = (x.row::<X>(row), out.row::<X>(row));
+            for at in (0..width).step_by(LANES) {
+                let left = width - at;
+                X::store_up_to(change(X::load_up_to(x.add(at), left), at, left), out.add(at), left);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn every_kernel_changes_every_number(
+            numbers in prop::collection::vec((-9.0..9.0_f32, -9.0..9.0_f32), 1..150),
+            factor in 0.1..3.0_f32,
+            cap in 1.0..30.0_f32,
+        ) {
+            let mut x: Vec<f32> = numbers.iter().map(|pair| pair.0).collect();
+            let mut other: Vec<f32> = numbers.iter().map(|pair| pair.1).collect();
+            let rows = |numbers: &mut [f32]| Matrix {
+                dtype: DType::Float32,
+                address: numbers.as_mut_ptr().expose_provenance(),
+                stride: numbers.len(),
+            };
+            let other = rows(&mut other);
+            let changes = [
+                Change::Bias(other),
+                Change::Scale { factor, cap: None },
+                Change::Scale { factor, cap: Some(cap) },
+                Change::Add { factor, residual: other },
+            ];
+            for (change, isa) in changes.into_iter().flat_map(|change| Isa::available().map(move |isa| (change, isa))) {
+                let mut out = vec![f32::NAN; x.len()];
+                let op = Elementwise { change, tokens: 1, width: x.len(), x: rows(&mut x), out: rows(&mut out) };
+                // SAFETY: every row is a vector of as many numbers; the test asks for what the machine has.
+                unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
+                for (&out, &(x, other)) in out.iter().zip(&numbers) {
+                    let (x, other, factor, wide_cap) =
+                        (f64::from(x), f64::from(other), f64::from(factor), f64::from(cap));
+                    let expected = match change {
+                        Change::Bias(_) => x + other,
+                        Change::Scale { cap: None, .. } => factor * x,
+                        Change::Scale { .. } => wide_cap * (factor * x / wide_cap).tanh(),
+                        Change::Add { .. } => factor * x + other,
+                    };
+                    prop_assert!((f64::from(out) - expected).abs() < 1e-5, "{isa:?} {change:?}: {x} gives {out}");
+                }
+            }
+        }
+    }
+}
