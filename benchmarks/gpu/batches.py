@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from pyllm_kernels import AttentionMetadata, AttentionShape
+from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape
 from torch import Tensor
 
 
@@ -18,8 +18,8 @@ class PagedBatch:
     shape: AttentionShape
 
     @property
-    def scale(self) -> float:
-        return float(self.shape.head_dim**-0.5)
+    def layer(self) -> AttentionLayer:
+        return AttentionLayer(scale=float(self.shape.head_dim**-0.5))
 
 
 def paged_batch(

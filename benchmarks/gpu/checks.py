@@ -142,7 +142,7 @@ def _norms(setting: Setting) -> Pairs:
 
 def _activation(setting: Setting) -> Pairs:
     xs = [setting.randn(tokens, 2 * size) for tokens, size in setting.sizes((5, 1100), (64, 14_336))]
-    return [(setting.triton.silu_and_mul(x), setting.reference.silu_and_mul(x)) for x in xs]
+    return [(setting.triton.activation(x, "silu"), setting.reference.activation(x, "silu")) for x in xs]
 
 
 def _rope(setting: Setting) -> Pairs:
@@ -150,14 +150,14 @@ def _rope(setting: Setting) -> Pairs:
 
 
 def _qk_norm_rope(setting: Setting) -> Pairs:
-    return _written(setting, lambda kernels, norm, tensors: kernels.norm_rope_and_kv_write(norm, KVScales(), *tensors))
+    return _written(setting, lambda kernels, norm, tensors: kernels.rope_and_kv_write(*tensors, norm))
 
 
 def _write_float8(setting: Setting) -> Pairs:
     scales = KVScales(0.5, 2.0)
     return _written(
         setting,
-        lambda kernels, norm, tensors: kernels.norm_rope_and_kv_write(None, scales, *tensors),
+        lambda kernels, norm, tensors: kernels.rope_and_kv_write(*tensors, None, scales),
         cache_dtype=torch.float8_e4m3fn,
     )
 
@@ -194,7 +194,7 @@ def _mixed(setting: Setting, **options: bool | torch.dtype) -> PagedBatch:
 
 
 def _attend(kernels: Kernels, batch: PagedBatch) -> Tensor:
-    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
 
 
 def _attention(setting: Setting) -> Pairs:

@@ -143,8 +143,8 @@ def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Itera
     seconds = bench.timer(lambda: kernels.add_rms_norm(x, residual, weight, 1e-5))
     yield _of_bandwidth(bench, ("add_rms_norm", case), seconds, 4 * num_bytes)
     wide = torch.randn(num_tokens, 4 * hidden, dtype=bench.dtype, device=bench.device)
-    seconds = bench.timer(lambda: kernels.silu_and_mul(wide))
-    yield _of_bandwidth(bench, ("silu_and_mul", f"{num_tokens}x{2 * hidden}"), seconds, 6 * num_bytes)
+    seconds = bench.timer(lambda: kernels.activation(wide, "silu"))
+    yield _of_bandwidth(bench, ("activation", f"{num_tokens}x{2 * hidden}"), seconds, 6 * num_bytes)
 
 
 def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterator[Figure]:
@@ -188,7 +188,7 @@ def _decode_batch(
 
 
 def _attend(kernels: Kernels, batch: PagedBatch) -> torch.Tensor:
-    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    return kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
 
 
 def _of_bandwidth(

@@ -12,13 +12,15 @@ from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels, sampling
 from torch import Tensor
 
 from benchmarks.gpu.figures import Bench, Figure
-from pyllm.checkpoint.types import Architecture
+from pyllm.families import llama
+from pyllm.families.config import Config
+from pyllm.families.spec import ModelSpec
+from pyllm.workers.decoder import Decoder
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.layers.rope import rope_table
-from pyllm.workers.models.llama import LlamaForCausalLM
 from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 
 # Rows, tokens in the cache of each, and the milliseconds that a step may take on an H200.
@@ -27,8 +29,8 @@ STEPS: Cases = {"batch 1": (1, 16, 4.6), "batch 64 x 1k": (64, 1024, 7.0), "batc
 BLOCK_SIZE = 16
 
 
-def architecture(**changes: int) -> Architecture:
-    """Llama-3.1-8B's, or one that differs in some sizes."""
+def spec(**changes: int) -> ModelSpec:
+    """Llama-3.1-8B's shape, or one that differs in some fields of its config.json."""
     sizes = {
         "vocab_size": 128_256,
         "hidden_size": 4096,
@@ -38,15 +40,9 @@ def architecture(**changes: int) -> Architecture:
         "num_key_value_heads": 8,
         "head_dim": 128,
         "max_position_embeddings": 8192,
+        "rope_theta": 500_000,
     }
-    return Architecture(
-        architecture="LlamaForCausalLM",
-        rms_norm_eps=1e-5,
-        rope_theta=5e5,
-        tie_word_embeddings=False,
-        dtype="bfloat16",
-        **(sizes | changes),
-    )
+    return llama.read(Config({"architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5} | sizes | changes))
 
 
 class RandomWeights:
@@ -70,19 +66,18 @@ class RandomWeights:
 class Model:
     """The model on a device, and what its passes need."""
 
-    llama: LlamaForCausalLM
+    decoder: Decoder
     placement: Placement
-    architecture: Architecture
-    cos_sin: Tensor
+    spec: ModelSpec
+    position_tables: PositionTables
 
     @classmethod
-    def random(cls, shape: Architecture, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> "Model":
+    def random(cls, shape: ModelSpec, kernels: Kernels, device: torch.device, dtype: torch.dtype) -> "Model":
         """With weights that keep activations as large as they came."""
         placement = Placement(RankGroup(), dtype, device, kernels)
-        llama = LlamaForCausalLM(shape, placement)
-        llama.load(RandomWeights())  # type: ignore[arg-type]  # It is no file, and no reader of one.
-        cos_sin = rope_table(shape.head_dim, shape.rope_theta, shape.max_position_embeddings, device)
-        return cls(llama, placement, shape, cos_sin)
+        decoder = Decoder(shape, placement)
+        decoder.load(RandomWeights())  # type: ignore[arg-type]  # It is no file, and no reader of one.
+        return cls(decoder, placement, shape, PositionTables.of(shape, shape.max_position_embeddings, device))
 
     def decode_step(self, num_rows: int, context: int) -> Callable[[], Tensor]:
         """One token for each of `num_rows` sequences of `context` tokens; gives the next tokens.
@@ -91,8 +86,8 @@ class Model:
         """
         device, kernels = self.placement.device, self.placement.kernels
         blocks_of_row = -(-context // BLOCK_SIZE)
-        max_model_len = self.architecture.max_position_embeddings
-        cache_shape = KVCacheShape.of(self.architecture, BLOCK_SIZE, 1, self.placement.dtype)
+        max_model_len = self.spec.max_position_embeddings
+        cache_shape = KVCacheShape.of(self.spec, BLOCK_SIZE, 1, self.placement.dtype)
         kv_cache = KVCache(cache_shape, num_rows * blocks_of_row, device)
         slots = Slots(num_rows, -(-max_model_len // BLOCK_SIZE), device)
         order = torch.randperm(num_rows * blocks_of_row, generator=torch.Generator().manual_seed(0))
@@ -112,9 +107,9 @@ class Model:
             num_tokens=num_rows,
         )
         shape = AttentionShape(
-            self.architecture.num_attention_heads,
-            self.architecture.num_key_value_heads,
-            self.architecture.head_dim,
+            self.spec.attention.heads,
+            self.spec.attention.kv_heads,
+            self.spec.attention.head_size,
             self.placement.dtype,
         )
         zeros, ones, no_top_k = (torch.full((num_rows,), number, device=device) for number in (0.0, 1.0, 0))
@@ -126,10 +121,10 @@ class Model:
                 attention=kernels.plan_attention(metadata, shape),
                 positions=positions,
                 slot_mapping=slot_mapping,
-                cos_sin=self.cos_sin,
+                position_tables=self.position_tables,
             )
             known = torch.where(tokens < 0, slots.last_tokens[rows], tokens)
-            logits = self.llama.logits(self.llama(known, forward)[rows])
+            logits = self.decoder.logits(self.decoder(known, forward)[rows])
             assert logits is not None
             drawn = sampling.sample(
                 logits, temperature=zeros, top_k=no_top_k, top_p=ones, min_p=zeros, uniforms=zeros, rows=rows
@@ -141,10 +136,10 @@ class Model:
 
 
 @torch.inference_mode()
-def steps(bench: Bench, shape: Architecture | None = None, cases: Cases = STEPS) -> Iterator[Figure]:
+def steps(bench: Bench, shape: ModelSpec | None = None, cases: Cases = STEPS) -> Iterator[Figure]:
     """The steps of the table."""
     try:
-        model = Model.random(shape or architecture(), bench.kernels, bench.device, bench.dtype)
+        model = Model.random(shape or spec(), bench.kernels, bench.device, bench.dtype)
         for case, (num_rows, context, goal) in cases.items():
             value = bench.timer(model.decode_step(num_rows, context)) * 1e3
             yield {

@@ -41,7 +41,7 @@ def tune(bench: Bench) -> Iterator[dict[str, object]]:
     timed = []
     for prefill in prefills:
         tasks = make_tasks(batch.metadata, shape, prefill, decode_now, card)
-        arguments = batch.query, batch.key_cache, batch.value_cache, replace(batch.metadata, tasks=tasks), batch.scale
+        arguments = batch.query, batch.key_cache, batch.value_cache, replace(batch.metadata, tasks=tasks), batch.layer
         output = torch.empty_like(batch.query)
         seconds = _seconds(bench, partial(prefill_attention, *arguments, prefill, output))
         timed.append((seconds, prefill))
@@ -52,7 +52,7 @@ def tune(bench: Bench) -> Iterator[dict[str, object]]:
         for decode in decodes:
             tasks = make_tasks(batch.metadata, shape, prefill_now, decode, card)
             metadata = replace(batch.metadata, tasks=tasks)
-            arguments = batch.query, batch.key_cache, batch.value_cache, metadata, batch.scale
+            arguments = batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer
             output = torch.empty_like(batch.query)
             seconds = _seconds(bench, partial(decode_attention, *arguments, decode, output))
             timed_decodes.append((seconds, decode))

@@ -152,13 +152,21 @@ def rope_and_kv_write(
     """
 
 def paged_attention(
-    shape: tuple[int, int], query: _Rows, cache: _Cache, batch: _Batch, scale: float, out: _Rows
+    shape: tuple[int, int],
+    query: _Rows,
+    cache: _Cache,
+    batch: _Batch,
+    layer: tuple[float, int | None, float | None],
+    out: _Rows,
 ) -> None:
     """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
 
+    `layer` is the scale of scores, the window (how many positions a token sees, its own included; None: all) and the
+    soft cap (a score becomes `cap * tanh(score / cap)`; None: as it is). `ValueError` for a window of 0.
+
     Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16,
-    heads are multiples of 32 and the machine has AMX, weights are rounded to bfloat16, and so summed up. `IndexError`
-    where the batch's numbers do not name what is there.
+    heads are multiples of 32, there is neither window nor cap, and the machine has AMX, weights are rounded to
+    bfloat16, and so summed up. `IndexError` where the batch's numbers do not name what is there.
     """
 
 def copy_blocks(cache: _Cache, copies: int, num_copies: int) -> None:

@@ -80,7 +80,7 @@ def attend(
 
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
             if CAPPED:
-                scores = 2 * tl.sigmoid(2 * cap_scale * scores) - 1
+                scores = 2 * tl.sigmoid(tl.maximum(2 * cap_scale * scores, -80.0)) - 1
             if MASKED:
                 scores = tl.where(_seen(positions[None, :], query_positions[:, None], WINDOW), scores, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(scores, axis=1) * scale_log2)

@@ -57,7 +57,7 @@ def _scale_and_cap_kernel(x_ptr, x_stride, factor, cap, CAPPED: tl.constexpr, SI
     pointers = x_ptr + row * x_stride + columns
     scaled = tl.load(pointers, mask=mask, other=0.0).to(tl.float32) * factor
     if CAPPED:
-        scaled = cap * (2 * tl.sigmoid(2 * scaled / cap) - 1)
+        scaled = cap * (2 * tl.sigmoid(tl.maximum(2 * scaled / cap, -80.0)) - 1)
     tl.store(pointers, scaled.to(x_ptr.dtype.element_ty), mask=mask)
 
 
@@ -82,7 +82,8 @@ def _activation_kernel(
     else:
         tl.static_assert(KIND == "gelu_tanh")
         # (1 + tanh(z)) / 2 is sigmoid(2 z).
-        output = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+        twice = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
+        output = gate * tl.sigmoid(tl.maximum(twice, -80.0))
     if GATED:
         output = output * tl.load(x_ptr + token * x_stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(output_ptr + token * SIZE + columns, output.to(output_ptr.dtype.element_ty), mask=mask)

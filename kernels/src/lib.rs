@@ -1,14 +1,12 @@
 //! `pyllm_kernels._cpu`: the kernels for CPUs. The shim makes slices of what Python points to, and checks that they
 //! fit; the stub `pyllm_kernels/_cpu.pyi` is its documentation.
 
-mod activation;
 #[cfg(target_arch = "x86_64")]
 mod amx_tiles;
 mod attention;
 mod blocks;
 mod capture;
 mod dtype;
-mod elementwise;
 mod graph;
 mod isa;
 mod kv_layer;
@@ -16,11 +14,11 @@ mod linear;
 mod linear_ops;
 mod logits;
 mod memory;
-mod norm;
 mod op;
 mod ops;
 mod pool;
 mod rope;
+mod rows;
 mod threads;
 mod vector;
 

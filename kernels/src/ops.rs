@@ -8,21 +8,21 @@ use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use crate::activation::{Activation, Kind};
 use crate::attention::{Batch, NO_WINDOW, PagedAttention};
 use crate::blocks::CopyBlocks;
 use crate::dtype::DType;
-use crate::elementwise::{Change, Elementwise};
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
 use crate::logits::edit_logits::{EditLogits, Edits, Masks};
 use crate::logits::logprobs::Logprobs;
 use crate::logits::sampling::{Parameters, Sampling};
-use crate::norm::{Norm, Stream};
 use crate::op::{Indices, Matrix, Op};
 use crate::pool::pool;
 use crate::rope::{HeadNorm, RopeAndKvWrite};
+use crate::rows::activation::{Activation, Kind};
+use crate::rows::elementwise::{Change, Elementwise};
+use crate::rows::norm::{Norm, Stream};
 
 thread_local! {
     static RECORDING: RefCell<Option<Arc<Mutex<Graph>>>> = const { RefCell::new(None) };

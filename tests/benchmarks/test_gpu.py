@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pyllm_kernels import AttentionMetadata, AttentionShape, select
+from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
 from torch import Tensor
 
 from benchmarks.gpu import checks, figures, graphs, llama
@@ -64,11 +64,11 @@ def test_the_loss_of_a_tenth_of_a_long_context_is_found() -> None:
     """All numbers of such a row are as small as the average of so many values."""
 
     def forgetful(
-        query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, scale: float
+        query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
     ) -> Tensor:
         lengths = metadata.sequence_lengths
         metadata = replace(metadata, sequence_lengths=lengths - 2000 * (lengths > 20_000).int())
-        return select("reference", CPU).paged_attention(query, key_cache, value_cache, metadata, scale)
+        return select("reference", CPU).paged_attention(query, key_cache, value_cache, metadata, layer)
 
     kernels = replace(select("reference", CPU), paged_attention=forgetful)
     setting = checks.Setting(kernels, select("reference", CPU), CPU, torch.bfloat16, small=False)
@@ -174,7 +174,7 @@ def test_tokens_are_the_same_with_graphs_and_without(tmp_path: Path) -> None:
 
 
 def test_a_step_of_the_model_is_one_pass() -> None:
-    shape = llama.architecture(
+    shape = llama.spec(
         vocab_size=50,
         hidden_size=32,
         intermediate_size=48,

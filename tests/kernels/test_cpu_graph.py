@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from pyllm_kernels import AttentionMetadata, Graph, KVScales, PackedLinear, _cpu, select
+from pyllm_kernels import (
+    AttentionLayer,
+    AttentionMetadata,
+    CaptureError,
+    Graph,
+    KVScales,
+    PackedLinear,
+    QKNorm,
+    _cpu,
+    select,
+)
 from torch import Tensor
 
 KERNELS = select("cpu", "cpu")
@@ -80,9 +90,11 @@ class Model:
             query, key, value = qkv.split([HEADS, KV_HEADS, KV_HEADS], dim=1)
             positions, slot_mapping = self.positions[:tokens], self.slot_mapping[:tokens]
             KERNELS.rope_and_kv_write(query, key, value, positions, self.cos_sin, slot_mapping, keys, values)
-            x = KERNELS.paged_attention(query, keys, values, metadata, HEAD_DIM**-0.5).flatten(1)
+            x = KERNELS.paged_attention(query, keys, values, metadata, AttentionLayer(HEAD_DIM**-0.5)).flatten(1)
             x, residual = self.normalise(KERNELS.packed_linear(x, layer["output"]), residual, layer["norm"])
-            x = KERNELS.packed_linear(KERNELS.silu_and_mul(KERNELS.packed_linear(x, layer["gate_up"])), layer["down"])
+            x = KERNELS.packed_linear(
+                KERNELS.activation(KERNELS.packed_linear(x, layer["gate_up"]), "silu"), layer["down"]
+            )
         return self.normalise(x, residual, self.layers[0]["norm"])[0]
 
     def normalise(self, x: Tensor, residual: Tensor | None, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,26 +135,27 @@ def test_an_output_that_is_held_stays_and_another_is_written_over() -> None:
     graph, x, weight = Graph(), torch.randn(2, 8), torch.ones(8)
     with graph.capture():
         held = KERNELS.rms_norm(x, weight, 1e-5).view(4, 4)[1:]  # The view holds what it lies in.
-        first = KERNELS.silu_and_mul(x)
+        first = KERNELS.activation(x, "silu")
         address = first.data_ptr()
         del first
-        second = KERNELS.silu_and_mul(x)
+        second = KERNELS.activation(x, "silu")
         assert second.data_ptr() == address
     graph.replay(2, 0)
     assert torch.equal(held, KERNELS.rms_norm(x, weight, 1e-5).view(4, 4)[1:])
     x *= 2
     graph.replay(1, 0)
-    assert torch.equal(second[0], KERNELS.silu_and_mul(x)[0])
-    assert torch.equal(second[1], KERNELS.silu_and_mul(x / 2)[1])
+    assert torch.equal(second[0], KERNELS.activation(x, "silu")[0])
+    assert torch.equal(second[1], KERNELS.activation(x / 2, "silu")[1])
 
 
 def test_a_graph_keeps_its_inputs_alive_and_an_output_the_memory() -> None:
-    graph = Graph()
+    graph, x = Graph(), torch.full((3, 2), 2.0)
     with graph.capture():
-        out = KERNELS.silu_and_mul(torch.full((3, 2), 2.0))
+        out = KERNELS.activation(x, "silu")
+    del x
     gc.collect()
     graph.replay(3, 0)
-    expected = KERNELS.silu_and_mul(torch.full((3, 2), 2.0))
+    expected = KERNELS.activation(torch.full((3, 2), 2.0), "silu")
     del graph
     gc.collect()
     assert torch.equal(out, expected)
@@ -185,29 +198,86 @@ def test_indices_are_checked_at_every_replay() -> None:
 
 def test_what_a_graph_cannot_take_is_refused() -> None:
     graph, x = Graph(), torch.randn(2, 8)
+    half, heads, cache, ints = x.half(), x.view(2, 1, 8), torch.zeros(1, 4, 1, 8), torch.zeros(2, dtype=torch.int32)
     with graph.capture():
-        with pytest.raises(ValueError, match="silu_and_mul is torch's here, as Rust has none for these dtypes"):
-            KERNELS.silu_and_mul(x.half())
-        heads, cache, ints = x.view(2, 1, 8), torch.zeros(1, 4, 1, 8), torch.zeros(2, dtype=torch.int32)
-        with pytest.raises(ValueError, match="norm_rope_and_kv_write is torch's here"):
-            KERNELS.norm_rope_and_kv_write(None, KVScales(), heads, heads, heads, ints, x, ints, cache, cache)
+        with pytest.raises(CaptureError, match="activation is torch's here, as Rust has none for these dtypes"):
+            KERNELS.activation(half, "silu")
+        tensors = heads, heads, heads, ints, x, ints, cache, cache
+        with pytest.raises(CaptureError, match="rope_and_kv_write is torch's here"):
+            KERNELS.rope_and_kv_write(*tensors, None, KVScales(key=2.0))
         with pytest.raises(RuntimeError, match="this thread is not capturing this graph"):
             _cpu.Graph().end_capture()
         with pytest.raises(MemoryError, match="no memory for an output of"):
             _cpu.Graph().lend(2**62)
-        KERNELS.silu_and_mul(x)
+        KERNELS.activation(x, "silu")
         with pytest.raises(ValueError, match="an op of 1 tokens in a graph of 2"):
-            KERNELS.silu_and_mul(x[:1])
+            KERNELS.activation(x[:1], "silu")
         with pytest.raises(RuntimeError, match="this thread is capturing a graph already"), Graph().capture():
             pass
     assert graph.num_ops == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_ops_of_every_family_are_recorded(dtype: torch.dtype) -> None:
+    x, residual, weight = torch.randn(6, 16).to(dtype), torch.randn(6, 16).to(dtype), torch.rand(16).to(dtype)
+    norm, query_scales = QKNorm(torch.rand(8), torch.rand(8), 1e-5), torch.rand(9) + 0.5
+    positions, cells = torch.arange(6, dtype=torch.int32), torch.arange(6, dtype=torch.int32)
+    caches, cos_sin = torch.zeros(2, 2, 4, 1, 8, dtype=dtype), torch.randn(9, 4)
+
+    def step(tokens: int) -> list[Tensor]:
+        total = KERNELS.add(x[:tokens], residual[:tokens], 0.5)
+        normed, stream = KERNELS.add_layer_norm(total, residual[:tokens], weight, 1e-5, 0.22)
+        wide = KERNELS.add_rms_norm(KERNELS.layer_norm(normed, weight, 1e-5), stream, weight, 1e-5, 0.22)[0]
+        query = KERNELS.add_bias(KERNELS.activation(wide, "gelu", False), weight).view(tokens, 2, 8)
+        key, value = query[:, :1], stream.view(tokens, 2, 8)[:, 1:]
+        at = positions[:tokens], cos_sin, cells[:tokens]
+        KERNELS.rope_and_kv_write(query[:, 1:], key, value, *at, *caches, norm, KVScales(), query_scales)
+        return [KERNELS.scale_and_cap(KERNELS.activation(query.flatten(1), "gelu_tanh"), 3.0, 2.0), stream]
+
+    graph = Graph()
+    with graph.capture():
+        captured = step(6)
+    assert graph.num_ops == 9
+    for tokens in (6, 1, 4):
+        x.copy_(torch.randn(6, 16))
+        caches.zero_()
+        graph.replay(tokens, 0)
+        replayed, written = [output[:tokens].clone() for output in captured], caches.clone()
+        caches.zero_()
+        assert all(map(torch.equal, replayed, step(tokens)))
+        assert torch.equal(written, caches)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda x: x + 1,
+        lambda x: x.mul_(2),
+        lambda x: x.bfloat16(),
+        lambda x: x.T.contiguous(),
+        lambda x: x.clone(),
+        lambda x: x[torch.tensor([0])],
+        lambda x: torch.zeros(2),
+        lambda x: torch.nn.functional.linear(x, x),
+    ],
+)
+def test_torch_computes_nothing_in_a_capture(compute: Callable[[Tensor], Tensor]) -> None:
+    graph, x = Graph(), torch.randn(2, 8)
+    before = x.clone()
+    with graph.capture():
+        with pytest.raises(CaptureError, match="would compute once, at the capture: only Rust's ops are captured"):
+            compute(x)
+        assert x[:, 2:4].view(2, 2, 1).transpose(0, 1).shape == (2, 2, 1), "views are free"
+    assert graph.num_ops == 0
+    assert torch.equal(x, before)
+    compute(x)  # Afterwards torch computes again.
+
+
 def test_other_threads_go_on_computing() -> None:
     x = torch.randn(2, 8)
-    expected, elsewhere = KERNELS.silu_and_mul(x), []
+    expected, elsewhere = KERNELS.activation(x, "silu"), []
     with Graph().capture():
-        thread = threading.Thread(target=lambda: elsewhere.append(KERNELS.silu_and_mul(x)))
+        thread = threading.Thread(target=lambda: elsewhere.append(KERNELS.activation(x, "silu")))
         thread.start()
         thread.join()
     assert torch.equal(elsewhere[0], expected)

@@ -20,9 +20,8 @@ def angle(position: int, pair: int, head_dim: int) -> float:
 
 
 def cos_sin_table(head_dim: int) -> Tensor:
-    angles = torch.tensor(
-        [[angle(p, i, head_dim) for i in range(head_dim // 2)] for p in range(MAX_POSITION)], dtype=torch.float64
-    )
+    rows = [[angle(p, i, head_dim) for i in range(head_dim // 2)] for p in range(MAX_POSITION)]
+    angles = torch.tensor(rows, dtype=torch.float64)  # [positions, head_dim / 2]
     return torch.cat((angles.cos(), angles.sin()), dim=-1).float()
 
 
@@ -87,6 +86,41 @@ def test_rotates_in_place_and_writes_the_cache(
     assert torch.equal(value_cache.flatten(0, 1), expected_values)
 
 
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("has_norm", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotary_size"), [(64, 64), (64, 32), (80, 20), (128, 96), (48, 0), (33, 6)])
+def test_only_the_first_dimensions_rotate_and_queries_are_scaled(
+    kernels: Kernels, head_dim: int, rotary_size: int, has_norm: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    query = torch.randn(5, 3, head_dim, dtype=dtype, device=device) * 3
+    key, value = torch.randn(2, 5, 1, head_dim, dtype=dtype, device=device)
+    weights = torch.rand(2, head_dim, dtype=dtype, device=device) + 0.5
+    norm = QKNorm(*weights, epsilon=1e-5) if has_norm else None
+    positions = torch.randint(MAX_POSITION, (5,), dtype=torch.int32, device=device)
+    query_scales = torch.rand(MAX_POSITION, device=device) + 0.5
+    expected = []
+    for heads, weight in zip((query, key), weights, strict=True):
+        wide = heads.double()
+        if has_norm:
+            wide = torch.nn.functional.rms_norm(wide, (head_dim,), weight.double(), 1e-5).to(dtype).double()
+        turned, rest = rotated(wide[..., :rotary_size].cpu(), positions), wide[..., rotary_size:].cpu()
+        expected.append(torch.cat((turned, rest), dim=-1))
+    expected[0] *= query_scales[positions.long()].double().cpu()[:, None, None]
+    cells = torch.tensor([7, -1, 30, 2, 79], dtype=torch.int32, device=device)
+    key_cache, value_cache = torch.full((2, NUM_BLOCKS, 16, 1, head_dim), SENTINEL, dtype=dtype, device=device)
+
+    table = cos_sin_table(rotary_size).to(device)
+    tensors = query, key, value, positions, table, cells, key_cache, value_cache
+    kernels.rope_and_kv_write(*tensors, norm, KVScales(), query_scales)
+
+    tolerance = {"atol": 2 * TOLERANCE[dtype], "rtol": 2 * TOLERANCE[dtype]}
+    torch.testing.assert_close(query.double().cpu(), expected[0], **tolerance)
+    torch.testing.assert_close(key.double().cpu(), expected[1], **tolerance)
+    written = [0, 2, 3, 4]
+    assert torch.equal(key_cache.flatten(0, 1)[cells[written].long()], key[written])
+    assert torch.equal(value_cache.flatten(0, 1)[cells[written].long()], value[written])
+
+
 def test_position_zero_changes_nothing(kernels: Kernels, device: torch.device) -> None:
     query, key, value = torch.randn(3, 2, 2, 64, device=device)
     before = query.clone()
@@ -116,7 +150,7 @@ def test_a_norm_of_each_head_comes_before_the_rotation(
 
     table = cos_sin_table(80).to(device)
     tensors = query, key, value, positions, table, cells, key_cache, value_cache
-    kernels.norm_rope_and_kv_write(norm, KVScales(), *tensors)
+    kernels.rope_and_kv_write(*tensors, norm)
 
     tolerance = {"atol": 2 * TOLERANCE[dtype], "rtol": 2 * TOLERANCE[dtype]}
     torch.testing.assert_close(query.double().cpu(), expected[0], **tolerance)
@@ -141,7 +175,7 @@ def test_an_fp8_cache_keeps_scaled_numbers_and_saturates(kernels: Kernels, devic
     exact[1, 2, 0, 0], exact[1, 2, 1, 5] = 448.0, -448.0
 
     table = cos_sin_table(64).to(device)
-    kernels.norm_rope_and_kv_write(None, scales, query, key, value, zeros, table, cells, key_cache, value_cache)
+    kernels.rope_and_kv_write(query, key, value, zeros, table, cells, key_cache, value_cache, None, scales)
 
     for row, cell in ((0, 17), (2, 3)):
         assert torch.equal(key_cache.flatten(0, 1)[cell].float(), exact[0, row])

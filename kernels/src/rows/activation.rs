@@ -134,7 +134,7 @@ fn gelu<V: Vector>(x: V) -> V {
 fn gelu_tanh<V: Vector>(x: V) -> V {
     // SAFETY: x exists.
     let (zero, one, cubic, factor) =
-        unsafe { (V::splat(0.0), V::splat(1.0), V::splat(0.044_715), V::splat(1.595_769_1)) };
+        unsafe { (V::splat(0.0), V::splat(1.0), V::splat(0.044_715), V::splat(1.595_769)) };
     let twice_z = x.mul(x).mul(x).mul_add(cubic, x).mul(factor);
     x.div(zero.sub(twice_z).exp().add(one))
 }

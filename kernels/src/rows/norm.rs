@@ -140,7 +140,7 @@ impl<X: Storage, W: Storage, const CENTRED: bool> Kernel for Normalise<'_, X, W,
     }
 }
 
-/// The sum over a row: `add` takes a sum so far, some numbers, and how many of the row are left from the first of these.
+/// The sum over a row: `add` takes a sum so far, some numbers, and how many of the row are left from their first.
 ///
 /// # Safety
 ///
@@ -183,37 +183,38 @@ mod tests {
             let mut weight: Vec<f32> = numbers.iter().map(|number| number.2).collect();
             let size = f64::from(hidden as u32);
             for (factor, centred) in [(1.0, false), (0.5, true)] {
-            let sum: Vec<f32> = numbers.iter().map(|number| factor * number.0 + number.1).collect();
-            let centre = if centred { sum.iter().map(|&sum| f64::from(sum)).sum::<f64>() / size } else { 0.0 };
-            let mean = sum.iter().map(|&sum| (f64::from(sum) - centre).powi(2)).sum::<f64>() / size;
-            let mut fused = Vec::new();
-            for isa in Isa::available() {
-                let (mut out, mut total) = (vec![f32::NAN; hidden], vec![f32::NAN; hidden]);
-                let stream = Some(Stream { factor, residual: rows(&mut residual), sum: rows(&mut total) });
-                let op = Norm {
-                    tokens: 1,
-                    hidden,
-                    epsilon: 1e-5,
-                    centred,
-                    x: rows(&mut x),
-                    weight: rows(&mut weight),
-                    out: rows(&mut out),
-                    stream,
-                };
-                // SAFETY: every row is a vector of as many numbers; the test asks for what the machine has.
-                unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
-                prop_assert_eq!(&total, &sum);
-                for ((&out, &sum), &weight) in out.iter().zip(&sum).zip(&weight) {
-                    let expected = (f64::from(sum) - centre) / (mean + 1e-5).sqrt() * f64::from(weight);
-                    // A centre rounded to float32 is off by as much as the numbers around it are.
-                    let tolerance = if centred { 2e-6 * (1.0 + 9.0 / (mean + 1e-5).sqrt()) } else { 1e-6 };
-                    prop_assert!((f64::from(out) - expected).abs() <= tolerance * (1.0 + expected.abs()), "{isa:?}");
+                let sum: Vec<f32> = numbers.iter().map(|number| factor * number.0 + number.1).collect();
+                let centre = if centred { sum.iter().map(|&sum| f64::from(sum)).sum::<f64>() / size } else { 0.0 };
+                let mean = sum.iter().map(|&sum| (f64::from(sum) - centre).powi(2)).sum::<f64>() / size;
+                let mut fused = Vec::new();
+                for isa in Isa::available() {
+                    let (mut out, mut total) = (vec![f32::NAN; hidden], vec![f32::NAN; hidden]);
+                    let stream = Some(Stream { factor, residual: rows(&mut residual), sum: rows(&mut total) });
+                    let op = Norm {
+                        tokens: 1,
+                        hidden,
+                        epsilon: 1e-5,
+                        centred,
+                        x: rows(&mut x),
+                        weight: rows(&mut weight),
+                        out: rows(&mut out),
+                        stream,
+                    };
+                    // SAFETY: every row is a vector of as many numbers; the test asks for what the machine has.
+                    unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
+                    prop_assert_eq!(&total, &sum);
+                    for ((&out, &sum), &weight) in out.iter().zip(&sum).zip(&weight) {
+                        let expected = (f64::from(sum) - centre) / (mean + 1e-5).sqrt() * f64::from(weight);
+                        // A centre rounded to float32 is off by as much as the numbers around it are.
+                        let tolerance = if centred { 2e-6 * (1.0 + 9.0 / (mean + 1e-5).sqrt()) } else { 1e-6 };
+                        let error = (f64::from(out) - expected).abs();
+                        prop_assert!(error <= tolerance * (1.0 + expected.abs()), "{isa:?}");
+                    }
+                    if isa > Isa::Portable {
+                        fused.push(out);
+                    }
                 }
-                if isa > Isa::Portable {
-                    fused.push(out);
-                }
-            }
-            prop_assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "AVX2 and AVX-512 differ");
+                prop_assert!(fused.windows(2).all(|pair| pair[0] == pair[1]), "AVX2 and AVX-512 differ");
             }
         }
     }
