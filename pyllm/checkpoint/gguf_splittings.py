@@ -1,0 +1,159 @@
+"""How each `tokenizer.ggml.pre` of a GGUF file splits text before the merges apply. Knows no vocabulary.
+
+A GGUF file only names the splitting. The regular expressions are those of llama.cpp (`src/llama-vocab.cpp`), which has
+them from the models' own tokenizer.json. In two things an entry keeps to the model's own where llama.cpp does not:
+
+- `_NFC`: characters are composed first, as transformers does for these families.
+- `_CASED_WORD` (Mistral's tekken, gpt-4o): llama.cpp knows no case beyond ASCII and ends a word at a combining mark, so
+  that words of Hindi, Thai or Bengali become other tokens than in training, and up to twice as many. The ids of tekken
+  are here those of `mistral_common`.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+BYTE_CHARACTERS = "".join(map(chr, (*range(33, 127), *range(161, 173), *range(174, 324))))
+"""The characters that spell the 256 bytes."""
+
+
+class Splitting(msgspec.Struct, frozen=True):
+    pre_tokenizers: tuple[dict[str, Any], ...]
+    ignore_merges: bool = False
+    """A word that is a token stays whole, whatever the merges say."""
+    adds_bos: bool = False
+    """A prompt starts with the BOS token, unless the file has `add_bos_token`."""
+    normalizer: dict[str, Any] | None = None
+
+
+def byte_level(*, use_regex: bool) -> dict[str, Any]:
+    """Spells each byte as a character, after a split into the words of GPT-2 if `use_regex`."""
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def drop(characters: Sequence[str]) -> dict[str, Any]:
+    """Leaves out characters that no token stands for. What is left and right of them is never merged."""
+    return {
+        "type": "Split",
+        "pattern": {"Regex": f"[{''.join(re.escape(character) for character in characters)}]"},
+        "behavior": "Removed",
+        "invert": False,
+    }
+
+
+def _split(*regexes: str) -> tuple[dict[str, Any], ...]:
+    """Each regular expression in turn splits what the ones before it left."""
+    splits = [{"type": "Split", "pattern": {"Regex": x}, "behavior": "Isolated", "invert": False} for x in regexes]
+    return (*splits, byte_level(use_regex=False))
+
+
+_NFC = {"type": "NFC"}
+
+# The cases are spelled out: `(?i:'s)` would match U+017F, the long s, as well.
+_CONTRACTION = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_PUNCTUATION = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_WHITESPACE = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_WORD = (rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*")
+_PUNCTUATION_OR_PATH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
+
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_THREE_DIGITS = "|".join((_CONTRACTION, _WORD, r"\p{N}{1,3}", _PUNCTUATION, _WHITESPACE))
+_ONE_DIGIT = "|".join((_CONTRACTION, _WORD, r"\p{N}", _PUNCTUATION, _WHITESPACE))
+_QWEN35 = "|".join(
+    (_CONTRACTION, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", _WHITESPACE)
+)
+_TEKKEN = "|".join((*_CASED_WORD, r"\p{N}", _PUNCTUATION_OR_PATH, _WHITESPACE))
+_GPT_4O = "|".join(
+    (*(f"{word}{_CONTRACTION}?" for word in _CASED_WORD), r"\p{N}{1,3}", _PUNCTUATION_OR_PATH, _WHITESPACE)
+)
+_SEED_CODER = "|".join((_CONTRACTION, _WORD, r"\p{N}{1}", r" ?[^\s\p{L}\p{N}\r\n]+", _WHITESPACE))
+_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_WORDS, r"\p{N}+", "[0-9][0-9][0-9]")
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, "[0-9][0-9][0-9]")
+_DEEPSEEK_LETTERS = (
+    "["
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
+    "\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
+    "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
+    "\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d"
+    "\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb"
+    "\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4"
+    "\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf"
+    "\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+    "]"
+)
+# Neither of these has a space in it, though the ranges of the models' own do: llama.cpp takes it for whitespace alone.
+_DEEPSEEK_PUNCTUATION = "[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3001-\u3002]"
+_DEEPSEEK_CJK = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff&&\S]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?{_DEEPSEEK_LETTERS}+",
+    rf"\s?{_DEEPSEEK_PUNCTUATION}+",
+    r"\s+$",
+    _DEEPSEEK_CJK,
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK, r"\p{N}")
+_DEEPSEEK_V3 = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"""
+    rf" ?[\p{{P}}\p{{S}}]+[\r\n]*|{_WHITESPACE}",
+)
+
+_GPT2 = (byte_level(use_regex=True),)
+_SINGLE_DIGITS_GPT2 = ({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True))
+
+# One entry a name, with the models that carry it.
+SPLITTINGS = {
+    "default": Splitting(_split(*_DEFAULT)),  # files older than the field
+    "gpt-2": Splitting(_GPT2),
+    "phi-2": Splitting(_GPT2),
+    "mpt": Splitting(_GPT2, normalizer=_NFC),
+    "olmo": Splitting(_GPT2, normalizer=_NFC),  # OLMo 1; later ones have dbrx
+    "exaone4": Splitting(_GPT2),
+    "granite-docling": Splitting(_GPT2),
+    "smollm": Splitting(_SINGLE_DIGITS_GPT2),  # SmolLM 1 and 2
+    "starcoder": Splitting(_SINGLE_DIGITS_GPT2),
+    "refact": Splitting(_SINGLE_DIGITS_GPT2),  # Granite 3
+    "command-r": Splitting(_SINGLE_DIGITS_GPT2, normalizer=_NFC),  # Command R, Cohere 2
+    "codeshell": Splitting(_SINGLE_DIGITS_GPT2),
+    "exaone": Splitting(_SINGLE_DIGITS_GPT2),
+    "minerva-7b": Splitting(_SINGLE_DIGITS_GPT2),
+    "llama3": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "llama-v3": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "llama-bpe": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),  # Llama 3 to 3.3
+    "falcon3": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "falcon-h1": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "pixtral": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "lfm2": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "dbrx": Splitting(_split(_THREE_DIGITS)),  # OLMo 2 and 3, Phi-4, Granite 4
+    "smaug-bpe": Splitting(_split(_THREE_DIGITS)),  # SmolLM3
+    "chatglm-bpe": Splitting(_split(_THREE_DIGITS)),
+    "glm4": Splitting(_split(_THREE_DIGITS), ignore_merges=True),
+    "glm5": Splitting(_split(_THREE_DIGITS), ignore_merges=True),
+    "qwen2": Splitting(_split(_ONE_DIGIT), normalizer=_NFC),  # Qwen 1.5 to 3
+    "deepseek-r1-qwen": Splitting(_split(_ONE_DIGIT)),
+    "megrez": Splitting(_split(_ONE_DIGIT)),
+    "stablelm2": Splitting(_split(_ONE_DIGIT)),
+    "hunyuan": Splitting(_split(_ONE_DIGIT)),
+    "grok-2": Splitting(_split(_ONE_DIGIT)),
+    "solar-open": Splitting(_split(_ONE_DIGIT)),
+    "qwen35": Splitting(_split(_QWEN35), normalizer=_NFC),
+    "tekken": Splitting(_split(_TEKKEN), ignore_merges=True, adds_bos=True),  # Mistral Nemo and later, Ministral
+    "gpt-4o": Splitting(_split(_GPT_4O)),  # gpt-oss, Phi-4-mini
+    "llama4": Splitting(_split(_GPT_4O)),
+    "minimax-m2": Splitting(_split(_GPT_4O)),
+    "seed-coder": Splitting(_split(_SEED_CODER)),
+    "deepseek-llm": Splitting(_split(*_DEEPSEEK_LLM)),
+    "deepseek-coder": Splitting(_split(*_DEEPSEEK_CODER)),
+    "deepseek-v3": Splitting(_split(*_DEEPSEEK_V3)),
+    "hunyuan-dense": Splitting(_split(*_DEEPSEEK_V3)),
+    "falcon": Splitting(_split(*_FALCON)),
+}

@@ -1,0 +1,210 @@
+# ruff: noqa: RUF001 - the texts look like others on purpose
+"""Records the token ids of llama.cpp in `gguf_tokenizer_cases.json`, for every way of splitting text that pyllm knows.
+
+usage: python tests/checkpoint/record_gguf_tokenizer_cases.py LLAMA_TOKENIZE
+
+`make peers PEERS=FOLDER` unpacks llama.cpp; its program `llama-tokenize` is built with
+`FOLDER/llama/tools/bin/cmake --build FOLDER/llama/build --target llama-tokenize`, with that `bin` on the PATH.
+
+The vocabularies are small and made of the texts themselves. Their merges cross the words that each splitting makes, so
+that a word which ends at another place gives other ids.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gguf
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from tokenizers.trainers import BpeTrainer
+
+from pyllm.checkpoint.gguf_splittings import BYTE_CHARACTERS, SPLITTINGS
+
+CASES = Path(__file__).with_name("gguf_tokenizer_cases.json")
+
+SPECIAL = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|endoftext|>": 3, "<|user|>": 3, "<tool>": 4, "<|im_end|>": 1}
+
+UNMERGED = "Ġzebra"  # no merge makes it
+RUNS = ["\n\n", "\n\n\n", "      ", "▁▁▁▁▁"]  # Gemma has such tokens of its own, found before anything else
+
+TEXTS = [
+    *("", " ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", "\r", "\x0b\x0c", "\x85", "\xa0", "\u3000", "\u2028", "\u200b"),
+    *(
+        "a zebra zebras",
+        "Hello",
+        " Hello",
+        "Hello ",
+        "  Hello  world  ",
+        "hello world\n",
+        "\nhello\n\n world \n \n",
+        "a\r\n\r\n b\t\tc \t",
+    ),
+    *(
+        "x  y   z    w     v",
+        " \n \n\n  \n",
+        "a \xa0 b\u3000\u3000c\u2003\u2003 d\u202f!",
+        "\u200bword\u200d\ufeff \u2060",
+    ),
+    *("It's I'm you're they've we'll he'd isn't", "IT'S I'M YOU'RE THEY'VE WE'LL HE'D", "'s'S'tT'Ll 'LLama 'reX ''s"),
+    *(
+        "l'homme 'tis O'Neill's '\u017fabc",
+        "camelCase PascalCase HTTPServer XMLHttpRequest iPhone snake_case",
+        "aBcDeF",
+    ),
+    *("1", "12", "123", "1234", "12345", "123456", "1234567", "12345678901234567890", "x1y22z333", "007 1,000,000.50"),
+    *("3.14 0x1F 1e-10 2024-01-31 v1.2.3", "½⅓ Ⅷ② ²³ ٣٤٥ १२३ １２３４ 𝟙𝟚𝟛", "1\n2\n 3  4"),
+    *(
+        "!?",
+        "... --- ====",
+        "a.b,c;d",
+        "//\n/\n / x/\n",
+        '"Quoted," (he) [said] {it}.',
+        "$1+2=3^4~5|6`7`<8>",
+        "«¿¡…—”、。！",
+    ),
+    *(
+        "def f(x):\n    return x + y[0]\n",
+        'for (int i=0;i<n;++i) {\n\tprintf("%d\\n", i);\n}\r\n',
+        "#!/bin/sh\n\n\n  echo 'hi'",
+    ),
+    *(
+        '<div class="a">\n  <p>text</p>\n</div>',
+        "https://example.com/a?b=c&d=%20#e",
+        "C:\\Windows\\System32",
+        '{"a": [1, null]}',
+    ),
+    *(
+        "café naïve Straße Ångström ÄRGER",
+        "cafe\u0301 a\u0308 e\u0323\u0302 \u0301",
+        "\u212b \u2126 \u1112\u1161\u11ab ﬁ ǅ ªº İı ẞ",
+    ),
+    *("привет мир ПриветМир", "Ελληνικά ΑΒΓδεζ", "العربية السَّلَامُ", "עברית שָׁלוֹם", "हिन्दी नमस्ते क्षत्रिय", "தமிழ் বাংলা"),
+    *(
+        "ภาษาไทย สวัสดีครับ",
+        "日本語テキスト、漢字かな",
+        "中文分词，你好！",
+        "한국어 한글",
+        "ქართული አማርኛ មែន བོད་",
+        "ﾃｷｽﾄ 𝓗𝓮𝓵 𐐀𐐨 𠀀𠀁",
+    ),
+    *("🚀😀", "👩\u200d👩\u200d👧 👍🏽 ❤️ 1️⃣", "🇩🇪🇫🇷", "☃ ©®™ €£₿ →≠∑ §¶", "\ufffd\ufffdabc\ufffd", "Ã©Ã¨â€™"),
+    *("\x00\x05\x1b\x1c\x1f\x7f\x80\x9f", "a\x03b|\x04| \x01\x02'", "\u20dd\u0483\ue000\U000e0001\U0010ffff"),
+    *("a" * 33, "=" * 70, " " * 40 + "x", "\n" * 20, "ab" * 20, "の" * 9, "0" * 25, "é" * 12, "▁ ▁▁ a▁b"),
+    *(
+        "<s>",
+        "</s>",
+        "a<s>b",
+        " <s> ",
+        "<s><s>\n</s>",
+        "<|user|>\nhi <|user|> hi<|user|>",
+        "x <tool> y<tool>",
+        "<|im_end|>\n",
+    ),
+    *("<|user|> \t\n x </s>  y <s> z <tool>\n\n", "<unk> <un <|user| <<s>> <|im_end", "<|us<s>er|>"),
+]
+
+
+def byte_level_vocabulary() -> dict[str, Any]:
+    """A vocabulary without the bytes 1 to 4: some lack the bytes that their training text never had."""
+    alphabet = [character for character in BYTE_CHARACTERS if not 256 < ord(character) < 261]
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokens, merges = _train(
+        tokenizer,
+        TEXTS,
+        BpeTrainer(vocab_size=1500, initial_alphabet=alphabet, max_token_length=12, show_progress=False),
+    )
+    tokens += [UNMERGED, *SPECIAL]
+    return {
+        "tokens": tokens,
+        "token_type": [1] * (len(tokens) - len(SPECIAL)) + list(SPECIAL.values()),
+        "merges": merges,
+        **_special_ids(tokens),
+    }
+
+
+def sentencepiece_vocabulary() -> dict[str, Any]:
+    """A vocabulary with a token for each byte, which lacks rare characters."""
+    texts = [text.replace(" ", "▁") for text in TEXTS if max(text, default="") < "\u3100"]
+    pieces, _ = _train(Tokenizer(BPE()), texts, BpeTrainer(vocab_size=900, max_token_length=12, show_progress=False))
+    pieces = [piece for piece in pieces if piece not in RUNS]
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *RUNS, *pieces]
+    return {
+        "tokens": tokens,
+        "scores": [0.0] * (len(SPECIAL) + 256) + [-1000.0] * len(RUNS) + [-float(rank) for rank in range(len(pieces))],
+        "token_type": [*SPECIAL.values(), *[6] * 256, *[1] * len(RUNS), *[1] * (len(pieces) - 1), 5],
+        **_special_ids(tokens),
+    }
+
+
+def main(program: str) -> None:
+    vocabularies = {"gpt2": byte_level_vocabulary(), "llama": sentencepiece_vocabulary()}
+    types = vocabularies["llama"]["token_type"]
+    runs = [4 if token in RUNS else kind for token, kind in zip(vocabularies["llama"]["tokens"], types, strict=True)]
+    variants: list[dict[str, Any]] = [{"model": "gpt2", "pre": pre} for pre in SPLITTINGS]
+    variants += [
+        {"model": "gpt2", "pre": "gpt-2", "add_bos_token": True, "add_eos_token": True},
+        {"model": "gpt2", "pre": "llama-bpe", "add_bos_token": False},
+        {"model": "llama"},
+        {"model": "llama", "add_space_prefix": False, "token_type": runs},
+        {"model": "llama", "add_bos_token": False},
+        {"model": "llama", "add_bos_token": True, "add_eos_token": True, "remove_extra_whitespaces": True},
+        {"model": "llama", "general.name": "Phi-3 mini"},
+    ]
+    groups: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for variant in variants:
+            path = Path(folder, "vocabulary.gguf")
+            write_vocabulary(path, vocabularies[variant["model"]] | variant)
+            ids = [_ids(program, path, text) for text in TEXTS]
+            groups.setdefault(json.dumps(ids), {"variants": [], "ids": ids})["variants"].append(variant)
+    document = {"texts": TEXTS, "vocabularies": vocabularies, "cases": list(groups.values())}
+    CASES.write_text(json.dumps(document, ensure_ascii=True, separators=(",", ":")) + "\n")
+
+
+def write_vocabulary(path: Path, fields: dict[str, Any]) -> None:
+    """A GGUF file of a vocabulary alone, with what llama.cpp wants beside it."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in fields.items():
+        key = name if "." in name else f"tokenizer.ggml.{name}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            add = {bool: writer.add_bool, str: writer.add_string, int: writer.add_uint32}[type(value)]
+            add(key, value)
+    for name in ("context_length", "embedding_length", "block_count", "feed_forward_length", "attention.head_count"):
+        writer.add_uint32(f"llama.{name}", 1)
+    writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+
+
+def _ids(program: str, path: Path, text: str) -> list[int]:
+    command = [program, "--model", str(path), "--stdin", "--no-escape", "--ids", "--log-disable"]
+    result = subprocess.run(command, input=text.encode(), capture_output=True, check=True)
+    return json.loads(result.stdout)
+
+
+def _train(tokenizer: Tokenizer, texts: list[str], trainer: BpeTrainer) -> tuple[list[str], list[str]]:
+    """The tokens, by id, and the merges."""
+    special = re.compile("|".join(map(re.escape, SPECIAL)))
+    tokenizer.train_from_iterator([re.sub(r"[\x00-\x04]", "", special.sub(" ", text)) for text in texts], trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return tokens, [" ".join(pair) for pair in model["merges"]]
+
+
+def _special_ids(tokens: list[str]) -> dict[str, int]:
+    names = {"bos": "<s>", "eos": "</s>", "unknown": "<unk>"}
+    return {f"{name}_token_id": tokens.index(token) for name, token in names.items()}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
