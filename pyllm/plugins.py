@@ -6,6 +6,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pyllm.errors import ConfigError
 
 LOGITS_PROCESSORS = "pyllm.logits_processors"
+TOOL_PARSERS = "pyllm.tool_parsers"
+REASONING_PARSERS = "pyllm.reasoning_parsers"
 
 
 def offered_names(group: str) -> frozenset[str]:

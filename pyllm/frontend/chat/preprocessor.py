@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,9 +12,11 @@ from pyllm.client.submission import refuse_prompt
 from pyllm.config.options import ServerConfig
 from pyllm.errors import ConfigError, RequestError
 from pyllm.frontend.chat.conversation import Conversation, Prepared, check_tools
-from pyllm.frontend.chat.parsers.parser_selection import parsers_of
+from pyllm.frontend.chat.harmony_grammar import harmony_answer
+from pyllm.frontend.chat.parsers.harmony import HARMONY_STOPS, HarmonyParser
+from pyllm.frontend.chat.parsers.parser_selection import parsers_of, reasoning_form
+from pyllm.frontend.chat.parsers.reasoning_forms import THINK
 from pyllm.frontend.chat.parsers.sample_parser import SampleParser
-from pyllm.frontend.chat.parsers.think import CLOSING, OPENING
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.chat.tool_grammar import after_reasoning
 from pyllm.frontend.chat.tool_prompt import explained
@@ -52,6 +55,8 @@ class ChatPreprocessor:
         source = "" if template is None else template.source
         kinds = server.tool_call_parser, server.reasoning_parser
         self._parsers = parsers_of(source, _reads_tools(template), *kinds)
+        self._in_channels = self._parsers.tool_call == "openai"  # Harmony
+        self._form = reasoning_form(self._parsers.reasoning) if self.has_reasoning else THINK
 
     @property
     def has_reasoning(self) -> bool:
@@ -100,18 +105,23 @@ class ChatPreprocessor:
         params = await resolve_texts_aside(params, self._tokenizer)
         too_long = refuse_prompt if conversation.truncation is None else None
         prompt = await self._encode(conversation, template, too_long, ignore)
-        opened = self._opens_reasoning(conversation, prompt) if self.has_reasoning else None
-        if opened is not None and params.structured_outputs is not None:
-            assert params.structured_outputs.grammar is not None
-            grammar = after_reasoning(params.structured_outputs.grammar, opened, self._tokenizer.added_token_id)
-            params = msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
-        separate = conversation.separate_reasoning
-        if tool_constraint is None and (opened is None or not separate):
+        opened = None
+        if self._in_channels:
+            opened = False
+            params = self._in_harmony(params, conversation, has_grammar=tool_constraint is not None)
+        elif self.has_reasoning:
+            opened = self._opens_reasoning(conversation, prompt)
+            params = self._after_reasoning(params, opened)
+        separate = conversation.separate_reasoning and self.has_reasoning
+        if tool_constraint is None and not self._in_channels and (opened is None or not separate):
             return Prepared([prompt], params)
 
         def make_parser() -> SampleParser:
             parser = None if tool_constraint is None else tool_constraint.parser()
-            return SampleParser(parser, lambda: self._tokenizer.text_decoder(prompt, False), opened, separate)
+            if parser is None and self._in_channels:
+                parser = HarmonyParser(calls=False)
+            decoder = partial(self._tokenizer.text_decoder, prompt, False)
+            return SampleParser(parser, decoder, opened, separate, self._form)
 
         return Prepared([prompt], msgspec.structs.replace(params, skip_special_tokens=False), make_parser)
 
@@ -152,12 +162,34 @@ class ChatPreprocessor:
         except ConfigError as error:
             raise RequestError(str(error), "chat_template") from None
 
+    def _after_reasoning(self, params: SamplingParams, opened: bool) -> SamplingParams:
+        if params.structured_outputs is None:
+            return params
+        assert params.structured_outputs.grammar is not None
+        grammar = params.structured_outputs.grammar
+        grammar = after_reasoning(grammar, opened, self._tokenizer.added_token_id, self._form)
+        return msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
+
+    def _in_harmony(self, params: SamplingParams, conversation: Conversation, has_grammar: bool) -> SamplingParams:
+        """A format is that of the final message; a turn ends with a call, whatever ends the model's texts."""
+        token_ids = [token for stop in HARMONY_STOPS if (token := self._tokenizer.added_token_id(stop)) is not None]
+        if not params.ignore_eos:
+            stops = dict.fromkeys([*params.stop_token_ids, *token_ids])
+            params = msgspec.structs.replace(params, stop_token_ids=tuple(stops))
+        if params.structured_outputs is None or has_grammar or conversation.continue_final_message:
+            return params
+        assert params.structured_outputs.grammar is not None
+        grammar = params.structured_outputs.grammar
+        grammar = harmony_answer([], grammar, False, self._tokenizer.added_token_id)
+        return msgspec.structs.replace(params, structured_outputs=ResolvedConstraint(grammar=grammar))
+
     def _opens_reasoning(self, conversation: Conversation, prompt: Sequence[int]) -> bool:
         """Whether the model goes on within reasoning: it is not looked for in what others wrote."""
+        openings, closings = self._form.openings, self._form.closings
         if conversation.continue_final_message:
             last = conversation.messages[-1]["content"]
-            return bool(last.rfind(OPENING) > last.rfind(CLOSING))
-        return self._tokenizer.decode(prompt[-_TAIL_TOKENS:], False).rstrip().endswith(OPENING)
+            return bool(max(map(last.rfind, openings)) > max(map(last.rfind, closings)))
+        return self._tokenizer.decode(prompt[-_TAIL_TOKENS:], False).rstrip().endswith(openings)
 
 
 def _reads_tools(template: ChatTemplate | None) -> bool:

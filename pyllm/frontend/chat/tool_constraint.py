@@ -10,25 +10,19 @@ from typing import Any
 from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import ANY_PARAMETERS, Conversation, NamedTool, Tool
 from pyllm.frontend.chat.custom_tool_grammar import check_definitions, input_grammar, input_regex_grammar
+from pyllm.frontend.chat.grammar_rules import TokenId, ToolSchema
+from pyllm.frontend.chat.harmony_grammar import harmony_answer
 from pyllm.frontend.chat.parsers.custom_input import CustomInputs
 from pyllm.frontend.chat.parsers.forced import FirstCall, ForcedCall, OnlyCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
 from pyllm.frontend.chat.parsers.parser_selection import (
-    LLAMA_OPENER,
-    ToolCallParser,
     call_list_parser,
     calls_or_content_parser,
     tool_call_parser,
+    tool_form,
 )
-from pyllm.frontend.chat.tool_grammar import (
-    ANY_TEXT,
-    Content,
-    TokenId,
-    ToolSchema,
-    call_list_grammar,
-    calls_in_text,
-    calls_or_content,
-)
+from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER
+from pyllm.frontend.chat.tool_grammar import ANY_TEXT, Content, call_list_grammar, calls_in_text, calls_or_content
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.sampling_params import StructuredOutputsParams
 
@@ -43,13 +37,12 @@ class ToolConstraint:
     `content` constrains an answer without calls; a required call takes precedence.
     """
 
-    def __init__(
-        self, conversation: Conversation, content: StructuredOutputsParams | None, kind: ToolCallParser
-    ) -> None:
+    def __init__(self, conversation: Conversation, content: StructuredOutputsParams | None, kind: str) -> None:
         self._conversation = conversation
         self._choice = conversation.tool_choice
         self._content = content
         self._kind = kind
+        self._style = "none" if kind == "none" else tool_form(kind).style
 
     def check(self, reads_tools: bool) -> None:
         """Refuse calls that could not be told from other text. `reads_tools` says whether the template lists the tools.
@@ -66,17 +59,25 @@ class ToolConstraint:
             )
             raise RequestError(text, "tool_choice")
         kind = self._kind
-        if kind != "hermes" and not reads_tools:
+        if self._style != "closed" and not reads_tools:
             text = (
                 f"the chat template leaves tools out, and they are explained in Hermes' format only, not for {kind}: "
                 "start the server with --tool-call-parser hermes, or set tool_choice to required or to one function"
             )
             raise RequestError(text, "tool_choice")
-        if self._content is None and kind == "llama3_json":
-            # Its calls have no marker, so a grammar could not let other text begin with the same characters.
-            for tool in self._conversation.tools:
-                if tool.is_constrained:
-                    raise _needs_marker(tool)
+        if self._content is not None and self._style == "none":
+            text = (
+                f"a format beside optional tools needs a grammar of calls, which there is none of for {kind}: "
+                "leave the format out, or set tool_choice to required, to one function or to none"
+            )
+            raise RequestError(text, "tool_choice")
+        for tool in self._conversation.tools:
+            # Llama's calls have no marker, so a grammar could not let other text begin with the same characters.
+            has_grammar = tool.input_format is not None and tool.input_format.syntax != "text"
+            if (self._content is None and self._style in ("bare", "none") and tool.is_constrained) or (
+                self._style == "tagged" and has_grammar
+            ):
+                raise _needs_grammar(tool, kind)
 
     def constraint(self, token_id: TokenId) -> StructuredOutputsParams | None:
         """The constraint on the answer, or None.
@@ -85,6 +86,8 @@ class ToolConstraint:
             RequestError: a schema, a definition or the content's format cannot be used.
         """
         tools, parallel = self._conversation.tools, self._conversation.parallel_tool_calls
+        if self._style == "harmony":
+            return self._harmony(token_id)
         if isinstance(self._choice, NamedTool):
             return _whole_call(self._chosen(self._choice))
         check_definitions([given.definition for tool in tools if (given := tool.input_format)])
@@ -101,20 +104,36 @@ class ToolConstraint:
 
     def parser(self) -> Parser | None:
         """A new parser for the text of one sample, or None if all of it is content."""
-        if isinstance(self._choice, NamedTool):
+        if isinstance(self._choice, NamedTool) and self._style != "harmony":
             return ForcedCall(self._choice.name, self._chosen(self._choice).input_format is not None)
         tools = self._conversation.tools
         parser: Parser | None
-        if self._choice == "required":
+        schemas = {tool.name: tool.schema for tool in tools}
+        if self._choice == "required" and self._style != "harmony":
             parser = OnlyCalls(call_list_parser())
-        elif self._content is None:
-            parser = tool_call_parser(self._kind)
+        elif self._content is None or self._style == "harmony":
+            parser = tool_call_parser(self._kind, schemas)
         else:
-            parser = calls_or_content_parser(self._kind, [t.name for t in tools] if self._has_bare_calls else [])
+            bare_names = list(schemas) if self._has_bare_calls else []
+            parser = calls_or_content_parser(self._kind, bare_names, schemas)
         if parser is not None and not self._conversation.forces_call and not self._conversation.parallel_tool_calls:
             parser = FirstCall(parser)
         custom = [tool.name for tool in tools if tool.input_format is not None]
         return CustomInputs(parser, custom) if custom and parser is not None else parser
+
+    def _harmony(self, token_id: TokenId) -> StructuredOutputsParams | None:
+        """The same in Harmony's channels, where a forced call stands behind the model's reasoning, too."""
+        tools, choice = self._conversation.tools, self._choice
+        if isinstance(choice, NamedTool):
+            tools = (self._chosen(choice),)
+        forced = self._conversation.forces_call
+        check_definitions([given.definition for tool in tools if (given := tool.input_format)])
+        if not forced and self._content is None and not any(tool.is_constrained for tool in tools):
+            return None
+        content = None if self._content is None else grammar_text(self._content)
+        schema_of = _schema_of if forced or content is not None else _schema_of_free
+        grammar = harmony_answer(map(schema_of, tools), content, forced, token_id)
+        return StructuredOutputsParams(grammar=grammar)
 
     def _chosen(self, choice: NamedTool) -> Tool:
         return next(tool for tool in self._conversation.tools if tool.name == choice.name)
@@ -128,20 +147,20 @@ class ToolConstraint:
         with the grammar.
         """
         content = self._content
-        if self._kind != "llama3_json" or content is None:
+        if self._style != "bare" or content is None:
             return False
         if content.choice is not None:
             return not any(str(choice).startswith(LLAMA_OPENER) for choice in content.choice)
         return _begins_unlike_calls(content.json)
 
 
-def _needs_marker(tool: Tool) -> RequestError:
+def _needs_grammar(tool: Tool, kind: str) -> RequestError:
     if tool.input_format is None:
         what, advice = "is strict", "set strict to false"
     else:
         what, advice = "has a grammar", "leave the grammar out"
     text = f"tools: {tool.name!r} {what}, and optional calls of it need --tool-call-parser hermes or mistral"
-    return RequestError(f"{text}, not llama3_json; {advice}, or demand a call in tool_choice", "tools")
+    return RequestError(f"{text}, not {kind}; {advice}, or demand a call in tool_choice", "tools")
 
 
 def _whole_call(tool: Tool) -> StructuredOutputsParams:

@@ -5,21 +5,16 @@ Each tool's schema is embedded by itself, so that its references stay valid.
 
 import json
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from pyllm.errors import RequestError
-from pyllm.frontend.chat.parsers.parser_selection import HERMES_CLOSING, MARKERS, MISTRAL_ARGUMENTS, ToolCallParser
-from pyllm.frontend.chat.parsers.think import CLOSING, OPENING
-from pyllm.frontend.text.structured_outputs import JSON_STYLE
+from pyllm.frontend.chat.grammar_rules import TEXT, TokenId, ToolSchema, marker_rule, schema_rule, until, within
+from pyllm.frontend.chat.parsers.parser_selection import tool_form
+from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.tool_forms import MISTRAL_ARGUMENTS, ToolForm
+from pyllm.frontend.chat.tagged_grammar import tagged_calls
 
-# The id of a text that is one added token, which a grammar must name by its id; None for any other text.
-TokenId = Callable[[str], int | None]
-# A tool's name, and the schema or Lark rule for a call's arguments.
-ToolSchema = tuple[str, dict[str, Any] | str]
-
-_TEXT = r"/(.|\n)*/"
-ANY_TEXT = f"start: {_TEXT}"
+ANY_TEXT = f"start: {TEXT}"
 _SPACE = r"/[ \n]{0,2}/"
 _OUTPUT, _INNER = "pyllm_output", "pyllm_content"  # names of the grammars that another one refers to
 _HEADER_NAME = re.compile(r"[\w.\-]+")  # a name that Mistral's newer call format can have
@@ -38,27 +33,28 @@ def call_list_grammar(tools: Iterable[ToolSchema], parallel: bool) -> str:
     Raises:
         RequestError: a schema cannot be sent.
     """
-    rules, calls = _calls(tools, "parameters")
+    rules, calls = _calls(tools, "name", "parameters")
     more = ' (", " call)*' if parallel else ""
     return "\n".join([f'start: "[" call{more} "]"', f"call: {calls}", *rules])
 
 
-def calls_in_text(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> str:
-    """Any text, with calls that follow their schemas after Hermes' or Mistral's marker: at most one unless `parallel`.
+def calls_in_text(kind: str, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> str:
+    """Any text, with calls that follow their schemas behind the form's marker: at most one unless `parallel`.
 
     Raises:
         RequestError: a schema cannot be sent.
     """
+    form = tool_form(kind)
     lines = [
         f"start: (opening body){'*' if parallel else '?'} TEXT",
-        _until("opening", MARKERS[kind], token_id),
-        f"TEXT: {_TEXT}",
+        until("opening", form.marker, token_id),
+        f"TEXT: {TEXT}",
     ]
-    return "\n".join([*lines, *_body(kind, tools, parallel, token_id)])
+    return "\n".join([*lines, *_body(form, tools, parallel, token_id)])
 
 
 def calls_or_content(
-    kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, content: Content, token_id: TokenId
+    kind: str, tools: Iterable[ToolSchema], parallel: bool, content: Content, token_id: TokenId
 ) -> str:
     """Calls in the model's own format that follow their schemas, or content that follows its grammar; never both.
 
@@ -67,17 +63,22 @@ def calls_or_content(
     Raises:
         RequestError: a schema cannot be sent, or the content's grammar is nested too deeply.
     """
-    marker = _marker(MARKERS[kind], token_id)
-    more = {"hermes": ' ("\\n" marker body)*', "mistral": " (marker body)*"}.get(kind, "") if parallel else ""
+    form = tool_form(kind)
+    marker = marker_rule(form.marker, token_id)
+    next_line = ' ("\\n" marker body)*'
+    more = (
+        {"closed": next_line, "tagged": next_line, "mistral": " (marker body)*"}.get(form.style, "") if parallel else ""
+    )
     lines = [
         f"start: calls | @{_INNER}",
         f"calls: marker{'?' if content.has_bare_calls else ''} body{more}",
         f"marker: {marker}",
+        *([f"TEXT: {TEXT}"] if form.style == "tagged" else ()),
     ]
-    return _before("\n".join([*lines, *_body(kind, tools, parallel, token_id)]), content.grammar, _INNER)
+    return within("\n".join([*lines, *_body(form, tools, parallel, token_id)]), content.grammar, _INNER)
 
 
-def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
+def after_reasoning(grammar: str, opened: bool, token_id: TokenId, form: ReasoningForm = THINK) -> str:
     """The same grammar after unconstrained reasoning, which is optional unless the prompt has `opened` it.
 
     At most two line breaks or spaces may separate the two, and nothing may precede them: small models tend to write
@@ -89,39 +90,32 @@ def after_reasoning(grammar: str, opened: bool, token_id: TokenId) -> str:
     if opened:
         start = f"start: reasoning SPACE @{_OUTPUT}"
     else:
-        start = f"start: (opening reasoning SPACE)? @{_OUTPUT}\nopening: {_marker(OPENING, token_id)}"
-    reasoning = _until("reasoning", CLOSING, token_id)
-    return _before(f"{start}\n{reasoning}\nSPACE: {_SPACE}\nTEXT: {_TEXT}", grammar, _OUTPUT)
+        start = f"start: (opening reasoning SPACE)? @{_OUTPUT}\nopening: {marker_rule(form.openings[0], token_id)}"
+    reasoning = until("reasoning", form.closings, token_id)
+    return within(f"{start}\n{reasoning}\nSPACE: {_SPACE}\nTEXT: {TEXT}", grammar, _OUTPUT)
 
 
-def _before(lark: str, grammar: str, name: str) -> str:
-    """A grammar that refers to another one by this name, together with that one."""
-    try:
-        parts = json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
-        parts = [{**parts[0], "name": name}, *parts[1:]]
-        return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
-    except RecursionError:
-        raise RequestError("structured_outputs: the grammar is nested too deeply", "structured_outputs") from None
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        text = f"structured_outputs: the grammar is not llguidance's JSON: {error!r}"
-        raise RequestError(text, "structured_outputs") from None
-
-
-def _body(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> list[str]:
+def _body(form: ToolForm, tools: Iterable[ToolSchema], parallel: bool, token_id: TokenId) -> list[str]:
     """The rule `body`, which matches the text after a marker, and the rules that it needs."""
     tools = list(tools)
-    rules, calls = _calls(tools, "parameters" if kind == "llama3_json" else "arguments")
+    if form.style == "tagged":
+        assert form.tags is not None
+        return tagged_calls(form.tags, form.closing, tools, token_id)
+    rules, calls = _calls(tools, *form.keys)
     rules.append(f"call: {calls}")
-    match kind:
-        case "hermes":
-            body = f'"\\n" call "\\n" {_marker(HERMES_CLOSING, token_id)}'
+    match form.style:
+        case "closed":
+            body = f'"\\n" call "\\n" {marker_rule(form.closing, token_id)}'
+        case "list":
+            more = ' (", " call)*' if parallel else ""
+            body = f'"[" call{more} "]" {marker_rule(form.closing, token_id) if form.closing else ""}'
         case "mistral":
             more = ' (", " call)*' if parallel else ""
             body = f'" "? "[" call{more} "]"'
             named = [tool for tool in enumerate(tools) if _HEADER_NAME.fullmatch(tool[1][0])]
             if named:
                 body += f" | ({' | '.join(f'named_{index}' for index, _ in named)})"
-                arguments = _marker(MISTRAL_ARGUMENTS, token_id)
+                arguments = marker_rule(MISTRAL_ARGUMENTS, token_id)
                 rules += [
                     f"named_{index}: {json.dumps(name)} ({arguments})? args_{index}" for index, (name, _) in named
                 ]
@@ -130,7 +124,7 @@ def _body(kind: ToolCallParser, tools: Iterable[ToolSchema], parallel: bool, tok
     return [f"body: {body}", *rules]
 
 
-def _calls(tools: Iterable[ToolSchema], key: str) -> tuple[list[str], str]:
+def _calls(tools: Iterable[ToolSchema], name_key: str, key: str) -> tuple[list[str], str]:
     """A rule for each tool's call, one for its arguments, and the choice among the calls.
 
     The literals are split as llguidance splits JSON, since its lexer takes the longest match: with longer literals,
@@ -138,30 +132,7 @@ def _calls(tools: Iterable[ToolSchema], key: str) -> tuple[list[str], str]:
     """
     rules = []
     for index, (name, schema) in enumerate(tools):
-        pieces = ["{", '"name"', ": ", json.dumps(name), ", ", json.dumps(key), ": "]
+        pieces = ["{", json.dumps(name_key), ": ", json.dumps(name), ", ", json.dumps(key), ": "]
         rules.append(f'call_{index}: {" ".join(map(json.dumps, pieces))} args_{index} "}}"')
-        rules.append(f"args_{index}: {schema if isinstance(schema, str) else _schema_text(schema, name)}")
+        rules.append(f"args_{index}: {schema if isinstance(schema, str) else schema_rule(schema, name)}")
     return rules, " | ".join(f"call_{index}" for index in range(len(rules) // 2))
-
-
-def _schema_text(schema: dict[str, Any], name: str) -> str:
-    try:
-        text = json.dumps({"x-guidance": JSON_STYLE, **schema}, ensure_ascii=False, allow_nan=False)
-        text.encode()
-    except (RecursionError, ValueError) as error:
-        raise RequestError(f"tools: the parameters of {name!r} are not a JSON schema: {error}", "tools") from None
-    return f"%json {text}"
-
-
-def _until(rule: str, marker: str, token_id: TokenId) -> str:
-    """A rule for any text up to and including the first marker."""
-    token = token_id(marker)
-    if token is not None:
-        return f"{rule}: TEXT <[{token}]>"
-    escaped = re.escape(marker).replace("/", r"\/")
-    return f"{rule}[lazy]: /(.|\\n)*{escaped}/"
-
-
-def _marker(marker: str, token_id: TokenId) -> str:
-    token = token_id(marker)
-    return json.dumps(marker) if token is None else f"<[{token}]>"

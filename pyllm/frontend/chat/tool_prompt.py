@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pyllm.frontend.chat.parsers.parser_selection import HERMES_CLOSING, HERMES_OPENING
+from pyllm.frontend.chat.parsers.tool_forms import HERMES_CLOSING, HERMES_OPENING
 from pyllm.frontend.text.templates import Message
 
 _EXPLANATION = """\

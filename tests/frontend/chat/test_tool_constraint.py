@@ -1,7 +1,7 @@
 """The grammar that tools and a format give an answer, and that the parser tells calls from content as it does."""
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from pyllm.errors import RequestError
 from pyllm.frontend.chat.conversation import Conversation, InputFormat, NamedTool, Tool, ToolChoice
 from pyllm.frontend.chat.custom_tool_grammar import MAX_DEFINITION_BYTES
 from pyllm.frontend.chat.parsers.parsed_pieces import ParsedText, ToolCall, folded
+from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
 from pyllm.frontend.chat.tool_constraint import ToolConstraint
 from pyllm.frontend.text.structured_outputs import grammar_text
 from pyllm.sampling_params import StructuredOutputsParams
@@ -41,9 +42,7 @@ SCHEMAS = st.fixed_dictionaries(
 )
 
 
-def form_of(
-    content: StructuredOutputsParams | None, strict: bool, kind: Literal["hermes", "llama3_json"]
-) -> ToolConstraint:
+def form_of(content: StructuredOutputsParams | None, strict: bool, kind: str) -> ToolConstraint:
     tool = Tool(name="f", parameters=CITY if strict else None, strict=strict)
     return ToolConstraint(Conversation(messages=[], tools=(tool,)), content, kind)
 
@@ -171,9 +170,57 @@ def test_the_definition_of_a_forced_tool_stands_alone() -> None:
         (Tool(name="f", input_format=InputFormat("regex", "a")), "'f' has a grammar"),
     ],
 )
-def test_llamas_calls_cannot_be_constrained_in_free_text(tool: Tool, text: str) -> None:
+@pytest.mark.parametrize("kind", ["llama3_json", "pythonic", "gemma4"])
+def test_calls_without_a_grammar_cannot_be_constrained_in_free_text(kind: str, tool: Tool, text: str) -> None:
     tools = Tool(name="free"), tool
     with pytest.raises(RequestError, match=f"^tools: {text}") as error:
-        ToolConstraint(Conversation(messages=[], tools=tools), None, "llama3_json").check(reads_tools=True)
+        ToolConstraint(Conversation(messages=[], tools=tools), None, kind).check(reads_tools=True)
     assert error.value.parameter == "tools"
-    ToolConstraint(Conversation(messages=[], tools=tools, tool_choice="required"), None, "llama3_json").check(True)
+    ToolConstraint(Conversation(messages=[], tools=tools, tool_choice="required"), None, kind).check(True)
+
+
+def test_a_format_beside_tools_needs_a_grammar_of_calls() -> None:
+    content = StructuredOutputsParams(json=CITY)
+    with pytest.raises(RequestError, match=r"no.* for pythonic") as error:
+        ToolConstraint(Conversation(messages=[], tools=(Tool(name="f"),)), content, "pythonic").check(True)
+    assert error.value.parameter == "tool_choice"
+    for kind in ("qwen3_coder", "granite", "openai", "glm45", "mistral"):
+        form_of(content, True, kind).check(reads_tools=True)
+        assert not matcher(form_of(content, True, kind).constraint(lambda text: None)).is_error()
+
+
+def test_calls_in_tags_cannot_follow_a_grammar() -> None:
+    tool = Tool(name="f", input_format=InputFormat("regex", "a"))
+    form = ToolConstraint(Conversation(messages=[], tools=(tool,)), None, "qwen3_coder")
+    with pytest.raises(RequestError, match="'f' has a grammar"):
+        form.check(True)
+
+
+@pytest.mark.parametrize("kind", [name for name in TOOL_FORMS if name != "openai"])
+def test_a_required_call_is_a_list_whatever_the_model(kind: str) -> None:
+    tool = Tool(name="f", parameters=CITY)
+    form = ToolConstraint(Conversation(messages=[], tools=(tool,), tool_choice="required"), None, kind)
+    text = '[{"name": "f", "parameters": {"city": "Rome"}}]'
+    assert accepts(form.constraint(lambda text: None), text)
+    assert parsed(form, text).tool_calls == [ToolCall("f", '{"city": "Rome"}')]
+
+
+@pytest.mark.parametrize("choice", ["required", NamedTool("f")])
+def test_a_required_call_of_harmony_stands_in_its_channel(choice: ToolChoice) -> None:
+    tools = Tool(name="f", parameters=CITY), Tool(name="g", input_format=InputFormat("regex", "a+"))
+    form = ToolConstraint(Conversation(messages=[], tools=tools, tool_choice=choice), None, "openai")
+    thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    text = thought + '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"city": "Rome"}'
+    other = thought + '<|channel|>commentary to=functions.g <|constrain|>json<|message|>{"input": "aa"}'
+    assert accepts(form.constraint(lambda text: None), text)
+    assert parsed(form, text) == ParsedText("", "Hm.", [ToolCall("f", '{"city": "Rome"}')])
+    assert accepts(form.constraint(lambda text: None), other) == (choice == "required")
+    assert parsed(form, other).tool_calls == [ToolCall("g", "aa", custom=True)]
+    assert not accepts(form.constraint(lambda text: None), "<|channel|>final<|message|>Hello")
+
+
+def test_harmonys_free_calls_need_no_grammar_and_strict_ones_have_one() -> None:
+    assert form_of(None, False, "openai").constraint(lambda text: None) is None
+    constraint = form_of(None, True, "openai").constraint(lambda text: None)
+    assert accepts(constraint, "<|channel|>final<|message|>Hello")
+    assert not accepts(constraint, "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}")

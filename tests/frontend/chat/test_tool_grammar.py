@@ -21,7 +21,11 @@ from pyllm.sampling_params import StructuredOutputsParams
 from pyllm.workers.grammar.grammar_compiler import compile_grammar
 from tests.frontend.text import tiny_tokenizers
 
-MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"]
+MARKERS = [
+    *("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
+    *("<|tool_call|>", "<|START_ACTION|>", "<|END_ACTION|>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    *("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|constrain|>"),
+]
 CITY: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"$ref": "#/$defs/name"}},
@@ -53,6 +57,17 @@ WRITTEN: dict[ToolCallParser, tuple[list[str], list[str], list[str]]] = {
         [f"[TOOL_CALLS][{ONE['arguments']}, {OTHER['arguments']}]", f"[TOOL_CALLS]we{THREE}[TOOL_CALLS]weather{ROME}"],
         [],
     ),
+    "granite": (
+        [f"<|tool_call|>[{ONE['arguments']}]"],
+        [f"<|tool_call|>[{ONE['arguments']}, {OTHER['arguments']}]"],
+        [],
+    ),
+    "phi4_mini_json": ([f"functools[{ONE['arguments']}]"], [], []),
+    "cohere_command3": (
+        [f"<|START_ACTION|>[{ONE['parameters'].replace('name', 'tool_name')}]<|END_ACTION|>"],
+        [],
+        [],
+    ),
     "llama3_json": (
         [f"<|python_tag|>{ONE['parameters']}"],
         [f"<|python_tag|>{ONE['parameters']}; {OTHER['parameters']}"],
@@ -79,14 +94,14 @@ FORMS = [
 class Vocabulary:
     """A tokenizer whose markers are plain text, added tokens, or special ones."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, end: str = "<|end|>") -> None:
         self.kind = kind
         self._tokenizer = tiny_tokenizers.byte_level()
         if kind == "added":
             self._tokenizer.add_tokens(MARKERS)
         elif kind == "special":
             self._tokenizer.add_special_tokens([tokenizers.AddedToken(marker, special=True) for marker in MARKERS])
-        self._guide = LLTokenizer(self._tokenizer.to_str(), eos_token=[0])
+        self._guide = LLTokenizer(self._tokenizer.to_str(), eos_token=[self._tokenizer.token_to_id(end)])
 
     def token_id(self, text: str) -> int | None:
         return self._tokenizer.token_to_id(text)

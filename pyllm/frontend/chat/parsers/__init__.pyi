@@ -1,46 +1,64 @@
+from .argument_types import types_of
 from .custom_input import CustomInputs
 from .forced import FirstCall, ForcedCall, OnlyCalls
+from .harmony import (
+    HARMONY_CHANNEL,
+    HARMONY_CONSTRAIN,
+    HARMONY_END,
+    HARMONY_MESSAGE,
+    HARMONY_START,
+    HARMONY_STOPS,
+    HarmonyParser,
+)
 from .parsed_pieces import Content, ParsedText, Parser, Piece, Reasoning, ToolArguments, ToolCall, ToolCallBegin, folded
 from .parser_selection import (
-    HERMES_CLOSING,
-    HERMES_OPENING,
-    LLAMA_OPENER,
-    MARKERS,
-    MISTRAL_ARGUMENTS,
-    ToolCallParser,
     call_list_parser,
     calls_or_content_parser,
     parsers_of,
+    reasoning_form,
     tool_call_parser,
+    tool_form,
 )
+from .reasoning_forms import THINK, ReasoningForm
 from .sample_parser import SampleParser
-from .think import CLOSING, OPENING
+from .tagged_calls import Tags
+from .tool_forms import HERMES_CLOSING, HERMES_OPENING, LLAMA_OPENER, MISTRAL_ARGUMENTS, ToolForm
 
 __all__ = [
-    "CLOSING",
+    "HARMONY_CHANNEL",
+    "HARMONY_CONSTRAIN",
+    "HARMONY_END",
+    "HARMONY_MESSAGE",
+    "HARMONY_START",
+    "HARMONY_STOPS",
     "HERMES_CLOSING",
     "HERMES_OPENING",
     "LLAMA_OPENER",
-    "MARKERS",
     "MISTRAL_ARGUMENTS",
-    "OPENING",
+    "THINK",
     "Content",
     "CustomInputs",
     "FirstCall",
     "ForcedCall",
+    "HarmonyParser",
     "OnlyCalls",
     "ParsedText",
     "Parser",
     "Piece",
     "Reasoning",
+    "ReasoningForm",
     "SampleParser",
+    "Tags",
     "ToolArguments",
     "ToolCall",
     "ToolCallBegin",
-    "ToolCallParser",
+    "ToolForm",
     "call_list_parser",
     "calls_or_content_parser",
     "folded",
     "parsers_of",
+    "reasoning_form",
     "tool_call_parser",
+    "tool_form",
+    "types_of",
 ]

@@ -1,10 +1,87 @@
-"""Finds the end of a text that may still become a marker. Markers contain no whitespace."""
+"""Finds markers in a text that comes in any pieces. No marker begins with whitespace, or with another marker."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
 
-def num_held(text: str, marker: str) -> int:
-    """How many characters at the end of a text may be whitespace before a marker, and the marker's beginning."""
-    length = min(len(marker) - 1, len(text)) if marker else 0
-    while length and not text.endswith(marker[:length]):
-        length -= 1
-    begun = len(text) - length
-    return len(text) - len(text[:begun].rstrip()) if marker else 0
+class Found(NamedTuple):
+    """What a step has found: text before any marker, the marker if one came, and where to read on.
+
+    `skipped` is the whitespace between the text and the marker.
+    """
+
+    text: str
+    marker: str
+    skipped: str
+    position: int
+
+
+class MarkerFinder:
+    """Gives the text up to the first marker, as soon as it cannot be part of one.
+
+    With `strips` whitespace before a marker is not part of the text. Each character is looked at a bounded number of
+    times, however the text is cut.
+    """
+
+    __slots__ = ("_begun", "_blank", "_longest", "_markers", "_pattern", "_strips")
+
+    def __init__(self, markers: Sequence[str], strips: bool = True) -> None:
+        self._markers = markers
+        self._pattern = re.compile("|".join(map(re.escape, markers))) if markers else None
+        self._longest = max(map(len, markers), default=1)
+        self._strips = strips
+        self._blank: list[str] = []  # whitespace that may precede a marker
+        self._begun = ""  # what may be the beginning of one
+
+    def find(self, text: str, position: int) -> Found:
+        """Read on from a position in the text, at most to its end."""
+        start, end = position, len(text)
+        if self._begun:
+            # Few characters decide what was begun; the rest of the text is not copied.
+            end = min(end, position + self._longest)
+            start, text = position - len(self._begun), self._begun + text[position:end]
+            position = 0
+        match = None if self._pattern is None else self._pattern.search(text, position)
+        if match is not None:
+            self._begun = ""
+            offset = start - position
+            return self._found(text[position : match.start()], match[0], match.end() + offset)
+        begun = len(text) - num_begun(text, self._markers, position)
+        self._begun = text[begun:]
+        return self._found(text[position:begun], "", end)
+
+    def rest(self) -> str:
+        """What was held back, at the end of all text."""
+        text = "".join([*self._blank, self._begun])
+        self._blank.clear()
+        self._begun = ""
+        return text
+
+    def _found(self, read: str, marker: str, position: int) -> Found:
+        if not self._strips:
+            return Found(read, marker, "", position)
+        kept = read.rstrip()
+        if kept:
+            kept, blank = "".join([*self._blank, kept]), read[len(kept) :]
+            self._blank.clear()
+        else:
+            blank = read
+        if marker:
+            skipped = "".join([*self._blank, blank])
+            self._blank.clear()
+            return Found(kept, marker, skipped, position)
+        if blank:
+            self._blank.append(blank)
+        return Found(kept, "", "", position)
+
+
+def num_begun(text: str, markers: Sequence[str], start: int = 0) -> int:
+    """How many characters at the end of a text, from `start` on, may be the beginning of a marker."""
+    longest = 0
+    for marker in markers:
+        length = min(len(marker) - 1, len(text) - start)
+        while length > longest and not text.endswith(marker[:length]):
+            length -= 1
+        longest = max(longest, length)
+    return longest

@@ -1,94 +1,140 @@
-"""Selects the parsers for a model's texts, by the operator's flags or by its chat template."""
+"""Selects the parsers for a model's texts, by the operator's flags or by its chat template.
 
-from collections.abc import Collection
-from typing import Literal
+Forms of other packages are entry points of `pyllm.tool_parsers` and `pyllm.reasoning_parsers`.
+"""
+
+from collections.abc import Collection, Iterable
+from functools import cache
+from importlib.metadata import EntryPoint
 
 from msgspec import Struct
 
+from pyllm.errors import ConfigError
+from pyllm.frontend.chat.parsers.argument_types import Schemas
 from pyllm.frontend.chat.parsers.forced import UncutCalls
 from pyllm.frontend.chat.parsers.leading_calls import LeadingCalls
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser
-from pyllm.frontend.chat.parsers.think import CLOSING, OPENING
+from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS, ReasoningForm
 from pyllm.frontend.chat.parsers.tool_call_finder import MarkedCalls
-from pyllm.frontend.chat.parsers.tool_call_formats import CallList, ClosedCall, MistralCalls
+from pyllm.frontend.chat.parsers.tool_call_formats import CallList
+from pyllm.frontend.chat.parsers.tool_forms import LLAMA_OPENER, TOOL_FORMS, ToolForm, bare_llama_parser
+from pyllm.plugins import REASONING_PARSERS, TOOL_PARSERS, find_entry_point
 
-ToolCallParser = Literal["none", "hermes", "llama3_json", "mistral"]
-ReasoningParser = Literal["none", "think"]
+ToolCallParser = str  # the name of a form
 
-HERMES_OPENING, HERMES_CLOSING = "<tool_call>", "</tool_call>"
-MISTRAL_ARGUMENTS = "[ARGS]"
-LLAMA_OPENER = "{"
-
-# What comes before a call. In this order: a template that has several of them tells the model of the first.
-MARKERS: dict[ToolCallParser, str] = {
-    "hermes": HERMES_OPENING,
-    "mistral": "[TOOL_CALLS]",
-    "llama3_json": "<|python_tag|>",
-}
+_NO_SCHEMAS: Schemas = {}
 
 
 class Parsers(Struct, frozen=True):
-    """One model's."""
+    """The names of one model's; `none` where it has none."""
 
-    tool_call: ToolCallParser = "none"
-    reasoning: ReasoningParser = "none"
+    tool_call: str = "none"
+    reasoning: str = "none"
 
 
-def parsers_of(
-    template: str,
-    reads_tools: bool,
-    tool_call: ToolCallParser | Literal["auto"],
-    reasoning: ReasoningParser | Literal["auto"],
-) -> Parsers:
+def parsers_of(template: str, reads_tools: bool, tool_call: str, reasoning: str) -> Parsers:
     """What `auto` stands for, by the markers in a template.
 
-    To a model whose template leaves tools out they are explained in Hermes' format.
+    To a model whose template leaves tools out they are explained in Hermes' format. One parser reads all channels of
+    Harmony, so with it go both.
+
+    Raises:
+        ConfigError: there is no such parser, or it cannot be loaded.
     """
-    return Parsers(
+    found = Parsers(
         _shown_tool_call_parser(template, reads_tools) if tool_call == "auto" else tool_call,
         _shown_reasoning_parser(template) if reasoning == "auto" else reasoning,
     )
+    if found.tool_call == "openai" or found.reasoning == "openai_gptoss":
+        return Parsers("openai", "none" if reasoning == "none" else "openai_gptoss")
+    if found.tool_call != "none":
+        tool_form(found.tool_call)
+    if found.reasoning != "none":
+        reasoning_form(found.reasoning)
+    return found
 
 
-def tool_call_parser(kind: ToolCallParser) -> Parser | None:
-    """A machine for one sample's text; None for none."""
-    match kind:
-        case "hermes":
-            return MarkedCalls(MARKERS[kind], lambda index: ClosedCall(index, HERMES_CLOSING))
-        case "llama3_json":
-            return MarkedCalls(MARKERS[kind], lambda index: CallList(index, "semicolons"), opener=LLAMA_OPENER)
-        case "mistral":
-            return MarkedCalls(MARKERS[kind], MistralCalls)
-        case _:
-            return None
+@cache
+def tool_form(name: str) -> ToolForm:
+    """The form of this name.
+
+    Raises:
+        ConfigError: there is none, or what a package offers is none.
+    """
+    return load_tool_form(name)
 
 
-def calls_or_content_parser(kind: ToolCallParser, bare_names: Collection[str]) -> Parser:
+def load_tool_form(name: str, offered: Iterable[EntryPoint] | None = None) -> ToolForm:
+    """The same, of the packages that are `offered`."""
+    entry = find_entry_point("tool parser", name, TOOL_PARSERS, TOOL_FORMS, offered)
+    form = TOOL_FORMS[name] if entry is None else _loaded("tool parser", entry)
+    if not isinstance(form, ToolForm):
+        raise ConfigError(f"tool parser {name!r} is {form!r:.80}, not a ToolForm")
+    return form
+
+
+@cache
+def reasoning_form(name: str) -> ReasoningForm:
+    """The form of this name.
+
+    Raises:
+        ConfigError: there is none, or what a package offers is none.
+    """
+    return load_reasoning_form(name)
+
+
+def load_reasoning_form(name: str, offered: Iterable[EntryPoint] | None = None) -> ReasoningForm:
+    """The same, of the packages that are `offered`."""
+    entry = find_entry_point("reasoning parser", name, REASONING_PARSERS, REASONING_FORMS, offered)
+    form = REASONING_FORMS[name] if entry is None else _loaded("reasoning parser", entry)
+    if not isinstance(form, ReasoningForm):
+        raise ConfigError(f"reasoning parser {name!r} is {form!r:.80}, not a ReasoningForm")
+    if not form.in_channels and not (form.openings and form.closings and all([*form.openings, *form.closings])):
+        raise ConfigError(f"reasoning parser {name!r} lacks a marker: it needs an opening and a closing")
+    return form
+
+
+def tool_call_parser(kind: str, schemas: Schemas = _NO_SCHEMAS) -> Parser | None:
+    """A machine for one sample's text; None for none. `schemas` are those of the tools, by name."""
+    return None if kind == "none" else tool_form(kind).make_parser(schemas)
+
+
+def calls_or_content_parser(kind: str, bare_names: Collection[str], schemas: Schemas = _NO_SCHEMAS) -> Parser:
     """A machine for a text that is calls in this format or content, as its beginning shows.
 
     In Llama 3's format calls of `bare_names` may come without the marker. A grammar writes these, with the name before
     the arguments.
     """
-    if kind == "llama3_json" and bare_names:
-        parser: Parser = MarkedCalls(
-            MARKERS[kind], lambda index: CallList(index, "semicolons", bare_names), opener=LLAMA_OPENER
-        )
-        return LeadingCalls(parser, (MARKERS[kind], LLAMA_OPENER))
-    chosen = tool_call_parser(kind)
-    assert chosen is not None
-    return LeadingCalls(UncutCalls(chosen), (MARKERS[kind],))
+    form = tool_form(kind)
+    if form.style == "bare" and bare_names:
+        return LeadingCalls(bare_llama_parser(bare_names), (form.marker, LLAMA_OPENER))
+    if form.style == "harmony":
+        return form.make_parser(schemas)
+    return LeadingCalls(UncutCalls(form.make_parser(schemas)), (form.marker,))
 
 
 def call_list_parser() -> Parser:
     """A machine for a text that is a list of calls in brackets, and nothing else."""
-    return MarkedCalls("", lambda index: CallList(index, "brackets"), opener="[")
+    return MarkedCalls([], lambda index: CallList(index, "brackets"), opener="[")
 
 
-def _shown_tool_call_parser(template: str, reads_tools: bool) -> ToolCallParser:
+def _loaded(kind: str, entry: EntryPoint) -> object:
+    try:
+        return entry.load()
+    except Exception as error:
+        raise ConfigError(f"{kind} {entry.name!r} ({entry.value}) cannot be imported: {error}") from error
+
+
+def _shown_tool_call_parser(template: str, reads_tools: bool) -> str:
     if not reads_tools:
         return "hermes"
-    return next((parser for parser, marker in MARKERS.items() if marker in template), "none")
+    return next((name for name, form in TOOL_FORMS.items() if _is_of(form, template)), "none")
 
 
-def _shown_reasoning_parser(template: str) -> ReasoningParser:
-    return "think" if OPENING in template or CLOSING in template else "none"
+def _is_of(form: ToolForm, template: str) -> bool:
+    return any(all(part in template for part in sign) for sign in form.signs)
+
+
+def _shown_reasoning_parser(template: str) -> str:
+    forms = REASONING_FORMS.items()
+    return next((name for name, form in forms if any(sign in template for sign in form.signs)), "none")

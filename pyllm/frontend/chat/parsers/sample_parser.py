@@ -4,7 +4,8 @@ from array import array
 from collections.abc import Callable
 
 from pyllm.frontend.chat.parsers.parsed_pieces import Parser, Piece, PlainParser, ToolCallBegin
-from pyllm.frontend.chat.parsers.think import RawReasoning, ThinkParser
+from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
+from pyllm.frontend.chat.parsers.think import make_reasoner
 from pyllm.frontend.text.detokenizer import TextDelta
 from pyllm.frontend.text.text_decoder import TextDecoder
 
@@ -13,7 +14,7 @@ class SampleParser:
     """Feeds on the deltas of one sample, which may be merged or cut in any way. `make_decoder` is for its tokens.
 
     With `thinks_opened` reasoning is split off first: True where the prompt opened it, False where the model may. It
-    stays in the content unless it is to be `separate`.
+    stays in the content unless it is to be `separate`. Its `form` is the model's.
     """
 
     def __init__(
@@ -22,10 +23,10 @@ class SampleParser:
         make_decoder: Callable[[], TextDecoder],
         thinks_opened: bool | None = None,
         separate: bool = True,
+        form: ReasoningForm = THINK,
     ) -> None:
         parser = PlainParser() if parser is None else parser
-        make_think = ThinkParser if separate else RawReasoning
-        self._think = None if thinks_opened is None else make_think(parser, thinks_opened)
+        self._think = None if thinks_opened is None else make_reasoner(form, parser, thinks_opened, separate)
         self._parser = parser if self._think is None else self._think
         self._make_decoder = make_decoder
         self._tokens = array("i")  # as long as it is not known which of them were reasoning

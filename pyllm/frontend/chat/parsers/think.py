@@ -1,10 +1,26 @@
-"""Parsers of reasoning between `<think>` and `</think>` at the beginning. Another parser reads the rest."""
+"""Parsers of reasoning between markers at the beginning. Another parser reads the rest."""
 
-from pyllm.frontend.chat.parsers.markers import num_held
+from typing import Protocol
+
+from pyllm.frontend.chat.parsers.harmony import HarmonyParser
+from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Parser, Piece, PlainParser, Reasoning, add
+from pyllm.frontend.chat.parsers.reasoning_forms import THINK, ReasoningForm
 
-OPENING = "<think>"
-CLOSING = "</think>"
+
+class Reasoner(Parser, Protocol):
+    """A parser that knows where a sample's reasoning ends."""
+
+    @property
+    def reasoning_end(self) -> int | None:
+        """In characters of the sample, once it is known; 0 if there is none."""
+
+
+def make_reasoner(form: ReasoningForm, rest: Parser, opened: bool, separate: bool) -> Reasoner:
+    """A machine for the raw text of one sample. Unless it is to be `separate`, reasoning stays in the content."""
+    if form.in_channels:
+        return ChannelReasoning(rest, separate)
+    return ThinkParser(rest, opened, form) if separate else RawReasoning(rest, opened, form)
 
 
 class ThinkParser:
@@ -13,22 +29,24 @@ class ThinkParser:
     Whitespace around markers is dropped. A sample without an opening, in the prompt or its own, has no reasoning.
     """
 
-    def __init__(self, rest: Parser, opened: bool) -> None:
+    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK) -> None:
         self.reasoning_end: int | None = None  # in characters of the sample, once it is known; 0 if there is none
         self.begun = False  # whether the opening has come, or was not needed
         self._rest = rest
+        self._openings = form.openings
+        self._closing = MarkerFinder(form.closings)
         self._opened = opened
         self._strips = True  # whitespace
         self._whitespace: list[str] = []  # before the opening, or before other text
-        self._held = ""
+        self._held = ""  # the beginning of an opening
         self._num_characters = 0
 
     def feed(self, text: str) -> list[Piece]:
         """Reasoning that cannot be part of a marker; after its end the other parser's pieces."""
         pieces: list[Piece] = []
         self._num_characters += len(text)
-        text, self._held = self._held + text, ""
         if not self.begun and self.reasoning_end is None:
+            text, self._held = self._held + text, ""
             text = self._open(text)
         if self.begun and self.reasoning_end is None:
             text = self._reason(text, pieces)
@@ -42,7 +60,7 @@ class ThinkParser:
     def finish(self) -> list[Piece]:
         """The rest, after the end of the sample."""
         pieces: list[Piece] = []
-        held, self._held = "".join([*self._whitespace, self._held]), ""
+        held, self._held = "".join([*self._whitespace, self._held, self._closing.rest()]), ""
         if self.reasoning_end is None and (self.begun or self._opened):
             add(pieces, Reasoning(held.lstrip() if self._strips else held))
         elif self.reasoning_end is None:
@@ -54,14 +72,15 @@ class ThinkParser:
         """Drop the opening. Return the text after it, or nothing while the opening may still come."""
         bare = text.lstrip()
         self._whitespace.append(text[: len(text) - len(bare)])
-        if OPENING.startswith(bare) and bare != OPENING:
+        if any(opening.startswith(bare) and opening != bare for opening in self._openings):
             self._held = bare
             return ""
         text = "".join([*self._whitespace, bare])
         self._whitespace.clear()
-        if bare.startswith(OPENING):
-            self.begun = True
-            return bare.removeprefix(OPENING)
+        for opening in self._openings:
+            if bare.startswith(opening):
+                self.begun = True
+                return bare.removeprefix(opening)
         if self._opened:
             self.begun = True
         else:
@@ -70,27 +89,26 @@ class ThinkParser:
 
     def _reason(self, text: str, pieces: list[Piece]) -> str:
         """Add reasoning up to the closing. Return the text after it."""
-        if self._strips:
-            text = text.lstrip()
-            self._strips = not text
-        position = text.find(CLOSING)
-        if position < 0:
-            position = len(text) - num_held(text, CLOSING)
-            add(pieces, Reasoning(text[:position]))
-            self._held = text[position:]
-            return ""
-        add(pieces, Reasoning(text[:position].rstrip()))
-        rest = text[position + len(CLOSING) :]
-        self.reasoning_end, self._strips = self._num_characters - len(rest), True
-        return rest
+        position = 0
+        while position < len(text) and self.reasoning_end is None:
+            if self._strips:
+                text, position = text[position:].lstrip(), 0
+                self._strips = not text
+                continue
+            found = self._closing.find(text, position)
+            position = found.position
+            add(pieces, Reasoning(found.text))
+            if found.marker:
+                self.reasoning_end, self._strips = self._num_characters - (len(text) - position), True
+        return text[position:]
 
 
 class RawReasoning:
     """Leaves reasoning in the content as it was written, markers included. Another parser reads the rest."""
 
-    def __init__(self, rest: Parser, opened: bool) -> None:
+    def __init__(self, rest: Parser, opened: bool, form: ReasoningForm = THINK) -> None:
         self._rest = rest
-        self._think = ThinkParser(PlainParser(), opened)
+        self._think = ThinkParser(PlainParser(), opened, form)
         self._opened = opened
         self._held: list[str] = []  # the sample, until it is known whether it begins with reasoning
         self._num_given = 0  # characters of reasoning
@@ -134,3 +152,49 @@ class RawReasoning:
     def _reasoning(self, text: str) -> list[Piece]:
         self._num_given += len(text)
         return [Content(text)] if text else []
+
+
+class ChannelReasoning:
+    """Harmony's reasoning, which another parser of Harmony finds: it stays apart, or precedes the content."""
+
+    def __init__(self, rest: Parser, separate: bool) -> None:
+        self._rest = rest
+        self._separate = separate
+        self._messages: HarmonyParser | None = HarmonyParser()  # to find the end of the reasoning
+        self._has_reasoning = False
+        self.reasoning_end: int | None = None
+
+    def feed(self, text: str) -> list[Piece]:
+        """The other parser's pieces."""
+        if self._messages is not None:
+            self._messages.feed(text)
+            self._look(self._messages)
+        return self._placed(self._rest.feed(text))
+
+    def finish(self) -> list[Piece]:
+        """The other parser's rest."""
+        if self._messages is not None:
+            self._messages.finish()
+            self._look(self._messages)
+        return self._placed(self._rest.finish())
+
+    def _look(self, messages: HarmonyParser) -> None:
+        self.reasoning_end = messages.reasoning_end
+        if self.reasoning_end is not None:
+            self._messages = None
+
+    def _placed(self, pieces: list[Piece]) -> list[Piece]:
+        if self._separate:
+            return pieces
+        placed: list[Piece] = []
+        for piece in pieces:
+            match piece:
+                case Reasoning(text):
+                    self._has_reasoning = True
+                    add(placed, Content(text))
+                case Content(text):
+                    add(placed, Content(f"\n\n{text}" if self._has_reasoning else text))
+                    self._has_reasoning = False
+                case _:
+                    placed.append(piece)
+        return placed

@@ -1,14 +1,17 @@
 """Finds tool calls in a model's text: behind a marker, or at the very beginning. Only a body knows the format."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pyllm.frontend.chat.parsers.markers import num_held
+from pyllm.frontend.chat.parsers.markers import MarkerFinder
 from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, add
+
+_SPACE = re.compile(r"\s*")
 
 
 class Body(Protocol):
-    """One stretch of a sample's text that holds calls, step by step: see `CallReader`, which most of them are made of.
+    """One stretch of a sample's text that holds calls, step by step: see `CallReader`.
 
     A body that is `broken` does not take the character that broke it; one that is `done` may leave it, too.
     """
@@ -32,22 +35,29 @@ class Body(Protocol):
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on from a position in the text; gives the position after what was read."""
 
+    def finish(self, pieces: list[Piece]) -> None:
+        """Give what is known of a call that the end of the sample cuts off; then it is `settled`."""
+
 
 class MarkedCalls:
     """Content, and calls in it. Whitespace around calls is dropped.
 
     What looked like calls and is broken is content, marker and all; once a call was given this is what follows the
-    break. `make_body` makes the body of the calls that are numbered from its argument. `opener` is a character that
-    begins a body without a marker, at the beginning of the sample.
+    break. `make_body` makes the body of the calls that are numbered from its argument. A body reads a marker that is
+    `kept` itself. `opener` is a character that begins a body without a marker, at the beginning of the sample.
     """
 
-    def __init__(self, marker: str, make_body: Callable[[int], Body], opener: str = "") -> None:
-        self._marker = marker
+    def __init__(
+        self, markers: Sequence[str], make_body: Callable[[int], Body], opener: str = "", kept: Sequence[str] = ()
+    ) -> None:
+        self._finder = MarkerFinder([*markers, *kept])
+        self._kept = frozenset(kept)
         self._make_body = make_body
         self._opener = opener  # empty once the sample has begun otherwise
+        self._blank: list[str] = []  # whitespace before the opener
         self._body: Body | None = None
-        self._held = ""  # Content that may precede a marker; or, in a body, what is not settled.
-        self._num_introducing = 0  # characters of it that introduce the body
+        self._held: list[str] = []  # in a body, what is not settled
+        self._num_introducing = 0  # parts of it that introduce the body
         self._num_calls = 0
         self._after_calls = False
 
@@ -61,75 +71,93 @@ class MarkedCalls:
         """What was held back is content, unless there is a call in it."""
         pieces: list[Piece] = []
         while self._body is not None:
+            self._body.finish(pieces)
+            if self._body.settled:
+                self._settle()
             self._run(self._leave_broken(pieces), pieces)
-        content = self._held.lstrip() if self._after_calls else self._held
-        add(pieces, Content(content))
-        self._held = ""
+        content = "".join(self._blank) + self._finder.rest()
+        self._blank.clear()
+        add(pieces, Content(content.lstrip() if self._after_calls else content))
         return pieces
 
     def _run(self, text: str, pieces: list[Piece]) -> None:
-        while text:
-            text = self._in_content(text, pieces) if self._body is None else self._in_body(self._body, text, pieces)
+        texts = [(text, 0)]
+        while texts:
+            text, position = texts.pop()
+            while position < len(text):
+                if self._body is None:
+                    position = self._in_content(text, position, pieces)
+                    continue
+                position = self._in_body(self._body, text, position, pieces)
+                if self._body is not None and self._body.broken:
+                    texts.append((text, position))
+                    text, position = self._leave_broken(pieces), 0
 
-    def _in_content(self, text: str, pieces: list[Piece]) -> str:
-        """Take the text up to a marker; gives the rest."""
-        text, self._held = self._held + text, ""
-        if self._after_calls:
-            text = text.lstrip()
-            self._after_calls = not text
-        if self._opener:
-            blank = len(text) - len(text.lstrip())
-            if blank == len(text):
-                self._held = text
-                return ""
-            opens, self._opener = text[blank] == self._opener, ""
+    def _in_content(self, text: str, position: int, pieces: list[Piece]) -> int:
+        """Take text up to a marker; gives the position after it."""
+        if self._after_calls or self._opener:
+            begin, position = position, _end_of_space(text, position)
+            if not self._after_calls:
+                self._blank.append(text[begin:position])
+            if position == len(text):
+                return position
+            self._after_calls = False
+            opens, self._opener = bool(self._opener) and text[position] == self._opener, ""
+            blank = "".join(self._blank)
+            self._blank.clear()
             if opens:
-                self._enter(text[:blank])
-                return text[blank:]
-        position = text.find(self._marker) if self._marker else -1
-        if position < 0:
-            position = len(text) - num_held(text, self._marker)
-            add(pieces, Content(text[:position]))
-            self._held = text[position:]
-            return ""
-        content = text[:position].rstrip()
-        add(pieces, Content(content))
-        position += len(self._marker)
-        self._enter(text[len(content) : position])
-        return text[position:]
+                self._enter([blank])
+                return position
+            if blank:  # may be part of what precedes a marker
+                self._finder.find(blank, 0)
+        found = self._finder.find(text, position)
+        add(pieces, Content(found.text))
+        if found.marker:
+            self._enter([found.skipped, found.marker], found.marker if found.marker in self._kept else "")
+        return found.position
 
-    def _enter(self, introduction: str) -> None:
+    def _enter(self, introduction: list[str], first: str = "") -> None:
         self._body = self._make_body(self._num_calls)
         self._held = introduction
         self._num_introducing = len(introduction)
-
-    def _in_body(self, body: Body, text: str, pieces: list[Piece]) -> str:
-        """Let the body take what it can; gives the rest."""
         position = 0
+        while position < len(first):
+            position = self._body.step(first, position, [])
+
+    def _in_body(self, body: Body, text: str, position: int, pieces: list[Piece]) -> int:
+        """Let the body take what it can; gives the position after it."""
         while position < len(text) and not (body.done or body.broken):
             begin, position = position, body.step(text, position, pieces)
             if body.settled:
-                self._held, self._num_introducing = "", 0
-            else:
-                self._held += text[begin:position]
-        rest = text[position:]
-        if body.broken:
-            return self._leave_broken(pieces) + rest
+                self._settle()
+            elif position > begin:
+                self._held.append(text[begin:position])
         if body.done:
             self._leave(body)
-            self._held, self._after_calls = "", True
-        return rest
+            self._settle()
+            self._after_calls = True
+        return position
+
+    def _settle(self) -> None:
+        self._held.clear()
+        self._num_introducing = 0
 
     def _leave_broken(self, pieces: list[Piece]) -> str:
         """End a body that is none; gives what is to be read again as content."""
         assert self._body is not None
-        text, num_introducing = self._held, self._num_introducing
+        introduction, rest = "".join(self._held[: self._num_introducing]), "".join(self._held[self._num_introducing :])
         self._leave(self._body)
-        self._held, self._num_introducing = "", 0
-        add(pieces, Content(text[:num_introducing]))
-        self._after_calls = self._num_calls > 0 and num_introducing == 0
-        return text[num_introducing:]
+        self._settle()
+        add(pieces, Content(introduction))
+        self._after_calls = self._num_calls > 0 and not introduction
+        return rest
 
     def _leave(self, body: Body) -> None:
         self._num_calls += body.num_calls
         self._body = None
+
+
+def _end_of_space(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    assert match is not None
+    return match.end()

@@ -6,17 +6,19 @@ from typing import Literal
 
 from pyllm.frontend.chat.parsers.json_scanner import WHITESPACE, JsonScanner
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
-from pyllm.frontend.chat.parsers.tool_call_reader import CallReader
+from pyllm.frontend.chat.parsers.tool_call_finder import Body
+from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
 
+_KEYS = CallKeys()
 _MAX_HEADER = 256
 _HEADER = re.compile(r"([\w.\-]+)\s*(\[CALL_ID\]\w+)?\s*(\[ARGS\])?\s*")
 
 
-class ClosedCall:
-    """Hermes' format: one call, and a marker for its end."""
+class Closed:
+    """Calls, and a marker for their end. Calls without it are calls, too."""
 
-    def __init__(self, first_index: int, closing: str) -> None:
-        self._reader = CallReader(first_index)
+    def __init__(self, calls: Body, closing: str) -> None:
+        self._calls = calls
         self._closing = closing
         self._closed = 0  # characters of the closing that have come
         self.done = False
@@ -26,14 +28,14 @@ class ClosedCall:
     @property
     def num_calls(self) -> int:
         """How many calls it has given."""
-        return int(self._reader.begun)
+        return self._calls.num_calls
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
-        """Read on; a call without its closing is a call, too."""
-        reader = self._reader
-        if not reader.done:
-            position = reader.step(text, position, pieces)
-            self.settled, self.broken = reader.settled, reader.broken
+        """Read on."""
+        calls = self._calls
+        if not calls.done:
+            position = calls.step(text, position, pieces)
+            self.settled, self.broken = calls.settled, calls.broken
             return position
         self.settled = self._closed == 0 and text[position] in WHITESPACE
         if self.settled:
@@ -45,16 +47,27 @@ class ClosedCall:
         self.done = self.settled = self._closed == len(self._closing)
         return position + 1
 
+    def finish(self, pieces: list[Piece]) -> None:
+        """Give what is known of a call that the end of the sample cuts off."""
+        if not self._calls.done:
+            self._calls.finish(pieces)
+            self.settled = self._calls.settled
+
 
 class CallList:
-    """Calls in a row, in brackets with commas or bare with semicolons (Llama 3). `names` is `CallReader`'s."""
+    """Calls in a row, in brackets with commas or bare with semicolons (Llama 3). The rest is for `CallReader`."""
 
     def __init__(
-        self, first_index: int, form: Literal["brackets", "semicolons"], names: Collection[str] | None = None
+        self,
+        first_index: int,
+        form: Literal["brackets", "semicolons"],
+        names: Collection[str] | None = None,
+        keys: CallKeys = _KEYS,
     ) -> None:
         self._next_index = self._first_index = first_index
         self._opener, self._separator, self._closer = ("[", ",", "]") if form == "brackets" else ("", ";", "")
         self._names = names
+        self._keys = keys
         self._reader: CallReader | None = None
         self._opened = not self._opener
         self._may_begin = True  # a call may come next
@@ -80,7 +93,7 @@ class CallList:
             self._opened = char == self._opener
             self.broken = not self._opened
         elif self._may_begin:
-            self._reader = CallReader(self._next_index, self._names)
+            self._reader = CallReader(self._next_index, self._names, self._keys)
             return self._read(self._reader, text, position, pieces)
         elif char == self._separator:
             self._may_begin = True
@@ -90,6 +103,9 @@ class CallList:
         else:
             self.broken = True
         return position if self.broken else position + 1
+
+    def finish(self, pieces: list[Piece]) -> None:
+        """Nothing is held back once a call has begun."""
 
     def _read(self, reader: CallReader, text: str, position: int, pieces: list[Piece]) -> int:
         position = reader.step(text, position, pieces)
@@ -136,6 +152,9 @@ class NamedCall:
         self.done, self.broken = self._arguments.done, self._arguments.broken
         return end
 
+    def finish(self, pieces: list[Piece]) -> None:
+        """Nothing is held back once the call has begun."""
+
 
 def _may_begin_header(text: str) -> bool:
     return all(char.isalnum() or char in "_.-[]" or char in WHITESPACE for char in text)
@@ -176,3 +195,6 @@ class MistralCalls:
             is_list = text[position] == "["
             self._form = CallList(self._first_index, "brackets") if is_list else NamedCall(self._first_index)
         return self._form.step(text, position, pieces)
+
+    def finish(self, pieces: list[Piece]) -> None:
+        """Nothing is held back once a call has begun."""

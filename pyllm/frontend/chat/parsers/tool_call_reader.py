@@ -2,11 +2,20 @@
 
 import json
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from pyllm.frontend.chat.parsers.json_scanner import WHITESPACE, JsonScanner
 from pyllm.frontend.chat.parsers.parsed_pieces import Piece, ToolArguments, ToolCallBegin, add
 
-_ARGUMENTS = frozenset({"arguments", "parameters"})
+
+class CallKeys(NamedTuple):
+    """The keys of a call's object."""
+
+    name: str = "name"
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+
+
+_KEYS = CallKeys()
 
 _Step = Callable[[str, int, list[Piece]], int]
 
@@ -21,23 +30,32 @@ class CallReader:
     """
 
     __slots__ = (
-        *("_held", "_index", "_key", "_name", "_names", "_raw", "_step", "_value"),
+        *("_held", "_index", "_key", "_keys", "_name", "_names", "_raw", "_step", "_value"),
         *("begun", "broken", "done", "settled"),
     )
 
-    def __init__(self, index: int, names: Collection[str] | None = None) -> None:
+    def __init__(self, index: int, names: Collection[str] | None = None, keys: CallKeys = _KEYS) -> None:
         self.begun = False  # the call was given
         self.done = False
         self.broken = False
         self.settled = False  # all that was read up to here has become pieces, or is nothing but their form
         self._index = index
         self._names = names
+        self._keys = keys
         self._step: _Step = self._open
         self._name = ""
-        self._held: str | None = None  # arguments that came before the name
+        self._held: list[str] | None = None  # arguments that came before the name
         self._key = ""
-        self._raw = ""  # of a key or a name
+        self._raw: list[str] = []  # of a key or a name
         self._value = JsonScanner()
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls it has given."""
+        return int(self.begun)
+
+    def finish(self, pieces: list[Piece]) -> None:
+        """Nothing is held back once the call has begun."""
 
     def step(self, text: str, position: int, pieces: list[Piece]) -> int:
         """Read on from a position in the text; gives the next one, or the same if the text there is `broken`."""
@@ -58,14 +76,14 @@ class CallReader:
             return position + 1
         if text[position] != '"':
             return self._break(position)
-        self._value, self._raw, self._step = JsonScanner(), "", self._read_key
+        self._value, self._raw, self._step = JsonScanner(), [], self._read_key
         return self._read_key(text, position, pieces)
 
     def _read_key(self, text: str, position: int, pieces: list[Piece]) -> int:
         del pieces
         end = self._scan(text, position)
         if self._value.done:
-            self._key, self._step = json.loads(self._raw), self._expect_colon
+            self._key, self._step = json.loads("".join(self._raw)), self._expect_colon
         return end
 
     def _expect_colon(self, text: str, position: int, pieces: list[Piece]) -> int:
@@ -76,14 +94,18 @@ class CallReader:
         char = text[position]
         if char in WHITESPACE:
             return position + 1
-        self._value, self._raw = JsonScanner(), ""
-        if self._names is not None and not self.begun and self._key not in (_ARGUMENTS if self._name else ("name",)):
+        self._value, self._raw = JsonScanner(), []
+        if (
+            self._names is not None
+            and not self.begun
+            and self._key not in (self._keys.arguments if self._name else (self._keys.name,))
+        ):
             return self._break(position)
-        if self._key == "name":
+        if self._key == self._keys.name:
             if char != '"' or self._name:
                 return self._break(position)
             self._step = self._read_name
-        elif self._key in _ARGUMENTS:
+        elif self._key in self._keys.arguments:
             if char != "{" or self.begun or self._held is not None:
                 return self._break(position)
             if self._name:
@@ -96,14 +118,14 @@ class CallReader:
     def _read_name(self, text: str, position: int, pieces: list[Piece]) -> int:
         end = self._scan(text, position)
         if self._value.done:
-            self._name, self._step = json.loads(self._raw), self._expect_more
+            self._name, self._step = json.loads("".join(self._raw)), self._expect_more
             if not self._name or not self._name.isprintable():  # Half of a surrogate pair could not be sent, either.
                 return self._break(position)
             if self._names is not None and self._name not in self._names:
                 return self._break(position)
             if self._held is not None:
                 self._begin(pieces)
-                self._give(self._held, pieces)
+                self._give("".join(self._held), pieces)
         return end
 
     def _read_arguments(self, text: str, position: int, pieces: list[Piece]) -> int:
@@ -111,7 +133,8 @@ class CallReader:
         if self.begun:
             self._give(text[position:end], pieces)
         else:
-            self._held = (self._held or "") + text[position:end]
+            self._held = self._held or []
+            self._held.append(text[position:end])
         if self._value.broken:
             self.broken = True
         elif self._value.done:
@@ -133,7 +156,7 @@ class CallReader:
 
     def _scan(self, text: str, position: int) -> int:
         end = self._value.scan(text, position)
-        self._raw += text[position:end]
+        self._raw.append(text[position:end])
         self.broken = self._value.broken
         return end
 

@@ -1,0 +1,136 @@
+"""gpt-oss' answers: messages in channels, of which a header says which. Knows no tokens, and no tool's schema.
+
+`<|channel|>analysis<|message|>` is reasoning, `commentary to=functions.f` a call of `f`, all else content. The prompt
+ends with `<|start|>assistant`, so the first header has no start.
+"""
+
+import re
+from typing import Literal
+
+from pyllm.frontend.chat.parsers.markers import MarkerFinder
+from pyllm.frontend.chat.parsers.parsed_pieces import Content, Piece, Reasoning, ToolArguments, ToolCallBegin, add
+
+HARMONY_START, HARMONY_CHANNEL, HARMONY_MESSAGE, HARMONY_CONSTRAIN = (
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+)
+HARMONY_END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+HARMONY_STOPS = (CALL, RETURN)  # tokens that end a turn
+
+_HEADER_BEGINS = (HARMONY_START, HARMONY_CHANNEL, HARMONY_CONSTRAIN, HARMONY_MESSAGE, "to=")
+_MAX_HEADER = 512
+_CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+
+_Kind = Literal["reasoning", "content", "call"]
+
+
+class HarmonyParser:
+    """The messages of one answer; those of one kind are separated by a line break.
+
+    Text outside of messages is content. Without `calls` a message to a tool is content, header and all.
+    """
+
+    def __init__(self, calls: bool = True) -> None:
+        self.reasoning_end: int | None = None  # in characters, once the first message without reasoning begins
+        self._calls = calls
+        self._header: str | None = ""  # what has come of one; None within a message
+        self._kind: _Kind = "content"
+        self._finder = MarkerFinder((HARMONY_END, CALL, RETURN, HARMONY_START, HARMONY_CHANNEL), strips=False)
+        self._num_calls = 0
+        self._is_empty = True  # the call that is open
+        self._given: set[_Kind] = set()
+        self._separates = False  # a line break comes before what the message has
+        self._num_read = 0  # characters before the piece that is read
+        self._end = 0  # of the last message, in characters
+
+    def feed(self, text: str) -> list[Piece]:
+        """All that has come of messages, but for what may be their end."""
+        pieces: list[Piece] = []
+        position = 0
+        while position < len(text):
+            if self._header is None:
+                position = self._in_message(text, position, pieces)
+            else:
+                position = self._in_header(text, position, pieces)
+        self._num_read += len(text)
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """What was held back, after the end of the sample. Of a header without a message the markup is dropped."""
+        pieces: list[Piece] = []
+        if self._header is None:
+            self._give(self._finder.rest(), pieces)
+            self._end_message(pieces)
+        else:
+            text = self._header
+            self._begin("content")
+            self._give("" if text.lstrip().startswith("<") else text, pieces)
+        return pieces
+
+    def _in_header(self, text: str, position: int, pieces: list[Piece]) -> int:
+        assert self._header is not None
+        self._header += text[position]
+        position += 1
+        header = self._header.lstrip()
+        if header.endswith(HARMONY_MESSAGE):
+            self._begin_message(header, pieces)
+        elif len(self._header) > _MAX_HEADER or not _may_be_header(header):
+            text = self._header
+            self._begin("content")
+            self._give(text, pieces)
+        return position
+
+    def _begin_message(self, header: str, pieces: list[Piece]) -> None:
+        channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
+        name = "" if recipient is None else recipient[1].removeprefix("functions.")
+        if name and name not in ("assistant", "user") and self._calls:
+            self._begin("call")
+            pieces.append(ToolCallBegin(self._num_calls, name))
+            self._is_empty = True
+        elif channel is not None and channel[1] == "analysis" and not name:
+            self._begin("reasoning")
+        else:
+            self._begin("content")
+            if name:
+                self._give(header, pieces)
+
+    def _begin(self, kind: _Kind) -> None:
+        if kind != "reasoning" and self.reasoning_end is None:
+            self.reasoning_end = self._end
+        self._separates = kind in self._given and kind != "call"
+        self._header, self._kind = None, kind
+
+    def _in_message(self, text: str, position: int, pieces: list[Piece]) -> int:
+        found = self._finder.find(text, position)
+        self._give(found.text, pieces)
+        if found.marker:
+            self._end_message(pieces)
+            self._header = found.marker if found.marker in (HARMONY_START, HARMONY_CHANNEL) else ""
+            self._end = self._num_read + found.position - len(self._header)
+        return found.position
+
+    def _give(self, text: str, pieces: list[Piece]) -> None:
+        if not text:
+            return
+        if self._kind == "call":
+            self._is_empty = False
+            add(pieces, ToolArguments(self._num_calls, text))
+            return
+        if self._separates:
+            text = f"\n{text}"
+            self._separates = False
+        self._given.add(self._kind)
+        add(pieces, Reasoning(text) if self._kind == "reasoning" else Content(text))
+
+    def _end_message(self, pieces: list[Piece]) -> None:
+        if self._kind == "call":
+            if self._is_empty:
+                self._give("{}", pieces)
+            self._num_calls += 1
+
+
+def _may_be_header(header: str) -> bool:
+    return any(header.startswith(begin[: len(header)]) for begin in _HEADER_BEGINS)

@@ -1,0 +1,321 @@
+"""Reads one value as Python or Gemma writes it, in any pieces, and gives it as JSON. Knows no calls."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+_SPACE = re.compile(r"\s*")
+_JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+# The numbers of Python that JSON writes otherwise: a sign, zeros, underscores, a bare point.
+_NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][+-]?[0-9]+)?")
+_ESCAPES = {
+    **dict(zip("ntrbfva0", "\n\t\r\b\f\v\a\0", strict=True)),
+    **{char: char for char in "\\'\"/"},
+    "\n": "",
+}
+_DIGITS = {"x": 2, "u": 4, "U": 8}
+_MAX_WORD = 4096
+_MAX_KEY = 256
+_REPLACEMENT = "\ufffd"
+
+
+class _State(Enum):
+    """What may come next."""
+
+    VALUE, ITEM_OR_END, KEY_OR_END, KEY, COLON, AFTER, STRING, ESCAPE, WORD = range(9)
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A way to write values. With a `delimiter` strings stand between two of it, unescaped, and keys are bare."""
+
+    words: Mapping[str, str]
+    closers: Mapping[str, str]
+    delimiter: str = ""
+
+
+_WORDS = {word: word.lower() for word in ("true", "false", "null", "True", "False")}
+PYTHON = Dialect({**_WORDS, "None": "null"}, {"[": "]", "{": "}", "(": ")"})
+
+
+def delimited(delimiter: str) -> Dialect:
+    """Gemma's way to write values, with this delimiter of strings."""
+    return Dialect({**_WORDS, "None": "null"}, {"[": "]", "{": "}"}, delimiter)
+
+
+class LiteralReader:
+    """Gives JSON as soon as it is certain.
+
+    `done` is set where the value ends, which for a word is before the character after it. `broken` is set before the
+    first character that no value has there. While it is `pending`, characters were read that are not given.
+    """
+
+    def __init__(self, dialect: Dialect) -> None:
+        self.done = False
+        self.broken = False
+        self._dialect = dialect
+        self._state = _State.VALUE
+        self._closers: list[str] = []  # of the containers that are open
+        self._first = False  # the innermost of them has no item yet
+        self._quote = ""
+        self._in_key = False
+        self._held = ""  # the beginning of a delimiter or of an escape
+        self._high = ""  # the first half of a surrogate pair
+        self._due = ""  # a comma, to be given with the value after it
+        self._word: list[str] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether characters were read that are not given yet."""
+        if self._state in (_State.ITEM_OR_END, _State.KEY_OR_END):
+            return not self._first  # A comma is given with what follows it.
+        return self._state in (_State.WORD, _State.KEY) or (self._state == _State.STRING and not self._quote)
+
+    def step(self, text: str, position: int, out: list[str]) -> int:
+        """Read on from a position in the text; gives the next one."""
+        char = text[position]
+        match self._state:
+            case _State.STRING:
+                return self._in_string(text, position, out)
+            case _State.ESCAPE:
+                taken = self._in_escape(char, out)
+            case _State.WORD:
+                taken = self._in_word(char, out)
+            case _State.KEY if self._word:
+                taken = self._in_key_word(char, out)
+            case _ if char.isspace():
+                taken = True
+            case _State.AFTER:
+                taken = self._after_value(char, out)
+            case _State.COLON:
+                taken = self._expect(char == ":", _State.VALUE)
+                out.append(": " if taken else "")
+            case _State.ITEM_OR_END | _State.KEY_OR_END if char == self._closers[-1]:
+                taken = self._close(out)
+            case _State.KEY | _State.KEY_OR_END:
+                taken = self._begin_key(char, out)
+            case _:
+                taken = self._begin_value(char, out)
+        return position + 1 if taken else position
+
+    def finish(self, out: list[str]) -> None:
+        """Give what is pending, after the end of the text."""
+        if self._state == _State.WORD:
+            self._begin(self._json_of_word() or "".join(self._word), out)
+        elif self._state == _State.STRING and self._held:
+            out.append(json_text(self._held))
+        self._give_lone(out)
+        self._word.clear()
+        self._held = ""
+
+    def _begin_value(self, char: str, out: list[str]) -> bool:
+        dialect = self._dialect
+        if char in "]}),:=":
+            return self._break()
+        if self._closers and self._closers[-1] != "}":
+            self._expect_comma()
+        if char in dialect.closers:
+            self._closers.append(dialect.closers[char])
+            self._begin("{" if char == "{" else "[", out)
+            self._state = _State.KEY_OR_END if char == "{" else _State.ITEM_OR_END
+            self._first = True
+        elif dialect.delimiter and char == dialect.delimiter[0]:
+            # It is not known to begin before all of the delimiter has come.
+            self._state, self._quote, self._held = _State.STRING, "", ""
+            return False
+        elif char in "\"'" and (not dialect.delimiter or char == '"'):
+            self._begin_string(char, False, out)
+        else:
+            self._state = _State.WORD
+            self._word.append(char)
+        return True
+
+    def _begin_key(self, char: str, out: list[str]) -> bool:
+        if self._dialect.delimiter and char not in '"{}[],:':
+            self._state = _State.KEY
+            self._word.append(char)
+            return True
+        if char not in ('"' if self._dialect.delimiter else "\"'"):
+            return self._break()
+        self._expect_comma()
+        self._begin_string(char, True, out)
+        return True
+
+    def _begin_string(self, quote: str, in_key: bool, out: list[str]) -> None:
+        self._state, self._quote, self._in_key = _State.STRING, quote, in_key
+        self._begin('"', out)
+
+    def _expect_comma(self) -> None:
+        self._due = "" if self._first else ", "
+        self._first = False
+
+    def _begin(self, text: str, out: list[str]) -> None:
+        out.append(self._due + text)
+        self._due = ""
+
+    def _in_string(self, text: str, position: int, out: list[str]) -> int:
+        if self._quote in ('"', "'"):
+            end = _end_of_plain(text, position, self._quote)
+            self._give(text[position:end], out)
+            if end == len(text):
+                return end
+            if text[end] == "\\":
+                self._state, self._held = _State.ESCAPE, ""
+            else:
+                self._end_string(out)
+            return end + 1
+        return self._in_delimited(text, position, out)
+
+    def _in_delimited(self, text: str, position: int, out: list[str]) -> int:
+        delimiter = self._dialect.delimiter
+        if not self._quote:  # the opening one
+            if not delimiter.startswith(self._held + text[position]):
+                self.broken = True
+                return position
+            self._held += text[position]
+            if self._held == delimiter:
+                self._held = ""
+                self._begin_string(delimiter, False, out)
+            return position + 1
+        if not self._held:
+            end = text.find(delimiter[0], position)
+            end = len(text) if end < 0 else end
+            self._give(text[position:end], out)
+            if end == len(text):
+                return end
+            position = end
+        self._held += text[position]
+        if self._held == delimiter:
+            self._held = ""
+            self._end_string(out)
+        while self._held and not delimiter.startswith(self._held):
+            self._give(self._held[0], out)
+            self._held = self._held[1:]
+        return position + 1
+
+    def _end_string(self, out: list[str]) -> None:
+        self._give_lone(out)
+        out.append('"')
+        if self._in_key:
+            self._state = _State.COLON
+        else:
+            self._end_value()
+
+    def _in_escape(self, char: str, out: list[str]) -> bool:
+        if not self._held and char not in _DIGITS:
+            self._give(_ESCAPES.get(char, "\\" + char), out)
+            self._state = _State.STRING
+            return True
+        if self._held and char not in "0123456789abcdefABCDEF":
+            self._give("\\" + self._held, out)  # Python would refuse it.
+            self._held, self._state = "", _State.STRING
+            return False
+        self._held += char
+        if len(self._held) > _DIGITS[self._held[0]]:
+            self._give_code(int(self._held[1:], 16), out)
+            self._held, self._state = "", _State.STRING
+        return True
+
+    def _give_code(self, code: int, out: list[str]) -> None:
+        if 0xD800 <= code < 0xDC00:
+            self._give_lone(out)
+            self._high = chr(code)
+        elif 0xDC00 <= code < 0xE000 and self._high:
+            pair, self._high = self._high + chr(code), ""
+            out.append(pair.encode("utf-16", "surrogatepass").decode("utf-16"))
+        else:
+            is_char = code < 0xD800 or 0xE000 <= code < 0x110000
+            self._give(chr(code) if is_char else _REPLACEMENT, out)
+
+    def _give(self, text: str, out: list[str]) -> None:
+        if text:
+            self._give_lone(out)
+            out.append(json_text(text))
+
+    def _give_lone(self, out: list[str]) -> None:
+        if self._high:
+            out.append(_REPLACEMENT)
+        self._high = ""
+
+    def _in_key_word(self, char: str, out: list[str]) -> bool:
+        delimiter, key = self._dialect.delimiter, "".join(self._word)
+        if char == ":" and (not key.startswith(delimiter) or (key.endswith(delimiter) and key != delimiter)):
+            key = key.strip().removeprefix(delimiter).removesuffix(delimiter)
+            self._word.clear()
+            self._expect_comma()
+            self._begin(f'"{json_text(key)}": ', out)
+            self._state = _State.VALUE
+        elif len(self._word) > _MAX_KEY or (char in "{}[],\n" and not key.startswith(delimiter)):
+            return self._break()
+        else:
+            self._word.append(char)
+        return True
+
+    def _in_word(self, char: str, out: list[str]) -> bool:
+        if char in ",]}" or (not self._dialect.delimiter and (char in "):=" or char.isspace())):
+            self._end_word(out)
+            return False
+        # A marker ends no bare text, so that none is read again and again.
+        if len(self._word) > _MAX_WORD or char in "<[{(":
+            return self._break()
+        self._word.append(char)
+        return True
+
+    def _end_word(self, out: list[str]) -> None:
+        text = self._json_of_word()
+        self.broken = not text
+        if text:
+            self._begin(text, out)
+            self._word.clear()
+            self._end_value()
+
+    def _json_of_word(self) -> str:
+        word = "".join(self._word).strip()
+        if word in self._dialect.words:
+            return self._dialect.words[word]
+        if _JSON_NUMBER.fullmatch(word):
+            return word
+        if _NUMBER.fullmatch(word):
+            try:
+                return json.dumps(float(word) if set(word) & set(".eE") else int(word), allow_nan=False)
+            except ValueError:
+                pass  # Too large, or misplaced underscores.
+        return f'"{json_text(word)}"' if self._dialect.delimiter else ""
+
+    def _after_value(self, char: str, out: list[str]) -> bool:
+        if char == self._closers[-1]:
+            return self._close(out)
+        return self._expect(char == ",", _State.KEY_OR_END if self._closers[-1] == "}" else _State.ITEM_OR_END)
+
+    def _close(self, out: list[str]) -> bool:
+        out.append("}" if self._closers.pop() == "}" else "]")
+        self._end_value()
+        return True
+
+    def _end_value(self) -> None:
+        self._state, self._first = _State.AFTER, False
+        self.done = not self._closers
+
+    def _expect(self, holds: bool, state: _State) -> bool:
+        self._state = state
+        return holds or self._break()
+
+    def _break(self) -> bool:
+        self.broken = True
+        return False
+
+
+def json_text(text: str) -> str:
+    """A text as it stands in a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+_PLAIN = {quote: re.compile(rf"[^{quote}\\]*") for quote in "\"'"}
+
+
+def _end_of_plain(text: str, position: int, quote: str) -> int:
+    match = _PLAIN[quote].match(text, position)
+    assert match is not None
+    return match.end()

@@ -1,0 +1,47 @@
+"""The forms of reasoning, by vLLM's names of their parsers. Knows no machine that reads them."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningForm:
+    """Reasoning stands at the beginning of an answer, between one of the `openings` and one of the `closings`.
+
+    The first of each is what a grammar writes. A template that has one of the `signs` is of a model with this form.
+    With `in_channels` it is Harmony's, whose markers do not matter.
+    """
+
+    openings: tuple[str, ...]
+    closings: tuple[str, ...]
+    signs: tuple[str, ...] = ()
+    in_channels: bool = False
+
+
+THINK = ReasoningForm(("<think>",), ("</think>",), ("<think>", "</think>"))
+_GRANITE = ReasoningForm(
+    ("Here is my thought process:", "Here's my thought process:"),
+    ("Here is my response:", "Here's my response:"),
+    ("Here is my thought process:",),
+)
+_COHERE = ReasoningForm(("<|START_THINKING|>",), ("<|END_THINKING|>",), ("<|START_THINKING|>",))
+_SEED = ReasoningForm(("<seed:think>",), ("</seed:think>",), ("<seed:think>",))
+HARMONY = ReasoningForm((), (), ("<|channel|>analysis",), in_channels=True)
+
+# In this order: a template that has the signs of several is of the first.
+REASONING_FORMS: dict[str, ReasoningForm] = {
+    "openai_gptoss": HARMONY,
+    "gemma4": ReasoningForm(("<|channel>thought",), ("<channel|>",), ("<|channel>",)),
+    "cohere_command3": _COHERE,
+    "cohere_command4": _COHERE,
+    "seed_oss": _SEED,
+    "mistral": ReasoningForm(("[THINK]",), ("[/THINK]",), ("[THINK]",)),
+    "think": THINK,
+    "granite": _GRANITE,
+    **dict.fromkeys(
+        (
+            *("deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo"),
+            *("minimax_m2", "nemotron_v3", "olmo3", "qwen3", "step3", "step3p5"),
+        ),
+        THINK,
+    ),
+}

@@ -1,0 +1,155 @@
+"""The forms of tool calls, by vLLM's names of their parsers: one table. A form makes parsers, and tells a template."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Literal
+
+from pyllm.frontend.chat.parsers.argument_types import Schemas
+from pyllm.frontend.chat.parsers.gemma_calls import GemmaCall
+from pyllm.frontend.chat.parsers.harmony import HARMONY_CHANNEL, HarmonyParser
+from pyllm.frontend.chat.parsers.parsed_pieces import Parser
+from pyllm.frontend.chat.parsers.python_calls import PythonCalls
+from pyllm.frontend.chat.parsers.tagged_calls import GLM, MINIMAX, QWEN, TaggedCall, Tags
+from pyllm.frontend.chat.parsers.tool_call_finder import Body, MarkedCalls
+from pyllm.frontend.chat.parsers.tool_call_formats import CallList, Closed, MistralCalls
+from pyllm.frontend.chat.parsers.tool_call_reader import CallKeys, CallReader
+
+# How a grammar writes calls; with `none` it cannot.
+Style = Literal["none", "closed", "mistral", "bare", "list", "tagged", "harmony"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolForm:
+    """How models of a family write tool calls.
+
+    `make_parser` makes a machine for one sample's text; it is given the schemas of the tools by name. A template that
+    has all of one of the `signs` is of such a model. The rest is for grammars: the marker before calls, that after
+    them, the keys of a call's object, and the tags of its arguments.
+    """
+
+    make_parser: Callable[[Schemas], Parser]
+    signs: tuple[tuple[str, ...], ...] = ()
+    style: Style = "none"
+    marker: str = ""
+    closing: str = ""
+    keys: tuple[str, str] = ("name", "arguments")
+    tags: Tags | None = None
+
+
+HERMES_OPENING, HERMES_CLOSING = "<tool_call>", "</tool_call>"
+MISTRAL_ARGUMENTS = "[ARGS]"
+LLAMA_OPENER = "{"
+
+_PYTHON_TAG = "<|python_tag|>"
+_COHERE_KEYS = CallKeys("tool_name", ("parameters",))
+
+
+def bare_llama_parser(names: Collection[str] | None) -> Parser:
+    """Llama 3's calls, also without their marker at the beginning. `names` is `CallReader`'s."""
+    return MarkedCalls([_PYTHON_TAG], lambda index: CallList(index, "semicolons", names), opener=LLAMA_OPENER)
+
+
+def _body_form(
+    markers: tuple[str, ...],
+    make_body: Callable[[int, Schemas], Body],
+    *signs: tuple[str, ...],
+    style: Style = "none",
+    closing: str = "",
+    keys: tuple[str, str] = ("name", "arguments"),
+    tags: Tags | None = None,
+    kept: tuple[str, ...] = (),
+    opener: str = "",
+) -> ToolForm:
+    def make_parser(schemas: Schemas) -> Parser:
+        return MarkedCalls(markers, lambda index: make_body(index, schemas), opener, kept)
+
+    return ToolForm(make_parser, signs, style, markers[0] if markers else "", closing, keys, tags)
+
+
+def _list_form(markers: tuple[str, ...], *signs: tuple[str, ...]) -> ToolForm:
+    return _body_form(markers, lambda index, schemas: CallList(index, "brackets"), *signs, style="list")
+
+
+def _tagged_form(marker: str, closing: str, tags: Tags, *signs: tuple[str, ...]) -> ToolForm:
+    kept = (tags.before_name,) if tags is QWEN else ()
+    return _body_form(
+        (marker,),
+        lambda index, schemas: TaggedCall(index, tags, closing, schemas, several=tags is MINIMAX),
+        *signs,
+        style="tagged",
+        closing=closing,
+        tags=tags,
+        kept=kept,
+    )
+
+
+def _gemma_form(marker: str, closing: str, delimiter: str) -> ToolForm:
+    return _body_form((marker,), lambda index, schemas: Closed(GemmaCall(index, delimiter), closing), (marker,))
+
+
+_HERMES = _body_form(
+    (HERMES_OPENING,),
+    lambda index, schemas: Closed(CallReader(index), HERMES_CLOSING),
+    (HERMES_OPENING,),
+    style="closed",
+    closing=HERMES_CLOSING,
+)
+_QWEN = _tagged_form(HERMES_OPENING, HERMES_CLOSING, QWEN, ("<function=", "<parameter="))
+_GLM = _tagged_form(HERMES_OPENING, HERMES_CLOSING, GLM, ("<arg_key>",))
+_LLAMA = ToolForm(
+    lambda schemas: bare_llama_parser(None),
+    ((_PYTHON_TAG,), ('"parameters": dictionary of argument name and its value',)),
+    "bare",
+    _PYTHON_TAG,
+    keys=("name", "parameters"),
+)
+_COHERE = _body_form(
+    ("<|START_ACTION|>",),
+    lambda index, schemas: Closed(CallList(index, "brackets", keys=_COHERE_KEYS), "<|END_ACTION|>"),
+    ("<|START_ACTION|>",),
+    style="list",
+    closing="<|END_ACTION|>",
+    keys=("tool_name", "parameters"),
+)
+
+# In this order: a template that has the signs of several is of the first.
+TOOL_FORMS: dict[str, ToolForm] = {
+    "openai": ToolForm(lambda schemas: HarmonyParser(), ((HARMONY_CHANNEL, "commentary"),), "harmony"),
+    "seed_oss": _tagged_form("<seed:tool_call>", "</seed:tool_call>", QWEN, ("<seed:tool_call>",)),
+    "minimax_m2": _tagged_form("<minimax:tool_call>", "</minimax:tool_call>", MINIMAX, ("<minimax:tool_call>",)),
+    "qwen3_coder": _QWEN,
+    "glm45": _GLM,
+    "gemma4": _gemma_form("<|tool_call>", "<tool_call|>", '<|"|>'),
+    "functiongemma": _gemma_form("<start_function_call>", "<end_function_call>", "<escape>"),
+    "granite": _list_form(("<|tool_call|>", HERMES_OPENING), ("<|tool_call|>",)),
+    "cohere_command3": _COHERE,
+    "phi4_mini_json": _list_form(("functools",), ("functools[",)),
+    "olmo3": _body_form(
+        ("<function_calls>",),
+        lambda index, schemas: Closed(PythonCalls(index, "lines"), "</function_calls>"),
+        ("<function_calls>",),
+    ),
+    "hermes": _HERMES,
+    "mistral": _body_form(
+        ("[TOOL_CALLS]",), lambda index, schemas: MistralCalls(index), ("[TOOL_CALLS]",), style="mistral"
+    ),
+    "llama4_pythonic": _body_form(
+        ("<|python_start|>",),
+        lambda index, schemas: Closed(PythonCalls(index, "brackets", schemas or None), "<|python_end|>"),
+        ("<|python_start|>",),
+        ("<|header_start|>", "[func_name1("),
+        opener="[",
+    ),
+    "pythonic": _body_form(
+        (), lambda index, schemas: PythonCalls(index, "brackets", schemas or None), ("[func_name1(",), opener="["
+    ),
+    "llama3_json": _LLAMA,
+    # Other names of the same.
+    "qwen3_xml": _QWEN,
+    "mimo": _QWEN,
+    "step3p5": _QWEN,
+    "glm47": _GLM,
+    "granite4": _HERMES,
+    "llama4_json": _LLAMA,
+    "cohere_command4": _COHERE,
+}

@@ -1,0 +1,327 @@
+"""What models of each family write, well and badly: texts by the name of the form, and what they are made of."""
+
+from typing import Any
+
+from tests.frontend.chat.parsers.texts import NESTED, PLAIN, WEATHER, Case, case
+
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "f": {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer"},
+            "warm": {"type": "boolean"},
+            "size": {"type": ["number", "null"]},
+            "list": {"$ref": "#/$defs/list"},
+            "any": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            "unit": {"enum": ["celsius", 3]},
+        },
+        "$defs": {"list": {"type": "array"}},
+    },
+    "g": {"type": "object", "properties": {}},
+}
+
+
+def qwen(*pairs: tuple[str, str], name: str = "f") -> str:
+    inner = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in pairs)
+    return f"<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
+
+
+_QWEN = [
+    case(qwen(("city", "Paris")), "", ("f", WEATHER)),
+    case(qwen(name="g"), "", ("g", "{}")),
+    case(
+        f"So:\n{qwen(('days', '3'), ('warm', 'True'))}\n{qwen(('size', 'null'))}\n done",
+        "So:done",
+        ("f", '{"days": 3, "warm": true}'),
+        ("f", '{"size": null}'),
+    ),
+    case(qwen(("list", '[1, {"a": "b"}]'), ("any", "12")), "", ("f", '{"list": [1, {"a": "b"}], "any": 12}')),
+    case(qwen(("list", "[1, 'a', None]"), ("any", "x12")), "", ("f", '{"list": [1, "a", null], "any": "x12"}')),
+    case(qwen(("days", "many"), ("unit", "3")), "", ("f", '{"days": "many", "unit": 3}')),
+    case(qwen(("list", "a, b"), ("unit", "celsius")), "", ("f", '{"list": "a, b", "unit": "celsius"}')),
+    # A text stands as it is, and its end is the first tag that ends it.
+    case(
+        qwen(("city", 'if a < b: "x\\n"\n\n<tool_call>\n</function>')),
+        "",
+        ("f", '{"city": "if a < b: \\"x\\\\n\\"\\n\\n<tool_call>\\n</function>"}'),
+    ),
+    case(qwen(("other", "07")), "", ("f", '{"other": "07"}')),
+    case(qwen(("a", "1"), name="unknown"), "", ("unknown", '{"a": "1"}')),
+    case(qwen(("city", "")), "", ("f", '{"city": ""}')),
+    case("<function=f>\n<parameter=city>Paris</parameter>\n</function>", "", ("f", WEATHER)),
+    case("Hm. <function=g></function> and", "Hm.and", ("g", "{}")),
+    case("<tool_call><function=g></tool_call>", "", ("g", "{}")),
+    case("<tool_call><function=f><parameter=city>x</parameter></tool_call>y", "y", ("f", '{"city": "x"}')),
+    # Cut off: what came of it.
+    case("<tool_call>\n<function=f>\n<parameter=city>\nPar", "", ("f", '{"city": "Par')),
+    case("<tool_call>\n<function=f>\n<parameter=city>\nPar\n</para", "", ("f", '{"city": "Par\\n</para')),
+    case("<tool_call>\n<function=f>\n<parameter=list>\n[1, ", "", ("f", '{"list": [1, ')),
+    case("<function=f><parameter=city>x</parameter><parameter=da", "<parameter=da", ("f", '{"city": "x"')),
+    # Broken: what follows is content.
+    case("<function=f><parameter=city>x</parameter> oh </function>", "oh </function>", ("f", '{"city": "x"')),
+    *(
+        case(text, text)
+        for text in (
+            "<tool_call>",
+            "<tool_call>\n<function=",
+            "<tool_call>\n<function=f>\n",
+            "<tool_call>\n<function=f>\n<param",
+            "<tool_call>\n<function=f>\n<parameter=ci",
+            "<tool_call>\n<function=f>\n oh",
+            "<tool_call>\n<function=>",
+            "<tool_call>\n<function=a<b>",
+            "<tool_call>\n<function=" + "f" * 300 + ">\n</function>",
+            '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+            "<function",
+        )
+    ),
+]
+
+
+def glm(*pairs: tuple[str, str], name: str = "f") -> str:
+    inner = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in pairs)
+    return f"<tool_call>{name}\n{inner}</tool_call>"
+
+
+_GLM = [
+    case(glm(("city", "Paris")), "", ("f", WEATHER)),
+    case(
+        f"a {glm(('days', '3'), ('city', ' x '))}\n{glm(name='g')}",
+        "a",
+        ("f", '{"days": 3, "city": " x "}'),
+        ("g", "{}"),
+    ),
+    case("<tool_call>f<arg_key>days</arg_key><arg_value>3</arg_value></tool_call>", "", ("f", '{"days": 3}')),
+    case("<tool_call>g</tool_call>b", "b", ("g", "{}")),
+    case("<tool_call>f<arg_key>city</arg_key><arg_value>Par</arg", "", ("f", '{"city": "Par</arg')),
+    *(case(text, text) for text in ("<tool_call>hello world", "<tool_call>", "<tool_call>f", "<tool_call>f</tool_ca")),
+]
+
+_MINIMAX = [
+    case(
+        '<minimax:tool_call>\n<invoke name="f">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
+        '<invoke name="g">\n</invoke>\n</minimax:tool_call>',
+        "",
+        ("f", WEATHER),
+        ("g", "{}"),
+    ),
+    case("<minimax:tool_call> no", "<minimax:tool_call> no"),
+    case("<minimax:tool_call></minimax:tool_call>", "<minimax:tool_call></minimax:tool_call>"),
+]
+
+_SEED = [
+    case(
+        "<seed:tool_call>\n<function=f>\n<parameter=city>Paris</parameter>\n</function>\n</seed:tool_call>",
+        "",
+        ("f", WEATHER),
+    ),
+]
+
+_PYTHON_ARGUMENTS = """a=1, b = 'x"\\n\\'é🙂', c=[True, None, -2.5e+3, (1,)], d={'k': {}, "l": []}, e=.5, f_2=1_000"""
+_PYTHON_JSON = (
+    '{"a": 1, "b": "x\\"\\n\'é🙂", "c": [true, null, -2.5e+3, [1]], "d": {"k": {}, "l": []}, "e": 0.5, "f_2": 1000}'
+)
+_PYTHON_BROKEN = (
+    case("[f(a=1), hello", ", hello", ("f", '{"a": 1}')),
+    case("[f(a=1, 2)]", ", 2)]", ("f", '{"a": 1')),
+    case("[f(a=1) and", "and", ("f", '{"a": 1}')),
+    case("[f(a=oops)]", "oops)]", ("f", '{"a": ')),
+    case("[f(a=[1, oops])]", ", oops])]", ("f", '{"a": [1')),
+    case("[f(a='cut", "", ("f", '{"a": "cut')),
+    case("[f(a='cut\\", "", ("f", '{"a": "cut')),
+    case("[f(a=12", "", ("f", '{"a": 12')),
+    *(
+        case(text, text)
+        for text in (
+            "[",
+            "[]",
+            "[1, 2]",
+            "[f]",
+            "[f(1)]",
+            "[f(a)]",
+            "[f(a",
+            "f(a=1)",
+            "[see (this)]",
+            "[f (a=1)]",
+            "[h()]",
+        )
+    ),
+)
+
+_PYTHONIC = [
+    case('[f(city="Paris")]', "", ("f", WEATHER)),
+    case(" [f(city='Paris'),\n g()] ", "", ("f", WEATHER), ("g", "{}")),
+    case(f"[f({_PYTHON_ARGUMENTS})]", "", ("f", _PYTHON_JSON)),
+    case(f"[f(a={NESTED})]", "", ("f", f'{{"a": {NESTED}}}'.replace("\\u00e9", "é"))),
+    case("[f(a='\\ud83d\\ude00\\x41\\ud83d', b='\\N')]", "", ("f", '{"a": "😀A\ufffd", "b": "\\\\N"}')),
+    case("[f(a=1,)] then [g()]", "then [g()]", ("f", '{"a": 1}')),
+    case("Sure: [g()]", "Sure: [g()]"),
+    *_PYTHON_BROKEN,
+]
+
+_LLAMA4 = [
+    case('<|python_start|>[f(city="Paris")]<|python_end|>', "", ("f", WEATHER)),
+    case('[f(city="Paris"), g()]', "", ("f", WEATHER), ("g", "{}")),
+    case("Hm.\n<|python_start|>[g()]", "Hm.", ("g", "{}")),
+    *_PYTHON_BROKEN,
+]
+
+_OLMO = [
+    case(
+        "<function_calls>\nf(city='Paris')\ng()\n</function_calls>\nDone",
+        "Done",
+        ("f", WEATHER),
+        ("g", "{}"),
+    ),
+    case("<function_calls>f(a=true, b=null)</function_calls>", "", ("f", '{"a": true, "b": null}')),
+    case("<function_calls>none</function_calls>", "<function_calls>none</function_calls>"),
+]
+
+
+def _gemma(opening: str, closing: str, quote: str) -> list[Case]:
+    def text(value: str) -> str:
+        return f"{quote}{value}{quote}"
+
+    return [
+        case(f"{opening}call:f{{city:{text('Paris')}}}{closing}", "", ("f", WEATHER)),
+        case(
+            f"Well.\n{opening}call:f{{days:3,warm:true,x:{text('a,b}')},n:{{k:[1,{text('<z')}],m:null}}}}{closing}"
+            f"{opening}call:g{{}}{closing}",
+            "Well.",
+            ("f", '{"days": 3, "warm": true, "x": "a,b}", "n": {"k": [1, "<z"], "m": null}}'),
+            ("g", "{}"),
+        ),
+        case(
+            f"{opening}call:f{{unit:degrees celsius,{text('a:b')}:1}}",
+            "",
+            ("f", '{"unit": "degrees celsius", "a:b": 1}'),
+        ),
+        case(f'{opening}call:f{{a:"x, y",b:{text("<|<e")}}}', "", ("f", '{"a": "x, y", "b": "<|<e"}')),
+        case(f"{opening}call:f{{city:{quote}Par", "", ("f", '{"city": "Par')),
+        case(
+            f"{opening}call:f{{city:{quote}Par{quote[:3]}",
+            "",
+            ("f", f'{{"city": "Par{quote[:3]}'.replace('|"', '|\\"')),
+        ),
+        case(f"{opening}call:f{{a:1,,}}{closing}", f",,}}{closing}", ("f", '{"a": 1')),
+        *(
+            case(text, text)
+            for text in (opening, f"{opening}call:", f"{opening}call:f", f"{opening}f{{}}", f"{opening}call:{{}}")
+        ),
+    ]
+
+
+_GRANITE = [
+    case(f'<|tool_call|>[{{"name": "f", "arguments": {NESTED}}}, {{"name": "g"}}]', "", ("f", NESTED), ("g", "{}")),
+    case(f'<tool_call>[{{"name": "f", "arguments": {WEATHER}}}]', "", ("f", WEATHER)),
+    case("<|tool_call|>[]", "<|tool_call|>[]"),
+]
+
+_COHERE = [
+    case(
+        f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "f", "parameters": {WEATHER}}}\n]<|END_ACTION|>',
+        "",
+        ("f", WEATHER),
+    ),
+    case('<|START_ACTION|>[{"name": "f"}]', '<|START_ACTION|>[{"name": "f"}]'),
+]
+
+_PHI = [
+    case(f'functools[{{"name": "f", "arguments": {WEATHER}}}]', "", ("f", WEATHER)),
+    case("functools are fun", "functools are fun"),
+]
+
+_ANALYSIS = "<|channel|>analysis<|message|>I think.<|end|>"
+_CALL = f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{WEATHER}"
+
+_HARMONY = [
+    case(f"{_ANALYSIS}<|start|>assistant<|channel|>final<|message|>Hello < you", "Hello < you", reasoning="I think."),
+    case(f"{_ANALYSIS}<|start|>assistant{_CALL}<|call|>", "", ("f", WEATHER), reasoning="I think."),
+    case(f"{_ANALYSIS}<|start|>assistant{_CALL}", "", ("f", WEATHER), reasoning="I think."),
+    case(
+        f"{_ANALYSIS}<|start|>assistant<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant{_ANALYSIS}"
+        f"<|start|>assistant to=functions.g<|channel|>commentary json<|message|><|call|>",
+        "Let me see.",
+        ("g", "{}"),
+        reasoning="I think.\nI think.",
+    ),
+    case(f" to=functions.f<|channel|>commentary<|message|>{WEATHER}<|call|>", "", ("f", WEATHER)),
+    case("<|channel|>commentary to=python<|message|>print(1)<|call|>", "", ("python", "print(1)")),
+    case(f"{_CALL}<|call|><|start|>assistant{_CALL}<|call|>", "", ("f", WEATHER), ("f", WEATHER)),
+    case("<|channel|>final<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", "a\nb"),
+    # Ends that are missing, and headers that are none.
+    case("<|channel|>analysis<|message|>cut", reasoning="cut"),
+    case("<|channel|>analysis<|message|>cut<|en", reasoning="cut<|en"),
+    case("<|channel|>analysis<|message|>a<|channel|>final<|message|>b", "b", reasoning="a"),
+    case('<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": ', "", ("f", '{"a": ')),
+    case("<|channel|>analysis<|mess", ""),
+    case("<|channel|>other<|message|>x", "x"),
+    case("Hello, world<|end|>", "Hello, world"),
+    case("<|other|>x", "<|other|>x"),
+    case("<|channel|>" + "x" * 600, "<|channel|>" + "x" * 600),
+    case("to", "to"),
+    case("tomorrow <|x", "tomorrow <|x"),
+]
+
+FAMILIES: dict[str, list[Case]] = {
+    "qwen3_coder": [*(case(text, text) for text in PLAIN), *_QWEN],
+    "glm45": [*(case(text, text) for text in PLAIN), *_GLM],
+    "minimax_m2": _MINIMAX,
+    "seed_oss": _SEED,
+    "pythonic": [*(case(text, text) for text in PLAIN), *_PYTHONIC],
+    "llama4_pythonic": [*(case(text, text) for text in PLAIN), *_LLAMA4],
+    "olmo3": _OLMO,
+    "gemma4": [*(case(text, text) for text in PLAIN), *_gemma("<|tool_call>", "<tool_call|>", '<|"|>')],
+    "functiongemma": _gemma("<start_function_call>", "<end_function_call>", "<escape>"),
+    "granite": [*(case(text, text) for text in PLAIN), *_GRANITE],
+    "cohere_command3": _COHERE,
+    "phi4_mini_json": [*(case(text, text) for text in PLAIN), *_PHI],
+    "openai": _HARMONY,
+}
+
+# Parts of these texts, of which others are made that look like calls.
+FRAGMENTS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<function=f>",
+        "<parameter=list>",
+        "<parameter=city>",
+        "</parameter>",
+        "</function>",
+    ),
+    *(
+        "f\n<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "<minimax:tool_call>",
+        '<invoke name="f">',
+        "</invoke>",
+    ),
+    *(
+        "[f(",
+        "a=",
+        "'",
+        "g()",
+        ")]",
+        "<|python_start|>",
+        "<function_calls>",
+        "</function_calls>",
+        "True",
+        "0.5",
+        "\\u00e9",
+    ),
+    *("<|tool_call>", "call:f{", "k:", '<|"|>', "<tool_call|>", "<escape>", "<|tool_call|>[", "functools[", "\\ud83d"),
+    *(
+        "<|channel|>",
+        "analysis",
+        "final",
+        " to=functions.f",
+        "<|message|>",
+        "<|end|>",
+        "<|start|>assistant",
+        "<|call|>",
+    ),
+]

@@ -1,0 +1,153 @@
+"""Each family's form: what a text is made of, however it is cut, and any arguments come back."""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyllm.config.options import REASONING_PARSERS, TOOL_CALL_PARSERS
+from pyllm.frontend.chat.parsers.parsed_pieces import Parser, folded
+from pyllm.frontend.chat.parsers.parser_selection import tool_call_parser, tool_form
+from pyllm.frontend.chat.parsers.reasoning_forms import REASONING_FORMS
+from pyllm.frontend.chat.parsers.tool_forms import TOOL_FORMS
+from tests.frontend.chat.parsers import family_texts, texts
+from tests.frontend.chat.parsers.test_parsers import given_after_each, run
+
+CASES = [(name, case) for name, cases in family_texts.FAMILIES.items() for case in cases]
+FRAGMENTS = st.sampled_from([*family_texts.FRAGMENTS, *'{}[]()",:; \n\\<>|=a1-'])
+
+
+def make(name: str) -> Parser:
+    parser = tool_call_parser(name, family_texts.SCHEMAS)
+    assert parser is not None
+    return parser
+
+
+def test_the_names_that_the_flags_take_are_those_of_the_forms() -> None:
+    assert set(TOOL_CALL_PARSERS) == {"auto", "none", *TOOL_FORMS}
+    assert set(REASONING_PARSERS) == {"auto", "none", *REASONING_FORMS}
+    assert {id(TOOL_FORMS[name]) for name in [*family_texts.FAMILIES, "hermes", "mistral", "llama3_json"]} == {
+        id(form) for form in TOOL_FORMS.values()
+    }
+
+
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_a_text_is_what_it_is_made_of_and_no_cut_changes_it(name: str, case: texts.Case) -> None:
+    machine, text = partial(make, name), case.text
+    assert folded(run(machine, [text])) == case.whole
+    one_by_one = given_after_each(machine, text)
+    for place in range(len(text) + 1):
+        parts = [part for part in (text[:place], text[place:]) if part]
+        assert folded(run(machine, parts)) == case.whole, parts
+        assert given_after_each(machine, parts).items() <= one_by_one.items(), parts
+
+
+@settings(max_examples=600)
+@given(
+    st.sampled_from(sorted(family_texts.FAMILIES)),
+    st.lists(st.lists(FRAGMENTS, max_size=6).map("".join), max_size=12),
+)
+def test_no_cuts_of_any_text_change_anything(name: str, parts: list[str]) -> None:
+    machine = partial(make, name)
+    parts = [part for part in parts if part]
+    text = "".join(parts)
+    assert given_after_each(machine, parts).items() <= given_after_each(machine, text).items()
+    whole = folded(run(machine, parts))
+    assert whole == folded(run(machine, text)) == folded(run(machine, [text]))
+    if not whole.tool_calls and name != "openai":
+        assert whole.content == text
+
+
+TEXTS = st.text(st.sampled_from("ab \n'\"\\{}[](),:=é🙂<|")) | st.text(max_size=8)
+NAMES = st.text(st.sampled_from("abc_"), min_size=1, max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.dictionaries(NAMES, VALUES, max_size=4)
+
+
+def as_python(arguments: dict[str, Any]) -> str:
+    return f"f({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def as_gemma(value: Any, quote: str) -> str:
+    match value:
+        case str():
+            return f"{quote}{value}{quote}"
+        case list():
+            return f"[{','.join(as_gemma(item, quote) for item in value)}]"
+        case dict():
+            return "{" + ",".join(f"{key}:{as_gemma(item, quote)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+def in_tags(write: Callable[..., str], arguments: dict[str, Any]) -> str:
+    pairs = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in arguments.items()]
+    return write(*pairs)
+
+
+GEMMA_QUOTE = '<|"|>'
+WRITTEN: dict[str, Callable[[dict[str, Any]], str]] = {
+    "pythonic": lambda arguments: f"[{as_python(arguments)}]",
+    "olmo3": lambda arguments: f"<function_calls>\n{as_python(arguments)}\n</function_calls>",
+    "gemma4": lambda arguments: f"<|tool_call>call:f{as_gemma(arguments, GEMMA_QUOTE)}<tool_call|>",
+    "functiongemma": lambda arguments: f"<start_function_call>call:f{as_gemma(arguments, '<escape>')}",
+    "qwen3_coder": partial(in_tags, family_texts.qwen),
+    "glm45": partial(in_tags, family_texts.glm),
+}
+
+
+@settings(max_examples=400)
+@given(st.sampled_from(sorted(WRITTEN)), ARGUMENTS)
+def test_any_arguments_come_back(name: str, arguments: dict[str, Any]) -> None:
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    types = {key: {"type": kinds.get(type(value), "null")} for key, value in arguments.items()}
+    parser = tool_call_parser(name, {"f": {"type": "object", "properties": types}})
+    assert parser is not None
+    text = WRITTEN[name](arguments)
+    whole = folded([*itertools.chain.from_iterable(map(parser.feed, text)), *parser.finish()])
+    assert whole.content == ""
+    (call,) = whole.tool_calls
+    assert json.loads(call.arguments) == arguments
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = make("qwen3_coder")
+    assert (
+        folded(parser.feed("<tool_call>\n<function=f>\n<parameter=city>\nPar")).tool_calls[0].arguments
+        == '{"city": "Par'
+    )
+
+
+def num_calls(name: str, text: str) -> int:
+    """How many functions a machine calls to read a text, which it gets in one piece."""
+    machine, count = make(name), 0
+
+    def tally(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(tally)
+    try:
+        machine.feed(text)
+        machine.finish()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("name", sorted(family_texts.FAMILIES))
+@pytest.mark.parametrize(
+    "inner", ["", '{"a": "<tool\n', '{","a":"', "f(a=[1,", "call:f{a:[", "<function=f>", "x" * 40 + "<|message|>"]
+)
+def test_a_hostile_text_takes_work_in_proportion(name: str, inner: str) -> None:
+    unit = (tool_form(name).marker or ("<|channel|>" if name == "openai" else "[")) + inner
+    assert num_calls(name, unit * 200) <= 5 * num_calls(name, unit * 50)
