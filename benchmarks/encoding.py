@@ -91,7 +91,7 @@ def _prompts() -> PromptEncoder:
     model = ModelInfo(
         name="embedded",
         max_model_len=1 << 17,
-        vocab_size=checkpoint.architecture.vocab_size,
+        vocab_size=checkpoint.spec.vocab_size,
         eos_token_ids=checkpoint.tokenizer.eos_token_ids,
         dtype=engine.model.dtype,
         quantization=engine.model.quantization,

@@ -25,7 +25,7 @@ ROWS = 64
 def run() -> Iterator[Record]:
     checkpoint = read_checkpoint()
     ends = list(checkpoint.tokenizer.eos_token_ids)
-    tokenizer = LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.architecture.vocab_size, eos_token=ends)
+    tokenizer = LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.spec.vocab_size, eos_token=ends)
     texts = [
         LLMatcher.grammar_from_json_schema(json.dumps(s), defaults={"whitespace_flexible": False}) for s in SCHEMAS
     ]
@@ -35,7 +35,7 @@ def run() -> Iterator[Record]:
         compile_grammar(tokenizer, text)
         compile_seconds.append(time.perf_counter() - began)
     yield percentiles("grammar.compile_us", compile_seconds)
-    config = TrialConfig(checkpoint.tokenizer.path, checkpoint.architecture.vocab_size, tuple(ends))
+    config = TrialConfig(checkpoint.tokenizer.path, checkpoint.spec.vocab_size, tuple(ends))
     yield percentiles("grammar.tried_compile_us", _trials(config, tokenizer, texts))
 
     grammars = Grammars(tokenizer)

@@ -88,7 +88,7 @@ def _paced(interval: float, core: CoreConfig, context: object) -> PacedExecutor:
     simulated = SimulatedExecutor(
         NO_COST,
         num_blocks=core.engine.scheduler.max_num_seqs * (core.engine.model.max_model_len or 0) // BLOCK_SIZE,
-        vocab_size=core.checkpoint.architecture.vocab_size,
-        hidden_size=core.checkpoint.architecture.hidden_size,
+        vocab_size=core.checkpoint.spec.vocab_size,
+        hidden_size=core.checkpoint.spec.hidden_size,
     )
     return PacedExecutor(simulated, interval)

@@ -108,7 +108,7 @@ def runner_logits(engine: EngineConfig, checkpoint: Checkpoint) -> Logits:
         max_num_seqs=1,
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         max_model_len=max_model_len,
-        vocab_size=checkpoint.architecture.vocab_size,
+        vocab_size=checkpoint.spec.vocab_size,
         enable_prefix_caching=False,
     )
     greedy = msgspec.msgpack.encode(Sampling(temperature=0.0))

@@ -16,13 +16,15 @@ from benchmarks import spawned_core
 from benchmarks.record import Record, percentiles
 from pyllm import SamplingParams
 from pyllm._rust import Plan
-from pyllm.checkpoint.types import Architecture, Checkpoint, TokenizerFiles
+from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.client.client import EngineClient
 from pyllm.client.token_reader import TokenDelta
 from pyllm.config.options import engine_config
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.executors.multiprocess import ProcessExecutor
 from pyllm.errors import WorkerDeadError
+from pyllm.families import llama
+from pyllm.families.config import Config
 from pyllm.launch.topology import supervised_fork_server
 from pyllm.wire.messages import FinishCode, Sampled
 
@@ -129,27 +131,14 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
             "flight_recorder_dir": f"{folder}/crashes",
         }
     )
-    architecture = Architecture(
-        architecture="EmptyForCausalLM",
-        vocab_size=1000,
-        hidden_size=1,
-        intermediate_size=1,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        head_dim=1,
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        dtype="float32",
-    )
+    sizes = {"vocab_size": 1000, "hidden_size": 2, "intermediate_size": 1, "num_attention_heads": 1}
+    counts = {"architectures": ["EmptyForCausalLM"], "num_hidden_layers": 1, "max_position_embeddings": 2048}
     tokenizer = TokenizerFiles(path="", chat_template=None, bos_token="", eos_token="", eos_token_ids=())
     checkpoint = Checkpoint(
         name="empty",
         format="safetensors",
         files=(),
-        architecture=architecture,
+        spec=llama.read(Config(sizes | counts | {"tie_word_embeddings": True})),
         tensors=(),
         tokenizer=tokenizer,
         fingerprint="",

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +63,6 @@ def write_tiny_model(
         tensors["lm_head.weight"] = matrix(vocab_size, hidden_size)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
-    tokens = [*_byte_alphabet(), START, END]
-    end = tokens.index(END)
     fields = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -79,13 +78,20 @@ def write_tiny_model(
         "rope_theta": 10000.0,
         "max_position_embeddings": max_position_embeddings,
         "tie_word_embeddings": tied,
-        "bos_token_id": end - 1,
-        "eos_token_id": end,
+        "bos_token_id": 256,
+        "eos_token_id": 257,
         "dtype": "float32",
     }
     _write(folder / "config.json", fields | config)
-    _write(folder / "generation_config.json", {"eos_token_id": [end]})
-    _write(folder / "tokenizer.json", _tokenizer(tokens))
+    _write(folder / "generation_config.json", {"eos_token_id": [257]})
+    write_tokenizer(folder)
+    return str(folder)
+
+
+def write_tokenizer(folder: Path, merges: Sequence[str] = ()) -> None:
+    """Write a byte-level tokenizer of 256 bytes, two special tokens, 256 and 257, and merges, with a chat template."""
+    tokens = [*_byte_alphabet(), START, END, *("".join(merge.split()) for merge in merges)]
+    _write(folder / "tokenizer.json", _tokenizer(tokens, merges))
     _write(
         folder / "tokenizer_config.json",
         {
@@ -95,7 +101,6 @@ def write_tiny_model(
             "tokenizer_class": "PreTrainedTokenizer",
         },
     )
-    return str(folder)
 
 
 def _byte_alphabet() -> list[str]:
@@ -105,7 +110,7 @@ def _byte_alphabet() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-def _tokenizer(tokens: list[str]) -> dict[str, Any]:
+def _tokenizer(tokens: list[str], merges: Sequence[str]) -> dict[str, Any]:
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     added = [
         {"id": index, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
@@ -122,7 +127,7 @@ def _tokenizer(tokens: list[str]) -> dict[str, Any]:
         "pre_tokenizer": byte_level,
         "post_processor": None,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": []},
+        "model": {"type": "BPE", "vocab": {token: index for index, token in enumerate(tokens)}, "merges": list(merges)},
     }
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm import families
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 
@@ -58,9 +59,10 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 def _identity(path: Path) -> str:
     status = path.stat()
     digest = hashlib.blake2b(repr((str(path), status.st_size, status.st_mtime_ns)).encode(), digest_size=16)
-    # An entry is valid for the code that made it, so editing a reader needs no version number to be raised.
-    for reader in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(reader.read_bytes())
+    # An entry is valid for the code that made it, so editing a reader or a family needs no version number to be raised.
+    for code in (Path(__file__).parent, Path(families.__file__).parent):
+        for module in sorted(code.glob("*.py")):
+            digest.update(module.read_bytes())
     return digest.hexdigest()
 
 

@@ -3,7 +3,6 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
-import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,35 +12,12 @@ import gguf
 import msgspec
 import numpy as np
 
+from pyllm.checkpoint.gguf_config import ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
-from pyllm.checkpoint.types import (
-    Architecture,
-    Checkpoint,
-    TensorEntry,
-    TokenizerFiles,
-    weights_dtype,
-    weights_fingerprint,
-)
+from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
-
-_ARCHITECTURES = {"llama": "LlamaForCausalLM"}
-
-_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+from pyllm.families.registry import find_gguf_family
+from pyllm.families.tensors import FileTensor, map_tensors
 
 Fields = Mapping[str, Any]
 
@@ -59,36 +35,37 @@ def read_gguf(path: Path, tokenizer_path: str) -> tuple[Checkpoint, bytes]:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("split.count", 1) > 1:
         raise ConfigError(f"{path} is one of {fields['split.count']} parts; merge them with `llama-gguf-split --merge`")
-    tensors = tuple(_entry(tensor) for tensor in reader.tensors)
+    family = find_gguf_family(str(fields.get("general.architecture")))
+    assert family.gguf is not None
+    factors = {tensor.name: _numbers(tensor) for tensor in reader.tensors if tensor.name in ROPE_FACTORS}
+    tensors = [_entry(tensor) for tensor in reader.tensors]
+    config = gguf_config(family, fields, {tensor.name: tensor.shape for tensor in tensors}, factors)
+    spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(tensors))
+    entries, skipped = map_tensors(spec, family.gguf.tensors, tensors)
     files = (str(path),)
     tokenizer = tokenizer_json(fields)
     checkpoint = Checkpoint(
         name=path.stem,
         format="gguf",
         files=files,
-        architecture=_architecture(fields, tensors),
-        tensors=tensors,
+        spec=spec,
+        tensors=entries,
         tokenizer=_tokenizer(fields, tokenizer_path),
-        fingerprint=weights_fingerprint(files, tensors),
+        fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
+        skipped=skipped,
     )
     return checkpoint, tokenizer
 
 
-def huggingface_name(name: str) -> str:
-    """The name that transformers gives to a tensor of llama.cpp's naming.
-
-    Raises:
-        ConfigError: the tensor belongs to a feature that is not supported, such as rope_freqs.weight (RoPE scaling).
-    """
-    if name in _NAMES:
-        return _NAMES[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    if match is None or match[2] not in _LAYER_NAMES:
-        raise ConfigError(f"the GGUF file has a tensor {name!r}, which belongs to a feature that is not supported")
-    return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.weight"
+def _numbers(tensor: Any) -> list[float]:
+    """The values of a small tensor that belongs to the configuration."""
+    if tensor.tensor_type is not gguf.GGMLQuantizationType.F32:
+        raise ConfigError(f"tensor {tensor.name!r} has type {tensor.tensor_type.name}, and must be F32")
+    numbers: list[float] = tensor.data.tolist()
+    return numbers
 
 
-def _entry(tensor: Any) -> TensorEntry:
+def _entry(tensor: Any) -> FileTensor:
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
     shape = tuple(int(size) for size in reversed(tensor.shape))
     try:
@@ -99,58 +76,7 @@ def _entry(tensor: Any) -> TensorEntry:
         ) from None
     if shape[-1] % block_size:
         raise ConfigError(f"tensor {tensor.name!r}: rows of {shape[-1]} do not fill blocks of {block_size}")
-    return TensorEntry(
-        huggingface_name(tensor.name), tensor.tensor_type.name, shape, 0, int(tensor.data_offset), int(tensor.n_bytes)
-    )
-
-
-def _architecture(fields: Fields, tensors: tuple[TensorEntry, ...]) -> Architecture:
-    family = fields.get("general.architecture")
-    if family not in _ARCHITECTURES:
-        raise ConfigError(f"GGUF architecture {family!r} is not supported; supported: {', '.join(_ARCHITECTURES)}")
-
-    def field(name: str, default: Any = None) -> Any:
-        value = fields.get(f"{family}.{name}", default)
-        if value is None:
-            raise ConfigError(f"the GGUF file has no field {family}.{name}")
-        return value
-
-    hidden_size, num_heads = field("embedding_length"), field("attention.head_count")
-    if isinstance(num_heads, list):
-        raise ConfigError(f"{family}.attention.head_count differs between layers, which is not supported")
-    head_dim = field("attention.key_length", hidden_size // num_heads)
-    for name, neutral in (
-        ("expert_count", 0),
-        ("rope.scaling.type", "none"),
-        ("rope.scale_linear", 1.0),
-        ("rope.dimension_count", head_dim),
-        ("attention.value_length", head_dim),
-        ("attention.sliding_window", 0),
-    ):
-        if field(name, neutral) != neutral:
-            raise ConfigError(f"{family}.{name} = {field(name)} is not supported, only {neutral}")
-    shapes = {entry.name: entry.shape for entry in tensors}
-    if "model.embed_tokens.weight" not in shapes:
-        raise ConfigError("the GGUF file has no tensor token_embd.weight")
-    found = {
-        "architecture": _ARCHITECTURES[family],
-        "vocab_size": shapes["model.embed_tokens.weight"][0],
-        "hidden_size": hidden_size,
-        "intermediate_size": field("feed_forward_length"),
-        "num_hidden_layers": field("block_count"),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": field("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
-        "rope_theta": field("rope.freq_base", 10_000.0),
-        "max_position_embeddings": field("context_length"),
-        "tie_word_embeddings": "lm_head.weight" not in shapes,
-        "dtype": weights_dtype(tensors),
-    }
-    try:
-        return msgspec.convert(found, Architecture)
-    except msgspec.ValidationError as error:  # Some models have lists here, a number for each layer.
-        raise ConfigError(f"the GGUF file's architecture is not supported: {error}") from error
+    return FileTensor(tensor.name, tensor.tensor_type.name, shape, 0, int(tensor.data_offset), int(tensor.n_bytes))
 
 
 def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:

@@ -9,17 +9,12 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint.types import (
-    Architecture,
-    Checkpoint,
-    TensorEntry,
-    TokenizerFiles,
-    weights_dtype,
-    weights_fingerprint,
-)
+from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
+from pyllm.families.config import Config
+from pyllm.families.registry import find_family
+from pyllm.families.tensors import FileTensor, map_tensors
 
-_ARCHITECTURES = frozenset({"LlamaForCausalLM"})
 _ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 # The format's own limit on a header.
 _MAX_HEADER_BYTES = 100_000_000
@@ -39,63 +34,25 @@ def read_huggingface(folder: Path) -> Checkpoint:
     """
     config = _read_json(folder / "config.json")
     files, tensors = _read_tensors(folder)
-    tensors = tuple(entry for entry in tensors if not _is_derived(entry.name, config))
+    architecture = (config.get("architectures") or [None])[0]
+    fields = Config(config)
+    fields.refuse_unless(quantization_config=None)
+    family = find_family(str(architecture))
+    spec = msgspec.structs.replace(family.read(fields), dtype=weights_dtype(tensors))
+    entries, skipped = map_tensors(spec, family.tensors, tensors)
     return Checkpoint(
         name=folder.name,
         format="safetensors",
         files=files,
-        architecture=_architecture(config, tensors),
-        tensors=tensors,
+        spec=spec,
+        tensors=entries,
         tokenizer=_tokenizer(folder, config),
-        fingerprint=weights_fingerprint(files, tensors),
+        fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
+        skipped=skipped,
     )
 
 
-def _architecture(config: dict[str, Any], tensors: tuple[TensorEntry, ...]) -> Architecture:
-    names = config.get("architectures") or [None]
-    if names[0] not in _ARCHITECTURES:
-        raise ConfigError(f"architecture {names[0]!r} is not supported; supported: {', '.join(sorted(_ARCHITECTURES))}")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    features = {
-        "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
-        "partial_rotary_factor": (rope.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)), 1.0),
-        "attention_bias": (config.get("attention_bias", False), False),
-        "mlp_bias": (config.get("mlp_bias", False), False),
-        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
-        "quantization_config": (config.get("quantization_config"), None),
-    }
-    for name, (value, supported) in features.items():
-        if value != supported:
-            raise ConfigError(f"config.json: {name} = {value!r} is not supported, only {supported!r}")
-    fields = {
-        "num_key_value_heads": config.get("num_attention_heads"),
-        "rope_theta": 10_000.0,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "head_dim": _head_dim(config),
-    }
-    fields.update({name: value for name, value in config.items() if value is not None})
-    fields.update({"architecture": names[0], "dtype": weights_dtype(tensors)})
-    if "rope_theta" in rope:
-        fields["rope_theta"] = rope["rope_theta"]
-    try:
-        return msgspec.convert(fields, Architecture)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"config.json: {error}") from error
-
-
-def _head_dim(config: dict[str, Any]) -> int | None:
-    hidden_size, num_heads = config.get("hidden_size"), config.get("num_attention_heads")
-    return hidden_size // num_heads if isinstance(hidden_size, int) and isinstance(num_heads, int) else None
-
-
-def _is_derived(name: str, config: dict[str, Any]) -> bool:
-    """Tensors that older files hold although they follow from the rest."""
-    tied_head = name == "lm_head.weight" and bool(config.get("tie_word_embeddings"))
-    return tied_head or name.endswith(".rotary_emb.inv_freq")
-
-
-def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[TensorEntry, ...]]:
+def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
     index = folder / "model.safetensors.index.json"
     weight_map = _read_json(index).get("weight_map", {}) if index.is_file() else {"": "model.safetensors"}
     paths = [folder / name for name in sorted(set(weight_map.values()))]
@@ -106,7 +63,7 @@ def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[TensorEntry, ...
     return tuple(str(path) for path in paths), tuple(entries)
 
 
-def _read_header(path: Path, number: int) -> list[TensorEntry]:
+def _read_header(path: Path, number: int) -> list[FileTensor]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -132,7 +89,7 @@ def _read_header(path: Path, number: int) -> list[TensorEntry]:
             raise ConfigError(
                 f"{path} is damaged: {name} {tensor.shape} lies at bytes {begin} to {end} of {size - start}"
             )
-        entries.append(TensorEntry(name, tensor.dtype, tensor.shape, number, start + begin, end - begin))
+        entries.append(FileTensor(name, tensor.dtype, tensor.shape, number, start + begin, end - begin))
     return entries
 
 

@@ -1,8 +1,10 @@
 from .api_keys import Allowance, ApiKey, KeyRing, new_key, read_api_keys
 from .options import (
+    DEFAULT_CPU_KV_CACHE_BYTES,
     SIZES,
     WORDS,
     CacheConfig,
+    DeviceConfig,
     Dtype,
     EngineConfig,
     HeadlessConfig,
@@ -21,6 +23,7 @@ from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfi
 from .tls import tls_context
 
 __all__ = [
+    "DEFAULT_CPU_KV_CACHE_BYTES",
     "SIZES",
     "WORDS",
     "Allowance",
@@ -28,6 +31,7 @@ __all__ = [
     "ApiKey",
     "CacheConfig",
     "CoreConfig",
+    "DeviceConfig",
     "Dtype",
     "EngineConfig",
     "ForkServerConfig",

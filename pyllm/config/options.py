@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from pyllm import plugins
 from pyllm.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -20,8 +21,24 @@ KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
 Quantization = Literal["auto", "none", "int8", "gguf"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
-ToolCallParser = Literal["auto", "none", "hermes", "llama3_json", "mistral"]
-ReasoningParser = Literal["auto", "none", "think"]
+# Names of parsers, as vLLM has them; those of one line read the same form.
+TOOL_CALL_PARSERS = (
+    *("auto", "none"),
+    *("hermes", "granite4"),
+    *("qwen3_coder", "qwen3_xml", "mimo", "step3p5"),
+    *("functiongemma", "gemma4", "granite", "openai", "mistral", "phi4_mini_json", "minimax_m2", "seed_oss"),
+    *("glm45", "glm47"),
+    *("llama3_json", "llama4_json"),
+    *("pythonic", "llama4_pythonic", "olmo3"),
+    *("cohere_command3", "cohere_command4"),
+)
+REASONING_PARSERS = (
+    *("auto", "none"),
+    *("think", "qwen3", "deepseek_r1", "deepseek_v3", "glm45", "glm47", "holo2", "kimi_k2", "mimo", "minimax_m2"),
+    *("nemotron_v3", "olmo3", "step3", "step3p5"),
+    *("gemma4", "granite", "mistral", "openai_gptoss", "seed_oss"),
+    *("cohere_command3", "cohere_command4"),
+)
 UnknownFields = Literal["warn", "refuse", "ignore"]
 
 
@@ -32,10 +49,19 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ModelConfig(_Config, frozen=True):
     """Which model, and in which precision."""
 
-    model: Annotated[str, Meta(description="GGUF file or Hugging Face folder; empty: the embedded SmolLM2-135M")] = ""
+    model: Annotated[
+        str,
+        Meta(
+            description="GGUF file, Hugging Face folder, or a model of the hub: owner/repo, owner/repo:Q4_K_M, "
+            "owner/repo@revision; empty: the embedded SmolLM2-135M"
+        ),
+    ] = ""
     served_model_name: Annotated[
         tuple[Annotated[str, Meta(min_length=1)], ...],
-        Meta(description="names of the model in the API; answers carry the first; default: the model's file name"),
+        Meta(
+            description="names of the model in the API; answers carry the first; "
+            "default: the model's name on the hub, or its file's"
+        ),
     ] = ()
     dtype: Annotated[Dtype, Meta(description="precision of activations and of unquantised weights")] = "auto"
     quantization: Annotated[
@@ -52,6 +78,9 @@ class ModelConfig(_Config, frozen=True):
     max_logprobs: Annotated[
         int, Meta(description="most log-probabilities for a token that a request may ask for", ge=0, le=1 << 16)
     ] = 20
+
+
+DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20  # of each rank; pages take memory when they are first written
 
 
 class CacheConfig(_Config, frozen=True):
@@ -228,10 +257,20 @@ class ServerConfig(_Config, frozen=True):
         MAX_STORED_RESPONSES
     )
     tool_call_parser: Annotated[
-        ToolCallParser, Meta(description="how the model writes tool calls; auto: as its chat template shows")
+        str,
+        Meta(
+            description="how the model writes tool calls: auto (as its chat template shows), none, hermes, "
+            "qwen3_coder, gemma4, granite, openai and more (docs/tools.md), or an entry point of the group "
+            "pyllm.tool_parsers"
+        ),
     ] = "auto"
     reasoning_parser: Annotated[
-        ReasoningParser, Meta(description="think: <think>...</think> is reasoning; auto: if the chat template has it")
+        str,
+        Meta(
+            description="how the model marks its reasoning: auto (as its chat template shows), none, think "
+            "(<think>...</think>), granite, openai_gptoss and more (docs/tools.md), or an entry point of the group "
+            "pyllm.reasoning_parsers"
+        ),
     ] = "auto"
     trust_request_chat_template: Annotated[bool, Meta(description="allow chat templates in requests")] = False
     unknown_fields: Annotated[
@@ -355,6 +394,10 @@ def _read(name: str, value: Any) -> Any:
         return parse_weights(value)
     if name == "allowed_origins" and isinstance(value, str):
         return parse_origins(value)
+    if name == "tool_call_parser" and isinstance(value, str):
+        plugins.find_entry_point("tool parser", value, plugins.TOOL_PARSERS, TOOL_CALL_PARSERS)
+    if name == "reasoning_parser" and isinstance(value, str):
+        plugins.find_entry_point("reasoning parser", value, plugins.REASONING_PARSERS, REASONING_PARSERS)
     return value
 
 

@@ -81,7 +81,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         StartError: a rank did not become ready.
         ConfigError: not even one block fits, or fewer than may be pinned, or the policy cannot be imported.
     """
-    engine, architecture = config.engine, config.checkpoint.architecture
+    engine, spec = config.engine, config.checkpoint.spec
     # A policy that cannot be imported must fail before the model is loaded.
     policy = load_policy(engine.scheduler.scheduling_policy)
     await executor.start()
@@ -111,7 +111,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             num_blocks=num_blocks,
             max_num_seqs=engine.scheduler.max_num_seqs,
             max_model_len=max_model_len,
-            vocab_size=architecture.vocab_size,
+            vocab_size=spec.vocab_size,
             num_host_blocks=num_host_blocks,
             swap_block_seconds=swap_block_seconds,
             enable_prefix_caching=engine.cache.enable_prefix_caching,
@@ -126,7 +126,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     model = ModelInfo(
         name=engine.model.served_model_name[0],
         max_model_len=max_model_len,
-        vocab_size=architecture.vocab_size,
+        vocab_size=spec.vocab_size,
         eos_token_ids=config.checkpoint.tokenizer.eos_token_ids,
         dtype=engine.model.dtype,
         quantization=engine.model.quantization,
@@ -137,8 +137,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         max_num_seqs=engine.scheduler.max_num_seqs,
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         tensor_parallel_size=engine.parallel.tensor_parallel_size,
-        max_logprobs=min(engine.model.max_logprobs, architecture.vocab_size),
-        hidden_size=architecture.hidden_size,
+        max_logprobs=min(engine.model.max_logprobs, spec.vocab_size),
+        hidden_size=spec.hidden_size,
         enable_prefix_caching=engine.cache.enable_prefix_caching,
     )
     instruction_sets = sorted(set(await executor.collective("instruction_set")))

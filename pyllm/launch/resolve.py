@@ -5,6 +5,7 @@ Imports no torch: it asks the driver for cards, and decides the precision before
 
 import ctypes
 import importlib.util
+import logging
 from collections.abc import Set
 from pathlib import Path
 from typing import cast
@@ -12,7 +13,7 @@ from typing import cast
 import msgspec
 
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.checkpoint.types import Architecture, Checkpoint, check_tensor_parallel
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey, read_api_keys
 from pyllm.config.options import (
     CacheConfig,
@@ -28,9 +29,15 @@ from pyllm.config.tls import tls_context
 from pyllm.core.policy_plugins import find_policy
 from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError
+from pyllm.families.rope import at_context
+from pyllm.families.spec import ModelSpec, check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
+from pyllm.launch.memory_check import check_memory
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
+from pyllm.workers.kernel_features import check_supported
+
+logger = logging.getLogger(__name__)
 
 # Tokens in a step unless said otherwise. A CPU computes as many a second in small steps as in large ones, and a stream
 # waits for each step with others' prompts in it; `docs/performance.md` has the figures.
@@ -49,22 +56,25 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
         ConfigError: the model cannot be read, or two settings do not go together.
     """
     checkpoint = read_checkpoint(config.model.model)
-    architecture = checkpoint.architecture
+    spec = checkpoint.spec
+    if checkpoint.skipped:
+        parts = ", ".join(sorted({name.partition(".")[0] for name in checkpoint.skipped}))
+        logger.warning("%d tensors are not loaded, as only text is supported: %s", len(checkpoint.skipped), parts)
     device, cards = config.device.device, _cuda_device_count()
     if device == "auto":
         device = "cuda" if cards else "cpu"
     ranks = config.parallel.tensor_parallel_size
     if device == "cuda" and cards < ranks:
         raise ConfigError(f"device cuda: {ranks} rank(s) need as many cards, {cards} are visible; use --device cpu")
-    check_tensor_parallel(architecture, ranks)
+    check_tensor_parallel(spec, ranks)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
-    longest = architecture.max_position_embeddings
+    longest = spec.max_position_embeddings
     _check_cache(config.cache)
     find_policy(config.scheduler.scheduling_policy)
     find_attention_backend(config.device.attention_backend)
     if config.device.batch_invariant:
-        _check_batch_invariant(config, architecture.dtype, device)
+        _check_batch_invariant(config, spec.dtype, device)
     recording = config.scheduler.scheduler_recording and str(Path(config.scheduler.scheduler_recording).absolute())
     if recording:
         check_recording_path(Path(recording))
@@ -73,28 +83,29 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device)
-    return (
-        msgspec.structs.replace(
-            config,
-            model=msgspec.structs.replace(
-                config.model,
-                served_model_name=tuple(dict.fromkeys(config.model.served_model_name)) or (checkpoint.name,),
-                dtype=dtype,
-                quantization=quantization,
-                max_model_len=max_model_len,
-            ),
-            cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
-            scheduler=msgspec.structs.replace(
-                config.scheduler,
-                scheduler_recording=recording,
-                max_num_batched_tokens=_batched_tokens(config.scheduler, device),
-                num_speculative_tokens=_speculative_tokens(config, device, {dtype, kv_cache_dtype}),
-            ),
-            device=msgspec.structs.replace(config.device, device=device),
-            recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
+    check_supported(spec, config.device, device, {dtype, kv_cache_dtype})
+    checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(spec, max_model_len))
+    resolved = msgspec.structs.replace(
+        config,
+        model=msgspec.structs.replace(
+            config.model,
+            served_model_name=tuple(dict.fromkeys(config.model.served_model_name)) or (checkpoint.name,),
+            dtype=dtype,
+            quantization=quantization,
+            max_model_len=max_model_len,
         ),
-        checkpoint,
+        cache=msgspec.structs.replace(config.cache, kv_cache_dtype=kv_cache_dtype),
+        scheduler=msgspec.structs.replace(
+            config.scheduler,
+            scheduler_recording=recording,
+            max_num_batched_tokens=_batched_tokens(config.scheduler, device),
+            num_speculative_tokens=_speculative_tokens(config, device, {dtype, kv_cache_dtype}),
+        ),
+        device=msgspec.structs.replace(config.device, device=device),
+        recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
     )
+    check_memory(resolved, checkpoint)
+    return resolved, checkpoint
 
 
 def _batched_tokens(scheduler: SchedulerConfig, device: str) -> int:
@@ -155,13 +166,13 @@ def resolve_precision(
     Raises:
         ConfigError: two of them do not go together, or not with the device or the model's format.
     """
-    model, file_dtype = config.model, cast(Dtype, checkpoint.architecture.dtype)
+    model, file_dtype = config.model, cast(Dtype, checkpoint.spec.dtype)
     quantization = model.quantization
     if quantization == "auto":
-        is_quantised = any(entry.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
+        is_quantised = any(entry.source.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
         is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
         ranks = config.parallel.tensor_parallel_size
-        quantization = fastest_quantization(checkpoint.architecture, ranks, instructions()) if is_wanted else "none"
+        quantization = fastest_quantization(checkpoint.spec, ranks, instructions()) if is_wanted else "none"
     dtype = model.dtype
     if dtype == "auto":
         dtype = file_dtype if quantization == "none" else "bfloat16"
@@ -179,14 +190,14 @@ def resolve_precision(
     return dtype, quantization, "bfloat16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 
-def fastest_quantization(architecture: Architecture, ranks: int, flags: Set[str]) -> Quantization:
+def fastest_quantization(spec: ModelSpec, ranks: int, flags: Set[str]) -> Quantization:
     """Of a quantised GGUF on a CPU with these instructions.
 
     Tiles of AMX take one scale a row far better than one a group; vectors are faster with the file's own blocks.
     `docs/performance.md` has the figures.
     """
-    attention_size = architecture.num_attention_heads * architecture.head_dim
-    is_cut = any(size // ranks % GGUF_BLOCK_FEATURES for size in (attention_size, architecture.intermediate_size))
+    sizes = {size for layer in spec.layers for size in (layer.attention.query_size, layer.feed_forward.size)}
+    is_cut = any(size // ranks % GGUF_BLOCK_FEATURES for size in sizes)
     return "int8" if is_cut or "amx_int8" in flags else "gguf"
 
 

@@ -1,9 +1,11 @@
 from .attention_backends import find_attention_backend
+from .kernel_features import check_supported
 from .model_runner import ModelRunner
 from .worker_process import load
 
 __all__ = [
     "ModelRunner",
+    "check_supported",
     "find_attention_backend",
     "load",
 ]

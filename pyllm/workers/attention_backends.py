@@ -13,7 +13,7 @@ from pyllm.plugins import find_entry_point
 
 if TYPE_CHECKING:
     import torch
-    from pyllm_kernels import AttentionMetadata, AttentionShape
+    from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape
     from torch import Tensor
 
 GROUP = "pyllm.attention_backends"
@@ -30,7 +30,7 @@ class AttentionBackend:
     """
 
     plan: "Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]"
-    attend: "Callable[[Tensor, Tensor, Tensor, AttentionMetadata, float], Tensor]"
+    attend: "Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]"
     in_graphs: bool = False
 
 

@@ -9,7 +9,7 @@ import torch
 from pyllm_kernels import AttentionMetadata, Graph
 from torch import Tensor
 
-from pyllm.workers.models.llama import LlamaForCausalLM
+from pyllm.workers.decoder import Decoder
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import ForwardContext
 
@@ -22,7 +22,7 @@ class StepGraph:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: Decoder,
         make_context: Callable[[AttentionMetadata, Tensor, Tensor], ForwardContext],
         block_tables: Tensor,
         max_tokens: int,

@@ -3,22 +3,26 @@
 Knows neither loading nor sampling.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels
+from pyllm_kernels import AttentionMetadata, AttentionShape, CaptureError, Kernels
 from torch import Tensor
 
 from pyllm.workers.cpu_graph import StepGraph
 from pyllm.workers.cuda_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
-from pyllm.workers.models.llama import LlamaForCausalLM
+from pyllm.workers.decoder import Decoder
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
 from pyllm.workers.step.kv_cache import KVCache
+from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
+
+logger = logging.getLogger(__name__)
 
 # Fewer than `TIMES_EXPECTED` of `core/faults/stalls.py`, so that the bound of any step is longer than the timed step.
 TIMED_TOKENS = 8
@@ -34,16 +38,16 @@ class Limits:
 
 
 class ForwardPass:
-    """A loaded model over a KV cache. `shape` is the shape of its attention, `cos_sin` its table of rotations."""
+    """A loaded model over a KV cache. `shape` is the shape of its attention."""
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: Decoder,
         *,
         kernels: Kernels,
         kv_cache: KVCache,
         slots: Slots,
-        cos_sin: Tensor,
+        position_tables: PositionTables,
         shape: AttentionShape,
         limits: Limits,
         batch_invariant: bool,
@@ -52,7 +56,8 @@ class ForwardPass:
         self._kernels = kernels
         self._kv_cache = kv_cache
         self._slots = slots
-        self._cos_sin = cos_sin
+        self._position_tables = position_tables
+        self._device = position_tables.unrotated.device
         self._shape = shape
         self._limits = limits
         self._batch_invariant = batch_invariant
@@ -67,18 +72,22 @@ class ForwardPass:
     def capture_decodes(self, capture: Capture) -> None:
         """Capture the pass over decode batches of some sizes, for steps to replay."""
         sizes = capture_sizes(self._limits.max_num_seqs)
-        self._decode_graphs = DecodeGraphs(self._decode, sizes, self._cos_sin.device, capture)
+        self._decode_graphs = DecodeGraphs(self._decode, sizes, self._device, capture)
 
     def capture_step(self) -> None:
-        """Capture the pass over any step as one call on a CPU, where all its ops are Rust."""
+        """Capture the pass over any step as one call on a CPU; not if an op of it is torch's, which is logged."""
 
         def context(attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
-            return ForwardContext(self._kernels, self._kv_cache, attention, positions, slot_mapping, self._cos_sin)
+            return ForwardContext(
+                self._kernels, self._kv_cache, attention, positions, slot_mapping, self._position_tables
+            )
 
         limits = self._limits
-        self._step_graph = StepGraph(
-            self._model, context, self._slots.block_tables, limits.max_num_batched_tokens, limits.max_num_seqs
-        )
+        sizes = limits.max_num_batched_tokens, limits.max_num_seqs
+        try:
+            self._step_graph = StepGraph(self._model, context, self._slots.block_tables, *sizes)
+        except CaptureError as error:
+            logger.warning("steps run without a graph, which costs some time for each op: %s", error)
 
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states of the plan's tokens, [tokens, hidden_size]; the next call may overwrite them."""
@@ -175,8 +184,8 @@ class ForwardPass:
 
     def _context(self, attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
         return ForwardContext(
-            self._kernels, self._kv_cache, attention, positions, slot_mapping, self._cos_sin, self._hooks
+            self._kernels, self._kv_cache, attention, positions, slot_mapping, self._position_tables, self._hooks
         )
 
     def _ints(self, values: npt.ArrayLike) -> Tensor:
-        return torch.from_numpy(np.asarray(values, np.int32)).to(self._cos_sin.device)
+        return torch.from_numpy(np.asarray(values, np.int32)).to(self._device)

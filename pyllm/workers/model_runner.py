@@ -15,20 +15,20 @@ import torch
 from pyllm_kernels import AttentionShape, instruction_set
 from torch import Tensor
 
+from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.wire.messages import Sampled, Step
 from pyllm.workers.attention_backends import load_attention_backend
 from pyllm.workers.cuda_graphs import Capture, CudaCapture
+from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.models.registry import build_model
 from pyllm.workers.sampling.pooling import pool
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
@@ -36,11 +36,10 @@ from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.step.staging import HostCopy, to_device
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
-
-DEFAULT_CPU_KV_CACHE_BYTES = 512 << 20
 
 
 class ModelRunner:
@@ -51,7 +50,7 @@ class ModelRunner:
         engine = config.engine
         self._engine = engine
         self._checkpoint = config.checkpoint
-        self._architecture = config.checkpoint.architecture
+        self._spec = config.checkpoint.spec
         device = worker_device(config)
         kernels = configured_kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
@@ -62,10 +61,10 @@ class ModelRunner:
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size
         kv_cache_dtype = DTYPES[engine.cache.kv_cache_dtype]
-        self._cache_shape = KVCacheShape.of(self._architecture, block_size, group.size, kv_cache_dtype)
+        self._cache_shape = KVCacheShape.of(self._spec, block_size, group.size, kv_cache_dtype)
         self._block_bytes = self._cache_shape.block_bytes
         self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
-        vocab_size = self._architecture.vocab_size
+        vocab_size = self._spec.vocab_size
         samples = group.rank == 0
         self._grammars: Future[Grammars] = Future()
         self._sampling_slots = SamplingSlots(
@@ -92,18 +91,14 @@ class ModelRunner:
         """Read this rank's share of the weights, and check that the host has room for the swap space.
 
         Raises:
-            ConfigError: the files lack tensors of the architecture, or the host has too little memory.
+            ConfigError: a file has shrunk, cannot be cut for this rank, or the host has too little memory.
         """
         if self._placement.group.rank == 0:
             # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
-        table = TensorTable(self._checkpoint)
-        self.model = build_model(self._architecture, self._placement)
-        self.model.load(weight_reader(self._checkpoint, table))
-        table.check_all_read()
-        self._cos_sin = rope_table(
-            self._architecture.head_dim, self._architecture.rope_theta, self._max_model_len, self._placement.device
-        )
+        self.model = Decoder(self._spec, self._placement)
+        self.model.load(weight_reader(self._checkpoint, TensorTable(self._checkpoint)))
+        self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
         self._num_host_blocks = host_blocks_of_rank(
             self._engine.cache.kv_offloading_size, self._placement.group.size, self._block_bytes
         )
@@ -271,7 +266,7 @@ class ModelRunner:
     def _load_grammars(self) -> None:
         tokenizer = self._checkpoint.tokenizer
         try:
-            grammars = Grammars.load(tokenizer.path, self._architecture.vocab_size, tokenizer.eos_token_ids)
+            grammars = Grammars.load(tokenizer.path, self._spec.vocab_size, tokenizer.eos_token_ids)
         except Exception as error:  # noqa: BLE001 - the first request with a grammar gets it
             self._grammars.set_exception(error)
         else:
@@ -284,9 +279,9 @@ class ModelRunner:
     def _forward_pass(self, kv_cache: KVCache) -> ForwardPass:
         scheduler = self._engine.scheduler
         shape = AttentionShape(
-            heads=self._architecture.num_attention_heads // self._placement.group.size,
+            heads=self._spec.attention.heads // self._placement.group.size,
             kv_heads=self._cache_shape.num_kv_heads,
-            head_dim=self._architecture.head_dim,
+            head_dim=self._spec.attention.head_size,
             dtype=self._placement.dtype,
         )
         return ForwardPass(
@@ -294,7 +289,7 @@ class ModelRunner:
             kernels=self._kernels,
             kv_cache=kv_cache,
             slots=self._slots,
-            cos_sin=self._cos_sin,
+            position_tables=self._position_tables,
             shape=shape,
             limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
             batch_invariant=self._engine.device.batch_invariant,

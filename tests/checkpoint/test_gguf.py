@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import msgspec
 import pytest
 
-from pyllm.checkpoint.gguf import huggingface_name, read_gguf
+from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.reader import read_checkpoint
-from pyllm.checkpoint.types import TensorEntry
 from pyllm.errors import ConfigError
+from pyllm.families.spec import ModelSpec, NormSpec
+from pyllm.families.tensors import TensorEntry
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import END, START, write_tiny_model
 
@@ -23,14 +25,18 @@ def test_it_describes_the_model_that_it_was_converted_from(tmp_path: Path, sourc
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(source, path)
     original, (converted, _) = read_checkpoint(source), read_gguf(path, "tokenizer")
-    assert converted.architecture.rms_norm_eps == pytest.approx(original.architecture.rms_norm_eps)
-    expected = {name: getattr(original.architecture, name) for name in original.architecture.__struct_fields__}
-    found = {name: getattr(converted.architecture, name) for name in original.architecture.__struct_fields__}
-    assert expected | {"rms_norm_eps": 0} == found | {"rms_norm_eps": 0}
+    # A GGUF file has epsilons in float32.
+    assert converted.spec.norm.epsilon == pytest.approx(original.spec.norm.epsilon)
+    assert without_norms(converted.spec) == without_norms(original.spec)
     assert shapes(converted.tensors) == shapes(original.tensors)
     assert converted.tokenizer.path == "tokenizer"
     assert (converted.tokenizer.bos_token, converted.tokenizer.eos_token) == (START, END)
     assert converted.tokenizer.eos_token_ids == original.tokenizer.eos_token_ids
+
+
+def without_norms(spec: ModelSpec) -> ModelSpec:
+    layers = tuple(msgspec.structs.replace(layer, attention_norm=None, feed_forward_norm=None) for layer in spec.layers)
+    return msgspec.structs.replace(spec, layers=layers, norm=NormSpec(epsilon=1.0))
 
 
 def shapes(tensors: tuple[TensorEntry, ...]) -> dict[str, tuple[int, ...]]:
@@ -40,16 +46,16 @@ def shapes(tensors: tuple[TensorEntry, ...]) -> dict[str, tuple[int, ...]]:
 def test_tensors_are_found_where_the_file_has_them() -> None:
     checkpoint = read_checkpoint()
     reader = gguf.GGUFReader(checkpoint.files[0])
-    entries = {entry.name: entry for entry in checkpoint.tensors}
-    assert len(entries) == len(reader.tensors) == 272
+    sources = {entry.source.name: entry.source for entry in checkpoint.tensors}
+    assert len(sources) == len(reader.tensors) == 272
     for tensor in reader.tensors:
-        entry = entries[huggingface_name(tensor.name)]
-        assert (entry.offset, entry.num_bytes, entry.type) == (
+        source = sources[tensor.name]
+        assert (source.offset, source.num_bytes, source.type) == (
             tensor.data_offset,
             tensor.n_bytes,
             tensor.tensor_type.name,
         )
-        assert entry.shape == tuple(reversed(tensor.shape.tolist()))
+        assert source.shape == tuple(reversed(tensor.shape.tolist()))
 
 
 @pytest.mark.parametrize(
@@ -59,25 +65,25 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dt
     source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType[quantisation])
-    assert read_gguf(path, "")[0].architecture.dtype == dtype
+    assert read_gguf(path, "")[0].spec.dtype == dtype
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"general.architecture": "mamba"}, "'mamba' is not supported; supported: llama"),
+        ({"general.architecture": "mamba"}, "'mamba' is not supported; supported: cohere2, gemma2,"),
         ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type = yarn is not supported, only none"),
-        ({"llama.rope.dimension_count": 8}, "rope.dimension_count = 8 is not supported, only 16"),
+        ({"llama.rope.scaling.type": "twisted"}, "rope.scaling.type 'twisted' is not supported, only none, linear"),
+        ({"llama.rope.dimension_count": 15}, "RoPE of 15 of a head's 16 dimensions"),
         ({"llama.attention.sliding_window": 4096}, "sliding_window = 4096"),
-        ({"llama.attention.head_count": [6, 6]}, "head_count differs between layers"),
-        ({"llama.attention.head_count_kv": [3, 3]}, "num_key_value_heads"),
-        ({"llama.block_count": None}, "no field llama.block_count"),
-        ({"tokenizer.ggml.model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
-        (
-            {"tokenizer.ggml.pre": "deepseek-llm"},
-            "tokenizer.ggml.pre 'deepseek-llm' is not supported; supported: gpt-2,",
-        ),
+        ({"llama.attention.head_count": [6, 3]}, "head_count differs between layers"),
+        ({"llama.attention.head_count_kv": [3, 6]}, "head_count_kv differs between layers"),
+        ({"llama.attention.value_length": 8}, "attention.value_length = 8 is not supported, only 16"),
+        ({"llama.block_count": None}, "no field num_hidden_layers"),
+        ({"llama.block_count": 1_000_000}, "num_hidden_layers is 1000000; it must be a whole number from 1 to 1024"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps is nan; it must be a finite number"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not supported"),
+        ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not supported"),
         ({"tokenizer.ggml.eos_token_id": 290}, "eos_token_id is 290, of 290 tokens"),
         ({"tokenizer.ggml.merges": ["x yz"]}, r"merges \['x', 'yz'\]"),
         ({"tokenizer.ggml.tokens": None}, "lacks its tokens"),
@@ -95,8 +101,18 @@ def test_what_is_not_supported_is_refused_by_name(
 
 def test_a_tensor_of_an_unknown_feature_is_refused(tmp_path: Path, source: str) -> None:
     path = tmp_path / "tiny.gguf"
-    write_tiny_gguf(source, path, extra_tensors=("rope_freqs.weight",))
-    with pytest.raises(ConfigError, match=r"'rope_freqs\.weight', which belongs to a feature"):
+    write_tiny_gguf(source, path, extra_tensors=("blk.0.ssm_conv1d.weight",))
+    with pytest.raises(ConfigError, match=r"1 tensors belong to no layer of LlamaForCausalLM: blk\.0\.ssm_conv1d"):
+        read_gguf(path, "")
+
+
+def test_a_tensor_with_divisors_of_frequencies_is_part_of_the_configuration(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path, extra_tensors=("rope_freqs.weight",))  # of ones
+    (converted, _), original = read_gguf(path, ""), read_checkpoint(source)
+    assert converted.spec.ropes == original.spec.ropes
+    write_tiny_gguf(source, path, extra_tensors=("rope_freqs.weight",), fields={"llama.rope.dimension_count": 12})
+    with pytest.raises(ConfigError, match=r"factors is .*; it must be a list of 6 numbers"):
         read_gguf(path, "")
 
 

@@ -24,13 +24,9 @@ def test_it_describes_the_model(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_tiny_model(tmp_path / "tiny", tied=False))
     assert checkpoint.name == "tiny"
     assert checkpoint.format == "safetensors"
-    architecture = checkpoint.architecture
-    assert (architecture.num_attention_heads, architecture.num_key_value_heads, architecture.head_dim) == (6, 3, 16)
-    assert (architecture.rope_theta, architecture.dtype, architecture.tie_word_embeddings) == (
-        10000.0,
-        "float32",
-        False,
-    )
+    spec = checkpoint.spec
+    assert (spec.attention.heads, spec.attention.kv_heads, spec.attention.head_size) == (6, 3, 16)
+    assert (spec.dtype, spec.tie_word_embeddings) == ("float32", False)
     assert (checkpoint.tokenizer.bos_token, checkpoint.tokenizer.eos_token) == (START, END)
     assert checkpoint.tokenizer.eos_token_ids == (257,)
     assert checkpoint.tokenizer.chat_template == CHAT_TEMPLATE
@@ -45,7 +41,7 @@ def test_what_transformers_writes_is_understood(tmp_path: Path, tied: bool) -> N
         (folder / name).unlink()
     oracle.save_pretrained(str(folder))
     found = read_checkpoint(str(folder))
-    assert found.architecture == expected.architecture
+    assert found.spec == expected.spec
     assert found.fingerprint == expected.fingerprint
     assert found.tokenizer == expected.tokenizer
 
@@ -54,10 +50,11 @@ def test_tensors_are_found_where_the_file_has_them(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_tiny_model(tmp_path))
     content = Path(checkpoint.files[0]).read_bytes()
     expected = load_file(checkpoint.files[0])
-    assert {entry.name for entry in checkpoint.tensors} == expected.keys()
+    assert {entry.source.name for entry in checkpoint.tensors} == expected.keys()
     for entry in checkpoint.tensors:
-        found = np.frombuffer(content[entry.offset : entry.offset + entry.num_bytes], np.float32).reshape(entry.shape)
-        np.testing.assert_array_equal(found, expected[entry.name])
+        source = entry.source
+        part = content[source.offset : source.offset + source.num_bytes]
+        np.testing.assert_array_equal(np.frombuffer(part, np.float32).reshape(source.shape), expected[source.name])
 
 
 def test_a_model_may_lie_in_several_files(tmp_path: Path) -> None:
@@ -77,14 +74,16 @@ def test_a_model_may_lie_in_several_files(tmp_path: Path) -> None:
 def test_defaults_of_older_files_are_filled_in(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path, hidden_size=96, kv_heads=6))
     edit(folder / "config.json", head_dim=None, num_key_value_heads=None, rope_theta=None, dtype=None, torch_dtype="x")
-    architecture = read_checkpoint(str(folder)).architecture
-    assert (architecture.head_dim, architecture.num_key_value_heads, architecture.rope_theta) == (16, 6, 10000.0)
+    spec = read_checkpoint(str(folder)).spec
+    assert (spec.attention.head_size, spec.attention.kv_heads) == (16, 6)
+    assert spec.ropes[0].inverse_frequencies[1] == pytest.approx(10_000 ** (-2 / 16))
 
 
 def test_rope_theta_is_found_where_transformers_5_keeps_it(tmp_path: Path) -> None:
     folder = Path(write_tiny_model(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5e5}))
     edit(folder / "config.json", rope_theta=None)
-    assert read_checkpoint(str(folder)).architecture.rope_theta == 5e5
+    frequencies = read_checkpoint(str(folder)).spec.ropes[0].inverse_frequencies
+    assert frequencies[1] == pytest.approx(5e5 ** (-2 / 16))
 
 
 def test_what_follows_from_other_tensors_is_left_out(tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def test_what_follows_from_other_tensors_is_left_out(tmp_path: Path) -> None:
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32),
     }
     save_file(tensors | derived, folder / "model.safetensors")
-    assert {entry.name for entry in read_checkpoint(str(folder)).tensors} == tensors.keys()
+    assert {entry.source.name for entry in read_checkpoint(str(folder)).tensors} == tensors.keys()
 
 
 def test_end_tokens_come_from_the_generation_config_and_the_tokenizer(tmp_path: Path) -> None:
@@ -126,16 +125,22 @@ def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; supported: LlamaForCausalLM"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type = 'llama3' is not supported"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type = 'linear' is not supported"),
-        ({"attention_bias": True}, "attention_bias = True is not supported"),
-        ({"mlp_bias": True}, "mlp_bias = True is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported, only 'silu'"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; supported: Cohere2ForCausalLM,"),
+        ({"architectures": None}, "'None' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "has no field original_max_position_embeddings"),
+        ({"rope_scaling": {"type": "twisted", "factor": 2.0}}, "rope_type 'twisted' is not supported, only default"),
+        ({"rope_theta": 1e300}, r"rope_theta is 1e\+300; it must be a number above 1 and below 1e\+20"),
+        ({"attention_bias": True}, r"no tensor 'model\.layers\.0\.self_attn\.q_proj\.bias', which its architecture"),
+        ({"mlp_bias": True}, r"no tensor 'model\.layers\.0\.mlp\.gate_proj\.bias', which its architecture needs"),
+        ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu, swish, gelu,"),
+        ({"partial_rotary_factor": 0.32}, "RoPE of 5 of a head's 16 dimensions is not supported"),
+        ({"num_key_value_heads": 4}, "num_key_value_heads is 4; it must be a divisor of num_attention_heads, 6"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
-        ({"hidden_size": "large"}, r"Expected `int`, got `str` - at `\$.hidden_size`"),
-        ({"vocab_size": None}, "missing required field `vocab_size`"),
+        ({"hidden_size": "large"}, "hidden_size is 'large'; it must be a whole number"),
+        ({"hidden_size": 64}, r"'model\.embed_tokens\.weight' has the shape \(290, 48\), .* needs \(290, 64\)"),
+        ({"vocab_size": None}, "no field vocab_size"),
+        ({"num_hidden_layers": 3}, r"no tensor 'model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"9 tensors belong to no layer of LlamaForCausalLM: model\.layers\.1"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

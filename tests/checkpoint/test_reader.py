@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
-from pyllm.checkpoint.types import Architecture, check_tensor_parallel
 from pyllm.errors import ConfigError
+from pyllm.families.spec import check_tensor_parallel
 from tests.tiny_model import write_tiny_model
 
 
@@ -15,21 +15,17 @@ def test_no_name_is_the_embedded_model() -> None:
     checkpoint = read_checkpoint()
     assert checkpoint.name == "SmolLM2-135M-Instruct.Q4_1"
     assert checkpoint.files == (str(embedded_model()),)
-    assert checkpoint.architecture == Architecture(
-        architecture="LlamaForCausalLM",
-        vocab_size=49152,
-        hidden_size=576,
-        intermediate_size=1536,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        head_dim=64,
-        rms_norm_eps=checkpoint.architecture.rms_norm_eps,
-        rope_theta=100_000.0,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        dtype="float32",
+    spec = checkpoint.spec
+    assert (spec.architecture, spec.vocab_size, spec.hidden_size, len(spec.layers)) == (
+        "LlamaForCausalLM",
+        49152,
+        576,
+        30,
     )
+    assert (spec.attention.heads, spec.attention.kv_heads, spec.attention.head_size) == (9, 3, 64)
+    assert {layer.feed_forward.size for layer in spec.layers} == {1536}
+    assert spec.ropes[0].inverse_frequencies[1] == pytest.approx(100_000 ** (-2 / 64))
+    assert (spec.max_position_embeddings, spec.tie_word_embeddings, spec.dtype) == (8192, True, "float32")
     assert checkpoint.tokenizer.eos_token_ids == (2,)
     assert checkpoint.tokenizer.eos_token == "<|im_end|>"
 
@@ -62,9 +58,9 @@ def test_the_fingerprint_names_the_weights_and_nothing_else(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_ranks_that_divide_are_accepted(ranks: int) -> None:
-    check_tensor_parallel(read_checkpoint().architecture, ranks)
+    check_tensor_parallel(read_checkpoint().spec, ranks)
 
 
 def test_ranks_that_do_not_divide_are_refused_with_those_that_would() -> None:
     with pytest.raises(ConfigError, match=r"2 does not divide 9 attention heads and 3 key/value heads; .*: 1, 3$"):
-        check_tensor_parallel(read_checkpoint().architecture, 2)
+        check_tensor_parallel(read_checkpoint().spec, 2)

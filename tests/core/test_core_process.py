@@ -105,7 +105,7 @@ async def test_every_setting_reaches_the_scheduler(tmp_path: Path) -> None:
 
 async def test_there_are_no_more_log_probabilities_than_tokens(tmp_path: Path) -> None:
     config, parts = await started(tmp_path, CountingExecutor(), max_logprobs=1 << 16)
-    assert parts.ready.model.max_logprobs == config.checkpoint.architecture.vocab_size < 1 << 16
+    assert parts.ready.model.max_logprobs == config.checkpoint.spec.vocab_size < 1 << 16
     _, few = await started(tmp_path, CountingExecutor(), max_logprobs=5)
     assert few.ready.model.max_logprobs == 5
 

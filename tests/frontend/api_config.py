@@ -5,26 +5,27 @@ from typing import Any
 
 import msgspec
 
-from pyllm.checkpoint.types import Architecture, Checkpoint
+from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import ServerConfig
 from pyllm.config.process_config import ApiConfig
+from pyllm.families import llama
+from pyllm.families.config import Config
 from tests.frontend.serving import TEMPLATE
 from tests.frontend.text import tiny_tokenizers
 
-ARCHITECTURE = Architecture(
-    architecture="LlamaForCausalLM",
-    vocab_size=600,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    head_dim=8,
-    rms_norm_eps=1e-5,
-    rope_theta=1e4,
-    max_position_embeddings=256,
-    tie_word_embeddings=True,
-    dtype="float32",
+SPEC = llama.read(
+    Config(
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 600,
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": True,
+        }
+    )
 )
 
 
@@ -33,7 +34,7 @@ def api_config(folder: Path, core_address: str, **changes: Any) -> ApiConfig:
     files = tiny_tokenizers.write(tiny_tokenizers.byte_level(), folder)
     files = msgspec.structs.replace(files, chat_template=TEMPLATE)
     checkpoint = Checkpoint(
-        name="tiny", format="gguf", files=(), architecture=ARCHITECTURE, tensors=(), tokenizer=files, fingerprint=""
+        name="tiny", format="gguf", files=(), spec=SPEC, tensors=(), tokenizer=files, fingerprint=""
     )
     return ApiConfig(
         server=ServerConfig(shutdown_timeout=60.0, ready_timeout=60.0),

@@ -13,16 +13,16 @@ import triton
 from pyllm_kernels import AttentionShape, Kernels, select
 
 from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.workers.decoder import Decoder
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.models.registry import build_model
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel
 from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.warm_up import launch_every_kernel
 from tests.kernels.compile_offline import MODULES, OfflineDriver
@@ -35,18 +35,19 @@ MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS = 512, 8, 64
 def make_forward(folder: str, kernels: Kernels, dtype: torch.dtype) -> tuple[ForwardPass, KVCache, Slots]:
     """The model of a folder, over a cache of its own."""
     checkpoint = read_checkpoint(folder)
-    architecture = checkpoint.architecture
-    model = build_model(architecture, Placement(RankGroup(), dtype, CPU, kernels))
+    spec = checkpoint.spec
+    model = Decoder(spec, Placement(RankGroup(), dtype, CPU, kernels))
     model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
-    kv_cache = KVCache(KVCacheShape.of(architecture, 16, 1, dtype), NUM_BLOCKS, CPU)
+    kv_cache = KVCache(KVCacheShape.of(spec, 16, 1, dtype), NUM_BLOCKS, CPU)
     slots = Slots(MAX_NUM_SEQS, MAX_MODEL_LEN // 16, CPU)
-    heads = architecture.num_attention_heads, architecture.num_key_value_heads, architecture.head_dim
+    attention = spec.attention
+    heads = attention.heads, attention.kv_heads, attention.head_size
     forward = ForwardPass(
         model,
         kernels=kernels,
         kv_cache=kv_cache,
         slots=slots,
-        cos_sin=rope_table(architecture.head_dim, architecture.rope_theta, MAX_MODEL_LEN, CPU),
+        position_tables=PositionTables.of(spec, MAX_MODEL_LEN, CPU),
         shape=AttentionShape(*heads, dtype),
         limits=Limits(MAX_NUM_SEQS, 2048, MAX_MODEL_LEN),
         batch_invariant=False,

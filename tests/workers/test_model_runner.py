@@ -374,21 +374,6 @@ def test_an_unknown_kernel_backend_is_a_configuration_error(model: str) -> None:
         ModelRunner(msgspec.structs.replace(config, engine=engine), RankGroup())
 
 
-def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    folder = Path(write_tiny_model(tmp_path))
-    config = (folder / "config.json").read_text()
-    for before, after, message in (
-        ('"intermediate_size": 96', '"intermediate_size": 90', r"gate_proj.* \(96, 48\), .* needs \(90, 48\)"),
-        ('"num_hidden_layers": 2', '"num_hidden_layers": 3', r"no tensor 'model\.layers\.2\."),
-        ('"num_hidden_layers": 2', '"num_hidden_layers": 1', r"9 tensors belong to no layer"),
-    ):
-        assert before in config
-        (folder / "config.json").write_text(config.replace(before, after))
-        runner = ModelRunner(worker_config(str(folder)), RankGroup())
-        with pytest.raises(ConfigError, match=message):
-            runner.load()
-
-
 def test_log_probabilities_are_those_of_transformers(model: str, runner: ModelRunner) -> None:
     prompt = PROMPTS[0]
     oracle = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")

@@ -1,8 +1,9 @@
 """Causal attention over the paged KV cache: position, write, read. Knows no projection and no hook's purpose."""
 
-from pyllm_kernels import KVScales, QKNorm
+from pyllm_kernels import AttentionLayer, KVScales, QKNorm
 from torch import Tensor
 
+from pyllm.families.spec import AttentionSpec
 from pyllm.workers.step.forward_context import ForwardContext
 
 _UNSCALED = KVScales()
@@ -11,25 +12,36 @@ _UNSCALED = KVScales()
 class PagedAttention:
     """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled."""
 
-    def __init__(self, layer: int, head_dim: int, norm: QKNorm | None = None, scales: KVScales = _UNSCALED) -> None:
+    def __init__(
+        self, layer: int, spec: AttentionSpec, norm: QKNorm | None = None, scales: KVScales = _UNSCALED
+    ) -> None:
         self._layer = layer
-        self._scale = head_dim**-0.5 * scales.key
+        self._rope = spec.rope
+        self._has_query_scales = spec.query_scaling is not None
+        self._kernel = AttentionLayer(scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap)
         self._norm = norm
         self._scales = scales
-        self._is_plain = norm is None and scales == _UNSCALED
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
-        """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_dim]."""
+        """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size]."""
         for hook in context.hooks:
             hook.before_attention(self._layer, context)
         keys, values = context.kv_cache.layers[self._layer]
-        kernels = context.kernels
-        tensors = query, key, value, context.positions, context.cos_sin, context.slot_mapping, keys, values
-        if self._is_plain:
-            kernels.rope_and_kv_write(*tensors)
-        else:
-            kernels.norm_rope_and_kv_write(self._norm, self._scales, *tensors)
-        output = kernels.paged_attention(query, keys, values, context.attention, self._scale)
+        tables = context.position_tables
+        context.kernels.rope_and_kv_write(
+            query,
+            key,
+            value,
+            context.positions,
+            tables.rotation(self._rope),
+            context.slot_mapping,
+            keys,
+            values,
+            self._norm,
+            self._scales,
+            tables.query_scales if self._has_query_scales else None,
+        )
+        output = context.kernels.paged_attention(query, keys, values, context.attention, self._kernel)
         if self._scales.value != 1:
             output.mul_(self._scales.value)
         for hook in context.hooks:

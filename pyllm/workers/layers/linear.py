@@ -4,6 +4,8 @@ A column-parallel layer gives each rank some of the outputs. The row-parallel la
 adds up the ranks' partial results: one exchange for the pair.
 """
 
+from collections.abc import Sequence
+
 import torch
 from pyllm_kernels import PackedLinear, graph
 from torch import Tensor
@@ -14,22 +16,41 @@ from pyllm.workers.loaders.weights import WeightReader
 
 
 class ColumnParallelLinear:
-    """One or several matrices with a common input, joined into one; each is split by output rows."""
+    """One or several matrices with a common input, joined into one; each is split by output rows.
+
+    `shares` are this rank's rows of each, if they are not equal parts.
+    """
 
     packed: tuple[PackedLinear, ...]
 
-    def __init__(self, in_features: int, out_features: tuple[int, ...], placement: Placement) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: tuple[int, ...],
+        placement: Placement,
+        has_bias: bool = False,
+        shares: Sequence[slice] | None = None,
+    ) -> None:
         self._placement = placement
         self._shapes = [(size, in_features) for size in out_features]
-        self._shares = [placement.share(size) for size in out_features]
+        self._shares = [placement.share(size) for size in out_features] if shares is None else list(shares)
         self.sizes = [share.stop - share.start for share in self._shares]
+        self._bias = placement.empty(sum(self.sizes)) if has_bias else None
 
     def load(self, reader: WeightReader, *names: str) -> None:
-        """Read the matrices, in the order of `out_features`."""
-        matrices = zip(names, self._shapes, self._shares, strict=True)
-        self.packed = pack(reader, self._placement, [MatrixPart(name, shape, share) for name, shape, share in matrices])
+        """Read the matrices and biases, in the order of `out_features`."""
+        matrices = list(zip(names, self._shapes, self._shares, strict=True))
+        parts = [MatrixPart(f"{name}.weight", shape, share) for name, shape, share in matrices]
+        self.packed = pack(reader, self._placement, parts)
+        if self._bias is not None:
+            for (name, shape, share), out in zip(matrices, torch.split(self._bias, self.sizes), strict=True):
+                reader.read(f"{name}.bias", shape[:1], out, share)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features] -> [tokens, sum(sizes)]
+        products = self._multiply(x)
+        return products if self._bias is None else self._placement.kernels.add_bias(products, self._bias)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         kernels = self._placement.kernels
         if len(self.packed) == 1:
             return kernels.packed_linear(x, self.packed[0])
@@ -45,14 +66,20 @@ class RowParallelLinear:
 
     packed: PackedLinear
 
-    def __init__(self, in_features: int, out_features: int, placement: Placement) -> None:
+    def __init__(self, in_features: int, out_features: int, placement: Placement, has_bias: bool = False) -> None:
         self._placement = placement
         self._shape = (out_features, in_features)
         self._share = placement.share(in_features)
+        self._bias = placement.empty(out_features) if has_bias else None
 
     def load(self, reader: WeightReader, name: str) -> None:
-        """Read the matrix."""
-        (self.packed,) = pack(reader, self._placement, [MatrixPart(name, self._shape, columns=self._share)])
+        """Read the matrix and the bias."""
+        part = MatrixPart(f"{name}.weight", self._shape, columns=self._share)
+        (self.packed,) = pack(reader, self._placement, [part])
+        if self._bias is not None:
+            reader.read(f"{name}.bias", self._shape[:1], self._bias)
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, in_features / ranks] -> [tokens, out_features]
-        return self._placement.group.sum(self._placement.kernels.packed_linear(x, self.packed))
+        kernels = self._placement.kernels
+        total = self._placement.group.sum(kernels.packed_linear(x, self.packed))
+        return total if self._bias is None else kernels.add_bias(total, self._bias)

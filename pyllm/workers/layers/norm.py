@@ -1,25 +1,32 @@
-"""Root mean square normalisation (arXiv 1910.07467), with the residual stream beside it."""
+"""Norms over the last dimension, with the residual stream beside them: `NormSpec` as a layer."""
 
+import torch
 from torch import Tensor
 
+from pyllm.families.spec import NormSpec
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.loaders.weights import WeightReader
-from pyllm.workers.step.forward_context import ForwardContext
 
 
-class RMSNorm:
-    """Whole on every rank."""
+class Norm:
+    """Whole on every rank. `weight` is [size]."""
 
-    def __init__(self, size: int, epsilon: float, placement: Placement) -> None:
-        self._epsilon = epsilon
-        self.weight = placement.empty(size)
+    def __init__(self, spec: NormSpec, size: int, placement: Placement) -> None:
+        kernels = placement.kernels
+        self._epsilon = spec.epsilon
+        self._normalise = kernels.rms_norm if spec.kind == "rms" else kernels.layer_norm
+        self._add = kernels.add_rms_norm if spec.kind == "rms" else kernels.add_layer_norm
+        # `1 + w` in bfloat16 would lose most of a small w.
+        dtype = torch.float32 if spec.unit_offset else placement.dtype
+        self.weight = torch.empty(size, dtype=dtype, device=placement.device)
 
     def load(self, reader: WeightReader, name: str) -> None:
         """Fill the scale."""
-        reader.read(name, tuple(self.weight.shape), self.weight)
+        reader.read(f"{name}.weight", tuple(self.weight.shape), self.weight)
 
-    def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
-        """Add `x` [tokens, size] to the residual stream; gives the normalised stream and the stream itself."""
-        if residual is None:
-            return context.kernels.rms_norm(x, self.weight, self._epsilon), x
-        return context.kernels.add_rms_norm(x, residual, self.weight, self._epsilon)
+    def __call__(self, x: Tensor) -> Tensor:  # [tokens, size] -> [tokens, size]
+        return self._normalise(x, self.weight, self._epsilon)
+
+    def add(self, x: Tensor, residual: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+        """Add `factor * x` [tokens, size] to the residual stream; gives the normalised stream and the stream itself."""
+        return self._add(x, residual, self.weight, self._epsilon, factor)

@@ -34,6 +34,11 @@ class Placement:
         part = -(-size // self.group.size)
         return slice(min(self.group.rank * part, size), min((self.group.rank + 1) * part, size))
 
+    def share_of_heads(self, heads: int, head_size: int) -> slice:
+        """This rank's rows of `heads` heads; with more ranks than heads, several ranks in a row have the same one."""
+        first = self.group.rank * heads // self.group.size
+        return slice(first * head_size, (first + max(1, heads // self.group.size)) * head_size)
+
 
 def set_threads(engine: EngineConfig) -> None:
     """Share the CPUs that this process may use evenly among the ranks beside it.

@@ -40,12 +40,18 @@ class RankGroup:
         if part.is_cuda:
             dist.all_reduce(part)
             return part
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part.contiguous())
-        total = parts[0]
-        for other in parts[1:]:
+        total, *others = self.gather(part)
+        for other in others:
             total += other
         return total
+
+    def gather(self, part: Tensor) -> list[Tensor]:
+        """All ranks' tensors in rank order, on every rank."""
+        if self.size == 1:
+            return [part]
+        parts = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for _ in range(self.size)]
+        dist.all_gather(parts, part.contiguous())
+        return parts
 
     def concatenate(self, part: Tensor) -> Tensor | None:
         """All ranks' tensors [rows, columns] side by side in rank order, on rank 0; None on the others."""

@@ -11,7 +11,7 @@ def weight_reader(checkpoint: Checkpoint, table: TensorTable) -> WeightReader:
     if checkpoint.format == "gguf":
         from pyllm.workers.loaders.gguf import GgufReader
 
-        return GgufReader(table, checkpoint.architecture.head_dim)
+        return GgufReader(table)
     from pyllm.workers.loaders.safetensors import SafetensorsReader
 
     return SafetensorsReader(table)

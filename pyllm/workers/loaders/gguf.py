@@ -9,30 +9,28 @@ from torch import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE
 
 # Dequantised at once: temporary arrays fit into the CPU's cache, and the peak of memory stays low.
 _CHUNK_BYTES = 1 << 16
 _Q8_0 = gguf.GGMLQuantizationType.Q8_0
-# llama.cpp's converter stores the two halves of each head of these interleaved, for its own variant of RoPE.
-_INTERLEAVED = ("q_proj.weight", "k_proj.weight")
 
 
 class GgufReader:
     """Reads through `table`. Rows are cut before they are dequantised, columns after."""
 
-    def __init__(self, table: TensorTable, head_dim: int) -> None:
+    def __init__(self, table: TensorTable) -> None:
         self._table = table
-        self._head_dim = head_dim
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
         kind, blocks = self._find(name, shape, rows)
-        matrix = out.view(len(blocks), out.shape[-1])
+        matrix, offset = out.view(len(blocks), -1), added(self._table.find(name, shape)[0])
         step = max(1, _CHUNK_BYTES // blocks.shape[1])
         for start in range(0, len(blocks), step):
             floats = gguf.quants.dequantize(blocks[start : start + step], kind)
-            matrix[start : start + step].copy_(torch.from_numpy(floats[:, columns]))
+            matrix[start : start + step].copy_(torch.from_numpy(floats[:, columns] + np.float32(offset)))
 
     def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
         """See `WeightReader.block_format`."""
@@ -61,22 +59,16 @@ class GgufReader:
     def _find(
         self, name: str, shape: tuple[int, ...], rows: slice
     ) -> tuple[gguf.GGMLQuantizationType, npt.NDArray[np.uint8]]:
-        """A tensor's kind and its bytes, [rows, bytes of a row]."""
+        """A tensor's kind and its bytes, [rows, bytes of a row]; a vector has a row an element."""
         entry, content = self._table.find(name, shape)
-        num_rows = shape[0] if len(shape) == 2 else 1
-        blocks = content.reshape(num_rows, -1)[rows]
-        if name.endswith(_INTERLEAVED):
-            blocks = _deinterleave(blocks, self._head_dim)
-        return gguf.GGMLQuantizationType[entry.type], blocks
+        kind = gguf.GGMLQuantizationType[entry.source.type]
+        if is_transposed(entry) or (len(shape) == 1 and gguf.GGML_QUANT_SIZES[kind][0] > 1):
+            raise ConfigError(f"tensor {entry.source.name!r} of type {kind.name} cannot be cut into its elements")
+        blocks = content.reshape(entry.source.shape[0], -1)
+        return kind, blocks[source_rows(entry, rows)]
 
 
 def _to_q8_0(kind: gguf.GGMLQuantizationType, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     step = max(1, _CHUNK_BYTES // blocks.shape[1])
     chunks = (gguf.quants.dequantize(blocks[start : start + step], kind) for start in range(0, len(blocks), step))
     return np.concatenate([gguf.quants.quantize(chunk, _Q8_0) for chunk in chunks])
-
-
-def _deinterleave(blocks: npt.NDArray[np.uint8], head_dim: int) -> npt.NDArray[np.uint8]:
-    """Rows 0, 2, 4 ... of each head first, then 1, 3, 5 ..., as transformers keeps them."""
-    heads = blocks.reshape(-1, head_dim // 2, 2, blocks.shape[1])
-    return heads.swapaxes(1, 2).reshape(blocks.shape)

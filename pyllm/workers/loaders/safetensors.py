@@ -5,6 +5,7 @@ from torch import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -20,10 +21,13 @@ class SafetensorsReader:
         """See `WeightReader.read`."""
         entry, content = self._table.find(name, shape)
         # A tensor may start at any byte of the file: copy it if its elements are not aligned.
-        dtype = _DTYPES[entry.type]
+        dtype = _DTYPES[entry.source.type]
         aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
-        tensor = torch.from_numpy(aligned).view(dtype).view(shape)
-        out.copy_(tensor[rows, columns] if tensor.ndim == 2 else tensor)
+        tensor = torch.from_numpy(aligned).view(dtype).view(entry.source.shape)
+        wanted = (tensor.T if is_transposed(entry) else tensor)[source_rows(entry, rows)]
+        out.copy_(wanted[:, columns] if wanted.ndim == 2 else wanted)
+        if offset := added(entry):
+            out += offset
 
     def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> None:
         """See `WeightReader.block_format`."""

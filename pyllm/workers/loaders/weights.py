@@ -8,13 +8,13 @@ WHOLE = slice(None)
 
 
 class WeightReader(Protocol):
-    """Fills parameters from a checkpoint, under Hugging Face's names."""
+    """Fills parameters from a checkpoint, under the names of `pyllm/families/tensors.py`."""
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
-        """Fill `out`, in its own dtype, with a part of a matrix of `shape`, or with a vector whole.
+        """Fill `out`, in its own dtype, with a part of a matrix of `shape`, or with some elements of a vector.
 
         Raises:
-            ConfigError: the checkpoint has no such tensor, or one of another shape.
+            ConfigError: the file has shrunk since it was described.
         """
 
     def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:

@@ -1,6 +1,7 @@
 from .batch import Batch, PlanBuffer, Sections, gather
 from .forward_context import AttentionHook, ForwardContext
 from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
+from .position_tables import PositionTables
 from .slots import Slots
 from .staging import HostCopy, to_device
 
@@ -13,6 +14,7 @@ __all__ = [
     "KVCache",
     "KVCacheShape",
     "PlanBuffer",
+    "PositionTables",
     "Sections",
     "Slots",
     "gather",

@@ -7,6 +7,7 @@ from pyllm_kernels import AttentionMetadata, Kernels
 from torch import Tensor
 
 from pyllm.workers.step.kv_cache import KVCache
+from pyllm.workers.step.position_tables import PositionTables
 
 
 class AttentionHook(Protocol):
@@ -31,5 +32,5 @@ class ForwardContext:
     attention: AttentionMetadata
     positions: Tensor  # int32 [tokens]
     slot_mapping: Tensor  # int32 [tokens], block * block_size + offset
-    cos_sin: Tensor  # float32 [positions, head_dim]
+    position_tables: PositionTables
     hooks: tuple[AttentionHook, ...] = ()

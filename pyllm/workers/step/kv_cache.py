@@ -19,8 +19,8 @@ import torch
 from pyllm_kernels import Kernels
 from torch import Tensor
 
-from pyllm.checkpoint.types import Architecture
 from pyllm.errors import ConfigError, ProtocolError
+from pyllm.families.spec import ModelSpec
 from pyllm.supervision.memory import Memory, host_memory
 from pyllm.workers.step.batch import IntArray
 
@@ -42,10 +42,10 @@ class KVCacheShape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, architecture: Architecture, block_size: int, ranks: int, dtype: torch.dtype) -> Self:
+    def of(cls, spec: ModelSpec, block_size: int, ranks: int, dtype: torch.dtype) -> Self:
         """The shape on each of `ranks` equal ranks."""
-        num_kv_heads = architecture.num_key_value_heads // ranks
-        return cls(architecture.num_hidden_layers, block_size, num_kv_heads, architecture.head_dim, dtype)
+        attention = spec.attention
+        return cls(len(spec.layers), block_size, attention.kv_heads_of_rank(ranks), attention.head_size, dtype)
 
     @property
     def block_bytes(self) -> int:

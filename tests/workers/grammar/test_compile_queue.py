@@ -31,7 +31,7 @@ PATIENT = 60.0
 @pytest.fixture(scope="module")
 def tokenizer() -> LLTokenizer:
     checkpoint = read_checkpoint()
-    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.architecture.vocab_size, eos_token=[2])
+    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.spec.vocab_size, eos_token=[2])
 
 
 def compiled(made: list[str], tokenizer: LLTokenizer) -> Callable[[str], LLMatcher]:

@@ -15,7 +15,7 @@ from pyllm.workers.grammar.grammar_compiler import compile_grammar, error_text
 @pytest.fixture(scope="module")
 def tokenizer() -> LLTokenizer:
     checkpoint = read_checkpoint()
-    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.architecture.vocab_size, eos_token=[2])
+    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.spec.vocab_size, eos_token=[2])
 
 
 def schema(**fields: object) -> str:

@@ -23,7 +23,7 @@ MOST_TOKENS = 250
 def tokenizer() -> LLTokenizer:
     checkpoint = read_checkpoint()
     ends = list(checkpoint.tokenizer.eos_token_ids)
-    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.architecture.vocab_size, eos_token=ends)
+    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.spec.vocab_size, eos_token=ends)
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ def grammars(tokenizer: LLTokenizer) -> Iterator[Grammars]:
 def load_tokenizer(model: str) -> LLTokenizer:
     checkpoint = read_checkpoint(model)
     ends = list(checkpoint.tokenizer.eos_token_ids)
-    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.architecture.vocab_size, eos_token=ends)
+    return LLTokenizer(checkpoint.tokenizer.path, n_vocab=checkpoint.spec.vocab_size, eos_token=ends)
 
 
 def allowed(mask: Mask) -> list[int]:

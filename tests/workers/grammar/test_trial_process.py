@@ -33,7 +33,7 @@ LARGE = "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(15_000)) + '\
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[LLTokenizer, TrialConfig]:
     checkpoint = read_checkpoint(write_tiny_model(tmp_path_factory.mktemp("tiny")))
     path, ends = checkpoint.tokenizer.path, checkpoint.tokenizer.eos_token_ids
-    vocab_size = checkpoint.architecture.vocab_size
+    vocab_size = checkpoint.spec.vocab_size
     return LLTokenizer(path, n_vocab=vocab_size, eos_token=list(ends)), TrialConfig(path, vocab_size, ends, 0.5)
 
 
@@ -86,7 +86,7 @@ def test_what_is_wrong_is_told(compile_one: Compile, text: str, said: str) -> No
 def test_what_has_no_first_mask_is_told() -> None:
     checkpoint = read_checkpoint()
     path, ends = checkpoint.tokenizer.path, checkpoint.tokenizer.eos_token_ids
-    vocab_size = checkpoint.architecture.vocab_size
+    vocab_size = checkpoint.spec.vocab_size
     trials = GrammarTrials(TrialConfig(path, vocab_size, ends))
     with pytest.raises(RequestError, match=r"fails before its first token: .*Too many items"):
         trials.compile(

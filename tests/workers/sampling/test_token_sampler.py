@@ -284,7 +284,7 @@ def test_a_preempted_request_goes_on_as_if_it_had_not_been() -> None:
 
 GRAMMAR = 'start: "alpha beta" | "gamma " /[0-9]{2}/'
 CHECKPOINT = read_checkpoint()
-TOKENS = CHECKPOINT.architecture.vocab_size
+TOKENS = CHECKPOINT.spec.vocab_size
 (END,) = CHECKPOINT.tokenizer.eos_token_ids
 LIKES = {token: token / TOKENS for token in range(TOKENS)}  # the higher, the better
 

@@ -1,4 +1,4 @@
-"""The Llama module's logits against those of transformers, on the same weights."""
+"""The decoder's logits for Llama against those of transformers. `tests/families` has the other families."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ from pyllm_kernels import AttentionMetadata, select
 from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.workers.decoder import Decoder
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
-from pyllm.workers.layers.rope import rope_table
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.models.registry import build_model
 from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
+from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
@@ -30,16 +30,16 @@ class Model:
 
     def __init__(self, folder: str, dtype: torch.dtype) -> None:
         checkpoint = read_checkpoint(folder)
-        architecture = checkpoint.architecture
+        spec = checkpoint.spec
         device = torch.device("cpu")
         kernels = select("auto", device)
         placement = Placement(RankGroup(), dtype, device, kernels)
         self.planner = Planner(num_blocks=8)
-        self.model = build_model(architecture, placement)
+        self.model = Decoder(spec, placement)
         self.model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
-        self.kv_cache = KVCache(KVCacheShape.of(architecture, self.planner.block_size, 1, dtype), 8, device)
+        self.kv_cache = KVCache(KVCacheShape.of(spec, self.planner.block_size, 1, dtype), 8, device)
         self.slots = Slots(2, 4, device)
-        self.cos_sin = rope_table(architecture.head_dim, architecture.rope_theta, 64, device)
+        self.position_tables = PositionTables.of(spec, 64, device)
         self.plans = PlanBuffer(device)
 
     @torch.inference_mode()
@@ -58,7 +58,12 @@ class Model:
             batch.num_tokens,
         )
         context = ForwardContext(
-            select("reference", "cpu"), self.kv_cache, attention, plan.positions, plan.slot_mapping, self.cos_sin
+            select("reference", "cpu"),
+            self.kv_cache,
+            attention,
+            plan.positions,
+            plan.slot_mapping,
+            self.position_tables,
         )
         logits = self.model.logits(self.model(plan.tokens, context))
         assert logits is not None

@@ -1,0 +1,127 @@
+"""The fields of a GGUF file as the config.json that they stand for. Knows no tensor and no tokenizer.
+
+The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of llama.cpp's converter.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from pyllm.errors import ConfigError
+from pyllm.families.config import Config
+from pyllm.families.family import Family
+
+_FIELDS = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
+}
+_ROPE_FIELDS = {
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
+    "yarn_attn_factor": "attention_factor",
+    "attn_factor": "attention_factor",
+}
+ROPE_FACTORS = {
+    "rope_freqs.weight": "factors",
+    "rope_factors_long.weight": "long_factor",
+    "rope_factors_short.weight": "short_factor",
+}
+"""The tensors whose values belong to the configuration, and what they are there."""
+
+
+def gguf_config(
+    family: Family,
+    fields: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    rope_factors: Mapping[str, Sequence[float]],
+) -> Config:
+    """The configuration in the fields of a file, with the shapes of its tensors and the values of `ROPE_FACTORS`.
+
+    Raises:
+        ConfigError: a field asks for what is not supported, or differs between layers.
+    """
+    assert family.gguf is not None
+    architecture = fields["general.architecture"]
+    prefix = f"{architecture}."
+    own = {name.removeprefix(prefix): value for name, value in fields.items() if name.startswith(prefix)}
+    config = {name: _one(f"{prefix}{key}", own[key]) for key, name in _FIELDS.items() if key in own}
+    config |= {name: own[key] for key, name in family.gguf.fields.items() if key in own}
+    config |= _of_tensors(shapes)
+    config["architectures"] = [family.architectures[0]]
+    _check(own, config, architecture)
+    if "rope.dimension_count" in own and "head_dim" in config:
+        config["partial_rotary_factor"] = own["rope.dimension_count"] / config["head_dim"]
+    pattern = own.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    elif pattern is not None:
+        config["sliding_window_pattern"] = pattern
+    if not config.get("sliding_window", True):
+        del config["sliding_window"]
+    if rope := _rope(own, rope_factors):
+        config["rope_scaling"] = rope
+    return family.gguf.complete(Config(config, "the GGUF file"))
+
+
+def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    if "token_embd.weight" not in shapes:
+        raise ConfigError("the GGUF file has no tensor token_embd.weight")
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "attention_bias": "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_up.bias" in shapes,
+    }
+
+
+def _check(own: Mapping[str, Any], config: dict[str, Any], architecture: str) -> None:
+    heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
+    if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
+        config.setdefault("head_dim", hidden // heads)
+    neutral = {"expert_count": 0, "attention.value_length": config.get("head_dim"), "attention.causal": True}
+    for name, supported in neutral.items():
+        if own.get(name, supported) != supported:
+            raise ConfigError(f"{architecture}.{name} = {own[name]!r:.80} is not supported, only {supported}")
+
+
+def _rope(own: Mapping[str, Any], factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """The parameters of RoPE; empty for the plain one."""
+    kind = own.get("rope.scaling.type", "none")
+    known: Collection[str] = ("none", "linear", "yarn", "longrope")
+    if kind not in known:
+        raise ConfigError(f"rope.scaling.type {kind!r:.80} is not supported, only {', '.join(known)}")
+    parameters = {
+        name: own[f"rope.scaling.{key}"] for key, name in _ROPE_FIELDS.items() if f"rope.scaling.{key}" in own
+    }
+    if "rope.scale_linear" in own:
+        kind, parameters["factor"] = "linear", own["rope.scale_linear"]
+    if multiplier := own.get("rope.scaling.yarn_log_multiplier"):
+        parameters |= {"mscale": multiplier, "mscale_all_dim": multiplier}
+    parameters |= {ROPE_FACTORS[tensor]: list(values) for tensor, values in factors.items()}
+    if "factors" in parameters:
+        kind = "factors"
+    elif "long_factor" in parameters:
+        kind = "longrope"
+    return {} if kind == "none" else parameters | {"rope_type": kind}
+
+
+def _one(name: str, value: Any) -> Any:
+    """A field's value; some files have a list of one for each layer."""
+    if not isinstance(value, list):
+        return value
+    if len(set(map(repr, value))) != 1:
+        raise ConfigError(f"{name} differs between layers, which is not supported")
+    return value[0]

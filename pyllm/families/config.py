@@ -1,0 +1,124 @@
+"""Checked access to the fields of a config.json, or of what stands for one. Knows no family."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pyllm.errors import ConfigError
+
+_LARGEST = 2**31 - 1
+_REQUIRED: Any = object()
+
+
+class Config:
+    """The fields of a model's configuration; null counts as absent. `nulls` names those that are there and null.
+
+    Every method raises `ConfigError` for a field that is missing without a default, or of the wrong kind.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], place: str = "config.json") -> None:
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+        self.nulls = fields.keys() - self._fields.keys()
+        self.place = place
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
+
+    def integer(self, name: str, default: int = _REQUIRED, least: int = 1, most: int = _LARGEST) -> int:
+        """A whole number from `least` to `most`."""
+        value = self._get(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.error(name, value, f"a whole number from {least} to {most}")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """A whole number of at least 1, or None."""
+        return self.integer(name) if name in self else None
+
+    def number(self, name: str, default: float = _REQUIRED) -> float:
+        """A finite number."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.error(name, value, "a finite number")
+        return float(value)
+
+    def positive(self, name: str, default: float = _REQUIRED) -> float:
+        """A finite number above 0."""
+        value = self.number(name, default)
+        if value <= 0:
+            raise self.error(name, value, "a number above 0")
+        return value
+
+    def optional_positive(self, name: str) -> float | None:
+        """A finite number above 0, or None."""
+        return self.positive(name) if name in self else None
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """So many finite numbers above 0."""
+        values = self._get(name, _REQUIRED)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.error(name, values, f"a list of {count} numbers")
+        return tuple(Config({name: value}, self.place).positive(name) for value in values)
+
+    def flag(self, name: str, default: bool = _REQUIRED) -> bool:
+        """True or false."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, value, "true or false")
+        return value
+
+    def text(self, name: str, default: str = _REQUIRED) -> str:
+        """A string."""
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, value, "a string")
+        return value
+
+    def items(self, name: str, count: int) -> list[Any]:
+        """A list of `count` items, one for each layer."""
+        values = self._get(name, _REQUIRED)
+        if not isinstance(values, list) or len(values) < count:
+            raise self.error(name, values, f"a list of {count} items")
+        return values[:count]
+
+    def section(self, name: str) -> "Config":
+        """A dictionary within; empty if there is none."""
+        value = self._get(name, {})
+        if not isinstance(value, dict):
+            raise self.error(name, value, "a dictionary")
+        return Config(value, f"{self.place}: {name}")
+
+    def with_defaults(self, **defaults: Any) -> "Config":
+        """The same with other values where a field is absent; null stays null."""
+        return Config(defaults | dict.fromkeys(self.nulls) | self._fields, self.place)
+
+    def replaced(self, **changes: Any) -> "Config":
+        """The same with other values in some fields."""
+        return Config(dict.fromkeys(self.nulls) | self._fields | changes, self.place)
+
+    def without(self, *names: str) -> "Config":
+        """The same without some fields."""
+        return Config({name: value for name, value in self._fields.items() if name not in names}, self.place)
+
+    def refuse_unless(self, **supported: Any) -> None:
+        """Refuse fields whose value would change the answer in a way that is not supported.
+
+        Raises:
+            ConfigError: a field is there and is not the value given for it.
+        """
+        for name, value in supported.items():
+            found = self._fields.get(name, value)
+            if found != value:
+                raise ConfigError(f"{self.place}: {name} = {found!r:.80} is not supported, only {value!r}")
+
+    def error(self, name: str, value: Any, expected: str) -> ConfigError:
+        """The error for a field with a wrong value."""
+        return ConfigError(f"{self.place}: {name} is {value!r:.80}; it must be {expected}")
+
+    def _get(self, name: str, default: Any) -> Any:
+        value = self._fields.get(name, default)
+        if value is _REQUIRED:
+            raise ConfigError(f"{self.place} has no field {name}, which this architecture needs")
+        return value

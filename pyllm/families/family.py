@@ -1,0 +1,116 @@
+"""What a file of this package says of its family, and how the fields that most families share are read."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pyllm.families.config import Config
+from pyllm.families.rope import longest_context, read_rope
+from pyllm.families.spec import ACTIVATIONS, AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from pyllm.families.tensors import GGUF_NAMES, HUGGINGFACE_NAMES, TensorNames
+
+MAX_LAYERS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufNames:
+    """How llama.cpp's files describe a family.
+
+    - `architectures`: values of `general.architecture`.
+    - `fields`: its keys, without the architecture before them, and the config.json field that each stands for, beside
+      those that all families share (`pyllm/checkpoint/gguf_config.py`).
+    - `complete`: adds the config.json fields that such a file leaves to the reader.
+    """
+
+    architectures: tuple[str, ...]
+    tensors: TensorNames = GGUF_NAMES
+    fields: Mapping[str, str] = field(default_factory=dict)
+    complete: Callable[[Config], Config] = lambda config: config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Models of one kind. `architectures` are those of config.json; `read` gives the model that a config describes.
+
+    `read` raises `ConfigError`, with the name of the field, for what the family may ask for and is not supported.
+    """
+
+    architectures: tuple[str, ...]
+    read: Callable[[Config], ModelSpec]
+    tensors: TensorNames = HUGGINGFACE_NAMES
+    gguf: GgufNames | None = None
+
+
+def read_attention(config: Config, **features: Any) -> AttentionSpec:
+    """Heads and their size, with the scale of most families; `features` are fields of `AttentionSpec`."""
+    heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise config.error("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads, {heads}")
+    head_size = config.integer("head_dim", max(1, hidden // heads))
+    return AttentionSpec(
+        **{"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "scale": head_size**-0.5} | features
+    )
+
+
+def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any) -> FeedForwardSpec:
+    """The gated feed-forward layer whose activation the field `name` has; `features` are fields of the spec."""
+    activation = config.text(name, "silu")
+    if activation not in ACTIVATIONS:
+        raise config.error(name, activation, f"one of {', '.join(ACTIVATIONS)}")
+    size = config.integer("intermediate_size")
+    return FeedForwardSpec(**{"size": size, "activation": ACTIVATIONS[activation]} | features)
+
+
+def read_norm(config: Config, name: str = "rms_norm_eps", **features: Any) -> NormSpec:
+    """The norm whose epsilon the field `name` has."""
+    return NormSpec(**{"epsilon": config.positive(name, 1e-6 if name == "rms_norm_eps" else 1e-5)} | features)
+
+
+def text_config(config: Config, **defaults: Any) -> Config:
+    """The configuration of the text model within that of a model for text and images, or the config itself.
+
+    `defaults` are those of the text model's class in transformers, which such files leave out.
+    """
+    if "text_config" not in config:
+        return config
+    shared: dict[str, Any] = {"architectures": config.items("architectures", 1)}
+    if "tie_word_embeddings" in config:
+        shared["tie_word_embeddings"] = config.flag("tie_word_embeddings")
+    return config.section("text_config").with_defaults(**defaults | shared)
+
+
+def num_layers(config: Config) -> int:
+    """How many layers the model has."""
+    return config.integer("num_hidden_layers", most=MAX_LAYERS)
+
+
+def layer_types(config: Config, pattern: Callable[[int], bool]) -> list[str]:
+    """The type of each layer: as the field layer_types lists it, else sliding where `pattern` holds for its index."""
+    count = num_layers(config)
+    if "layer_types" not in config:
+        return ["sliding_attention" if pattern(index) else "full_attention" for index in range(count)]
+    types = config.items("layer_types", count)
+    for kind in types:
+        if kind not in {"sliding_attention", "full_attention"}:
+            raise config.error("layer_types", kind, "a list of sliding_attention and full_attention")
+    return types
+
+
+def read_model(
+    config: Config, layers: Sequence[LayerSpec], ropes: Sequence[RopeSpec] | None = None, **features: Any
+) -> ModelSpec:
+    """The model around its layers; one rotation for all of them unless `ropes` are given."""
+    if ropes is None:
+        ropes = (read_rope(config, layers[0].attention.head_size),)
+    fields = {
+        "architecture": config.items("architectures", 1)[0],
+        "vocab_size": config.integer("vocab_size"),
+        "hidden_size": config.integer("hidden_size"),
+        "max_position_embeddings": longest_context(config),
+        "layers": tuple(layers),
+        "norm": layers[0].attention_norm or layers[0].attention_output_norm,
+        "ropes": tuple(ropes),
+        "tie_word_embeddings": config.flag("tie_word_embeddings", False),
+    }
+    return ModelSpec(**fields | features)

@@ -1,0 +1,142 @@
+"""Gemma 2 (arXiv 2408.00118) and Gemma 3 (arXiv 2503.19786): norms before and after, windows, scaled embeddings.
+
+Gemma 2 caps scores and logits; Gemma 3 normalises query and key, and rotates window layers by another base. The text
+model of Gemma 3 with images is read, too; the tensors for images are skipped.
+"""
+
+from msgspec.structs import replace
+
+from pyllm.families.config import Config
+from pyllm.families.family import (
+    Family,
+    GgufNames,
+    layer_types,
+    read_attention,
+    read_feed_forward,
+    read_model,
+    read_norm,
+    text_config,
+)
+from pyllm.families.rope import read_rope
+from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
+from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+
+_DEFAULTS = {"head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
+# Of Gemma3TextConfig in transformers: the files of the models with images leave out what is equal to it.
+_TEXT_DEFAULTS = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def read_gemma2(config: Config) -> ModelSpec:
+    """The model that a config.json of Gemma 2 describes."""
+    config = config.with_defaults(**_DEFAULTS, sliding_window=4096)
+    attention = read_attention(config, soft_cap=_soft_cap(config, "attn_logit_softcapping", 50.0))
+    types = layer_types(config, lambda index: index % 2 == 0)
+    rope = read_rope(config, attention.head_size)
+    return _read(config, attention, types, [rope], _soft_cap(config, "final_logit_softcapping", 30.0))
+
+
+def read_gemma3(config: Config) -> ModelSpec:
+    """The model that a config.json of Gemma 3 describes, of its text model if it has images."""
+    config = text_config(config, **_TEXT_DEFAULTS).with_defaults(**_DEFAULTS, sliding_window=4096)
+    norm = read_norm(config, unit_offset=True)
+    cap = config.optional_positive("attn_logit_softcapping")
+    attention = read_attention(config, soft_cap=cap, query_key_norm=norm)
+    pattern = config.integer("sliding_window_pattern", 6)
+    types = layer_types(config, lambda index: (index + 1) % pattern != 0)
+    full = read_rope(config, attention.head_size, theta=1_000_000.0, layer_type="full_attention")
+    return _read(
+        config,
+        attention,
+        types,
+        [full, _local_rope(config, attention)],
+        config.optional_positive("final_logit_softcapping"),
+    )
+
+
+def _local_rope(config: Config, attention: AttentionSpec) -> RopeSpec:
+    """The rotation of window layers; what older files have in rope_scaling is about the full layers only."""
+    theta = config.positive("rope_local_base_freq", 10_000.0)
+    plain = config.without("rope_scaling", "rope_theta")
+    return read_rope(plain, attention.head_size, theta=theta, layer_type="sliding_attention")
+
+
+def _read(
+    config: Config, attention: AttentionSpec, types: list[str], ropes: list[RopeSpec], logit_soft_cap: float | None
+) -> ModelSpec:
+    config.refuse_unless(use_bidirectional_attention=False)
+    window, norm = config.integer("sliding_window"), read_norm(config, unit_offset=True)
+    bias = config.flag("attention_bias", False)
+    full = replace(
+        attention,
+        scale=config.positive("query_pre_attn_scalar") ** -0.5,
+        bias=bias,
+        output_bias=bias,
+    )
+    sliding = replace(full, window=window, rope=len(ropes) - 1)
+    layers = [
+        LayerSpec(
+            attention=sliding if kind == "sliding_attention" else full,
+            feed_forward=read_feed_forward(
+                config.with_defaults(hidden_activation="gelu_pytorch_tanh"), "hidden_activation"
+            ),
+            attention_norm=norm,
+            attention_output_norm=norm,
+            feed_forward_norm=norm,
+            feed_forward_output_norm=norm,
+        )
+        for kind in types
+    ]
+    return read_model(
+        config,
+        layers,
+        ropes,
+        max_position_embeddings=config.integer("max_position_embeddings"),
+        embedding_scale=config.integer("hidden_size") ** 0.5,
+        logit_soft_cap=logit_soft_cap,
+    )
+
+
+def _soft_cap(config: Config, name: str, default: float) -> float | None:
+    """The cap; null means none, which `Config` cannot tell from a field that is absent."""
+    return config.positive(name, default) if name not in config.nulls else None
+
+
+def _complete(config: Config) -> Config:
+    """llama.cpp derives the scale: from the size of a head, in the models of 27 billion from the hidden size."""
+    is_largest = (config.integer("num_hidden_layers"), config.integer("hidden_size")) in {(46, 4608), (62, 5376)}
+    scalar = config.integer("head_dim")
+    if is_largest:
+        scalar = config.integer("hidden_size") // config.integer("num_attention_heads")
+    return config.with_defaults(query_pre_attn_scalar=scalar)
+
+
+_PARTS = LLAMA_PARTS | {
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+
+GEMMA2 = Family(
+    architectures=("Gemma2ForCausalLM",),
+    read=read_gemma2,
+    tensors=TensorNames(parts=_PARTS),
+    gguf=GgufNames(architectures=("gemma2",), complete=_complete),
+)
+GEMMA3 = Family(
+    architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+    read=read_gemma3,
+    tensors=TensorNames(
+        roots=("model.", "language_model.model.", "model.language_model.", ""),
+        heads=("lm_head", "language_model.lm_head"),
+        parts=_PARTS,
+        skipped=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    ),
+    gguf=GgufNames(architectures=("gemma3",), complete=_complete),
+)

@@ -1,0 +1,58 @@
+"""GLM-4 (arXiv 2406.12793): half of each head rotates, by neighbours. Models of 0414 have norms after layers, too."""
+
+from dataclasses import replace
+
+from pyllm.families.config import Config
+from pyllm.families.family import (
+    Family,
+    GgufNames,
+    num_layers,
+    read_attention,
+    read_feed_forward,
+    read_model,
+    read_norm,
+)
+from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TensorNames
+
+
+def read_glm(config: Config) -> ModelSpec:
+    """The model that a config.json of GLM-4-9B describes."""
+    return _read(config, has_output_norms=False)
+
+
+def read_glm4(config: Config) -> ModelSpec:
+    """The model that a config.json of GLM-4-0414 describes."""
+    return _read(config, has_output_norms=True)
+
+
+def _read(config: Config, has_output_norms: bool) -> ModelSpec:
+    config = config.with_defaults(partial_rotary_factor=0.5, head_dim=128)
+    norm = read_norm(config, epsilon=config.positive("rms_norm_eps", 1.5625e-7))
+    layer = LayerSpec(
+        attention=read_attention(config, bias=config.flag("attention_bias", True)),
+        feed_forward=read_feed_forward(config),
+        attention_norm=norm,
+        attention_output_norm=norm if has_output_norms else None,
+        feed_forward_norm=norm,
+        feed_forward_output_norm=norm if has_output_norms else None,
+    )
+    return read_model(config, [layer] * num_layers(config))
+
+
+_GATE_UP = ("feed_forward.gate", "feed_forward.up")
+_OUTPUT_NORMS = {
+    "attention_output_norm": "post_self_attn_layernorm",
+    "feed_forward_output_norm": "post_mlp_layernorm",
+}
+_TENSORS = TensorNames(parts=LLAMA_PARTS | _OUTPUT_NORMS, stacked={"mlp.gate_up_proj": _GATE_UP}, interleaved=True)
+
+GLM = Family(architectures=("GlmForCausalLM",), read=read_glm, tensors=_TENSORS)
+GLM4 = Family(
+    architectures=("Glm4ForCausalLM",),
+    read=read_glm4,
+    tensors=_TENSORS,
+    gguf=GgufNames(
+        architectures=("glm4",), tensors=replace(GGUF_NAMES, stacked={"ffn_up": _GATE_UP}, interleaved=True)
+    ),
+)

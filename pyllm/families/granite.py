@@ -1,0 +1,88 @@
+"""Granite 3, and the dense models of Granite 4: Llama with multipliers for embeddings, scores, residuals and logits."""
+
+from dataclasses import replace
+
+from pyllm.errors import ConfigError
+from pyllm.families.config import Config
+from pyllm.families.family import (
+    Family,
+    GgufNames,
+    num_layers,
+    read_attention,
+    read_feed_forward,
+    read_model,
+    read_norm,
+)
+from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TensorNames
+
+
+def read_granite(config: Config) -> ModelSpec:
+    """The model that a config.json of Granite 3 describes."""
+    bias, norm = config.flag("attention_bias", False), read_norm(config)
+    rotates = config.text("position_embedding_type", "rope") == "rope"
+    attention = read_attention(
+        config,
+        bias=bias,
+        output_bias=bias,
+        scale=config.positive("attention_multiplier", 1.0),
+        rope=0 if rotates else None,
+    )
+    layer = LayerSpec(
+        attention=attention,
+        feed_forward=read_feed_forward(config, bias=config.flag("mlp_bias", False)),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+    )
+    return read_model(
+        config,
+        [layer] * num_layers(config),
+        embedding_scale=config.positive("embedding_multiplier", 1.0),
+        residual_multiplier=config.positive("residual_multiplier", 1.0),
+        logit_scale=1 / config.positive("logits_scaling", 1.0),
+    )
+
+
+def read_granite4(config: Config) -> ModelSpec:
+    """The same for Granite 4, if it has neither experts nor Mamba layers."""
+    if experts := config.integer("num_local_experts", 8, least=0):
+        raise ConfigError(f"{config.place}: num_local_experts = {experts} is not supported, only dense models")
+    layers = num_layers(config)
+    types = config.items("layer_types" if "layer_types" in config else "layers_block_type", layers)
+    if wrong := set(types) - {"attention", "full_attention"}:
+        raise ConfigError(f"{config.place}: layers of type {', '.join(sorted(map(str, wrong)))} are not supported")
+    size = config.integer("shared_intermediate_size", 1024)
+    positions = config.text("position_embedding_type", "nope")
+    return read_granite(config.replaced(position_embedding_type=positions, intermediate_size=size, mlp_bias=False))
+
+
+def _complete(config: Config) -> Config:
+    """llama.cpp's files have a flag for whether there are positions."""
+    rotates = config.flag("rope_finetuned", True)
+    return config.replaced(position_embedding_type="rope" if rotates else "nope")
+
+
+GRANITE = Family(
+    architectures=("GraniteForCausalLM",),
+    read=read_granite,
+    gguf=GgufNames(
+        architectures=("granite",),
+        tensors=replace(GGUF_NAMES, interleaved=True),
+        fields={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+            "rope.scaling.finetuned": "rope_finetuned",
+        },
+        complete=_complete,
+    ),
+)
+GRANITE4 = Family(
+    architectures=("GraniteMoeHybridForCausalLM",),
+    read=read_granite4,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS | {"feed_forward.down": "shared_mlp.output_linear"},
+        stacked={"shared_mlp.input_linear": ("feed_forward.gate", "feed_forward.up")},
+    ),
+)

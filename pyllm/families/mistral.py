@@ -1,0 +1,74 @@
+"""Mistral (arXiv 2310.06825), Ministral and Ministral 3: Llama with windows, and a query scale by position in the last.
+
+The text model of Mistral 3 with images is read, too; the tensors for images are skipped.
+"""
+
+from dataclasses import replace
+
+from msgspec.structs import replace as replace_struct
+
+from pyllm.families.config import Config
+from pyllm.families.family import (
+    Family,
+    GgufNames,
+    layer_types,
+    read_attention,
+    read_feed_forward,
+    read_model,
+    read_norm,
+    text_config,
+)
+from pyllm.families.rope import rope_parameters
+from pyllm.families.spec import LayerSpec, ModelSpec, QueryScaling
+from pyllm.families.tensors import GGUF_NAMES, TensorNames
+
+
+def read(config: Config) -> ModelSpec:
+    """The model that a config.json of Mistral describes."""
+    config = text_config(config)
+    window, norm = config.optional_integer("sliding_window"), read_norm(config)
+    attention = read_attention(config, query_scaling=_query_scaling(config))
+    layers = [
+        LayerSpec(
+            attention=replace_struct(attention, window=window if kind == "sliding_attention" else None),
+            feed_forward=read_feed_forward(config),
+            attention_norm=norm,
+            feed_forward_norm=norm,
+        )
+        for kind in layer_types(config, lambda _: window is not None)
+    ]
+    return read_model(config, layers)
+
+
+def _query_scaling(config: Config) -> QueryScaling | None:
+    parameters = rope_parameters(config)
+    if "llama_4_scaling_beta" in config:  # GGUF
+        parameters = parameters.replaced(llama_4_scaling_beta=config.number("llama_4_scaling_beta"))
+    if "llama_4_scaling_beta" not in parameters:
+        return None
+    return QueryScaling(
+        beta=parameters.number("llama_4_scaling_beta"),
+        original_length=parameters.integer("original_max_position_embeddings"),
+    )
+
+
+FAMILY = Family(
+    architectures=(
+        "MistralForCausalLM",
+        "MinistralForCausalLM",
+        "Ministral3ForCausalLM",
+        "Mistral3ForConditionalGeneration",
+    ),
+    read=read,
+    tensors=TensorNames(
+        roots=("model.", "language_model.model.", "model.language_model.", ""),
+        heads=("lm_head", "language_model.lm_head"),
+        skipped=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+    ),
+    # Mistral's earlier models are "llama" in GGUF files.
+    gguf=GgufNames(
+        architectures=("mistral3",),
+        tensors=replace(GGUF_NAMES, interleaved=True),
+        fields={"attention.temperature_scale": "llama_4_scaling_beta"},
+    ),
+)

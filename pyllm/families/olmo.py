@@ -1,0 +1,66 @@
+"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms after the layers only, and of all heads of query and key together."""
+
+from msgspec.structs import replace
+
+from pyllm.families.config import Config
+from pyllm.families.family import (
+    Family,
+    GgufNames,
+    layer_types,
+    read_attention,
+    read_feed_forward,
+    read_model,
+    read_norm,
+)
+from pyllm.families.rope import read_rope
+from pyllm.families.spec import LayerSpec, ModelSpec
+from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+
+
+def read_olmo2(config: Config) -> ModelSpec:
+    """The model that a config.json of OLMo 2 describes, or a GGUF file of OLMo 3, which has no name of its own."""
+    return _read(config, layer_types(config, lambda _: False))
+
+
+def read_olmo3(config: Config) -> ModelSpec:
+    """The model that a config.json of OLMo 3 describes."""
+    config = config.with_defaults(rope_theta=500_000.0, sliding_window=4096)
+    return _read(config, layer_types(config, lambda index: (index + 1) % 4 != 0))
+
+
+def _read(config: Config, types: list[str]) -> ModelSpec:
+    """Positions are scaled in full layers only."""
+    layers = _layers(config, types)
+    head_size = layers[0].attention.head_size
+    full = read_rope(config, head_size, layer_type="full_attention")
+    local = read_rope(config.without("rope_scaling"), head_size, layer_type="sliding_attention")
+    return read_model(config, layers, [full, local], max_position_embeddings=config.integer("max_position_embeddings"))
+
+
+def _layers(config: Config, types: list[str]) -> list[LayerSpec]:
+    bias, norm = config.flag("attention_bias", False), read_norm(config, epsilon=config.positive("rms_norm_eps", 1e-5))
+    full = read_attention(config, bias=bias, output_bias=bias, query_key_norm=norm, norm_over="all")
+    sliding = replace(full, window=config.optional_integer("sliding_window"), rope=1)
+    return [
+        LayerSpec(
+            attention=sliding if kind == "sliding_attention" else full,
+            feed_forward=read_feed_forward(config),
+            attention_output_norm=norm,
+            feed_forward_output_norm=norm,
+        )
+        for kind in types
+    ]
+
+
+_PARTS = LLAMA_PARTS | {
+    "attention_output_norm": "post_attention_layernorm",
+    "feed_forward_output_norm": "post_feedforward_layernorm",
+}
+
+OLMO2 = Family(
+    architectures=("Olmo2ForCausalLM",),
+    read=read_olmo2,
+    tensors=TensorNames(parts=_PARTS),
+    gguf=GgufNames(architectures=("olmo2",)),
+)
+OLMO3 = Family(architectures=("Olmo3ForCausalLM",), read=read_olmo3, tensors=TensorNames(parts=_PARTS))

@@ -1,0 +1,74 @@
+"""The table of families, and those that other packages add by the entry-point group `pyllm.families`.
+
+A new family is a file beside this one, a line here, and its test.
+"""
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
+
+from pyllm.errors import ConfigError
+from pyllm.families import cohere2, gemma, glm4, granite, llama, mistral, olmo, phi3, qwen, smollm3
+from pyllm.families.family import Family
+
+GROUP = "pyllm.families"
+FAMILIES = (
+    llama.FAMILY,
+    mistral.FAMILY,
+    qwen.QWEN2,
+    qwen.QWEN3,
+    gemma.GEMMA2,
+    gemma.GEMMA3,
+    phi3.FAMILY,
+    smollm3.FAMILY,
+    olmo.OLMO2,
+    olmo.OLMO3,
+    granite.GRANITE,
+    granite.GRANITE4,
+    glm4.GLM,
+    glm4.GLM4,
+    cohere2.FAMILY,
+)
+
+
+def find_family(architecture: str, offered: Iterable[EntryPoint] | None = None) -> Family:
+    """The family of an architecture of config.json. Another package's family may not take one of ours.
+
+    Raises:
+        ConfigError: none knows it; the text lists those that are known. Or an entry point is no family.
+    """
+    families = {name: family for family in FAMILIES for name in family.architectures}
+    if architecture not in families:
+        families |= {name: family for family in _offered(offered) for name in family.architectures}
+    if architecture not in families:
+        known = ", ".join(sorted(families))
+        raise ConfigError(f"architecture {architecture!r} is not supported; supported: {known}")
+    return families[architecture]
+
+
+def find_gguf_family(architecture: str, offered: Iterable[EntryPoint] | None = None) -> Family:
+    """The family of a GGUF file's `general.architecture`.
+
+    Raises:
+        ConfigError: as `find_family`.
+    """
+    known: set[str] = set()
+    for family in chain(FAMILIES, _offered(offered)):
+        if family.gguf is not None:
+            if architecture in family.gguf.architectures:
+                return family
+            known.update(family.gguf.architectures)
+    raise ConfigError(f"GGUF architecture {architecture!r} is not supported; supported: {', '.join(sorted(known))}")
+
+
+def _offered(offered: Iterable[EntryPoint] | None) -> list[Family]:
+    families = []
+    for entry in entry_points(group=GROUP) if offered is None else offered:
+        try:
+            family = entry.load()
+        except Exception as error:
+            raise ConfigError(f"model family {entry.name!r} ({entry.value}) cannot be imported: {error}") from error
+        if not isinstance(family, Family):
+            raise ConfigError(f"model family {entry.name!r} ({entry.value}) is {family!r:.80}, not a Family")
+        families.append(family)
+    return families

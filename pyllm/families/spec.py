@@ -1,0 +1,181 @@
+"""A decoder-only model as data: what each of its layers computes. Knows no family, no file and no torch.
+
+The specs travel to every process with the checkpoint. `pyllm/workers/decoder.py` builds the model from them.
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+
+from pyllm.errors import ConfigError
+
+Activation = Literal["silu", "gelu_tanh", "gelu"]
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
+"""The kernels' names of what `hidden_act` names in a config.json."""
+
+
+class DynamicRope(msgspec.Struct, frozen=True, kw_only=True, tag="dynamic"):
+    """NTK-aware scaling: a context beyond `original_length` raises the base (`families/rope.py`)."""
+
+    theta: float
+    factor: float
+    original_length: int
+
+
+class LongRope(msgspec.Struct, frozen=True, kw_only=True, tag="longrope"):
+    """Other frequencies for a context beyond `original_length` (LongRoPE, arXiv 2402.13753)."""
+
+    inverse_frequencies: tuple[float, ...]
+    original_length: int
+
+
+class RopeSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Rotary position embeddings (arXiv 2104.09864) of the first `rotary_size` dimensions of each head.
+
+    The two halves of these dimensions form the pairs. `attention_factor` multiplies cosines and sines (YaRN).
+    `longer` says what replaces the frequencies if `max_model_len` exceeds the original context.
+    """
+
+    rotary_size: int
+    inverse_frequencies: tuple[float, ...]  # [rotary_size / 2]
+    attention_factor: float = 1.0
+    longer: DynamicRope | LongRope | None = None
+
+
+class NormSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Root mean square norm (arXiv 1910.07467), or a layer norm without bias (arXiv 1607.06450).
+
+    With `unit_offset` the scale is `1 + w` (Gemma), and the sum is kept in float32.
+    """
+
+    epsilon: float
+    kind: Literal["rms", "layer"] = "rms"
+    unit_offset: bool = False
+
+
+class QueryScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """The query at position p is multiplied by `1 + beta * log(1 + floor(p / original_length))` (Llama 4)."""
+
+    beta: float
+    original_length: int
+
+
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Grouped-query attention (arXiv 2305.13245).
+
+    - `rope`: the index in `ModelSpec.ropes`; None for a layer without positions.
+    - `window`: how many positions a token sees, its own included; None for all.
+    - `query_key_norm`: applied to query and key before the rotation, over each head or over all heads together.
+    - `soft_cap`: scores become `cap * tanh(score / cap)`.
+    - `sinks`: each head has a learned logit that takes a share of the softmax (gpt-oss).
+    """
+
+    heads: int
+    kv_heads: int
+    head_size: int
+    scale: float
+    rope: int | None = 0
+    window: int | None = None
+    query_key_norm: NormSpec | None = None
+    norm_over: Literal["head", "all"] = "head"
+    bias: bool = False
+    output_bias: bool = False
+    soft_cap: float | None = None
+    query_scaling: QueryScaling | None = None
+    sinks: bool = False
+
+    @property
+    def query_size(self) -> int:
+        """Features of all query heads."""
+        return self.heads * self.head_size
+
+    @property
+    def kv_size(self) -> int:
+        """Features of all key heads, and as many of all value heads."""
+        return self.kv_heads * self.head_size
+
+    def kv_heads_of_rank(self, ranks: int) -> int:
+        """How many KV heads each of `ranks` holds; with more ranks than heads, some ranks hold the same one."""
+        return max(1, self.kv_heads // ranks)
+
+
+class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated."""
+
+    size: int
+    activation: Activation = "silu"
+    gated: bool = True
+    bias: bool = False
+
+
+class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Attention, then feed-forward; each may have a norm before it and one after it, before its result is added.
+
+    With `parallel` both take the same normalised input and are added together (Cohere).
+    """
+
+    attention: AttentionSpec
+    feed_forward: FeedForwardSpec
+    attention_norm: NormSpec | None = None
+    attention_output_norm: NormSpec | None = None
+    feed_forward_norm: NormSpec | None = None
+    feed_forward_output_norm: NormSpec | None = None
+    parallel: bool = False
+
+
+class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole model. `dtype` is the file's: float32, bfloat16, float16, or float32 for a quantised file."""
+
+    architecture: str  # in the words of config.json, such as LlamaForCausalLM
+    vocab_size: int
+    hidden_size: int
+    max_position_embeddings: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    ropes: tuple[RopeSpec, ...]
+    tie_word_embeddings: bool
+    dtype: str = "float32"
+    embedding_scale: float = 1.0
+    residual_multiplier: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float | None = None
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The attention of the first layer: heads and sizes are those of every layer."""
+        return self.layers[0].attention
+
+
+def check_tensor_parallel(spec: ModelSpec, ranks: int) -> None:
+    """Refuse a tensor-parallel size that would cut through an attention head or leave the ranks unequal.
+
+    KV heads are the exception: where there are more ranks than KV heads, several ranks hold the same one.
+
+    Raises:
+        ConfigError: with the sizes that would work.
+    """
+    if not _unevenly_cut(spec, ranks):
+        return
+    common = math.gcd(*(size for layer in spec.layers for size in (layer.attention.heads, layer.feed_forward.size)))
+    sizes = [size for size in range(1, common + 1) if common % size == 0 and not _unevenly_cut(spec, size)]
+    raise ConfigError(
+        f"tensor_parallel_size {ranks} does not divide {' and '.join(_unevenly_cut(spec, ranks))}; "
+        f"sizes that work here: {', '.join(map(str, sizes))}"
+    )
+
+
+def _unevenly_cut(spec: ModelSpec, ranks: int) -> list[str]:
+    parts = {}
+    for layer in spec.layers:
+        attention, size = layer.attention, layer.feed_forward.size
+        parts[f"{attention.heads} attention heads"] = attention.heads % ranks == 0
+        parts[f"{attention.kv_heads} key/value heads"] = not (attention.kv_heads % ranks and ranks % attention.kv_heads)
+        parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
+    return [name for name, is_even in parts.items() if not is_even]

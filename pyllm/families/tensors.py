@@ -1,0 +1,309 @@
+"""Which tensors of a file fill which parameters of a model, and what is done to them on the way.
+
+Knows no format: readers give it what they found (`FileTensor`), and loaders follow the entries it returns.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from pyllm.errors import ConfigError
+from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+
+Shape = tuple[int, ...]
+
+
+class FileTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A tensor as a file has it. `shape` is in torch's order."""
+
+    name: str
+    type: str  # F32, F16, BF16, Q4_0, Q4_1, Q8_0 ...
+    shape: Shape
+    file: int  # index into `Checkpoint.files`
+    offset: int  # bytes from the start of the file
+    num_bytes: int
+
+
+class Rows(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """Some rows of a tensor in which several are stacked."""
+
+    start: int
+    stop: int
+
+
+class Deinterleave(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Rows 0, 2, 4 ... of the first `rotary_size` of each head come first, then 1, 3, 5 ...
+
+    A file may keep the pairs of RoPE side by side; the kernels take the halves of a head.
+    """
+
+    head_size: int
+    rotary_size: int
+
+
+class Transpose(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """Rows become columns. Only for floats: quantised blocks lie along rows."""
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A number is added to each element."""
+
+    value: float
+
+
+Transform = Rows | Deinterleave | Transpose | Add
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """One parameter of the model: its name and shape, the tensor that fills it, and the transforms in their order."""
+
+    name: str
+    shape: Shape
+    source: FileTensor
+    transforms: tuple[Transform, ...] = ()
+
+
+LLAMA_PARTS = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.query_norm": "self_attn.q_norm",
+    "attention.key_norm": "self_attn.k_norm",
+    "attention.output": "self_attn.o_proj",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+"""Of a layer, in transformers' names for Llama, which most families share."""
+
+GGUF_PARTS = {
+    "attention_norm": "attn_norm",
+    "attention.query": "attn_q",
+    "attention.key": "attn_k",
+    "attention.value": "attn_v",
+    "attention.query_norm": "attn_q_norm",
+    "attention.key_norm": "attn_k_norm",
+    "attention.output": "attn_output",
+    "attention_output_norm": "post_attention_norm",
+    "feed_forward_norm": "ffn_norm",
+    "feed_forward.gate": "ffn_gate",
+    "feed_forward.up": "ffn_up",
+    "feed_forward.down": "ffn_down",
+    "feed_forward_output_norm": "post_ffw_norm",
+}
+"""Of a layer, in llama.cpp's names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNames:
+    """The names that a kind of file gives to a family's tensors.
+
+    - `roots`: what may stand before the embedding, the norm and the layers; the first that fits is taken.
+    - `stacked`: tensors that hold several parts of a layer, one below the other.
+    - `interleaved`: query and key have the pairs of RoPE side by side.
+    - `offset_added`: the scales of norms with `unit_offset` have the 1 in them already.
+    - `transposed`: parts of a layer whose matrices have a column an output, as in GPT-2's Conv1D.
+    - `derived`: endings of tensors that follow from the configuration and are left out.
+    - `skipped`: beginnings of tensors that the text model does not need, such as a vision tower's.
+    """
+
+    roots: tuple[str, ...] = ("model.", "")
+    embedding: str = "embed_tokens"
+    norm: str = "norm"
+    heads: tuple[str, ...] = ("lm_head",)
+    layer: str = "layers.{}."
+    parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
+    stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    interleaved: bool = False
+    offset_added: bool = False
+    transposed: frozenset[str] = frozenset()
+    derived: tuple[str, ...] = (".rotary_emb.inv_freq",)
+    skipped: tuple[str, ...] = ()
+
+    def source_of(self, part: str) -> tuple[str, tuple[str, ...]]:
+        """The name of the tensor that holds a part of a layer, and all parts that it holds, in their order."""
+        for name, parts in self.stacked.items():
+            if part in parts:
+                return name, parts
+        return self.parts[part], (part,)
+
+
+HUGGINGFACE_NAMES = TensorNames()
+
+GGUF_NAMES = TensorNames(
+    roots=("",),
+    embedding="token_embd",
+    norm="output_norm",
+    heads=("output",),
+    layer="blk.{}.",
+    parts=GGUF_PARTS,
+    offset_added=True,
+    derived=("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"),
+)
+"""llama.cpp's names for a whole model."""
+
+
+def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
+    """The name within a layer and the shape of each of its parameters."""
+    attention, feed_forward, hidden = layer.attention, layer.feed_forward, spec.hidden_size
+    matrices = {
+        "attention.query": (attention.query_size, hidden),
+        "attention.key": (attention.kv_size, hidden),
+        "attention.value": (attention.kv_size, hidden),
+        "attention.output": (hidden, attention.query_size),
+        "feed_forward.gate": (feed_forward.size, hidden),
+        "feed_forward.up": (feed_forward.size, hidden),
+        "feed_forward.down": (hidden, feed_forward.size),
+    }
+    if not feed_forward.gated:
+        del matrices["feed_forward.gate"]
+    biased = {
+        "attention.query": attention.bias,
+        "attention.key": attention.bias,
+        "attention.value": attention.bias,
+        "attention.output": attention.output_bias,
+    }
+    shapes: dict[str, Shape] = {}
+    for name, shape in matrices.items():
+        shapes[f"{name}.weight"] = shape
+        if biased.get(name, feed_forward.bias):
+            shapes[f"{name}.bias"] = shape[:1]
+    for name, norm in _norms(layer).items():
+        if norm is not None:
+            shapes[f"{name}.weight"] = (hidden,)
+    if attention.query_key_norm is not None:
+        over_all = attention.norm_over == "all"
+        shapes["attention.query_norm.weight"] = (attention.query_size if over_all else attention.head_size,)
+        shapes["attention.key_norm.weight"] = (attention.kv_size if over_all else attention.head_size,)
+    return shapes
+
+
+def map_tensors(
+    spec: ModelSpec, names: TensorNames, found: Sequence[FileTensor]
+) -> tuple[tuple[TensorEntry, ...], tuple[str, ...]]:
+    """The entry of every parameter of a model, and the names of the tensors that were skipped.
+
+    Raises:
+        ConfigError: a tensor is missing, has another shape than the model needs, or belongs to no parameter.
+    """
+    tensors = {tensor.name: tensor for tensor in found}
+    if len(tensors) != len(found):
+        raise ConfigError("the model's files have several tensors of one name")
+    root = next((root for root in names.roots if f"{root}{names.embedding}.weight" in tensors), names.roots[0])
+    head = next((head for head in names.heads if f"{head}.weight" in tensors), names.heads[0])
+
+    vocabulary = (spec.vocab_size, spec.hidden_size)
+    entries = [_entry(tensors, "embedding.weight", vocabulary, _Place(f"{root}{names.embedding}.weight"))]
+    for index, layer in enumerate(spec.layers):
+        shapes = parameters_of_layer(spec, layer)
+        for name, shape in shapes.items():
+            part, _, kind = name.rpartition(".")
+            source, parts = names.source_of(part)
+            sizes = [shapes[f"{other}.{kind}"][0] for other in parts]
+            at = parts.index(part)
+            place = _Place(
+                f"{root}{names.layer.format(index)}{source}.{kind}",
+                sum(sizes[:at]),
+                sum(sizes[at + 1 :]),
+                part in names.transposed and len(shape) == 2,
+            )
+            plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
+            entries.append(_with_transforms(plain, _transforms(spec, layer, part, names)))
+    final = _entry(tensors, "norm.weight", (spec.hidden_size,), _Place(f"{root}{names.norm}.weight"))
+    entries.append(_with_transforms(final, _offset(spec.norm, names)))
+    if not spec.tie_word_embeddings:
+        entries.append(_entry(tensors, "head.weight", vocabulary, _Place(f"{head}.weight")))
+    return tuple(entries), _left_over(spec, names, tensors, entries, head)
+
+
+def num_parameters(spec: ModelSpec) -> int:
+    """How many numbers the model has."""
+    shapes = [shape for layer in spec.layers for shape in parameters_of_layer(spec, layer).values()]
+    vocabularies = 1 if spec.tie_word_embeddings else 2
+    return sum(map(math.prod, shapes)) + spec.hidden_size * (1 + vocabularies * spec.vocab_size)
+
+
+class _Place(NamedTuple):
+    """A tensor, and how many rows of it belong to other parameters."""
+
+    source: str
+    above: int = 0
+    below: int = 0
+    is_transposed: bool = False
+
+
+def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, place: _Place) -> TensorEntry:
+    tensor = tensors.get(place.source)
+    needed: Shape = (place.above + shape[0] + place.below, *shape[1:])
+    if place.is_transposed:
+        needed = needed[::-1]
+    if tensor is None:
+        raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs")
+    if tensor.shape != needed:
+        raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
+    transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
+    if place.above or place.below:
+        transforms += (Rows(place.above, place.above + shape[0]),)
+    return TensorEntry(parameter, shape, tensor, transforms)
+
+
+def _norms(layer: LayerSpec) -> dict[str, NormSpec | None]:
+    return {
+        "attention_norm": layer.attention_norm,
+        "attention_output_norm": layer.attention_output_norm,
+        "feed_forward_norm": layer.feed_forward_norm,
+        "feed_forward_output_norm": layer.feed_forward_output_norm,
+    }
+
+
+def _transforms(spec: ModelSpec, layer: LayerSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:
+    attention = layer.attention
+    if part in {"attention.query", "attention.key"} and names.interleaved:
+        return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
+    if part in {"attention.query_norm", "attention.key_norm"}:
+        return _offset(attention.query_key_norm, names)
+    return _offset(_norms(layer).get(part), names)
+
+
+def _rotary_size(spec: ModelSpec, attention: AttentionSpec) -> int:
+    # The order within a head means nothing to a layer without positions, as long as query and key have the same.
+    return attention.head_size if attention.rope is None else spec.ropes[attention.rope].rotary_size
+
+
+def _offset(norm: NormSpec | None, names: TensorNames) -> tuple[Transform, ...]:
+    return (Add(1.0),) if norm is not None and norm.unit_offset and not names.offset_added else ()
+
+
+def _with_transforms(entry: TensorEntry, transforms: tuple[Transform, ...]) -> TensorEntry:
+    return msgspec.structs.replace(entry, transforms=entry.transforms + transforms) if transforms else entry
+
+
+def _left_over(
+    spec: ModelSpec,
+    names: TensorNames,
+    tensors: Mapping[str, FileTensor],
+    entries: Iterable[TensorEntry],
+    head: str,
+) -> tuple[str, ...]:
+    """The tensors that are skipped.
+
+    Raises:
+        ConfigError: there are others that fill no parameter.
+    """
+    rest = tensors.keys() - {entry.source.name for entry in entries}
+    if spec.tie_word_embeddings:
+        rest -= {f"{head}.weight"}
+    rest = {name for name in rest if not name.endswith(names.derived)}
+    skipped = {name for name in rest if names.skipped and name.startswith(names.skipped)}
+    if unknown := sorted(rest - skipped):
+        listed = ", ".join(unknown[:5])
+        raise ConfigError(
+            f"{len(unknown)} tensors belong to no layer of {spec.architecture}: {listed}; the model needs a feature "
+            "that is not supported, or the files are of another model"
+        )
+    return tuple(sorted(skipped))

@@ -1,0 +1,73 @@
+"""Whether a model fits into the host's memory, asked before anything is loaded. Knows no device but the CPU."""
+
+import logging
+from collections.abc import Callable
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
+from pyllm.errors import ConfigError
+from pyllm.families.tensors import num_parameters
+from pyllm.supervision.memory import Memory, host_memory
+
+logger = logging.getLogger(__name__)
+
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+# Of a process that has imported torch, with its buffers: each rank has one, and so have the processes around it.
+_PROCESS_BYTES = 256 << 20
+
+
+def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """What the weights take once they are loaded, on all ranks together."""
+    spec = checkpoint.spec
+    match engine.model.quantization:
+        case "gguf":
+            return sum({entry.source.name: entry.source.num_bytes for entry in checkpoint.tensors}.values())
+        case "int8":
+            return num_parameters(spec)
+        case _:
+            return num_parameters(spec) * _ELEMENT_BYTES[engine.model.dtype]
+
+
+def kv_bytes_of_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """What a token's keys and values take in the cache, on all ranks together."""
+    spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
+    heads = spec.attention.kv_heads_of_rank(ranks) * ranks
+    element_bytes = _ELEMENT_BYTES[engine.cache.kv_cache_dtype]
+    return 2 * len(spec.layers) * heads * spec.attention.head_size * element_bytes
+
+
+def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
+    """Refuse a model on a CPU whose weights would not fit, and warn of a KV cache that could not be filled.
+
+    Raises:
+        ConfigError: with the bytes that are needed and those that are there.
+    """
+    if engine.device.device != "cpu":
+        return
+    ranks = engine.parallel.tensor_parallel_size
+    weights, processes = weights_bytes(engine, checkpoint), _PROCESS_BYTES * (ranks + 1)
+    cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
+    for memory in read():
+        room = memory.available - weights - processes
+        needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(processes)} for processes"
+        if room < 0:
+            raise ConfigError(
+                f"the model needs {needed}, and {memory.owner} has {_gigabytes(memory.available)} available: free "
+                "some, or use a smaller model, or a GGUF of it with fewer bits"
+            )
+        if room < cache:
+            logger.warning(
+                "%s has %s available: beside %s, a KV cache for %d tokens fits, and not the %d of %s; set "
+                "--kv-cache-memory-bytes %d",
+                memory.owner,
+                _gigabytes(memory.available),
+                needed,
+                room // kv_bytes_of_token(engine, checkpoint),
+                cache // kv_bytes_of_token(engine, checkpoint),
+                _gigabytes(cache),
+                room // ranks,
+            )
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.2f} GB"

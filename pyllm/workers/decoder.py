@@ -1,0 +1,188 @@
+"""A decoder-only transformer, built from its spec: the one model of every family in `pyllm/families`.
+
+Knows no family and no file; `WeightReader` fills the parameters, under the names of `pyllm/families/tensors.py`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from pyllm_kernels import PackedLinear, QKNorm
+from torch import Tensor
+
+from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
+from pyllm.workers.layers.attention import PagedAttention
+from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
+from pyllm.workers.layers.norm import Norm
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
+from pyllm.workers.loaders.weights import WeightReader
+from pyllm.workers.step.forward_context import ForwardContext
+
+
+class Attention:
+    """Grouped-query self-attention (arXiv 2305.13245) between its projections."""
+
+    def __init__(self, spec: AttentionSpec, hidden_size: int, layer: int, placement: Placement) -> None:
+        self._head_size = spec.head_size
+        self._group = placement.group
+        self._shares = (
+            placement.share_of_heads(spec.heads, spec.head_size),
+            placement.share_of_heads(spec.kv_heads, spec.head_size),
+        )
+        query, key_value = self._shares
+        sizes = (spec.query_size, spec.kv_size, spec.kv_size)
+        self.qkv = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias, (query, key_value, key_value))
+        self.query_norm, self.key_norm, head_norm = None, None, None
+        if (norm := spec.query_key_norm) is not None:
+            over_all = spec.norm_over == "all"
+            self.query_norm = Norm(norm, spec.query_size if over_all else spec.head_size, placement)
+            self.key_norm = Norm(norm, spec.kv_size if over_all else spec.head_size, placement)
+            if not over_all:
+                head_norm = QKNorm(self.query_norm.weight, self.key_norm.weight, norm.epsilon)
+        self._normalises_all = self.query_norm is not None and head_norm is None
+        # With more ranks than KV heads, so many ranks in a row hold the same one.
+        self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
+        self.attention = PagedAttention(layer, spec, head_norm)
+        self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
+
+    def load(self, reader: WeightReader, prefix: str) -> None:
+        self.qkv.load(reader, *(f"{prefix}{name}" for name in ("query", "key", "value")))
+        self.output.load(reader, f"{prefix}output")
+        if self.query_norm is not None and self.key_norm is not None:
+            self.query_norm.load(reader, f"{prefix}query_norm")
+            self.key_norm.load(reader, f"{prefix}key_norm")
+
+    def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
+        query, key, value = torch.split(self.qkv(x), self.qkv.sizes, dim=-1)
+        if self._normalises_all:
+            query = self._normalise(query, self.query_norm, self._shares[0], 1)
+            key = self._normalise(key, self.key_norm, self._shares[1], self._ranks_a_kv_head)
+        query, key, value = (part.view(len(x), -1, self._head_size) for part in (query, key, value))
+        return self.output(self.attention(query, key, value, context).flatten(1))
+
+    def _normalise(self, part: Tensor, norm: Norm | None, share: slice, ranks_a_head: int) -> Tensor:
+        """This rank's share of the norm over the heads of all ranks (OLMo 2), bitwise that of one rank."""
+        assert norm is not None
+        if self._group.size == 1:
+            return norm(part)
+        return norm(torch.cat(self._group.gather(part)[::ranks_a_head], dim=-1))[:, share].contiguous()
+
+
+class FeedForward:
+    """Up, activation, down; gated as in SwiGLU and GeGLU (arXiv 2002.05202)."""
+
+    def __init__(self, spec: FeedForwardSpec, hidden_size: int, placement: Placement) -> None:
+        self._kernels = placement.kernels
+        self._activation, self._gated = spec.activation, spec.gated
+        sizes = (spec.size, spec.size) if spec.gated else (spec.size,)
+        self.up = ColumnParallelLinear(hidden_size, sizes, placement, spec.bias)
+        self.down = RowParallelLinear(spec.size, hidden_size, placement, spec.bias)
+
+    def load(self, reader: WeightReader, prefix: str) -> None:
+        names = ("gate", "up") if self._gated else ("up",)
+        self.up.load(reader, *(f"{prefix}{name}" for name in names))
+        self.down.load(reader, f"{prefix}down")
+
+    def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
+        return self.down(self._kernels.activation(self.up(x), self._activation, self._gated))
+
+
+class DecoderLayer:
+    """Attention and feed-forward around the residual stream.
+
+    A layer takes and gives what is not yet added to the stream, and the stream: so each addition is one with the norm
+    that follows it.
+    """
+
+    def __init__(self, model: ModelSpec, layer: int, placement: Placement) -> None:
+        spec, size = model.layers[layer], model.hidden_size
+        self._kernels = placement.kernels
+        self._factor = model.residual_multiplier
+        self._parallel = spec.parallel
+        self.attention = Attention(spec.attention, size, layer, placement)
+        self.feed_forward = FeedForward(spec.feed_forward, size, placement)
+        self.norms = {name: Norm(norm, size, placement) for name, norm in _norms_of(spec)}
+
+    def load(self, reader: WeightReader, prefix: str) -> None:
+        for name, norm in self.norms.items():
+            norm.load(reader, f"{prefix}{name}")
+        self.attention.load(reader, f"{prefix}attention.")
+        self.feed_forward.load(reader, f"{prefix}feed_forward.")
+
+    def __call__(self, x: Tensor, residual: Tensor | None, context: ForwardContext) -> tuple[Tensor, Tensor]:
+        x, residual = self._enter("attention_norm", x, residual)
+        attended = self._leave("attention_output_norm", self.attention(x, context))
+        if self._parallel:
+            return self._kernels.add(attended, self.feed_forward(x)), residual
+        x, residual = self._enter("feed_forward_norm", attended, residual)
+        return self._leave("feed_forward_output_norm", self.feed_forward(x)), residual
+
+    def _enter(self, name: str, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Add x to the stream; gives the stream, normalised if there is a norm, and the stream itself."""
+        norm = self.norms.get(name)
+        if residual is None:
+            return (x if norm is None else norm(x)), x
+        if norm is not None:
+            return norm.add(x, residual, self._factor)
+        total = self._kernels.add(x, residual, self._factor)
+        return total, total
+
+    def _leave(self, name: str, x: Tensor) -> Tensor:
+        norm = self.norms.get(name)
+        return x if norm is None else norm(x)
+
+
+class Decoder:
+    """The whole model, or one rank's share of it."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement) -> None:
+        rows = (spec.vocab_size, spec.hidden_size)
+        self._spec = spec
+        self._kernels = placement.kernels
+        # Rounded as the embedding is: Gemma was trained with it.
+        self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=placement.dtype).item()
+        self.embedding = VocabularyParallelEmbedding(*rows, placement)
+        self.layers = [DecoderLayer(spec, layer, placement) for layer in range(len(spec.layers))]
+        self.norm = Norm(spec.norm, spec.hidden_size, placement)
+        self.head_rows = self.embedding
+        if not spec.tie_word_embeddings:
+            self.head_rows = VocabularyParallelEmbedding(*rows, placement)
+        self.head = VocabularyParallelHead(self.head_rows, placement)
+
+    def load(self, reader: WeightReader) -> None:
+        """Fill every parameter."""
+        self.embedding.load(reader, "embedding.weight")
+        for index, layer in enumerate(self.layers):
+            layer.load(reader, f"layers.{index}.")
+        self.norm.load(reader, "norm")
+        if self.head_rows is not self.embedding:
+            self.head_rows.load(reader, "head.weight")
+
+    def matrices(self) -> Iterator[PackedLinear]:
+        """Every matrix but the embedding and the head, in order."""
+        for layer in self.layers:
+            yield from (*layer.attention.qkv.packed, layer.attention.output.packed)
+            yield from (*layer.feed_forward.up.packed, layer.feed_forward.down.packed)
+
+    def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
+        x, residual = self.embedding(tokens), None
+        if self._embedding_scale != 1:
+            x = self._kernels.scale_and_cap(x, self._embedding_scale)
+        for layer in self.layers:
+            x, residual = layer(x, residual, context)
+        assert residual is not None, "a model without layers"
+        return self.norm.add(x, residual, self._spec.residual_multiplier)[0]
+
+    def logits(self, x: Tensor) -> Tensor | None:
+        """From [rows, hidden_size] to [rows, vocab_size] on rank 0; None on the others."""
+        logits, spec = self.head(x), self._spec
+        if logits is None or (spec.logit_scale == 1 and spec.logit_soft_cap is None):
+            return logits
+        return self._kernels.scale_and_cap(logits, spec.logit_scale, spec.logit_soft_cap)
+
+
+def _norms_of(spec: LayerSpec) -> Iterator[tuple[str, NormSpec]]:
+    for name in ("attention_norm", "attention_output_norm", "feed_forward_norm", "feed_forward_output_norm"):
+        norm: NormSpec | None = getattr(spec, name)
+        if norm is not None:
+            yield name, norm

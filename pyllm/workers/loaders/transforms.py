@@ -1,0 +1,34 @@
+"""Which rows of a file's tensor a parameter takes, and what else is done to them. Knows no format."""
+
+import numpy as np
+import numpy.typing as npt
+
+from pyllm.families.tensors import Add, Deinterleave, Rows, TensorEntry, Transpose
+
+
+def source_rows(entry: TensorEntry, rows: slice) -> slice | npt.NDArray[np.int64]:
+    """The rows of the source that hold these rows of the parameter, in order; a slice if nothing is reordered."""
+    shape = entry.source.shape[::-1] if is_transposed(entry) else entry.source.shape
+    order = np.arange(shape[0])
+    is_reordered = False
+    for transform in entry.transforms:
+        match transform:
+            case Rows(start, stop):
+                order = order[start:stop]
+            case Deinterleave(head_size, rotary_size):
+                heads = order.reshape(-1, head_size)
+                pairs = heads[:, :rotary_size]
+                order = np.concatenate((pairs[:, ::2], pairs[:, 1::2], heads[:, rotary_size:]), axis=1).reshape(-1)
+                is_reordered = True
+    order = order[rows]
+    return order if is_reordered or not len(order) else slice(int(order[0]), int(order[-1]) + 1)
+
+
+def is_transposed(entry: TensorEntry) -> bool:
+    """Whether the source's columns are the parameter's rows."""
+    return any(isinstance(transform, Transpose) for transform in entry.transforms)
+
+
+def added(entry: TensorEntry) -> float:
+    """The number that is added to each element."""
+    return sum(transform.value for transform in entry.transforms if isinstance(transform, Add))

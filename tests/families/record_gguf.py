@@ -1,0 +1,138 @@
+"""Writes the fixtures in `gguf/`: each tiny family as llama.cpp's own converter writes it, and llama.cpp's own logits.
+
+    python -m tests.families.record_gguf LLAMA_CPP_SOURCE LLAMA_SERVER
+
+`make peers` builds both. A writer of our own would share its mistakes with our reader.
+"""
+
+import importlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+from tests.families.tiny_families import PROMPT, write_tiny_family
+
+FOLDER = Path(__file__).with_name("gguf")
+LOGPROBS = FOLDER / "llama_cpp_logprobs.npz"
+LENGTHS = (5, 40, 90)  # of the prompt's beginnings after which llama.cpp gave its log-probabilities
+FAMILIES = (
+    "llama",
+    "llama-3.1",
+    "llama-linear",
+    "ministral-3",
+    "qwen2",
+    "qwen2-yarn",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3-longrope",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "granite-4",
+    "glm4",
+    "cohere2",
+)
+# Fields that published files have, transformers 5 does not write, and the converter asks for.
+_OLDER_FIELDS = {
+    "cohere2": {"rotary_pct": 1.0},
+    "granite-4": {"layer_types": ["attention", "attention"]},
+    "phi3": {"original_max_position_embeddings": 256},
+}
+VOCABULARY = 264
+_PORT = 18_733
+
+
+def main(source: Path, server: Path) -> None:
+    """Write every fixture."""
+    FOLDER.mkdir(exist_ok=True)
+    logprobs = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        for name in FAMILIES:
+            # The folder's name becomes the model's, and llama.cpp has its own ideas of what is called phi3.
+            folder, exact = Path(temporary, f"tiny-{len(logprobs)}"), Path(temporary, f"{name}.gguf")
+            write_tiny_family(folder, name)
+            config = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config | _OLDER_FIELDS.get(name, {})))
+            command = [sys.executable, "-m", "tests.families.record_gguf", "convert", source, folder]
+            command += [FOLDER / f"{name}.gguf", exact]
+            subprocess.run(list(map(str, command)), check=True, stderr=subprocess.DEVNULL)
+            logprobs[name] = _logprobs(server, exact)
+            print(name, logprobs[name].shape)
+    np.savez_compressed(LOGPROBS, **logprobs)
+
+
+def convert(source: Path, folder: Path, fixture: Path, exact: Path) -> None:
+    """Convert a folder in this process, to float16 and to float32.
+
+    The vocabulary is byte-level BPE, whatever the family's own is.
+    """
+    sys.path[:0] = [str(source), str(source / "gguf-py")]
+    sys.path.append(str(source.parent / "converter"))
+    base = importlib.import_module("conversion.base")
+    for module in sorted((source / "conversion").glob("*.py")):
+        importlib.import_module(f"conversion.{module.stem}")
+
+    def patch(kind: type) -> None:
+        for model in kind.__subclasses__():
+            if "set_vocab" in vars(model):
+                model.set_vocab = lambda self: self._set_vocab_gpt2()
+            patch(model)
+
+    base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
+    patch(base.TextModel)
+    for path, kind in ((fixture, "f16"), (exact, "f32")):
+        sys.argv = ["convert_hf_to_gguf.py", str(folder), "--outfile", str(path), "--outtype", kind]
+        importlib.import_module("convert_hf_to_gguf").main()
+
+
+def _logprobs(server: Path, path: Path) -> np.ndarray:
+    """Log-probabilities of every token after each beginning of the prompt, float32 [beginnings, vocabulary]."""
+    flags = "--ctx-size 128 --cache-type-k f32 --cache-type-v f32 --flash-attn off --no-warmup --threads 2 --parallel 1"
+    command = [server, "--model", path, "--port", _PORT, *flags.split()]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while _ask("/health") is None:
+            assert process.poll() is None, f"{server} ended with {process.returncode}"
+            time.sleep(0.1)
+        return np.stack([_distribution(PROMPT[:length]) for length in LENGTHS])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _distribution(tokens: list[int]) -> np.ndarray:
+    # Whatever the model prefers, the server is made to choose an "a": it tells nothing of an end or a part of a
+    # character. What it tells is of the logits before this bias.
+    chosen = {"n_predict": 1, "n_probs": VOCABULARY, "logit_bias": [[97, 1000.0]], "ignore_eos": True}
+    answer = _ask("/completion", {"prompt": tokens, "cache_prompt": False} | chosen)
+    assert answer is not None
+    distribution = np.full(VOCABULARY, np.nan, np.float32)
+    for token in answer["completion_probabilities"][0]["top_logprobs"]:
+        distribution[token["id"]] = token["logprob"]
+    return distribution
+
+
+def _ask(route: str, body: dict[str, object] | None = None) -> dict | None:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{_PORT}{route}", data, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request) as response:
+            return json.load(response)
+    except OSError:
+        return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "convert":
+        convert(*map(Path, sys.argv[2:]))
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,79 @@
+"""Every family against transformers: float32 logits, however a sequence comes, and bitwise the same each time."""
+
+import pytest
+import torch
+
+from pyllm.workers.model_runner import ModelRunner
+from tests.families.tiny_families import FAMILIES, PROMPT, oracle, write_tiny_family
+from tests.plans import Planner, Row
+from tests.workers.engine import loaded_runner
+
+OTHER = [(53 * position + 7) % 256 for position in range(70)]
+
+
+class Sequences:
+    """The logits of every token that a runner computes."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._planner = Planner(num_blocks=64)
+
+    def start(self, *slots: int) -> None:
+        for slot in slots:
+            self._planner.start(slot)
+
+    @torch.inference_mode()
+    def logits(self, *rows: Row) -> dict[int, torch.Tensor]:
+        """Of each row's slot, [tokens, vocab_size]."""
+        step, frame = self._planner.step(*rows)
+        batch = self._runner._plans.load(step.counts, frame)
+        self._runner._slots.apply(batch)
+        hidden = self._runner.forward(batch).clone()
+        parts, start = {}, 0
+        for row in rows:
+            logits = [
+                self._runner.logits(hidden, torch.tensor([start + index], dtype=torch.int32)).clone()
+                for index in range(len(row.tokens))
+            ]
+            parts[row.slot], start = torch.cat(logits), start + len(row.tokens)
+        return parts
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def runner(family: str, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
+    folder = write_tiny_family(tmp_path_factory.mktemp("family"), family)
+    return loaded_runner(folder, max_model_len=128)
+
+
+@pytest.fixture(scope="module")
+def whole(runner: ModelRunner) -> torch.Tensor:
+    """The logits of the prompt, computed alone and at once."""
+    sequences = Sequences(runner)
+    sequences.start(0)
+    return sequences.logits(Row(0, PROMPT))[0]
+
+
+def test_logits_equal_those_of_transformers(family: str, whole: torch.Tensor) -> None:
+    with torch.inference_mode():
+        expected = oracle(family)(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-4)
+    # The test can fail: the logits depend on the order of the tokens, and differ clearly.
+    assert (expected[-1] - expected[-2]).abs().max() > 0.1
+
+
+def test_they_are_bitwise_the_same_in_chunks_beside_others(runner: ModelRunner, whole: torch.Tensor) -> None:
+    sequences = Sequences(runner)
+    sequences.start(0, 1)
+    chunks = [
+        sequences.logits(Row(0, PROMPT[:1]))[0],
+        sequences.logits(Row(0, PROMPT[1:40]), Row(1, OTHER[:3]))[0],
+        sequences.logits(Row(1, OTHER[3:40]), Row(0, PROMPT[40:41]))[0],
+        sequences.logits(Row(0, PROMPT[41:89]))[0],
+        sequences.logits(Row(1, OTHER[40:]), Row(0, PROMPT[89:]))[0],
+    ]
+    assert torch.equal(torch.cat(chunks), whole)
