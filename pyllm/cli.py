@@ -1,4 +1,4 @@
-"""The command line: `pyllm serve`, `core`, `keygen`, `apikey`, `replay`. Flags come from `config/options.py`."""
+"""The command line: `pyllm serve`, `core`, `pull`, `models`, `rm` and more. Flags come from `config/options.py`."""
 
 import argparse
 import json
@@ -23,7 +23,11 @@ from pyllm.config.options import (
 )
 from pyllm.errors import ConfigError, PyllmError
 
+HUB_NAME_HELP = "owner/repo, owner/repo:Q4_K_M, owner/repo@revision or owner/repo/file.gguf"
+MODEL_HELP = f"GGUF file, Hugging Face folder, or a model of the hub: {HUB_NAME_HELP}"
+
 _STDERR_FILENO = 2
+_INTERRUPTED = 130  # what a shell gives a command that SIGINT ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PyllmError as error:
         print(f"pyllm: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # Before a server runs, which takes the signal itself: mostly during a download.
+        print("pyllm: interrupted", file=sys.stderr)
+        return _INTERRUPTED
     return code
 
 
@@ -70,6 +77,18 @@ def make_parser() -> argparse.ArgumentParser:
     _add_engine_flags(core)
     core.set_defaults(run=_core)
 
+    pull = commands.add_parser("pull", allow_abbrev=False, help="download a model of the Hugging Face hub")
+    pull.add_argument("name", metavar="NAME", help=HUB_NAME_HELP)
+    pull.set_defaults(run=_pull)
+
+    models = commands.add_parser("models", allow_abbrev=False, help="list the models on this machine")
+    models.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    models.set_defaults(run=_models)
+
+    rm = commands.add_parser("rm", allow_abbrev=False, help="delete a downloaded model")
+    rm.add_argument("name", metavar="NAME", help=HUB_NAME_HELP)
+    rm.set_defaults(run=_rm)
+
     keygen = commands.add_parser("keygen", allow_abbrev=False, help="make CURVE keys for tcp://")
     keygen.add_argument("folder", type=Path)
     keygen.set_defaults(run=_keygen)
@@ -96,6 +115,24 @@ def _core(options: argparse.Namespace) -> int:
     return serve.serve_core(
         _engine(options), config_part(HeadlessConfig, _given(options, option_names(HeadlessConfig)))
     )
+
+
+def _pull(options: argparse.Namespace) -> int:
+    from pyllm import models_command
+
+    return models_command.pull(options.name)
+
+
+def _models(options: argparse.Namespace) -> int:
+    from pyllm import models_command
+
+    return models_command.list_models(options.json)
+
+
+def _rm(options: argparse.Namespace) -> int:
+    from pyllm import models_command
+
+    return models_command.remove_model(options.name)
 
 
 def _keygen(options: argparse.Namespace) -> int:
@@ -126,9 +163,14 @@ def _engine(options: argparse.Namespace) -> EngineConfig:
     given = _given(options, option_names())
     if options.model_argument is not None:
         given["model"] = options.model_argument
-    elif "model" not in given and len(names := given.get("served_model_name", ())) > 1 and Path(names[-1]).exists():
+    elif "model" not in given and _may_hold_model(names := given.get("served_model_name", ())):
         raise ConfigError(f"{names[-1]} was read as a name of --served-model-name; give the model first, or by --model")
     return engine_config(given)
+
+
+def _may_hold_model(names: Sequence[str]) -> bool:
+    """Whether the last of several names may be the model, which the flag before it took."""
+    return len(names) > 1 and ("/" in names[-1] or Path(names[-1]).exists())
 
 
 def _given(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
@@ -136,7 +178,7 @@ def _given(options: argparse.Namespace, names: list[str]) -> dict[str, Any]:
 
 
 def _add_model_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help="GGUF file or Hugging Face folder")
+    parser.add_argument("model_argument", nargs="?", metavar="MODEL", help=MODEL_HELP)
 
 
 def _add_engine_flags(parser: argparse.ArgumentParser) -> None:

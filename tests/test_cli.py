@@ -1,13 +1,24 @@
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pyllm.cli import main
+from tests.hub_server import HubServer
+from tests.tiny_model import write_tiny_model
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "pyllm", *arguments], capture_output=True, text=True, check=False)
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pyllm", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
 
 
 def test_version_and_help() -> None:
@@ -37,6 +48,9 @@ def test_unknown_flag_is_a_usage_error() -> None:
     [
         (["serve", "--max-num-seqs", "0"], "max_num_seqs"),
         (["serve", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+        (["serve", "nowhere"], "owner/repo:Q4_K_M"),
+        (["pull", "/nowhere"], "nothing to download"),
+        (["rm", "nowhere"], "no model at"),
         (["serve", "--tensor-parallel-size", "2"], "9"),
         (["serve", "--max-model-len", "9000"], "8192"),
         (["serve", "--block-size", "17"], "power of two"),
@@ -50,6 +64,7 @@ def test_unknown_flag_is_a_usage_error() -> None:
         (["--model", "/nowhere"], "/nowhere"),
         (["serve", "--served-model-name", ""], "served_model_name"),
         (["serve", "--served-model-name", "chat", __file__], "give the model first, or by --model"),
+        (["serve", "--served-model-name", "chat", "owner/repo"], "give the model first, or by --model"),
         (["serve", "/nowhere/model.gguf", "--served-model-name", "chat", "gpt"], "/nowhere/model.gguf"),
     ],
 )
@@ -82,3 +97,29 @@ def test_standard_files_that_were_closed_become_dev_null() -> None:
     """
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=False)
     assert done.stdout.endswith("[True, True]\n")
+
+
+def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:
+    with HubServer() as server:
+        server.add("me/tiny", Path(write_tiny_model(tmp_path / "tiny")))
+        server.add("me/strange", Path(write_tiny_model(tmp_path / "strange", architectures=["StrangeForCausalLM"])))
+        online = {"HF_ENDPOINT": server.endpoint, "HF_HOME": str(tmp_path / "hf"), "XDG_CACHE_HOME": str(tmp_path)}
+        pulled = run("pull", "me/tiny", **online)
+        assert "downloading model.safetensors of me/tiny" in pulled.stderr
+        assert run("pull", "me/strange", **online).returncode == 0
+    offline = online | {"HF_HUB_OFFLINE": "1"}
+    assert run("pull", "me/tiny", **offline).stdout == pulled.stdout
+    rows = json.loads(run("models", "--json", **offline).stdout)
+    assert [(row["name"], row["runs"]) for row in rows] == [
+        ("(embedded)", True),
+        ("me/strange", False),
+        ("me/tiny", True),
+    ]
+    assert {type(row["fits"]) for row in rows} == {bool}
+    assert "StrangeForCausalLM" in rows[1]["reason"]
+    assert rows[2]["path"] == pulled.stdout.strip()
+    table = run("models", **offline).stdout.splitlines()
+    assert [line.split()[0] for line in table] == ["NAME", "(embedded)", "me/strange", "me/tiny"]
+    assert "freed" in run("rm", "me/tiny", **offline).stdout
+    again = run("rm", "me/tiny", **offline)
+    assert (again.returncode, "not in the cache" in again.stderr) == (1, True)

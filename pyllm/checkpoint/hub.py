@@ -1,0 +1,208 @@
+"""Models of the Hugging Face hub: downloaded once into huggingface_hub's own cache, then found there.
+
+huggingface_hub reads its environment variables (HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN, HF_ENDPOINT), resumes
+broken downloads and draws progress bars. It is imported for a name of the hub only. Reads no model.
+"""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from pyllm.checkpoint.hub_files import collect
+from pyllm.checkpoint.model_name import HubName
+from pyllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from huggingface_hub.errors import HfHubHTTPError
+
+logger = logging.getLogger(__name__)
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_TIMEOUT = 10.0  # seconds for the list of a repository's files
+_TOO_MANY_REQUESTS, _SERVER_ERROR = 429, 500
+
+
+class Hub(msgspec.Struct, frozen=True, kw_only=True):
+    """Where models come from, and where they are kept; None as huggingface_hub's environment variables say."""
+
+    endpoint: str | None = None
+    cache_dir: str | None = None
+    token: str | None = None
+    offline: bool | None = None
+
+
+class _Unreachable(Exception):  # noqa: N818  a reason to look into the cache, which becomes a ConfigError
+    """The hub does not answer, or not now."""
+
+
+def find_model(name: HubName, hub: Hub) -> Path:
+    """The GGUF file or the folder of a model, downloaded as far as it is not in the cache.
+
+    Raises:
+        ConfigError: it is not there, not for this account, or cannot be had now; the text says what to do.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE if hub.offline is None else hub.offline:
+        return _find_cached(name, hub, "HF_HUB_OFFLINE is set: unset it to download")
+    try:
+        return _download(name, hub)
+    except _Unreachable as error:
+        reason = f"cannot reach {_endpoint(hub)} ({error}): check the network, or HF_ENDPOINT"
+        path = _find_cached(name, hub, f"{reason}; the same command resumes a download")
+        logger.warning("cannot reach %s (%s): using the cached copy of %s", _endpoint(hub), error, name.text)
+        return path
+
+
+def repository_folder(name: HubName, hub: Hub) -> Path:
+    """Where the cache keeps a repository."""
+    from huggingface_hub.file_download import repo_folder_name
+
+    return _cache(hub) / repo_folder_name(repo_id=name.repository, repo_type="model")
+
+
+def size_text(count: int) -> str:
+    """For people: `1.23 GB`, `98 MB`, `0.4 MB`, `12 kB`."""
+    if count >= 10**9:
+        return f"{count / 1e9:.2f} GB"
+    if count < 10**5:
+        return f"{count / 1e3:.0f} kB"
+    return f"{count / 1e6:.0f} MB" if count >= 10**7 else f"{count / 1e6:.1f} MB"
+
+
+def _download(name: HubName, hub: Hub) -> Path:
+    import httpx2
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
+
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # It logs every request.
+    repository, cache = name.repository, _cache(hub)
+    try:
+        commit, sizes = _list_files(name, hub)
+
+        def get(file: str) -> Path:
+            cached = try_to_load_from_cache(repository, file, cache_dir=cache, revision=commit)
+            if isinstance(cached, str):
+                return Path(cached)
+            logger.info("downloading %s of %s (%s)", file, repository, size_text(sizes.get(file, 0)))
+            return Path(
+                hf_hub_download(
+                    repository, file, revision=commit, cache_dir=cache, token=hub.token, endpoint=hub.endpoint
+                )
+            )
+
+        path = collect(name, sizes, get)
+        # Once all of it is there: who is without network later finds the whole model, be it an older one.
+        _write_reference(repository_folder(name, hub) / "refs" / name.revision, commit)
+    except HFValidationError as error:
+        raise ConfigError(f"{name.text!r} is no name of a model: {error}") from None
+    except LocalEntryNotFoundError as error:  # huggingface_hub could not ask for a file, and looked into its cache.
+        raise _Unreachable(type(error.__cause__ or error).__name__) from None
+    except HfHubHTTPError as error:
+        raise _refusal(error, name, hub) from None
+    except (httpx2.HTTPError, XetDownloadError) as error:
+        raise _Unreachable(f"{type(error).__name__}: {error}") from None
+    except OSError as error:
+        free = size_text(shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free)
+        raise ConfigError(
+            f"cannot download {name.text} to {cache}, which has {free} free: {error.strerror or error}; free some, or "
+            "set HF_HUB_CACHE to another folder"
+        ) from None
+    _say_which(name, path)
+    return path
+
+
+def _list_files(name: HubName, hub: Hub) -> tuple[str, dict[str, int]]:
+    """The commit that a revision means, and the sizes of its files."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api = HfApi(endpoint=hub.endpoint, token=hub.token)
+    try:
+        info = api.model_info(name.repository, revision=name.revision, files_metadata=True, timeout=_TIMEOUT)
+    except (HfHubHTTPError, HFValidationError):
+        raise
+    except (ValueError, LookupError, AttributeError, TypeError):  # A page for people, as networks of hotels send.
+        raise _Unreachable("its answer is not that of a Hugging Face hub") from None
+    if info.sha is None or not _COMMIT.fullmatch(info.sha):
+        raise _Unreachable("its answer names no commit")
+    return info.sha, {file.rfilename: file.size or 0 for file in info.siblings or ()}
+
+
+def _refusal(error: "HfHubHTTPError", name: HubName, hub: Hub) -> ConfigError | _Unreachable:
+    """What an answer of the hub means. Its own text may hold addresses with secrets, so it is not repeated."""
+    from huggingface_hub import get_token
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    page, status = f"{_endpoint(hub)}/{name.repository}", error.response.status_code
+    has_token = bool(hub.token or get_token())
+    if status == _TOO_MANY_REQUESTS or status >= _SERVER_ERROR:
+        return _Unreachable(f"it answers {status}")
+    if isinstance(error, GatedRepoError):
+        token = "use a token of that account" if has_token else "set HF_TOKEN to a token of that account"
+        return ConfigError(f"{name.repository} is gated: accept its terms at {page}, and {token}")
+    if isinstance(error, RepositoryNotFoundError):
+        token = "your token cannot see it" if has_token else "set HF_TOKEN"
+        return ConfigError(
+            f"there is no model {name.repository} at {_endpoint(hub)}, nor a file or folder of that name here; if it "
+            f"is private, {token}"
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return ConfigError(f"{name.repository} has no revision {name.revision!r}; {page}/tree/main lists branches")
+    if status in {401, 403}:
+        return ConfigError(f"{_endpoint(hub)} does not let you read {name.repository} ({status}): check HF_TOKEN")
+    return ConfigError(f"{_endpoint(hub)} answers {status} to a request for {name.text}")
+
+
+def _find_cached(name: HubName, hub: Hub, reason: str) -> Path:
+    folder = repository_folder(name, hub)
+    try:
+        commit = name.revision
+        if not _COMMIT.fullmatch(commit):
+            commit = (folder / "refs" / commit).read_text().strip()
+        snapshot = folder / "snapshots" / commit
+        names = [str(path.relative_to(snapshot)) for path in sorted(snapshot.rglob("*")) if path.is_file()]
+    except OSError:
+        names = []
+    if not names:
+        raise ConfigError(f"{name.text} is not in the cache {_cache(hub)}, and {reason}")
+
+    def get(file: str) -> Path:
+        if file not in names:
+            raise ConfigError(f"{file} is missing")
+        return snapshot / file
+
+    try:
+        path = collect(name, names, get)
+    except ConfigError as error:
+        raise ConfigError(f"the cached copy of {name.text} is not complete ({error}), and {reason}") from None
+    _say_which(name, path)
+    return path
+
+
+def _say_which(name: HubName, path: Path) -> None:
+    if path.suffix.lower() == ".gguf" and not name.file:
+        logger.info("%s: taking %s", name.text, path.name)
+
+
+def _write_reference(path: Path, commit: str) -> None:
+    """As huggingface_hub does: https://huggingface.co/docs/huggingface_hub/guides/manage-cache."""
+    if not _COMMIT.fullmatch(path.name):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(commit)
+
+
+def _cache(hub: Hub) -> Path:
+    from huggingface_hub import constants
+
+    return Path(hub.cache_dir or constants.HF_HUB_CACHE).expanduser().absolute()
+
+
+def _endpoint(hub: Hub) -> str:
+    from huggingface_hub import constants
+
+    return (hub.endpoint or constants.ENDPOINT).rstrip("/")

@@ -1,0 +1,116 @@
+"""Which files of a repository a model needs. Knows names alone: downloads nothing, reads no model."""
+
+import re
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import msgspec
+
+from pyllm.checkpoint.model_name import HubName, is_within
+from pyllm.errors import ConfigError
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+# Beside the weights: what the readers read, and what embedding models say of themselves.
+_DESCRIPTIONS = (
+    *("config.json", "generation_config.json", "special_tokens_map.json", INDEX),
+    *("tokenizer*.json", "chat_template*"),
+    *("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+)
+# Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.
+_PREFERRED = ("Q4_K_M", "Q8_0")
+_NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+_WEIGHTS = {".safetensors", ".bin", ".pth", ".pt", ".onnx"}
+_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
+_QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))(?=[-./])", re.IGNORECASE)
+
+
+def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> Path:
+    """Get every file that the model needs, weights last; gives its GGUF file, or its folder.
+
+    `names` are the repository's files, `get` gives the place of one.
+
+    Raises:
+        ConfigError: there are no weights that can be read, or several where one was asked for.
+    """
+    names = [file for file in names if is_within(file)]
+    has_safetensors = "config.json" in names and bool({INDEX, WEIGHTS} & set(names))
+    if name.file or name.quantization or not has_safetensors:
+        return get(choose_gguf(name, names))
+    for file in names:
+        if any(fnmatchcase(file, pattern) and file.count("/") == pattern.count("/") for pattern in _DESCRIPTIONS):
+            get(file)
+    for file in _shards(get(INDEX)) if INDEX in names else (WEIGHTS,):
+        get(file)
+    return get("config.json").parent
+
+
+def choose_gguf(name: HubName, names: Iterable[str]) -> str:
+    """The one GGUF file that a name means.
+
+    Raises:
+        ConfigError: there is none, or it is split; the text names those that there are.
+    """
+    names = list(names)
+    models = gguf_models(names)
+    if not models:
+        weights = sorted(file for file in names if Path(file).suffix in _WEIGHTS)
+        found = f"it has {_some(weights)}" if weights else "it has no weights"
+        wanted = "no GGUF file" if name.quantization or name.file else f"neither {WEIGHTS} nor a GGUF file"
+        raise ConfigError(f"{name.repository} has {wanted}: {found}; name a repository with such files")
+    if name.file:
+        chosen = [file for file in models if file.lower() == name.file.lower()]
+    elif name.quantization:
+        chosen = _of_quantization(models, name.quantization)
+    else:
+        whole = [file for file in models if not _PART.search(file)] or models
+        chosen = next(filter(None, (_of_quantization(whole, choice) for choice in _PREFERRED)), whole)
+    if not chosen:
+        known = sorted({quantization_of(file) or file for file in models})
+        raise ConfigError(f"{name.repository} has no {name.file or name.quantization}; it has {_some(known)}")
+    # Of Q4_K_M and UD-Q4_K_M the plain one.
+    file = min(chosen, key=lambda file: (len(file), file)) if name.quantization else chosen[0]
+    if part := _PART.search(file):
+        raise ConfigError(
+            f"{name.repository}: {file} is one of {int(part[1])} parts, and pyllm reads no split GGUF: take another "
+            "quantisation, or download the parts, merge them with `llama-gguf-split --merge` and give the file"
+        )
+    return file
+
+
+def gguf_models(names: Iterable[str]) -> list[str]:
+    """The GGUF files that are language models, in order."""
+    files = [file for file in names if file.lower().endswith(".gguf") and is_within(file)]
+    return sorted(file for file in files if not any(part in Path(file).name.lower() for part in _NO_MODELS))
+
+
+def quantization_of(file: str) -> str:
+    """`Q4_K_M`, as the name of a GGUF file has it; empty where it has none."""
+    found = _QUANTIZATION.findall(file)
+    return found[-1].upper() if found else ""
+
+
+def _of_quantization(files: Iterable[str], quantization: str) -> list[str]:
+    pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantization)}[-./]", re.IGNORECASE)
+    return [file for file in files if pattern.search(file)]
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{index} is damaged: {error}") from None
+    shards = sorted(set(weight_map.values()))
+    for shard in shards:
+        if "/" in shard or not is_within(shard) or not shard.endswith(".safetensors"):
+            raise ConfigError(f"{index} is damaged: {shard!r} is no safetensors file beside it")
+    return shards
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def _some(files: list[str], most: int = 20) -> str:
+    return ", ".join(files[:most]) + (f" and {len(files) - most} more" if len(files) > most else "")

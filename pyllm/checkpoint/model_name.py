@@ -1,0 +1,93 @@
+"""A model's name as users write it: a path on this machine, or a repository of the Hugging Face hub.
+
+Downloads nothing (`hub.py` does) and reads no model.
+"""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from pyllm.errors import ConfigError
+
+FORMS = "owner/repo, owner/repo:Q4_K_M, owner/repo@revision or owner/repo/file.gguf"
+
+_HOSTS = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/", re.IGNORECASE)
+# In a browser's address: the revision, then the file.
+_ADDRESS = re.compile(r"([^/]+/[^/]+)/(?:tree|blob|resolve)/([^/]+)/?(.*?)(?:\?.*)?")
+_REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*", re.ASCII)
+_NAME = re.compile(
+    r"(?P<repository>[^/:@]+/[^/:@]+)(?:/(?P<file>[^:@]+))?"
+    r"(?:(?::(?P<quantization>[\w.-]+))?(?:@(?P<revision>[^:@]+))?"
+    r"|@(?P<first_revision>[^:@]+):(?P<last_quantization>[\w.-]+))"
+)
+
+
+class HubName(msgspec.Struct, frozen=True, kw_only=True):
+    """A repository of the hub, with what was said of the files in it. `text` is the name as it was written."""
+
+    text: str
+    repository: str
+    revision: str = "main"
+    has_revision: bool = False
+    quantization: str = ""
+    file: str = ""
+
+
+def parse_model(text: str) -> Path | HubName:
+    """What a model's name stands for. A path that exists wins; so does one that looks like none but a path.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    path = Path(text).expanduser()
+    if text.startswith(("/", "./", "../", "~")) or text in {".", ".."} or path.exists():
+        return path.absolute()
+    # Without the host, two words that end so are a file that is not there.
+    if not _HOSTS.match(text) and (text.count("/") == 0 or (text.count("/") == 1 and text.lower().endswith(".gguf"))):
+        raise _unknown(text)
+    return parse_hub_name(text)
+
+
+def parse_hub_name(text: str) -> HubName:
+    """A repository's name, whatever there is on this machine.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    name, has_host = _HOSTS.subn("", text, count=1)
+    address = _ADDRESS.fullmatch(name) if has_host else None
+    if address is not None:
+        repository, revision, file = address.groups()
+        found = HubName(text=text, repository=repository, revision=revision, has_revision=True, file=file)
+    else:
+        match = _NAME.fullmatch(name.rstrip("/") if has_host else name)
+        if match is None:
+            raise _unknown(text)
+        quantization = match["quantization"] or match["last_quantization"] or ""
+        revision = match["revision"] or match["first_revision"] or ""
+        found = HubName(
+            text=text,
+            repository=match["repository"],
+            revision=revision or "main",
+            has_revision=bool(revision),
+            quantization="" if quantization.lower() == "latest" else quantization,  # Ollama's word for no choice.
+            file=match["file"] or "",
+        )
+    if found.file and (not found.file.lower().endswith(".gguf") or found.quantization or not is_within(found.file)):
+        raise _unknown(text)
+    if not _REPOSITORY.fullmatch(found.repository) or ".." in found.repository or not is_within(found.revision):
+        raise _unknown(text)
+    return found
+
+
+def is_within(name: str) -> bool:
+    """Whether a relative path, as a repository or an index has it, stays in its folder."""
+    return bool(name) and "\\" not in name and "\0" not in name and not {"", ".", ".."} & set(name.split("/"))
+
+
+def _unknown(text: str) -> ConfigError:
+    return ConfigError(
+        f"there is no model at {Path(text).expanduser().absolute()}, and {text!r} is no name of the Hugging Face hub: "
+        f"give a GGUF file or a Hugging Face folder on this machine, or {FORMS}"
+    )

@@ -1,0 +1,96 @@
+"""`pyllm pull`, `pyllm models` and `pyllm rm`: the models on this machine. Starts no process and loads no weights."""
+
+import sys
+
+import msgspec
+
+from pyllm import log
+from pyllm.checkpoint import (
+    CachedModel,
+    Hub,
+    HubName,
+    cached_models,
+    embedded_model,
+    find_model,
+    parse_hub_name,
+    parse_model,
+    read_checkpoint,
+    remove,
+    size_text,
+)
+from pyllm.errors import ConfigError, PyllmError
+from pyllm.supervision import host_memory
+
+# Beside the weights: the processes with their libraries, and a small KV cache.
+_PROCESS_BYTES = 1 << 30
+_LONGEST_REASON = 72
+_SHORT_COMMIT = 7
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A model as it is listed. `reason` says why pyllm cannot run it; `fits` is None where memory is not known."""
+
+    name: str
+    format: str
+    bytes: int
+    revision: str
+    path: str
+    runs: bool
+    fits: bool | None
+    reason: str = ""
+
+
+def pull(text: str) -> int:
+    """Download a model of the hub and print where it is."""
+    log.configure("pyllm::pull")
+    name = parse_model(text)
+    if not isinstance(name, HubName):
+        raise ConfigError(f"{name} is a path on this machine: there is nothing to download")
+    print(find_model(name, Hub()))
+    return 0
+
+
+def list_models(as_json: bool) -> int:
+    """Print the embedded model and those in the hub's cache."""
+    rows = [_row(model) for model in (*_embedded(), *cached_models())]
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(rows)).decode())
+        return 0
+    lines = [("NAME", "FORMAT", "SIZE", "REVISION", "RUNS", "FITS", ""), *map(_cells, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    if not rows:
+        print("there is no model here; `pyllm pull owner/repo` downloads one", file=sys.stderr)
+    return 0
+
+
+def remove_model(text: str) -> int:
+    """Delete a model from the hub's cache and print what was freed."""
+    print(f"deleted {text}: {size_text(remove(parse_hub_name(text)))} freed")
+    return 0
+
+
+def _embedded() -> list[CachedModel]:
+    try:
+        path = embedded_model()
+    except ConfigError:
+        return []
+    return [CachedModel("(embedded)", "GGUF Q4_1", path.stat().st_size, "", str(path))]
+
+
+def _row(model: CachedModel) -> Row:
+    reason = ""
+    try:
+        read_checkpoint(model.path)
+    except PyllmError as error:
+        reason = str(error).replace(f"{model.path}/", "").replace(model.path, model.name)
+    available = min((memory.available for memory in host_memory()), default=None)
+    fits = None if available is None else model.num_bytes + _PROCESS_BYTES <= available
+    return Row(model.name, model.format, model.num_bytes, model.revision, model.path, not reason, fits, reason)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    runs, fits = "yes" if row.runs else "no", {True: "yes", False: "no", None: "?"}[row.fits]
+    reason = row.reason if len(row.reason) <= _LONGEST_REASON else f"{row.reason[: _LONGEST_REASON - 3]}..."
+    return row.name, row.format, size_text(row.bytes), row.revision[:_SHORT_COMMIT], runs, fits, reason
