@@ -11,15 +11,15 @@ from dataclasses import replace
 import torch
 import triton
 from pyllm_kernels import (
+    AttentionLayer,
     AttentionMetadata,
     AttentionShape,
-    KVScales,
     QKNorm,
-    activation,
     attention_decode,
     attention_prefill,
     attention_tasks,
     blocks,
+    elementwise,
     linear_invariant,
     norm,
     reference,
@@ -35,7 +35,7 @@ SHARED_MEMORY = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 22
 
 MODULES = (
     norm,
-    activation,
+    elementwise,
     rope,
     blocks,
     attention_tasks,
@@ -80,7 +80,15 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     hidden = torch.zeros(tokens, heads * head_dim, dtype=dtype)
     norm.rms_norm(hidden, hidden[0], 1e-5)
     norm.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
-    activation.silu_and_mul(hidden)
+    norm.layer_norm(hidden, hidden[0], 1e-5)
+    norm.add_layer_norm(hidden, hidden, hidden[0], 1e-5, 0.5)
+    norm.add(hidden, hidden, 0.5)
+    for kind in ("silu", "gelu", "gelu_tanh"):
+        elementwise.activation(hidden, kind)
+        elementwise.activation(hidden, kind, False)
+    elementwise.add_bias(hidden, hidden[0])
+    elementwise.scale_and_cap(hidden, 2.0)
+    elementwise.scale_and_cap(hidden, 2.0, 30.0)
     linear_invariant.packed_linear(hidden, reference.pack_linear(hidden))
     query = hidden.view(tokens, heads, head_dim)
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
@@ -111,13 +119,16 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     if capability >= 89:
         caches.append((key_cache.to(torch.float8_e4m3fn), value_cache.to(torch.float8_e4m3fn)))
     for keys, values in caches:
-        attention_prefill.prefill_attention(query, keys, values, metadata, 0.1, prefill, output)
-        attention_decode.decode_attention(query, keys, values, metadata, 0.1, decode, output)
-        rope.norm_rope_and_kv_write(
-            QKNorm(cos_sin[0], cos_sin[0], 1e-5),
-            KVScales(),
-            *(query, key, key, positions, cos_sin, positions, keys, values),
-        )
+        for layer in (AttentionLayer(0.1), AttentionLayer(0.1, window=512, soft_cap=50.0)):
+            attention_prefill.prefill_attention(query, keys, values, metadata, layer, prefill, output)
+            attention_decode.decode_attention(query, keys, values, metadata, layer, decode, output)
+        head_norm = QKNorm(cos_sin[0], cos_sin[0], 1e-5)
+        rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, keys, values, head_norm)
+    # A part of each head rotates, or nothing does.
+    for rotary_size in (head_dim // 2, 0):
+        part = torch.zeros(64, rotary_size)
+        arguments = query, key, key, positions, part, positions, key_cache, value_cache
+        rope.rope_and_kv_write(*arguments, query_scales=cos_sin[:, 0].contiguous())
 
 
 def main(capability: int, dtype: torch.dtype) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from pyllm_kernels import AttentionMetadata
+from pyllm_kernels import AttentionLayer, AttentionMetadata
 from torch import Tensor
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
@@ -25,7 +25,7 @@ class PagedBatch:
     key_cache: Tensor  # [num_blocks, block_size, kv_heads, head_dim]
     value_cache: Tensor
     metadata: AttentionMetadata
-    scale: float
+    layer: AttentionLayer
 
     def expected(self) -> Tensor:
         """Float64 [tokens, heads, head_dim], by the definition of attention."""
@@ -46,11 +46,14 @@ class PagedBatch:
         for row, slot in enumerate(slots):
             for token in range(starts[row], starts[row + 1]):
                 position = lengths[row] - starts[row + 1] + token
-                cells = [(tables[slot][p // block_size], p % block_size) for p in range(position + 1)]
+                first = 0 if self.layer.window is None else max(0, position + 1 - self.layer.window)
+                cells = [(tables[slot][p // block_size], p % block_size) for p in range(first, position + 1)]
                 blocks, offsets = zip(*cells, strict=True)
                 for head in range(query.shape[1]):
                     kv_head = head // (query.shape[1] // kv_heads)
-                    scores = key_cache[blocks, offsets, kv_head] @ query[token, head] * self.scale
+                    scores = key_cache[blocks, offsets, kv_head] @ query[token, head] * self.layer.scale
+                    if (cap := self.layer.soft_cap) is not None:
+                        scores = cap * np.tanh(scores / cap)
                     weights = np.exp(scores - scores.max())
                     output[token, head] = weights @ value_cache[blocks, offsets, kv_head] / weights.sum()
         return torch.from_numpy(output)
@@ -72,6 +75,10 @@ class PagedBatch:
     def tail(self, length: int) -> "PagedBatch":
         """The last `length` tokens of a batch of one row, the others being context."""
         return self.one_row_of(self.query[-length:])
+
+    def windowed(self, window: int | None, soft_cap: float | None = None) -> "PagedBatch":
+        """The same batch for a layer with a window, or a cap of scores."""
+        return replace(self, layer=replace(self.layer, window=window, soft_cap=soft_cap))
 
     def invariant(self) -> "PagedBatch":
         """The same batch, asked to give each row the bits that it gets alone."""
@@ -121,4 +128,4 @@ def paged_batch(rows: list[tuple[int, int]], shape: Shape, device: torch.device,
         num_tokens=int(starts[-1]),
     )
     tensors = (torch.tensor(t, dtype=shape.dtype, device=device) for t in (query, key_cache, value_cache))
-    return PagedBatch(*tensors, metadata=metadata, scale=shape.head_dim**-0.5)
+    return PagedBatch(*tensors, metadata=metadata, layer=AttentionLayer(shape.head_dim**-0.5))

@@ -84,7 +84,7 @@ def test_padding_rows_and_loose_bounds_change_nothing(longest: int, device: torc
     """As a CUDA graph runs it: a fixed number of rows, and no length that the host knows."""
     triton = select("triton", device)
     batch = paged_batch([(1, 299), (1, 4), (1, 130)], Shape(heads=6, kv_heads=2, head_dim=16), device)
-    expected = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    expected = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
     metadata = batch.metadata
     padded = replace(
         metadata,
@@ -96,7 +96,7 @@ def test_padding_rows_and_loose_bounds_change_nothing(longest: int, device: torc
     )
     query = torch.cat((batch.query, batch.query[:2]))
     planned = triton.plan_attention(padded, replace(SHAPE, dtype=query.dtype))
-    output = triton.paged_attention(query, batch.key_cache, batch.value_cache, planned, batch.scale)
+    output = triton.paged_attention(query, batch.key_cache, batch.value_cache, planned, batch.layer)
     torch.testing.assert_close(output[:3], expected, atol=1e-6, rtol=1e-6)
     assert (output[3:] == 0).all()
 
@@ -105,10 +105,10 @@ def test_layers_share_the_map(device: torch.device) -> None:
     triton = select("triton", device)
     batch = paged_batch([(40, 25), (1, 300), (2, 0), (1, 15)], Shape(heads=6, kv_heads=2, head_dim=16), device)
     arguments = batch.query, batch.key_cache, batch.value_cache
-    expected = triton.paged_attention(*arguments, batch.metadata, batch.scale)
+    expected = triton.paged_attention(*arguments, batch.metadata, batch.layer)
     planned = triton.plan_attention(batch.metadata, SHAPE)
     for _ in range(2):
-        assert torch.equal(triton.paged_attention(*arguments, planned, batch.scale), expected)
+        assert torch.equal(triton.paged_attention(*arguments, planned, batch.layer), expected)
 
 
 def test_the_reference_needs_no_map(device: torch.device) -> None:

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 KERNELS = {
-    "_rms_norm_kernel",
-    "_add_rms_norm_kernel",
-    "_silu_and_mul_kernel",
+    "_norm_kernel",
+    "_add_norm_kernel",
+    "_add_kernel",
+    "_activation_kernel",
+    "_add_bias_kernel",
+    "_scale_and_cap_kernel",
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
     "_linear_kernel",

@@ -15,7 +15,7 @@ SPLIT = 512
 
 
 def attend(batch: PagedBatch) -> torch.Tensor:
-    return KERNELS.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.scale)
+    return KERNELS.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,15 @@ def test_queries_and_caches_of_any_dtype(
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("block_size", [1, 16, 1024])
-def test_a_token_is_the_same_in_any_chunk_and_on_any_threads(cache_dtype: torch.dtype, block_size: int) -> None:
+@pytest.mark.parametrize(
+    ("block_size", "window"), [(1, None), (16, None), (1024, None), (16, 7), (16, 100), (4, SPLIT + 1), (1, SPLIT + 70)]
+)
+def test_a_token_is_the_same_in_any_chunk_and_on_any_threads(
+    cache_dtype: torch.dtype, block_size: int, window: int | None
+) -> None:
     shape = Shape(heads=9, kv_heads=3, head_dim=64, block_size=block_size, dtype=cache_dtype)
     length = SPLIT + 75
-    batch = paged_batch([(length, 0)], shape, CPU)
+    batch = paged_batch([(length, 0)], shape, CPU).windowed(window, None if window is None else 4.0)
     batch = replace(batch, query=batch.query.float())
     together = attend(batch)
     before = pyllm_kernels.num_threads()

@@ -312,7 +312,7 @@ def test_a_worker_that_cannot_load_says_why(tmp_path: Path, start: Callable[[Wor
 def test_a_worker_without_memory_says_so_with_its_exit_code(
     tmp_path: Path, start: Callable[[WorkerConfig], Worker]
 ) -> None:
-    model = write_tiny_model(tmp_path, max_position_embeddings=1 << 60)
+    model = write_tiny_model(tmp_path, max_position_embeddings=1 << 30)
     worker = start(worker_config(model, address="ipc:///nowhere", max_model_len=1 << 60))
     failed, _ = worker.wait_for(Failed)
     assert isinstance(failed, Failed)
