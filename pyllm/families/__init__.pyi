@@ -1,6 +1,6 @@
 from .config import Config
 from .family import Family, GgufNames
-from .registry import find_family, find_gguf_family
+from .registry import GROUP, find_family, find_gguf_family
 from .rope import at_context
 from .spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec, check_tensor_parallel
 from .tensors import (
@@ -16,6 +16,7 @@ from .tensors import (
 )
 
 __all__ = [
+    "GROUP",
     "Add",
     "AttentionSpec",
     "Config",

@@ -88,6 +88,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3-longrope": ("Phi3", {"rope_parameters": _LONGROPE}),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 4, "tie_word_embeddings": True}),
     "olmo2": ("Olmo2", {}),
+    "olmo2-one-kv-head": ("Olmo2", {"num_key_value_heads": 1}),
     "olmo3": ("Olmo3", _WINDOW | {"layer_types": ["sliding_attention", "full_attention"]}),
     "granite": ("Granite", _SCALED | _BIASES),
     "granite-4": ("GraniteMoeHybrid", _SCALED | _DENSE | {"position_embedding_type": "rope"}),

@@ -1,0 +1,106 @@
+"""Every family through the whole engine: greedy tokens equal transformers', whatever happens to the sequences.
+
+Some of it is in `make test`; `make oracle` has every family on one rank and on two.
+"""
+
+import functools
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from pyllm import LLM, AsyncEngine, SamplingParams
+from pyllm.checkpoint.reader import read_checkpoint
+from tests.e2e.titles import WORKER, find
+from tests.families.tiny_families import FAMILIES, oracle, write_tiny_family
+
+NEW_TOKENS = 24
+# Nearer than this the order of float32 additions may decide, which no two implementations share.
+MARGIN = 0.002
+GREEDY = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
+Tokens = list[int]
+
+
+@functools.cache
+def prompts_and_answers(family: str) -> list[tuple[Tokens, Tokens]]:
+    """Six prompts of 20 to 80 tokens whose answers are clear, two of them with a common beginning."""
+    found: list[tuple[Tokens, Tokens]] = []
+    common = [(29 * position * position + 3) % 256 for position in range(48)]
+    for seed in range(40):
+        length = 20 + 10 * (len(found) % 3)
+        own = [(seed * 97 + 41 * position * position + 7 * position) % 256 for position in range(length)]
+        prompt = common + own if len(found) < 2 else own
+        tokens, margin = greedy(family, prompt)
+        if margin >= MARGIN:
+            found.append((prompt, tokens))
+        if len(found) == 6:
+            return found
+    raise AssertionError(f"{family}: only {len(found)} prompts with clear answers")
+
+
+@torch.inference_mode()
+def greedy(family: str, prompt: Tokens) -> tuple[Tokens, float]:
+    """What transformers generates, and the smallest distance between two best logits."""
+    inputs, cache, tokens, margin = torch.tensor([prompt]), None, [], float("inf")
+    for _ in range(NEW_TOKENS):
+        result = oracle(family)(inputs, past_key_values=cache, use_cache=True)
+        cache = result.past_key_values
+        best = result.logits[0, -1].topk(2)
+        margin = min(margin, float(best.values[0] - best.values[1]))
+        inputs = best.indices[:1][None]
+        tokens.append(int(inputs))
+    return tokens, margin
+
+
+def check(folder: str, family: str, ranks: int) -> None:
+    """In small chunks, with cached prefixes, and with so few blocks that sequences are preempted."""
+    cases = prompts_and_answers(family)
+    spec = read_checkpoint(folder).spec
+    heads = spec.attention.kv_heads_of_rank(ranks)
+    block_bytes = 2 * len(spec.layers) * heads * spec.attention.head_size * 4 * 16
+    with LLM(
+        folder,
+        dtype="float32",
+        max_model_len=128,
+        max_num_batched_tokens=32,
+        kv_cache_memory_bytes=14 * block_bytes,
+        expected_growth=0.0,
+        tensor_parallel_size=ranks,
+    ) as llm:
+        together = llm.generate([prompt for prompt, _ in cases], GREEDY)
+        again = llm.generate([cases[0][0]], GREEDY)
+        stats = llm.stats()
+    assert [output.outputs[0].token_ids for output in together] == [tokens for _, tokens in cases]
+    assert again[0].outputs[0].token_ids == cases[0][1]
+    assert again[0].num_cached_tokens > 0
+    assert stats["num_preemptions"] > 0
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4"])
+def test_two_ranks(tmp_path: Path, family: str) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks=2)
+
+
+@pytest.mark.timeout(300)
+async def test_a_killed_worker(tmp_path: Path) -> None:
+    family = "gemma2"
+    prompt, expected = prompts_and_answers(family)[0]
+    folder = write_tiny_family(tmp_path, family)
+    async with AsyncEngine(folder, dtype="float32", max_model_len=128, kv_cache_memory_bytes="8MiB") as engine:
+        tokens: Tokens = []
+        async for output in engine.generate(prompt, GREEDY):
+            if not tokens:
+                for worker in find(os.getpid(), WORKER):
+                    worker.kill()
+            tokens = output.outputs[0].token_ids
+    assert tokens == expected
+
+
+@pytest.mark.oracle
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_whole_matrix(tmp_path: Path, family: str, ranks: int) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks)
