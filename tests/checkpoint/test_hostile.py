@@ -46,8 +46,7 @@ def test_damaged_gguf_headers(tmp_path: Path) -> None:
         path.write_bytes(damaged(content, header, generator))
         try:
             read_gguf(path, "")
-        except ConfigError as error:
-            assert str(error)
+        except ConfigError:
             refused += 1
     assert refused > CASES // 4
 
@@ -65,8 +64,7 @@ def test_damaged_safetensors_headers_and_configurations(tmp_path: Path) -> None:
         file.write_bytes(damaged(contents[file], headers[file], generator))
         try:
             read_huggingface(folder)
-        except ConfigError as error:
-            assert str(error)
+        except ConfigError:
             refused += 1
         file.write_bytes(contents[file])
     assert refused > CASES // 4
