@@ -77,7 +77,7 @@ def text_config(config: Config, **defaults: Any) -> Config:
     shared: dict[str, Any] = {"architectures": config.items("architectures", 1)}
     if "tie_word_embeddings" in config:
         shared["tie_word_embeddings"] = config.flag("tie_word_embeddings")
-    return config.section("text_config").with_defaults(**defaults | shared)
+    return config.section("text_config").with_defaults(**defaults).replaced(**shared)
 
 
 def num_layers(config: Config) -> int:

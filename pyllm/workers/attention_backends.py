@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING
 
 from pyllm.errors import ConfigError
+from pyllm.families.spec import AttentionSpec, ModelSpec
 from pyllm.plugins import find_entry_point
 
 if TYPE_CHECKING:
@@ -21,17 +22,29 @@ GROUP = "pyllm.attention_backends"
 BUILT_IN = {"auto": "auto", "triton": "triton", "cpu": "cpu", "sdpa": "reference"}
 
 
+def only_plain(spec: AttentionSpec) -> str | None:
+    """What keeps a backend for plain causal attention from a layer, or None."""
+    if spec.window is not None:
+        return f"a window of {spec.window} positions"
+    if spec.soft_cap is not None:
+        return f"a soft cap of {spec.soft_cap:g}"
+    return "attention sinks" if spec.sinks else None
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
-    """An entry point's factory returns this for a device. `pyllm_kernels.dispatch` documents both functions.
+    """An entry point's factory returns this for a device. `pyllm_kernels.dispatch` documents `prepare` and `attend`.
 
-    `plan` may add data to the metadata for all layers of a step; `attend` is causal attention over the paged cache.
-    `in_graphs` promises that neither asks the device for a number, so that a CUDA graph may hold them.
+    - `prepare` may add data to the metadata for all layers of a step (`plan_attention` there).
+    - `attend` is causal attention of one layer over the paged cache (`paged_attention` there).
+    - `in_graphs` promises that neither asks the device for a number, so that a CUDA graph may hold them.
+    - `supports` says what keeps it from a layer, or None; without it, only plain attention is asked of it.
     """
 
-    plan: "Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]"
+    prepare: "Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]"
     attend: "Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]"
     in_graphs: bool = False
+    supports: Callable[[AttentionSpec], str | None] = only_plain
 
 
 def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
@@ -63,6 +76,17 @@ def load_attention_backend(
     return backend
 
 
+def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:
+    """Refuse a model with a layer that the backend does not compute.
+
+    Raises:
+        ConfigError: with the layer, and the backend's reason.
+    """
+    for index, layer in enumerate(spec.layers):
+        if reason := backend.supports(layer.attention):
+            raise ConfigError(f"attention backend {name!r} does not compute layer {index}: {reason}")
+
+
 def _of_kernels(name: str, device: "torch.device", kernel_backend: str) -> AttentionBackend:
     from pyllm_kernels import BackendError, select
 
@@ -70,4 +94,6 @@ def _of_kernels(name: str, device: "torch.device", kernel_backend: str) -> Atten
         kernels = select(kernel_backend if name == "auto" else BUILT_IN[name], device)
     except BackendError as error:
         raise ConfigError(f"attention_backend {name}: {error}") from error
-    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs=kernels.backend == "triton")
+    # What our own compute was checked before this process started (`kernel_features.py`).
+    in_graphs = kernels.backend == "triton"
+    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs, supports=lambda _: None)

@@ -40,7 +40,7 @@ def check_supported(spec: ModelSpec, config: DeviceConfig, device: str, dtypes: 
         missing = [text for name, text in features(spec).items() if name not in COMPUTED[backend]]
         if missing:
             raise ConfigError(
-                f"the {backend} kernels do not compute {', '.join(missing)}, as {spec.architecture} needs"
+                f"the {backend} kernels do not compute {', '.join(missing)}, which {spec.architecture} needs"
             )
     for name in ("heads", "kv_heads", "head_size", "query_scaling"):
         if len({getattr(layer.attention, name) for layer in spec.layers}) > 1:
@@ -53,5 +53,6 @@ def check_supported(spec: ModelSpec, config: DeviceConfig, device: str, dtypes: 
 def _backends(config: DeviceConfig, device: str, dtypes: Set[str]) -> set[str]:
     """The backends of our own that compute the model: that of its attention, and that of all else."""
     automatic = "triton" if device == "cuda" else "reference" if "float16" in dtypes else "cpu"
-    names = {config.kernel_backend, BUILT_IN.get(config.attention_backend, config.kernel_backend)}
-    return {automatic if name == "auto" else name for name in names}
+    kernels = automatic if config.kernel_backend == "auto" else config.kernel_backend
+    attention = BUILT_IN.get(config.attention_backend, "auto")
+    return {kernels, kernels if attention == "auto" else attention}

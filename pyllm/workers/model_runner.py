@@ -19,7 +19,7 @@ from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.wire.messages import Sampled, Step
-from pyllm.workers.attention_backends import load_attention_backend
+from pyllm.workers.attention_backends import check_layers, load_attention_backend
 from pyllm.workers.cuda_graphs import Capture, CudaCapture
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
@@ -54,7 +54,8 @@ class ModelRunner:
         device = worker_device(config)
         kernels = configured_kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
-        self._kernels = replace(kernels, plan_attention=attention.plan, paged_attention=attention.attend)
+        check_layers(engine.device.attention_backend, attention, self._spec)
+        self._kernels = replace(kernels, plan_attention=attention.prepare, paged_attention=attention.attend)
         self._may_capture = fits_graphs(device.type, kernels, attention) and not engine.device.enforce_eager
         self._placement = Placement(group, DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization)
         assert engine.model.max_model_len is not None, "the configuration was not resolved"

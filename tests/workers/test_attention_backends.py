@@ -4,13 +4,16 @@ from importlib.metadata import EntryPoint
 
 import pytest
 import torch
+from msgspec.structs import replace
 from pyllm_kernels import select
 
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.workers.attention_backends import (
     BUILT_IN,
     GROUP,
     AttentionBackend,
+    check_layers,
     find_attention_backend,
     load_attention_backend,
 )
@@ -56,6 +59,17 @@ def test_one_that_does_not_run_here_says_so() -> None:
 def test_one_of_another_package_is_made_for_the_device() -> None:
     backend = load_attention_backend("theirs", CPU, "auto", [entry("theirs", f"{HERE}:offered_backend")])
     assert backend.attend is select("reference", CPU).paged_attention
+
+
+def test_a_layer_that_it_does_not_compute_is_named() -> None:
+    spec = read_checkpoint().spec
+    theirs = load_attention_backend("theirs", CPU, "auto", [entry("theirs", f"{HERE}:offered_backend")])
+    check_layers("theirs", theirs, spec)
+    windowed = replace(spec.layers[1], attention=replace(spec.layers[1].attention, window=512))
+    spec = replace(spec, layers=(spec.layers[0], windowed))
+    with pytest.raises(ConfigError, match="'theirs' does not compute layer 1: a window of 512 positions"):
+        check_layers("theirs", theirs, spec)
+    check_layers("sdpa", load_attention_backend("sdpa", CPU, "auto"), spec)
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:

@@ -1,0 +1,56 @@
+"""Whether a model fits, by the memory that a machine says it has."""
+
+import logging
+
+import msgspec
+import pytest
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.options import EngineConfig, engine_config
+from pyllm.errors import ConfigError
+from pyllm.launch.memory_check import check_memory, kv_bytes_of_token, weights_bytes
+from pyllm.launch.resolve import resolve_config
+from pyllm.supervision.memory import Memory
+
+MEGABYTE = 1 << 20
+
+
+def resolved(**options: object) -> tuple[EngineConfig, Checkpoint]:
+    return resolve_config(engine_config({"device": "cpu"} | options))
+
+
+def machine(available: int) -> list[Memory]:
+    return [Memory(available, 64 << 30, "the host")]
+
+
+def test_weights_are_counted_in_their_precision() -> None:
+    engine, checkpoint = resolved(dtype="float32")
+    assert weights_bytes(engine, checkpoint) == 4 * 134_515_008
+    engine, _ = resolved(dtype="bfloat16")
+    assert weights_bytes(engine, checkpoint) == 2 * 134_515_008
+    engine, _ = resolved(quantization="gguf", dtype="auto")
+    assert weights_bytes(engine, checkpoint) == sum(entry.source.num_bytes for entry in checkpoint.tensors)
+    assert kv_bytes_of_token(engine, checkpoint) == 2 * 30 * 192 * 2
+
+
+def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
+    engine, checkpoint = resolved(dtype="float32")
+    with pytest.raises(ConfigError, match=r"needs 0\.54 GB for weights .*, and the host has 0\.52 GB available: free"):
+        check_memory(engine, checkpoint, lambda: machine(500 * MEGABYTE))
+
+
+def test_a_cache_that_could_not_be_filled_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    engine, checkpoint = resolved(dtype="float32", kv_cache_memory_bytes="1GiB")
+    with caplog.at_level(logging.WARNING):
+        check_memory(engine, checkpoint, lambda: machine(1500 * MEGABYTE))
+    assert "set --kv-cache-memory-bytes" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        check_memory(engine, checkpoint, lambda: machine(4000 * MEGABYTE))
+    assert not caplog.text
+
+
+def test_gpus_are_asked_by_their_workers() -> None:
+    engine, checkpoint = resolved()
+    on_gpu = msgspec.structs.replace(engine, device=msgspec.structs.replace(engine.device, device="cuda"))
+    check_memory(on_gpu, checkpoint, lambda: machine(0))
