@@ -12,10 +12,11 @@ import gguf
 import msgspec
 import numpy as np
 
-from pyllm.checkpoint.gguf_config import ROPE_FACTORS, gguf_config
+from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
+from pyllm.families.config import Config
 from pyllm.families.registry import find_gguf_family
 from pyllm.families.tensors import FileTensor, map_tensors
 
@@ -33,8 +34,8 @@ def read_gguf(path: Path, tokenizer_path: str) -> tuple[Checkpoint, bytes]:
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error, OSError) as error:
         raise ConfigError(f"{path} is not a GGUF file that can be read: {error}") from error
-    if fields.get("split.count", 1) > 1:
-        raise ConfigError(f"{path} is one of {fields['split.count']} parts; merge them with `llama-gguf-split --merge`")
+    if (parts := Config(fields, PLACE).integer("split.count", 1, least=0)) > 1:
+        raise ConfigError(f"{path} is one of {parts} parts; merge them with `llama-gguf-split --merge`")
     family = find_gguf_family(str(fields.get("general.architecture")))
     assert family.gguf is not None
     factors = {tensor.name: _numbers(tensor) for tensor in reader.tensors if tensor.name in ROPE_FACTORS}
@@ -80,15 +81,18 @@ def _entry(tensor: Any) -> FileTensor:
 
 
 def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
-    tokens = fields.get("tokenizer.ggml.tokens", [])
-    ids = {name: fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot")}
-    for name, token in ids.items():
-        if token is not None and not 0 <= token < len(tokens):
-            raise ConfigError(f"tokenizer.ggml.{name}_token_id is {token}, of {len(tokens)} tokens")
+    config, tokens = Config(fields, PLACE), fields["tokenizer.ggml.tokens"]
+    ids = {}
+    for name in ("bos", "eos", "eot"):
+        field = f"tokenizer.ggml.{name}_token_id"
+        if field in config:
+            ids[name] = config.integer(field, least=0)
+            if ids[name] >= len(tokens):
+                raise ConfigError(f"{field} is {ids[name]}, of {len(tokens)} tokens")
     return TokenizerFiles(
         path=path,
-        chat_template=fields.get("tokenizer.chat_template"),
-        bos_token="" if ids["bos"] is None else tokens[ids["bos"]],
-        eos_token="" if ids["eos"] is None else tokens[ids["eos"]],
-        eos_token_ids=tuple(sorted({token for token in (ids["eos"], ids["eot"]) if token is not None})),
+        chat_template=config.text("tokenizer.chat_template") if "tokenizer.chat_template" in config else None,
+        bos_token=tokens[ids["bos"]] if "bos" in ids else "",
+        eos_token=tokens[ids["eos"]] if "eos" in ids else "",
+        eos_token_ids=tuple(sorted({ids[name] for name in ("eos", "eot") if name in ids})),
     )

@@ -10,6 +10,8 @@ from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import Family
 
+PLACE = "the GGUF file"  # in errors
+
 _FIELDS = {
     "embedding_length": "hidden_size",
     "feed_forward_length": "intermediate_size",
@@ -62,8 +64,9 @@ def gguf_config(
     config |= _of_tensors(shapes)
     config["architectures"] = [family.architectures[0]]
     _check(own, config, architecture)
-    if "rope.dimension_count" in own and "head_dim" in config:
-        config["partial_rotary_factor"] = own["rope.dimension_count"] / config["head_dim"]
+    if "rope.dimension_count" in own:
+        rotary_size = Config(own, PLACE).integer("rope.dimension_count")
+        config["partial_rotary_factor"] = rotary_size / Config(config, PLACE).integer("head_dim")
     pattern = own.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
@@ -73,7 +76,7 @@ def gguf_config(
         del config["sliding_window"]
     if rope := _rope(own, rope_factors):
         config["rope_scaling"] = rope
-    return family.gguf.complete(Config(config, "the GGUF file"))
+    return family.gguf.complete(Config(config, PLACE))
 
 
 def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ special tokens in it included. What differs, besides what `gguf_splittings.py` a
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -36,12 +36,29 @@ _SPECIAL_NAMES = frozenset(
 )
 
 
+_TokenId = Annotated[int, msgspec.Meta(ge=0)]
+_KINDS: dict[str, Any] = {
+    "model": str,
+    "pre": str,
+    "tokens": list[str],
+    "token_type": list[int],
+    "merges": list[str],
+    "scores": list[float],
+    "add_bos_token": bool,
+    "add_eos_token": bool,
+    "add_space_prefix": bool,
+    "bos_token_id": _TokenId,
+    "eos_token_id": _TokenId,
+}
+
+
 def tokenizer_json(fields: Fields) -> bytes:
     """A tokenizer.json of the vocabulary, merges or scores, and special tokens in a GGUF file.
 
     Raises:
         ConfigError: the kind of tokenizer is not supported (with its name), or a field is missing or inconsistent.
     """
+    _check_kinds(fields)
     kind = fields.get("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
         raise ConfigError(
@@ -65,6 +82,14 @@ def tokenizer_json(fields: Fields) -> bytes:
         **stages,
     }
     return msgspec.json.encode(document)
+
+
+def _check_kinds(fields: Fields) -> None:
+    for name, kind in _KINDS.items():
+        try:
+            msgspec.convert(fields.get(f"tokenizer.ggml.{name}"), kind | None)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"the GGUF file: tokenizer.ggml.{name} is of another kind: {error}") from error
 
 
 def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> dict[str, Any]:

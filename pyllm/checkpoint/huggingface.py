@@ -5,7 +5,7 @@ Format of the headers: https://github.com/huggingface/safetensors#format
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,19 +26,52 @@ class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Token(msgspec.Struct):
+    content: str = ""
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _TokenizerConfig(msgspec.Struct):
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    chat_template: str | list[_NamedTemplate] | None = None
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _TokenizerJson(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
+
+
+class _EndTokens(msgspec.Struct):
+    eos_token_id: int | list[int] | msgspec.UnsetType | None = msgspec.UNSET
+
+
+_T = TypeVar("_T")
+
+
 def read_huggingface(folder: Path) -> Checkpoint:
     """The checkpoint in a folder as `save_pretrained` writes it.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
     """
-    config = _read_json(folder / "config.json")
+    config = Config(_read_json(folder / "config.json", dict[str, Any]))
     files, tensors = _read_tensors(folder)
-    architecture = (config.get("architectures") or [None])[0]
-    fields = Config(config)
-    fields.refuse_unless(quantization_config=None)
-    family = find_family(str(architecture))
-    spec = msgspec.structs.replace(family.read(fields), dtype=weights_dtype(tensors))
+    config.refuse_unless(quantization_config=None)
+    family = find_family(str(config.items("architectures", 1)[0]))
+    spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(tensors))
     entries, skipped = map_tensors(spec, family.tensors, tensors)
     return Checkpoint(
         name=folder.name,
@@ -46,7 +79,7 @@ def read_huggingface(folder: Path) -> Checkpoint:
         files=files,
         spec=spec,
         tensors=entries,
-        tokenizer=_tokenizer(folder, config),
+        tokenizer=_tokenizer(folder),
         fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
         skipped=skipped,
     )
@@ -54,7 +87,7 @@ def read_huggingface(folder: Path) -> Checkpoint:
 
 def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
     index = folder / "model.safetensors.index.json"
-    weight_map = _read_json(index).get("weight_map", {}) if index.is_file() else {"": "model.safetensors"}
+    weight_map = _read_json(index, _Index).weight_map if index.is_file() else {"": "model.safetensors"}
     paths = [folder / name for name in sorted(set(weight_map.values()))]
     for path in paths:
         if path.parent != folder or not path.is_file():
@@ -93,47 +126,47 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
     return entries
 
 
-def _tokenizer(folder: Path, config: dict[str, Any]) -> TokenizerFiles:
+def _tokenizer(folder: Path) -> TokenizerFiles:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"{folder} has no tokenizer.json; transformers' `save_pretrained` writes one")
-    document = _read_json(path)
-    options = _read_json(folder / "tokenizer_config.json", optional=True)
-    generation = _read_json(folder / "generation_config.json", optional=True)
-    bos_token, eos_token = _token(options.get("bos_token")), _token(options.get("eos_token"))
-    eos_ids = generation.get("eos_token_id", config.get("eos_token_id"))
-    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [] if eos_ids is None else [eos_ids])
-    for token in document.get("added_tokens", []):
-        if eos_token and token.get("content") == eos_token:
-            eos_token_ids.add(token["id"])
+    document = _read_json(path, _TokenizerJson)
+    options = _read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
+    eos_ids = _read_json(folder / "generation_config.json", _EndTokens, optional=True).eos_token_id
+    if eos_ids is msgspec.UNSET:
+        eos_ids = _read_json(folder / "config.json", _EndTokens).eos_token_id
+    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
+    eos_token = _text(options.eos_token)
+    eos_token_ids.update(token.id for token in document.added_tokens if eos_token and token.content == eos_token)
     return TokenizerFiles(
         path=str(path),
         chat_template=_chat_template(folder, options),
-        bos_token=bos_token,
+        bos_token=_text(options.bos_token),
         eos_token=eos_token,
         eos_token_ids=tuple(sorted(eos_token_ids)),
     )
 
 
-def _chat_template(folder: Path, options: dict[str, Any]) -> str | None:
+def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
-    template = options.get("chat_template")
+    template = options.chat_template
     if isinstance(template, list):  # Several named ones: the one that transformers takes, too.
-        return next((item["template"] for item in template if item.get("name") == "default"), None)
+        return next((named.template for named in template if named.name == "default"), None)
     return template
 
 
-def _token(value: str | dict[str, Any] | None) -> str:
-    return value.get("content", "") if isinstance(value, dict) else value or ""
+def _text(token: str | _Token | None) -> str:
+    return token.content if isinstance(token, _Token) else token or ""
 
 
-def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+def _read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
+    """A JSON file as `kind`; its defaults if the file is optional and absent."""
     if optional and not path.is_file():
-        return {}
+        return kind()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give the folder of a Hugging Face model") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -3,8 +3,10 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+from gguf import GGUFReader
 
 from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.huggingface import read_huggingface
@@ -79,3 +81,53 @@ def test_a_field_of_any_kind_is_refused_by_its_name(tmp_path: Path, value: objec
         (folder / "config.json").write_text(json.dumps(config | {name: value}))
         with pytest.raises(ConfigError, match=f"{name} is|damaged"):
             read_huggingface(folder)
+
+
+ODD_VALUES = (None, True, 0, -3, 2.5, "", "x", [], [[]], [None], {}, {"a": {}}, {"content": 7}, 1 << 70)
+
+
+@pytest.mark.timeout(300)
+def test_values_of_other_kinds_in_every_json_file(tmp_path: Path) -> None:
+    """Anywhere in a document a value becomes one of another kind."""
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    names = {"": "model.safetensors"} | dict.fromkeys(["model.norm.weight"], "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    files = [file for file in folder.glob("*.json") if file.name != "tokenizer.json"]
+    documents = {file: json.loads(file.read_text()) for file in files}
+    generator, refused = random.Random(2), 0
+    for number in range(CASES):
+        file = files[number % len(files)]
+        file.write_text(json.dumps(with_another_value(documents[file], generator)))
+        try:
+            read_huggingface(folder)
+        except ConfigError:
+            refused += 1
+        file.write_text(json.dumps(documents[file]))
+    assert refused > CASES // 4
+
+
+def with_another_value(document: Any, generator: random.Random) -> Any:
+    """A copy with one value replaced, at any depth."""
+    if isinstance(document, dict) and document and generator.random() < 0.8:
+        name = generator.choice(sorted(document))
+        return document | {name: with_another_value(document[name], generator)}
+    if isinstance(document, list) and document and generator.random() < 0.5:
+        return [with_another_value(document[0], generator), *document[1:]]
+    return generator.choice(ODD_VALUES)
+
+
+@pytest.mark.timeout(300)
+def test_values_of_other_kinds_in_gguf_fields(tmp_path: Path) -> None:
+    source, path = write_tiny_model(tmp_path / "tiny", layers=1), tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    names = [name for name in GGUFReader(path).fields if name.startswith(("llama.", "tokenizer.", "general.arch"))]
+    optional = ("split.count", "llama.rope.scaling.type", "llama.rope.scaling.factor", "llama.expert_count")
+    refused = 0
+    for name in (*names, *optional, "tokenizer.chat_template", "llama.attention.sliding_window_pattern"):
+        for value in ("x", 3, 1.5, True, ["a"], [1, 2], 1 << 31):
+            write_tiny_gguf(source, path, fields={name: value})
+            try:
+                read_gguf(path, "")
+            except ConfigError:
+                refused += 1
+    assert refused > 4 * len(names)
