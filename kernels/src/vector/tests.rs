@@ -125,10 +125,10 @@ proptest! {
     fn tanh_and_erf_are_near_those_of_64_bits(input in prop::collection::vec(-4.0..4.0_f32, 1..40)) {
         for isa in Isa::available() {
             for (&x, found) in input.iter().zip(map(isa, &input, Tanh)) {
-                prop_assert!((f64::from(found) - f64::from(x).tanh()).abs() < 2e-7, "{isa:?}: tanh({x}) is {found}");
+                prop_assert!((f64::from(found) - f64::from(x).tanh()).abs() < 5e-7, "{isa:?}: tanh({x}) is {found}");
             }
             for (&x, found) in input.iter().zip(map(isa, &input, Erf)) {
-                prop_assert!((f64::from(found) - erf(f64::from(x))).abs() < 5e-7, "{isa:?}: erf({x}) is {found}");
+                prop_assert!((f64::from(found) - erf(f64::from(x))).abs() < 1e-6, "{isa:?}: erf({x}) is {found}");
             }
         }
     }
