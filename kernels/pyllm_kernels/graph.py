@@ -116,6 +116,11 @@ def not_captured(op: Callable[_Parameters, _Result]) -> Callable[_Parameters, _R
 class _OnlyViews(TorchDispatchMode):  # type: ignore[no-untyped-call]  # as above
     """Refuses every op of torch that is not a view."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False, so that torch does not import its compiler for the first op, which takes seconds."""
+        return False
+
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -1,6 +1,8 @@
 """Graphs of the cpu backend: a replay is the same as the calls, for any part of what was captured."""
 
 import gc
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -281,3 +283,18 @@ def test_other_threads_go_on_computing() -> None:
         thread.start()
         thread.join()
     assert torch.equal(elsewhere[0], expected)
+
+
+def test_a_capture_does_not_import_the_compiler_of_torch() -> None:
+    code = """
+import sys
+import torch
+from pyllm_kernels import Graph, select
+x = torch.ones(2, 8)
+graph = Graph()
+with graph.capture():
+    select("cpu", "cpu").activation(x, "silu").view(8)
+assert graph.num_ops == 1
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
