@@ -69,6 +69,10 @@ class AsyncEngine:
     ) -> None:
         await self.close()
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests without parameters get: the sampling defaults of the model's files, or of the options."""
+        return SamplingParams(**self._checkpoint.sampling.given())
+
     def spawn(self) -> None:
         """Start the engine's processes without waiting for them; `start` does this where it was not done before.
 
@@ -254,7 +258,7 @@ class AsyncEngine:
     async def _running(
         self, prompt: Prompt, params: SamplingParams | None, request_id: str | None, scheduling: SchedulingParams
     ) -> AsyncIterator[tuple[OutputFold, asyncio.Event]]:
-        client, params = self._connected(), params or SamplingParams()
+        client, params = self._connected(), params or self.get_default_sampling_params()
         check_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         (tokens,) = await self._encoder().encode([prompt])

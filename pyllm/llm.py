@@ -55,6 +55,10 @@ class LLM:
         """The model's tokenizer."""
         return self._engine.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` take without parameters; see `AsyncEngine.get_default_sampling_params`."""
+        return self._engine.get_default_sampling_params()
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],

@@ -47,6 +47,7 @@ class LLMEngine:
             engine=engine, checkpoint=checkpoint, bind="", socket_folder="", ready_timeout=0.0, shutdown_timeout=0.0
         )
         self.tokenizer = Tokenizer(checkpoint.tokenizer)
+        self._default_params = SamplingParams(**checkpoint.sampling.given())
         self._executor = InlineExecutor(lambda: entrypoints.load_rank(core_config))
         self._requests: dict[str, tuple[RequestProcessor, OutputFold]] = {}
         self._changed: set[str] = set()
@@ -74,7 +75,7 @@ class LLMEngine:
         self._check_open()
         if request_id in self._requests:
             raise RequestError(f"request {request_id!r} is running already", "request_id")
-        params = resolve_texts(params or SamplingParams(), self.tokenizer)
+        params = resolve_texts(params or self._default_params, self.tokenizer)
         check_prompt(prompt)
         text = prompt if isinstance(prompt, str) else None
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)

@@ -1,5 +1,7 @@
+from .generation_config import SamplingDefaults, parse_overrides
 from .hub import Hub, find_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
+from .huggingface import read_generation_config
 from .model_name import HubName, parse_hub_name, parse_model
 from .reader import embedded_model, read_checkpoint
 from .types import Checkpoint, TokenizerFiles
@@ -9,13 +11,16 @@ __all__ = [
     "Checkpoint",
     "Hub",
     "HubName",
+    "SamplingDefaults",
     "TokenizerFiles",
     "cached_models",
     "embedded_model",
     "find_model",
     "parse_hub_name",
     "parse_model",
+    "parse_overrides",
     "read_checkpoint",
+    "read_generation_config",
     "remove",
     "size_text",
 ]

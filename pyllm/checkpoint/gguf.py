@@ -12,6 +12,7 @@ import gguf
 import msgspec
 import numpy as np
 
+from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
@@ -23,8 +24,10 @@ from pyllm.families.tensors import FileTensor, map_tensors
 Fields = Mapping[str, Any]
 
 
-def read_gguf(path: Path, tokenizer_path: str) -> tuple[Checkpoint, bytes]:
-    """The checkpoint, and the content that belongs at `tokenizer_path`. Takes about two seconds.
+def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, bytes]:
+    """The checkpoint, and the content that belongs at the path `tokenizer`. Takes about two seconds.
+
+    The content is empty if `tokenizer` is another one, which replaces the file's own.
 
     Raises:
         ConfigError: the file is damaged, or its architecture, tensors, types or tokenizer are not supported.
@@ -44,18 +47,21 @@ def read_gguf(path: Path, tokenizer_path: str) -> tuple[Checkpoint, bytes]:
     spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(tensors))
     entries, skipped = map_tensors(spec, family.gguf.tensors, tensors)
     files = (str(path),)
-    tokenizer = tokenizer_json(fields)
+    content = b""
+    if isinstance(tokenizer, str):
+        content, tokenizer = tokenizer_json(fields), _tokenizer(fields, tokenizer)
     checkpoint = Checkpoint(
         name=path.stem,
         format="gguf",
         files=files,
         spec=spec,
         tensors=entries,
-        tokenizer=_tokenizer(fields, tokenizer_path),
+        tokenizer=tokenizer,
         fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
+        sampling=sampling_defaults(Config(fields, PLACE), GGUF_FIELDS),
         skipped=skipped,
     )
-    return checkpoint, tokenizer
+    return checkpoint, content
 
 
 def _numbers(tensor: Any) -> list[float]:

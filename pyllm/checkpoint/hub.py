@@ -7,6 +7,7 @@ broken downloads and draws progress bars. It is imported for a name of the hub o
 import logging
 import re
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,14 @@ class _Unreachable(Exception):  # noqa: N818  a reason to look into the cache, w
     """The hub does not answer, or not now."""
 
 
-def find_model(name: HubName, hub: Hub) -> Path:
+# Gets the files that are needed of a repository, and gives the place of the model; as `collect`.
+Collect = Callable[[HubName, Iterable[str], Callable[[str], Path]], Path]
+
+
+def find_model(name: HubName, hub: Hub, collect: Collect = collect) -> Path:
     """The GGUF file or the folder of a model, downloaded as far as it is not in the cache.
+
+    `collect` chooses the files.
 
     Raises:
         ConfigError: it is not there, not for this account, or cannot be had now; the text says what to do.
@@ -48,12 +55,12 @@ def find_model(name: HubName, hub: Hub) -> Path:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE if hub.offline is None else hub.offline:
-        return _find_cached(name, hub, "HF_HUB_OFFLINE is set: unset it to download")
+        return _find_cached(name, hub, collect, "HF_HUB_OFFLINE is set: unset it to download")
     try:
-        return _download(name, hub)
+        return _download(name, hub, collect)
     except _Unreachable as error:
         reason = f"cannot reach {_endpoint(hub)} ({error}): check the network, or HF_ENDPOINT"
-        path = _find_cached(name, hub, f"{reason}; the same command resumes a download")
+        path = _find_cached(name, hub, collect, f"{reason}; the same command resumes a download")
         logger.warning("cannot reach %s (%s): using the cached copy of %s", _endpoint(hub), error, name.text)
         return path
 
@@ -74,7 +81,7 @@ def size_text(count: int) -> str:
     return f"{count / 1e6:.0f} MB" if count >= 10**7 else f"{count / 1e6:.1f} MB"
 
 
-def _download(name: HubName, hub: Hub) -> Path:
+def _download(name: HubName, hub: Hub, collect: Collect) -> Path:
     import httpx2
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, XetDownloadError
@@ -158,7 +165,7 @@ def _refusal(error: "HfHubHTTPError", name: HubName, hub: Hub) -> ConfigError | 
     return ConfigError(f"{_endpoint(hub)} answers {status} to a request for {name.text}")
 
 
-def _find_cached(name: HubName, hub: Hub, reason: str) -> Path:
+def _find_cached(name: HubName, hub: Hub, collect: Collect, reason: str) -> Path:
     folder = repository_folder(name, hub)
     try:
         commit = name.revision

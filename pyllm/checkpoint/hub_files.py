@@ -13,9 +13,10 @@ from pyllm.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 # Beside the weights: what the readers read, and what embedding models say of themselves.
+_TOKENIZER = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer*.json", "chat_template*")
 _DESCRIPTIONS = (
-    *("config.json", "generation_config.json", "special_tokens_map.json", INDEX),
-    *("tokenizer*.json", "chat_template*"),
+    *_TOKENIZER,
+    INDEX,
     *("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
 )
 # Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.
@@ -38,12 +39,23 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
     has_safetensors = "config.json" in names and bool({INDEX, WEIGHTS} & set(names))
     if name.file or name.quantization or not has_safetensors:
         return get(choose_gguf(name, names))
-    for file in names:
-        if any(fnmatchcase(file, pattern) and file.count("/") == pattern.count("/") for pattern in _DESCRIPTIONS):
-            get(file)
+    _get_all(names, _DESCRIPTIONS, get)
     for file in _shards(get(INDEX)) if INDEX in names else (WEIGHTS,):
         get(file)
     return get("config.json").parent
+
+
+def collect_tokenizer(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> Path:
+    """Get the files of a model's tokenizer alone; gives their folder, or the GGUF file that has it. Else as `collect`.
+
+    Raises:
+        ConfigError: there is no tokenizer.json, and not one GGUF file.
+    """
+    names = [file for file in names if is_within(file)]
+    if name.file or name.quantization or "tokenizer.json" not in names:
+        return get(choose_gguf(name, names))
+    _get_all(names, _TOKENIZER, get)
+    return get("tokenizer.json").parent
 
 
 def choose_gguf(name: HubName, names: Iterable[str]) -> str:
@@ -94,6 +106,12 @@ def quantization_of(file: str) -> str:
 def _of_quantization(files: Iterable[str], quantization: str) -> list[str]:
     pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quantization)}[-./]", re.IGNORECASE)
     return [file for file in files if pattern.search(file)]
+
+
+def _get_all(names: Iterable[str], patterns: Iterable[str], get: Callable[[str], Path]) -> None:
+    for file in names:
+        if any(fnmatchcase(file, pattern) and file.count("/") == pattern.count("/") for pattern in patterns):
+            get(file)
 
 
 def _shards(index: Path) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
@@ -16,6 +17,7 @@ from pyllm.families.registry import find_family
 from pyllm.families.tensors import FileTensor, map_tensors
 
 _ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_GENERATION_CONFIG = "generation_config.json"
 # The format's own limit on a header.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -61,8 +63,8 @@ class _EndTokens(msgspec.Struct):
 _T = TypeVar("_T")
 
 
-def read_huggingface(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder as `save_pretrained` writes it.
+def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> Checkpoint:
+    """The checkpoint in a folder as `save_pretrained` writes it; with another `tokenizer` in place of the folder's.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
@@ -79,10 +81,47 @@ def read_huggingface(folder: Path) -> Checkpoint:
         files=files,
         spec=spec,
         tensors=entries,
-        tokenizer=_tokenizer(folder),
+        tokenizer=tokenizer or read_huggingface_tokenizer(folder),
         fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
+        sampling=_sampling(folder),
         skipped=skipped,
     )
+
+
+def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
+    """The tokenizer in such a folder, with its chat template.
+
+    Raises:
+        ConfigError: a file is missing or damaged.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no tokenizer.json; transformers' `save_pretrained` writes one")
+    document = _read_json(path, _TokenizerJson)
+    options = _read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
+    eos_ids = _read_json(folder / _GENERATION_CONFIG, _EndTokens, optional=True).eos_token_id
+    if eos_ids is msgspec.UNSET:
+        eos_ids = _read_json(folder / "config.json", _EndTokens, optional=True).eos_token_id
+    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
+    eos_token = _text(options.eos_token)
+    eos_token_ids.update(token.id for token in document.added_tokens if eos_token and token.content == eos_token)
+    return TokenizerFiles(
+        path=str(path),
+        chat_template=_chat_template(folder, options),
+        bos_token=_text(options.bos_token),
+        eos_token=eos_token,
+        eos_token_ids=tuple(sorted(eos_token_ids)),
+    )
+
+
+def read_generation_config(path: Path) -> SamplingDefaults:
+    """The sampling defaults in a generation_config.json, or in that of a folder.
+
+    Raises:
+        ConfigError: it is missing or damaged.
+    """
+    path = path / _GENERATION_CONFIG if path.is_dir() else path
+    return sampling_defaults(Config(_read_json(path, dict[str, Any]), str(path)))
 
 
 def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
@@ -126,25 +165,9 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
     return entries
 
 
-def _tokenizer(folder: Path) -> TokenizerFiles:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no tokenizer.json; transformers' `save_pretrained` writes one")
-    document = _read_json(path, _TokenizerJson)
-    options = _read_json(folder / "tokenizer_config.json", _TokenizerConfig, optional=True)
-    eos_ids = _read_json(folder / "generation_config.json", _EndTokens, optional=True).eos_token_id
-    if eos_ids is msgspec.UNSET:
-        eos_ids = _read_json(folder / "config.json", _EndTokens).eos_token_id
-    eos_token_ids = set(eos_ids if isinstance(eos_ids, list) else [eos_ids] if isinstance(eos_ids, int) else [])
-    eos_token = _text(options.eos_token)
-    eos_token_ids.update(token.id for token in document.added_tokens if eos_token and token.content == eos_token)
-    return TokenizerFiles(
-        path=str(path),
-        chat_template=_chat_template(folder, options),
-        bos_token=_text(options.bos_token),
-        eos_token=eos_token,
-        eos_token_ids=tuple(sorted(eos_token_ids)),
-    )
+def _sampling(folder: Path) -> SamplingDefaults:
+    path = folder / _GENERATION_CONFIG
+    return read_generation_config(path) if path.is_file() else SamplingDefaults()
 
 
 def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:

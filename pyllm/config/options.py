@@ -63,6 +63,27 @@ class ModelConfig(_Config, frozen=True):
             "default: the model's name on the hub, or its file's"
         ),
     ] = ()
+    tokenizer: Annotated[
+        str,
+        Meta(
+            description="take the tokenizer and its chat template from here: a folder, a GGUF file or a model of the "
+            "hub; default: the model's own"
+        ),
+    ] = ""
+    chat_template: Annotated[
+        str, Meta(description="chat template: a Jinja file, or the template itself; default: the tokenizer's")
+    ] = ""
+    generation_config: Annotated[
+        str,
+        Meta(
+            description="sampling defaults: auto (the model's generation_config.json or GGUF fields), vllm (none), or "
+            "the path of a generation_config.json or its folder"
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        dict[str, int | float],
+        Meta(description="sampling defaults that replace those of --generation-config, as '{\"temperature\": 0.5}'"),
+    ] = {}
     dtype: Annotated[Dtype, Meta(description="precision of activations and of unquantised weights")] = "auto"
     quantization: Annotated[
         Quantization,
@@ -392,6 +413,8 @@ def _read(name: str, value: Any) -> Any:
         return (value,) if value else ()
     if name == "tenant_weights" and isinstance(value, str):
         return parse_weights(value)
+    if name == "override_generation_config" and isinstance(value, str):
+        return _parse_object(name, value)
     if name == "allowed_origins" and isinstance(value, str):
         return parse_origins(value)
     if name == "tool_call_parser" and isinstance(value, str):
@@ -399,6 +422,13 @@ def _read(name: str, value: Any) -> Any:
     if name == "reasoning_parser" and isinstance(value, str):
         plugins.find_entry_point("reasoning parser", value, plugins.REASONING_PARSERS, REASONING_PARSERS)
     return value
+
+
+def _parse_object(name: str, text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{name} must be a JSON object, got {text!r:.80}: {error}") from None
 
 
 def _in_bytes(value: Any, unit: int) -> Any:

@@ -80,6 +80,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
         model_name,
         model_aliases=model_aliases,
         server=config.server,
+        sampling=config.checkpoint.sampling,
         keys=KeyRing(config.api_keys),
         shared=shared,
         tracer=tracer,

@@ -33,6 +33,7 @@ from pyllm.families.rope import at_context
 from pyllm.families.spec import ModelSpec, check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.memory_check import check_memory
+from pyllm.launch.model_overrides import with_overrides
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.kernel_features import check_supported
@@ -55,7 +56,7 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     Raises:
         ConfigError: the model cannot be read, or two settings do not go together.
     """
-    checkpoint = read_checkpoint(config.model.model)
+    checkpoint = with_overrides(read_checkpoint(config.model.model, tokenizer=config.model.tokenizer), config.model)
     spec = checkpoint.spec
     if checkpoint.skipped:
         parts = ", ".join(sorted({name.partition(".")[0] for name in checkpoint.skipped}))

@@ -63,6 +63,15 @@ def test_only_needed_files_come_and_the_name_is_the_one_that_was_given(
     assert server.downloaded()[-1] == "model.safetensors"
 
 
+def test_a_tokenizer_comes_without_weights(server: HubServer, hub: Hub, tmp_path: Path) -> None:
+    read_checkpoint(str(tmp_path / "tiny"), hub, "me/tiny")
+    assert "tokenizer.json" in server.downloaded()
+    assert "model.safetensors" not in server.downloaded()
+    add_gguf(server, tmp_path)
+    read_checkpoint(str(tmp_path / "tiny"), hub, "me/tiny-GGUF:Q8_0")
+    assert server.downloaded()[-1] == "tiny-Q8_0.gguf"
+
+
 def test_what_is_cached_is_not_downloaded_again(server: HubServer, hub: Hub) -> None:
     read_checkpoint("me/tiny", hub)
     server.requests.clear()

@@ -5,9 +5,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.spec import check_tensor_parallel
+from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
 
 
@@ -28,6 +30,24 @@ def test_no_name_is_the_embedded_model() -> None:
     assert (spec.max_position_embeddings, spec.tie_word_embeddings, spec.dtype) == (8192, True, "float32")
     assert checkpoint.tokenizer.eos_token_ids == (2,)
     assert checkpoint.tokenizer.eos_token == "<|im_end|>"
+    assert checkpoint.sampling == SamplingDefaults(temperature=0.2, top_p=0.9)
+
+
+def test_another_tokenizer_stands_in_for_one_that_is_missing_or_of_an_unknown_kind(tmp_path: Path) -> None:
+    source, folder = write_tiny_model(tmp_path / "other"), Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        read_checkpoint(str(folder))
+    other = read_checkpoint(source).tokenizer
+    assert read_checkpoint(str(folder), tokenizer=source).tokenizer == other
+
+    path = write_tiny_gguf(source, tmp_path / "tiny.gguf", fields={"tokenizer.ggml.model": "rwkv"})
+    with pytest.raises(ConfigError, match="'rwkv' is not supported"):
+        read_checkpoint(path)
+    assert read_checkpoint(path, tokenizer=source).tokenizer == other
+    assert read_checkpoint(source, tokenizer=str(embedded_model())).tokenizer == read_checkpoint().tokenizer
+    with pytest.raises(ConfigError, match="no model at"):
+        read_checkpoint(source, tokenizer=str(tmp_path / "absent"))
 
 
 def test_without_the_embedded_model_the_text_says_what_to_install() -> None:

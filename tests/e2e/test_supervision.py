@@ -62,7 +62,7 @@ class Stream:
                     if line:
                         self.events.append(line.removeprefix("data: "))
                         self.first.set()
-        except httpx.RemoteProtocolError:
+        except httpx.TransportError:
             self.broken = True
 
 

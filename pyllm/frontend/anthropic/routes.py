@@ -66,7 +66,7 @@ def messages_route(state: ServerState) -> HTTPRouteHandler:
             raise UnsupportedThreadError(text, "thread")
         check_thinking(data.thinking, state.chat, context.ignore)
         scheduling = scheduling_from(context, data.priority, cache_salt=data.cache_salt)
-        conversation, params = conversation_of(data, context.ignore), _sampling_params(data)
+        conversation, params = conversation_of(data, context.ignore), _sampling_params(state, data)
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         usage = MessageUsage(len(prepared.prompts[0]), 0)
         message = Message(f"msg_{context.request_id}", state.model_name, [], usage)
@@ -117,12 +117,11 @@ def _output_format(request: MessagesRequest) -> OutputFormat | None:
     return newer or request.output_format
 
 
-def _sampling_params(request: MessagesRequest) -> SamplingParams:
+def _sampling_params(state: ServerState, request: MessagesRequest) -> SamplingParams:
     given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(request, name)) is not None}
     output_format = _output_format(request)
     return SamplingParams(
-        **given,
-        max_tokens=request.max_tokens,
+        **state.sampling.of_request(given, request.max_tokens),
         stop=tuple(request.stop_sequences or ()),
         structured_outputs=None if output_format is None else StructuredOutputsParams(json=output_format.schema),
     )

@@ -67,7 +67,8 @@ def chat_route(state: ServerState) -> HTTPRouteHandler:
         names = constraint_names("response_format", data.response_format is not None, has_tools)
         context.field_names = _FIELD_NAMES | names
         limit = data.max_tokens if data.max_completion_tokens is None else data.max_completion_tokens
-        params = sampling_params(data, limit, num_chat_logprobs(data, state.client.model.max_logprobs))
+        num_logprobs = num_chat_logprobs(data, state.client.model.max_logprobs)
+        params = sampling_params(data, state.sampling, limit, num_logprobs)
         scheduling = scheduling_params(data, context)
         chunks = ChatChunks(context, state.model_name, data, params, state.tokenizer.token_bytes)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, limit or 1, state.client.model)

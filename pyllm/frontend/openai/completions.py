@@ -53,7 +53,7 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
         context.name_tenant(data.user)
         names = constraint_names("response_format", data.response_format is not None, has_tools=False)
         context.field_names = {"beam_width": "use_beam_search"} | names
-        params = _sampling_params(data)
+        params = _sampling_params(state, data)
         scheduling = scheduling_params(data, context)
         truncation = truncation_from(
             data.truncate_prompt_tokens, data.truncation_side, data.max_tokens or 1, state.client.model
@@ -80,14 +80,14 @@ def completions_route(state: ServerState) -> HTTPRouteHandler:
     return create_completion
 
 
-def _sampling_params(request: CompletionRequest) -> SamplingParams:
+def _sampling_params(state: ServerState, request: CompletionRequest) -> SamplingParams:
     limit = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     if not request.echo:
-        return sampling_params(request, limit, request.logprobs)
+        return sampling_params(request, state.sampling, limit, request.logprobs)
     if request.use_beam_search:
         raise RequestError("echo and use_beam_search cannot be combined; leave one of them out", "echo")
     # Nothing of the output is shown of a request for no tokens, but one is computed: that is where prompts end.
-    params = sampling_params(request, limit or 1, request.logprobs)
+    params = sampling_params(request, state.sampling, limit or 1, request.logprobs)
     if request.logprobs is None:
         return params
     if request.stream:

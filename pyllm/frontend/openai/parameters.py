@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import msgspec
 
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import RequestError
 from pyllm.frontend.http.unsupported import refuse_unsupported
 from pyllm.frontend.openai.common_fields import EngineRequest, StructuredOutputs
@@ -85,8 +86,10 @@ def wants_continuous_usage(request: GenerationRequest) -> bool:
     return True
 
 
-def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs: int | None = None) -> SamplingParams:
-    """The part of a request that is about sampling, checked; what it leaves out has its neutral value.
+def sampling_params(
+    request: GenerationRequest, defaults: SamplingDefaults, max_tokens: int | None, logprobs: int | None = None
+) -> SamplingParams:
+    """The part of a request that is about sampling, checked; what it leaves out is as `defaults` say, else neutral.
 
     Raises:
         RequestError: a value is out of range, or two fields do not go together.
@@ -97,12 +100,13 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
             raise RequestError(f"{name} cannot be streamed; set stream to false", name)
     if request.use_beam_search and request.seed is not None:
         raise RequestError("seed has no effect on a beam search, which is not random; leave it out", "seed")
+    if request.use_beam_search:  # which looks at the model's own probabilities
+        defaults = SamplingDefaults(max_tokens=defaults.max_tokens)
     names = ("n", "prompt_logprobs", "length_penalty")
     return SamplingParams(
-        **_given(request, _SAMPLING_FIELDS),
+        **defaults.of_request(_given(request, _SAMPLING_FIELDS), max_tokens),
         **_given(request, names),
         **_ends(request),
-        max_tokens=max_tokens,
         logprobs=logprobs,
         structured_outputs=_constraint(request),
         extra_args=request.vllm_xargs,
@@ -111,13 +115,16 @@ def sampling_params(request: GenerationRequest, max_tokens: int | None, logprobs
 
 
 def sample_params(
-    request: EngineRequest, max_tokens: int | None, logprobs: int | None, constraint: StructuredOutputsParams | None
+    request: EngineRequest,
+    defaults: SamplingDefaults,
+    max_tokens: int | None,
+    logprobs: int | None,
+    constraint: StructuredOutputsParams | None,
 ) -> SamplingParams:
     """The same for a route whose answer is one sample; raises as `sampling_params` does."""
     return SamplingParams(
-        **_given(request, _SAMPLING_FIELDS),
+        **defaults.of_request(_given(request, _SAMPLING_FIELDS), max_tokens),
         **_ends(request),
-        max_tokens=max_tokens,
         logprobs=logprobs,
         structured_outputs=constraint,
         extra_args=request.vllm_xargs,

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.client.client import EngineClient
 from pyllm.client.core_connection import Condition
 from pyllm.config.api_keys import KeyRing
@@ -26,13 +27,15 @@ from pyllm.wire.heartbeat import SILENCE
 Fail = Callable[[PyllmError], None]
 
 DEFAULT_SERVER = ServerConfig()
+NO_DEFAULTS = SamplingDefaults()
 NO_KEYS = KeyRing()
 
 
 class ServerState:
     """Made once at start. `chat_template` is None for a model that has none.
 
-    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well.
+    Answers carry `model_name`; requests may name the model by one of `model_aliases` as well. `sampling` is what a
+    request gets that leaves it out.
 
     `keys` are those that it takes, and `shared` counts what all API processes let in: without it nothing is bounded.
     `parent_silence` gives the seconds since the parent's last sign of life.
@@ -47,6 +50,7 @@ class ServerState:
         *,
         model_aliases: Sequence[str] = (),
         server: ServerConfig = DEFAULT_SERVER,
+        sampling: SamplingDefaults = NO_DEFAULTS,
         keys: KeyRing = NO_KEYS,
         shared: Shared | None = None,
         tracer: Tracer | None = None,
@@ -54,6 +58,7 @@ class ServerState:
     ) -> None:
         self.client = client
         self.server = server
+        self.sampling = sampling
         self.keys = keys
         self.shared = shared or LocalState(SharedState(SharedConfig()))
         self.ticket_numbers = itertools.count(1)

@@ -76,6 +76,7 @@ def responses_routes(state: ServerState) -> Router:
         prepared, generation = await generate_chat(state, context, scheduling, conversation, params)
         _check_logprobs(prepared, params)
         response = _response(state, data, context, stores, tools)
+        response.temperature, response.top_p = params.temperature, params.top_p
         answer_format = ResponsesFormat(
             response,
             None if prepared.make_parser is None else prepared.make_parser(),
@@ -215,7 +216,8 @@ def _sampling_params(state: ServerState, request: ResponsesRequest) -> SamplingP
     has_logprobs = _LOGPROBS in (request.include or ())
     if num_top and not has_logprobs:
         raise RequestError('top_logprobs requires include: ["message.output_text.logprobs"]', "top_logprobs")
-    return sample_params(request, request.max_output_tokens, num_top if has_logprobs else None, _constraint(request))
+    num_logprobs = num_top if has_logprobs else None
+    return sample_params(request, state.sampling, request.max_output_tokens, num_logprobs, _constraint(request))
 
 
 def _constraint(request: ResponsesRequest) -> StructuredOutputsParams | None:
@@ -256,11 +258,9 @@ def _response(
         reasoning=request.reasoning,
         service_tier=request.service_tier,
         store=stores,
-        temperature=1.0 if request.temperature is None else request.temperature,
         tool_choice=request.tool_choice or "auto",
         tools=shown_tools(tools),
         top_logprobs=request.top_logprobs or 0,
-        top_p=1.0 if request.top_p is None else request.top_p,
         user=request.user,
     )
     if request.text is not None:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import RequestError
 from pyllm.frontend.openai.parameters import (
     num_chat_logprobs,
@@ -24,6 +25,10 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 def decode(kind: type[GenerationRequest], body: dict[str, Any]) -> Any:
     return msgspec.json.decode(msgspec.json.encode(body), type=kind)
+
+
+def params_of(request: GenerationRequest, max_tokens: int | None, logprobs: int | None = None) -> SamplingParams:
+    return sampling_params(request, SamplingDefaults(), max_tokens, logprobs)
 
 
 def test_sampling_fields_reach_the_parameters() -> None:
@@ -55,14 +60,14 @@ def test_sampling_fields_reach_the_parameters() -> None:
         extra_args={"mine": {"x": 1}},
         logprobs=5,
     )
-    assert sampling_params(request, 9, 5) == expected
-    assert sampling_params(decode(ChatRequest, CHAT | {"ignore_eos": True}), 9).ignore_eos
+    assert params_of(request, 9, 5) == expected
+    assert params_of(decode(ChatRequest, CHAT | {"ignore_eos": True}), 9).ignore_eos
 
 
 def test_what_is_left_out_or_null_is_neutral() -> None:
     null = dict.fromkeys(["n", "temperature", "top_p", "stop", "stop_token_ids", "seed"])
-    assert sampling_params(decode(ChatRequest, CHAT | null), None) == SamplingParams()
-    assert sampling_params(decode(ChatRequest, CHAT | {"stop": "x"}), None).stop == ("x",)
+    assert params_of(decode(ChatRequest, CHAT | null), None) == SamplingParams()
+    assert params_of(decode(ChatRequest, CHAT | {"stop": "x"}), None).stop == ("x",)
 
 
 @pytest.mark.parametrize(
@@ -86,16 +91,14 @@ def test_what_is_left_out_or_null_is_neutral() -> None:
     ],
 )
 def test_forms_of_the_output_reach_the_parameters(body: dict[str, Any], expected: StructuredOutputsParams) -> None:
-    assert sampling_params(decode(ChatRequest, CHAT | body), None).structured_outputs == expected
+    assert params_of(decode(ChatRequest, CHAT | body), None).structured_outputs == expected
 
 
 def test_beams_are_as_many_as_answers() -> None:
-    params = sampling_params(decode(ChatRequest, CHAT | {"use_beam_search": True, "n": 3, "length_penalty": 2}), 9)
+    params = params_of(decode(ChatRequest, CHAT | {"use_beam_search": True, "n": 3, "length_penalty": 2}), 9)
     assert (params.beam_width, params.n, params.length_penalty) == (3, 3, 2.0)
-    assert sampling_params(decode(ChatRequest, CHAT | {"use_beam_search": True}), 9).beam_width == 1
-    assert (
-        sampling_params(decode(ChatRequest, CHAT | {"use_beam_search": False, "length_penalty": 1}), 9).beam_width == 0
-    )
+    assert params_of(decode(ChatRequest, CHAT | {"use_beam_search": True}), 9).beam_width == 1
+    assert params_of(decode(ChatRequest, CHAT | {"use_beam_search": False, "length_penalty": 1}), 9).beam_width == 0
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_beams_are_as_many_as_answers() -> None:
 )
 def test_what_does_not_go_together_is_refused_by_name(body: dict[str, Any], parameter: str) -> None:
     with pytest.raises(RequestError) as refused:
-        sampling_params(decode(ChatRequest, CHAT | body), None)
+        params_of(decode(ChatRequest, CHAT | body), None)
     assert refused.value.parameter == parameter
 
 
@@ -134,10 +137,10 @@ def test_an_older_name_of_a_form_passes_beside_an_equal_one() -> None:
     schema = {"type": "object"}
     for name, value in {"json": schema, "regex": "a+", "choice": ["a", "b"], "grammar": 'start: "a"'}.items():
         both = {f"guided_{name}": value, "structured_outputs": {name: value}}
-        assert sampling_params(decode(ChatRequest, CHAT | both), 9).structured_outputs is not None
+        assert params_of(decode(ChatRequest, CHAT | both), 9).structured_outputs is not None
         for other in ({}, {"structured_outputs": {"json_object": True}}):
             with pytest.raises(RequestError, match=f"guided_{name} is not supported; use structured_outputs.{name}"):
-                sampling_params(decode(ChatRequest, CHAT | {f"guided_{name}": value} | other), 9)
+                params_of(decode(ChatRequest, CHAT | {f"guided_{name}": value} | other), 9)
 
 
 def test_an_older_schema_may_be_a_text_or_equal_to_the_response_format() -> None:
@@ -145,16 +148,16 @@ def test_an_older_schema_may_be_a_text_or_equal_to_the_response_format() -> None
     response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     text = msgspec.json.encode(schema).decode()
     for newer in ({"structured_outputs": {"json": schema}}, {"response_format": response_format}):
-        assert sampling_params(decode(ChatRequest, CHAT | {"guided_json": text} | newer), 9).structured_outputs
+        assert params_of(decode(ChatRequest, CHAT | {"guided_json": text} | newer), 9).structured_outputs
     with pytest.raises(RequestError, match="guided_json"):
-        sampling_params(decode(ChatRequest, CHAT | {"guided_json": "{", "structured_outputs": {"json": schema}}), 9)
+        params_of(decode(ChatRequest, CHAT | {"guided_json": "{", "structured_outputs": {"json": schema}}), 9)
 
 
 def test_no_stop_trim_keeps_the_stop_string() -> None:
-    assert sampling_params(decode(ChatRequest, CHAT | {"no_stop_trim": True}), 9).include_stop_str_in_output
-    assert not sampling_params(decode(ChatRequest, CHAT | {"no_stop_trim": False}), 9).include_stop_str_in_output
+    assert params_of(decode(ChatRequest, CHAT | {"no_stop_trim": True}), 9).include_stop_str_in_output
+    assert not params_of(decode(ChatRequest, CHAT | {"no_stop_trim": False}), 9).include_stop_str_in_output
     given = {"no_stop_trim": False, "include_stop_str_in_output": True}
-    assert sampling_params(decode(ChatRequest, CHAT | given), 9).include_stop_str_in_output
+    assert params_of(decode(ChatRequest, CHAT | given), 9).include_stop_str_in_output
 
 
 def test_scheduling_fields_reach_the_parameters_but_the_tenant_does_not() -> None:
@@ -188,3 +191,14 @@ def test_continuous_usage_goes_with_the_usage_at_the_end() -> None:
     only = CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}}
     with pytest.raises(RequestError, match="include_usage: true"):
         wants_continuous_usage(decode(ChatRequest, only))
+
+
+def test_defaults_hold_where_a_request_leaves_them_out_and_bound_its_tokens() -> None:
+    defaults = SamplingDefaults(temperature=0.2, top_p=0.9, max_tokens=50)
+    left_out = sampling_params(decode(ChatRequest, CHAT), defaults, None)
+    assert (left_out.temperature, left_out.top_p, left_out.top_k, left_out.max_tokens) == (0.2, 0.9, 0, 50)
+    given = sampling_params(decode(ChatRequest, CHAT | {"temperature": 0, "top_p": 1}), defaults, 60)
+    assert (given.temperature, given.top_p, given.max_tokens) == (0.0, 1.0, 50)
+    assert sampling_params(decode(ChatRequest, CHAT), defaults, 7).max_tokens == 7
+    beams = sampling_params(decode(ChatRequest, CHAT | {"use_beam_search": True, "n": 2}), defaults, None)
+    assert (beams.top_p, beams.max_tokens) == (1.0, 50)

@@ -1,0 +1,77 @@
+"""The sampling defaults that a model's files name: generation_config.json, or keys of a GGUF file. Knows no request.
+
+https://huggingface.co/docs/transformers/main_classes/text_generation and llama.cpp's `general.sampling.*`
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pyllm.errors import ConfigError
+from pyllm.families.config import Config
+
+# Fields of the two formats that are defaults of a request.
+JSON_FIELDS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_tokens": "max_new_tokens",
+}
+GGUF_FIELDS = {
+    "temperature": "general.sampling.temp",
+    "top_p": "general.sampling.top_p",
+    "top_k": "general.sampling.top_k",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What requests get where they leave it out; None: what `SamplingParams` has."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Those that are not None, as keywords of `SamplingParams`."""
+        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+
+    def of_request(self, given: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
+        """The keywords that a request gives, with these defaults for the others. `max_tokens` bounds the request's."""
+        limits = [limit for limit in (max_tokens, self.max_tokens) if limit is not None]
+        return {**self.given(), **given, "max_tokens": min(limits, default=None)}
+
+
+def sampling_defaults(config: Config, names: Mapping[str, str] = JSON_FIELDS) -> SamplingDefaults:
+    """The defaults among some fields; `names` has the field of each.
+
+    Raises:
+        ConfigError: one is no number. Their ranges are those of `SamplingParams`, which `launch/resolve.py` checks.
+    """
+    found: dict[str, Any] = {}
+    for name, field in names.items():
+        if field not in config:
+            continue
+        if name in {"top_k", "max_tokens"}:
+            found[name] = config.integer(field, least=-1)
+        else:
+            found[name] = float(f"{config.number(field):.7g}")  # GGUF has float32: 0.2, not 0.20000000298.
+    return SamplingDefaults(**found)
+
+
+def parse_overrides(fields: Mapping[str, Any], place: str) -> SamplingDefaults:
+    """Defaults that a user gives, under the names of generation_config.json; `place` is where, for errors.
+
+    Raises:
+        ConfigError: a name that means nothing here, or no number.
+    """
+    if unknown := sorted(fields.keys() - JSON_FIELDS.values()):
+        raise ConfigError(f"{place}: {', '.join(unknown)} unknown, only {', '.join(JSON_FIELDS.values())}")
+    return sampling_defaults(Config(fields, place))

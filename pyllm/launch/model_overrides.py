@@ -1,0 +1,59 @@
+"""What the user gives in place of what a model's files say: chat template and sampling defaults. Reads no weights."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from pyllm.checkpoint.generation_config import SamplingDefaults, parse_overrides
+from pyllm.checkpoint.huggingface import read_generation_config
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.options import ModelConfig
+from pyllm.errors import ConfigError, RequestError
+from pyllm.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+def with_overrides(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
+    """The checkpoint with the chat template and the sampling defaults that the user chose.
+
+    Raises:
+        ConfigError: a file cannot be read, or a default is out of its range.
+    """
+    tokenizer = checkpoint.tokenizer
+    if config.chat_template:
+        tokenizer = msgspec.structs.replace(tokenizer, chat_template=_chat_template(config.chat_template))
+    return msgspec.structs.replace(checkpoint, tokenizer=tokenizer, sampling=_sampling(checkpoint.sampling, config))
+
+
+def _chat_template(given: str) -> str:
+    """A file's content, or the template itself, which has a brace in it."""
+    path = Path(given).expanduser()
+    try:
+        if "{" not in given:
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the chat template {path}: {error}") from None
+    return given
+
+
+def _sampling(own: SamplingDefaults, config: ModelConfig) -> SamplingDefaults:
+    """As vLLM: `auto` takes the model's own, `vllm` none; then the overrides replace single ones."""
+    if config.generation_config == "vllm":
+        own = SamplingDefaults()
+    elif config.generation_config != "auto":
+        own = read_generation_config(Path(config.generation_config).expanduser())
+    overrides = parse_overrides(config.override_generation_config, "override_generation_config")
+    chosen = msgspec.structs.replace(own, **overrides.given())
+    try:
+        SamplingParams(**chosen.given())
+    except RequestError as error:
+        raise ConfigError(
+            f"a sampling default cannot be used: {error}; change it by --override-generation-config, or take none of "
+            "the model's by --generation-config vllm"
+        ) from None
+    if values := chosen.given():
+        listed = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        logger.info("requests that leave sampling out get %s (--generation-config)", listed)
+    return chosen
