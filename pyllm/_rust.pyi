@@ -150,7 +150,7 @@ class Scheduler:
         prompt_logprobs: bool = False,
         beam_width: int = 0,
         length_penalty: float = 1.0,
-        pooling: bool = False,
+        pooling: str = "none",
     ) -> None:
         """Queue a request. `(client, request)` names it: uint32, uint64, never used again.
 
@@ -170,7 +170,8 @@ class Scheduler:
         and its rank among the candidates. It can be neither stateful nor resumed, and excludes `prompt_logprobs`.
 
         With `pooling` it asks for its prompt's embedding: `max_tokens` is 0, the prompt may fill `max_model_len`, and
-        the step that computes the last of it ends the request. All that is about output is excluded.
+        the step that computes the last of it ends the request. All that is about output is excluded. It is
+        none, last or mean; for the mean all of the prompt is computed, whatever is cached, and without a break.
 
         Raises `NeverFitsError` if it could not run even alone, `SchedulerError` for any other argument that is wrong.
         """

@@ -188,8 +188,11 @@ class AsyncEngine:
         prompt: Prompt,
         priority: int | None = None,
         scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        dimensions: int | None = None,
     ) -> EmbeddingRequestOutput:
-        """A prompt's embedding: the model's final hidden state of its last token, made of length 1.
+        """A prompt's embedding, of length 1: the last token's final hidden state, or the mean of all.
+
+        The model's files say which. `dimensions` cuts it, of a model that was trained for this.
 
         Raises:
             DeadlineError: the `timeout` of `scheduling` passed.
@@ -198,7 +201,7 @@ class AsyncEngine:
         client = self._connected()
         check_prompt(prompt)
         (tokens,) = await self._encoder().encode([prompt], too_long=refuse_input, name="input")
-        embedding = await client.embed(tokens, scheduling.with_priority(priority))
+        embedding = await client.embed(tokens, scheduling.with_priority(priority), dimensions)
         name = f"request-{next(self._request_ids)}"
         return EmbeddingRequestOutput(
             name, EmbeddingOutput(embedding.values.tolist()), tokens.tolist(), embedding.cached_tokens

@@ -102,14 +102,17 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         priority: Priority = None,
         scheduling: Scheduling = DEFAULT_SCHEDULING,
+        dimensions: int | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The prompts' embeddings, in their order: `outputs.embedding` of each. They run together; else as `generate`.
+
+        `dimensions` cuts them, of a model that was trained for this.
 
         Raises:
             DeadlineError: the `timeout` of one passed.
         """
         batch = _batch(prompts)
-        return self._run(self._embed(batch, _requests(len(batch), None, priority, scheduling)))
+        return self._run(self._embed(batch, _requests(len(batch), None, priority, scheduling), dimensions))
 
     def stats(self) -> dict[str, int]:
         """The scheduler's gauges and counters."""
@@ -138,9 +141,11 @@ class LLM:
             for prompt, (params, scheduling) in zip(prompts, requests, strict=True)
         )
 
-    async def _embed(self, prompts: Sequence[Prompt], requests: Sequence[_Request]) -> list[EmbeddingRequestOutput]:
+    async def _embed(
+        self, prompts: Sequence[Prompt], requests: Sequence[_Request], dimensions: int | None
+    ) -> list[EmbeddingRequestOutput]:
         return await _together(
-            self._engine.embed(prompt, scheduling=scheduling)
+            self._engine.embed(prompt, scheduling=scheduling, dimensions=dimensions)
             for prompt, (_, scheduling) in zip(prompts, requests, strict=True)
         )
 

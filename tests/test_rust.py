@@ -432,7 +432,7 @@ def test_the_first_row_of_a_request_says_when_it_began():
 
 def test_an_embedding_ends_its_request():
     scheduler = make_scheduler()
-    scheduler.add(0, 1, int32(1, 2, 3), seed=0, max_tokens=0, pooling=True)
+    scheduler.add(0, 1, int32(1, 2, 3), seed=0, max_tokens=0, pooling="last")
     scheduler.add(0, 2, int32(4), seed=0, max_tokens=2)
     plan = planned(scheduler)
     vector = np.array([0.25, -1.5], np.float32).tobytes()
@@ -446,4 +446,4 @@ def test_an_embedding_ends_its_request():
     assert (columns[3], columns[4], columns[5]) == (int32(0, 0, 1), int32(9), bytes([1, 0]))
     assert list(columns[11:14]) == [int32(0, 2, 2), vector, int32(0, 1)]
     with pytest.raises(_rust.SchedulerError, match="max_tokens excludes pooling"):
-        scheduler.add(0, 3, int32(1), seed=0, max_tokens=1, pooling=True)
+        scheduler.add(0, 3, int32(1), seed=0, max_tokens=1, pooling="last")

@@ -12,6 +12,7 @@ import gguf
 import msgspec
 import numpy as np
 
+from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_embedding_spec
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
@@ -59,9 +60,15 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         tokenizer=tokenizer,
         fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
         sampling=sampling_defaults(Config(fields, PLACE), GGUF_FIELDS),
+        embedding=_embedding(fields),
         skipped=skipped,
     )
     return checkpoint, content
+
+
+def _embedding(fields: Fields) -> EmbeddingSpec:
+    field = f"{fields['general.architecture']}.pooling_type"
+    return gguf_embedding_spec(Config(fields, PLACE).integer(field, 0, least=0))
 
 
 def _numbers(tensor: Any) -> list[float]:

@@ -9,6 +9,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from pyllm.checkpoint.embedding_config import (
+    EmbeddingSpec,
+    MatryoshkaConfig,
+    Module,
+    PoolingConfig,
+    embedding_spec,
+)
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
@@ -84,6 +91,7 @@ def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> C
         tokenizer=tokenizer or read_huggingface_tokenizer(folder),
         fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
         sampling=_sampling(folder),
+        embedding=_embedding(folder),
         skipped=skipped,
     )
 
@@ -168,6 +176,15 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
 def _sampling(folder: Path) -> SamplingDefaults:
     path = folder / _GENERATION_CONFIG
     return read_generation_config(path) if path.is_file() else SamplingDefaults()
+
+
+def _embedding(folder: Path) -> EmbeddingSpec:
+    modules = folder / "modules.json"
+    return embedding_spec(
+        _read_json(modules, list[Module]) if modules.is_file() else (),
+        _read_json(folder / "1_Pooling/config.json", PoolingConfig, optional=True),
+        _read_json(folder / "config.json", MatryoshkaConfig),
+    )
 
 
 def _chat_template(folder: Path, options: _TokenizerConfig) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm.checkpoint.embedding_config import EmbeddingSpec
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import FileTensor, TensorEntry
@@ -33,7 +34,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
     same model; hashing all of the bytes would take longer than loading them. `skipped` names the tensors that the text
-    model does not need. `sampling` has the defaults of requests.
+    model does not need. `sampling` has the defaults of requests, `embedding` says how prompts are embedded.
     """
 
     name: str  # for the API, unless the user names it otherwise
@@ -44,6 +45,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: TokenizerFiles
     fingerprint: str
     sampling: SamplingDefaults = SamplingDefaults()
+    embedding: EmbeddingSpec = EmbeddingSpec()
     skipped: tuple[str, ...] = ()
 
 

@@ -6,7 +6,7 @@ from .logprobs import Logprob, LogprobEntries, chosen, extended, likeliest
 from .prompt_tokens import PromptTokens, known_tokens
 from .reports import Decision, SampleReport
 from .streams import OutputSink
-from .submission import refuse_input, refuse_prompt, room_for_output
+from .submission import check_dimensions, refuse_input, refuse_prompt, room_for_output
 from .token_reader import TokenDelta
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "SampleReport",
     "StartTimes",
     "TokenDelta",
+    "check_dimensions",
     "chosen",
     "extended",
     "known_tokens",

@@ -180,12 +180,20 @@ class EngineClient:
         return self._requests.start(prepare(prompt, params, self.model, scheduling), sink)
 
     def submit_embedding(
-        self, prompt: Prompt, sink: EmbeddingSink, scheduling: SchedulingParams = DEFAULT_SCHEDULING
+        self,
+        prompt: Prompt,
+        sink: EmbeddingSink,
+        scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+        dimensions: int | None = None,
     ) -> int:
-        """Ask for a prompt's embedding, which `sink` is handed; the prompt may fill the context. Else as `submit`."""
+        """Ask for a prompt's embedding, which `sink` is handed; the prompt may fill the context. Else as `submit`.
+
+        `dimensions` cuts it, of a model that was trained for this (`ModelInfo.is_matryoshka`).
+        """
         self._check_alive()
-        receiver = EmbeddingReceiver(sink)
-        return self._requests.start(prepare_embedding(prompt, self.model, scheduling), receiver, receiver.take)
+        receiver = EmbeddingReceiver(sink, dimensions)
+        submit = prepare_embedding(prompt, self.model, scheduling, dimensions)
+        return self._requests.start(submit, receiver, receiver.take)
 
     def abort(self, request: int, sample: int = -1) -> None:
         """End a request, or one sample of it; what has not finished yet gets a last delta. Unknown ids are ignored."""
@@ -210,15 +218,17 @@ class EngineClient:
             if not reader.finished:
                 self.abort(request)
 
-    async def embed(self, prompt: Prompt, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Embedding:
-        """A prompt's embedding: the last token's final hidden state, made of length 1. Cancelling this aborts it.
+    async def embed(
+        self, prompt: Prompt, scheduling: SchedulingParams = DEFAULT_SCHEDULING, dimensions: int | None = None
+    ) -> Embedding:
+        """A prompt's embedding, as `ModelInfo.pooling` says, made of length 1. Cancelling this aborts it.
 
         Raises:
             DeadlineError: the `timeout` of `scheduling` passed.
             RequestError, RequestTooLargeError, EngineDeadError: as for `submit_embedding`, or later from the core.
         """
         reader = EmbeddingReader()
-        request = self.submit_embedding(prompt, reader, scheduling)
+        request = self.submit_embedding(prompt, reader, scheduling, dimensions)
         try:
             return await reader.result
         finally:

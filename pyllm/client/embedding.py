@@ -1,6 +1,7 @@
 """A prompt's embedding, from the core to the caller. Knows neither text nor HTTP."""
 
 import asyncio
+import math
 from array import array
 from typing import Protocol
 
@@ -53,15 +54,18 @@ class EmbeddingSink(Protocol):
 class EmbeddingReceiver:
     """The sink of a stream that ends with an embedding and has no tokens."""
 
-    __slots__ = ("_sink", "_values")
+    __slots__ = ("_dimensions", "_sink", "_values")
 
-    def __init__(self, sink: EmbeddingSink) -> None:
+    def __init__(self, sink: EmbeddingSink, dimensions: int | None = None) -> None:
         self._sink = sink
+        self._dimensions = dimensions
         self._values: array[float] = array("f")
 
     def take(self, values: bytes) -> None:
         """The vector, which comes before the last delta."""
         self._values = array("f", values)
+        if self._dimensions is not None and self._dimensions < len(self._values):
+            self._values = _normalised(self._values[: self._dimensions])
 
     def delta(self, index: int, delta: TokenDelta) -> None:
         """The end, there being no tokens."""
@@ -98,3 +102,8 @@ class EmbeddingReader:
         """Wake the reader with the failure."""
         if not self.result.done():
             self.result.set_exception(error)
+
+
+def _normalised(values: "array[float]") -> "array[float]":
+    length = math.sqrt(math.fsum(value * value for value in values)) or 1.0
+    return array("f", (value / length for value in values))

@@ -70,13 +70,20 @@ def prepare(
     return _scheduled(submit, scheduling)
 
 
-def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingParams = DEFAULT_SCHEDULING) -> Submit:
+def prepare_embedding(
+    prompt: Prompt,
+    model: ModelInfo,
+    scheduling: SchedulingParams = DEFAULT_SCHEDULING,
+    dimensions: int | None = None,
+) -> Submit:
     """The `Submit` that asks for a prompt's embedding, still without epoch and id; `prompt` as for `prepare`.
 
     Raises:
-        RequestError: the prompt is empty, or an id is outside the vocabulary.
+        RequestError: the prompt is empty, an id is outside the vocabulary, or the model was not trained for so many
+            `dimensions`.
         RequestTooLargeError: it can never fit the context or the KV cache.
     """
+    check_dimensions(dimensions, model)
     num_tokens = _num_tokens(prompt)
     if not num_tokens:
         raise RequestError("the input is empty; give at least one token", "input")
@@ -89,8 +96,26 @@ def prepare_embedding(prompt: Prompt, model: ModelInfo, scheduling: SchedulingPa
             "input",
         )
     tokens = known_tokens(prompt, model.vocab_size, "input")
-    submit = Submit(epoch=0, request=0, prompt=tokens.packed, seed=0, max_tokens=0, sampling=POOLING)
+    submit = Submit(epoch=0, request=0, prompt=tokens.packed, seed=0, max_tokens=0, sampling=POOLING[model.pooling])
     return _scheduled(submit, scheduling)
+
+
+def check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
+    """Refuse a number of dimensions that embeddings of the model cannot be cut to; None: all.
+
+    Raises:
+        RequestError: with those that it has.
+    """
+    if dimensions is None or dimensions == model.hidden_size:
+        return
+    if not model.is_matryoshka:
+        allowed, reason = f"{model.hidden_size} or left out", ": the model was not trained for shorter embeddings"
+    elif sizes := model.matryoshka_dimensions:
+        allowed, reason = f"one of {', '.join(map(str, sizes))}", ", for which the model was trained"
+    else:
+        allowed, reason = f"from 1 to {model.hidden_size}", ""
+    if not model.is_matryoshka or dimensions not in (sizes or range(1, model.hidden_size)):
+        raise RequestError(f"dimensions must be {allowed}, got {dimensions}{reason}", "dimensions")
 
 
 def room_for_output(num_prompt_tokens: int, model: ModelInfo) -> int:

@@ -140,6 +140,9 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         max_logprobs=min(engine.model.max_logprobs, spec.vocab_size),
         hidden_size=spec.hidden_size,
         enable_prefix_caching=engine.cache.enable_prefix_caching,
+        pooling=config.checkpoint.embedding.pooling,
+        is_matryoshka=config.checkpoint.embedding.is_matryoshka,
+        matryoshka_dimensions=config.checkpoint.embedding.dimensions,
     )
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)

@@ -116,7 +116,7 @@ class Inbox:
                 prompt_logprobs=submit.sampling.prompt_logprobs is not None,
                 beam_width=submit.beam_width,
                 length_penalty=submit.length_penalty,
-                pooling=bool(submit.sampling.pooling),
+                pooling=submit.sampling.pooling or "none",
             )
             self._quarantine.admit(RequestKey(client, submit.request), submit.num_losses)
         except NeverFitsError as error:

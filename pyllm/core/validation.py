@@ -41,8 +41,9 @@ def check_submit(submit: Submit, model: ModelInfo, logits_processors: Collection
         raise RequestError(f"adapter {submit.adapter!r}: adapters are not supported", "adapter")
     check_length_penalty(submit.length_penalty)
     sampling = submit.sampling
-    if sampling.pooling and sampling != POOLING:
-        text = f"pooling must be {POOLING.pooling!r} and excludes all other sampling, got {sampling.pooling!r}"
+    if sampling.pooling and sampling != POOLING.get(sampling.pooling):
+        kinds = " or ".join(POOLING)
+        text = f"pooling must be {kinds} and excludes all other sampling, got {sampling.pooling!r:.80}"
         raise RequestError(text, "pooling")
     _check_numbers(sampling, submit.max_tokens, model)
     if submit.beam_width:

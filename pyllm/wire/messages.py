@@ -34,7 +34,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
     `bad_words` are token ids each, of which the last may not follow the others; `stop_token_ids` may not come before
     `min_tokens` of output. `logprobs` and `prompt_logprobs` count the likeliest tokens that come beside the token
     itself; None: none. `grammar` is llguidance's text; "": none. `extra_args` are those of logits
-    processors, by their names. `pooling` "last" asks for the prompt's embedding in place of tokens, see `POOLING`.
+    processors, by their names. `pooling` "last" or "mean" asks for the prompt's embedding in place of tokens, see
+    `POOLING`.
     """
 
     temperature: float = 1.0
@@ -76,8 +77,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True)
         )
 
 
-# All that a request for an embedding asks of sampling: the last token's hidden state after the final norm, of length 1.
-POOLING = Sampling(temperature=0.0, pooling="last")
+# All that a request for an embedding asks of sampling, by its kind: of the hidden states after the final norm the last
+# token's, or the mean; scaled to length 1.
+POOLING = {kind: Sampling(temperature=0.0, pooling=kind) for kind in ("last", "mean")}
 
 
 class Logprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -128,6 +130,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_logprobs: int = 20
     hidden_size: int = 0
     enable_prefix_caching: bool = True
+    pooling: str = "last"
+    is_matryoshka: bool = False  # embeddings may be cut, to one of `matryoshka_dimensions` unless these are empty
+    matryoshka_dimensions: tuple[int, ...] = ()
 
 
 # Client to core.

@@ -29,7 +29,7 @@ from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.sampling.pooling import pool
+from pyllm.workers.sampling.pooling import Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
@@ -72,6 +72,7 @@ class ModelRunner:
             engine.scheduler.max_num_seqs, vocab_size, self._grammars.result if samples else None
         )
         self._token_sampler = TokenSampler(self._sampling_slots, device)
+        self._pooler = Pooler()
         self._plans = PlanBuffer(device)
         self._kv_cache: KVCache | None = None
         self._forward: ForwardPass | None = None
@@ -245,13 +246,15 @@ class ModelRunner:
 
     def _sample(self, step: int, batch: Batch, hidden: Tensor) -> Draw:
         """Draw a token for each sampled position of the plan; rank 0 sends them to the other ranks."""
-        prompts = score_prompts(batch, hidden, self._sampling_slots.prompts, self.logits, self._token_sampler)
+        slots, group = self._sampling_slots, self._placement.group
+        prompts = score_prompts(batch, hidden, slots.prompts, self.logits, self._token_sampler)
+        pooled = self._pooler.select(batch, hidden, slots.pooling) if group.rank == 0 else None
         if not len(rows := batch.host.logits_rows):
-            return Draw(step, batch, prompts=prompts)
+            return Draw(step, batch, prompts=prompts, pooled=pooled)
         # Samples of one request are drawn from the same position, whose logits are computed once.
         forks = bool((rows[1:] == rows[:-1]).any())
         positions, rows = np.unique(rows, return_inverse=True) if forks else (rows, np.arange(len(rows)))
-        device, group = self._placement.device, self._placement.group
+        device = self._placement.device
         wanted = to_device(torch.from_numpy(positions), device) if forks else batch.device.logits_rows
         logits = self.logits(hidden, wanted)
         if logits is None:
@@ -259,7 +262,7 @@ class ModelRunner:
             draw = Draw(step, batch, HostCopy(tokens))
         else:
             tokens, draw = self._token_sampler.draw(step, batch, logits, rows)
-            draw.prompts, draw.pooled = prompts, pool(batch, hidden, self._sampling_slots.is_pooling)
+            draw.prompts, draw.pooled = prompts, pooled
             group.broadcast(tokens)
         self._slots.remember(batch, tokens)
         return draw

@@ -135,7 +135,7 @@ async def test_embeddings_are_a_function_of_their_prompts_length(depth: int) -> 
     simulation = Simulation(depth=depth)
     for request in range(12):
         pools = request % 3 > 0
-        simulation.submit(request, 5 + request * 9, 0 if pools else 8, POOLING if pools else DRAWN)
+        simulation.submit(request, 5 + request * 9, 0 if pools else 8, POOLING["last"] if pools else DRAWN)
     await simulation.run_dry()
     embeddings = {request: vector for request, vector in simulation.embeddings.items() if vector}
     lengths = {request: 5 + request * 9 for request in range(12) if request % 3}

@@ -3,6 +3,7 @@
 import asyncio
 from array import array
 
+import msgspec
 import pytest
 
 from pyllm.client.client import EngineClient
@@ -39,10 +40,29 @@ async def test_what_is_asked_is_the_prompt_and_its_place_among_others() -> None:
     await asyncio.sleep(0)
     (submit,) = core.sent(Submit)
     assert (submit.prompt, submit.max_tokens) == (array("i", [5] * MODEL.max_model_len).tobytes(), 0)
-    assert (submit.sampling, submit.n, submit.outputs) == (POOLING, 1, ())
+    assert (submit.sampling, submit.n, submit.outputs) == (POOLING["last"], 1, ())
     assert (submit.priority, submit.tenant, submit.timeout) == (3, "acme", 5.0)
     assert submit.cache_salt == "salt"
     embedding.cancel()
+
+
+async def test_the_kind_of_pooling_is_the_models() -> None:
+    core = FakeCore(msgspec.structs.replace(MODEL, pooling="mean"))
+    _, embedding, _ = await asked(core)
+    assert core.sent(Submit)[-1].sampling == POOLING["mean"]
+    embedding.cancel()
+
+
+@pytest.mark.parametrize(("sizes", "refused"), [((), "from 1 to 4, got 5"), ((2, 4), "one of 2, 4, got 3, for which")])
+async def test_it_is_cut_where_the_model_was_trained_for_it(sizes: tuple[int, ...], refused: str) -> None:
+    core = FakeCore(msgspec.structs.replace(MODEL, is_matryoshka=True, matryoshka_dimensions=sizes))
+    client = await connected(core)
+    embedding = asyncio.create_task(client.embed([5], dimensions=2))
+    await asyncio.sleep(0)
+    core.say_rows(Row(core.sent(Submit)[-1].request, [], 0, 0, FinishCode.STOP, embedding=(3.0, 4.0, 9.0, 9.0)))
+    assert (await embedding).values == array("f", (0.6, 0.8))
+    with pytest.raises(RequestError, match=refused):
+        await client.embed([5], dimensions=3 if sizes else 5)
 
 
 async def test_a_core_that_forgot_the_client_is_asked_again() -> None:

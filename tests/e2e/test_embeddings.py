@@ -13,6 +13,7 @@ from pyllm import LLM, AsyncEngine, SamplingParams
 from pyllm.checkpoint.reader import read_checkpoint
 from tests.e2e.server import Server
 from tests.e2e.stretches import stretches
+from tests.tiny_model import write_tiny_model
 
 Tokens = list[int]
 Vectors = list[list[float]]
@@ -99,3 +100,20 @@ def test_openais_library_asks_a_server(server: Server) -> None:
         assert np.array_equal(vectors[0], np.array(numbers, np.float32))
         assert np.linalg.norm(vectors, axis=1) == pytest.approx([1.0] * 3, abs=1e-5)
         assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2]
+
+
+def test_the_mean_of_all_tokens_though_prompts_begin_alike_and_are_preempted(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    oracle = AutoModel.from_pretrained(folder, dtype=torch.float32)
+    prompts = [[(3 * position) % 250 for position in range(length)] for length in (5, 150, 120, 140, 31)]
+    options = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 17, "max_num_batched_tokens": 64, "max_num_seqs": 4}
+    with LLM(str(folder), **options, kv_offloading_size="16MiB") as llm:
+        outputs = llm.embed([*prompts, *prompts])
+    assert [output.num_cached_tokens for output in outputs] == [0] * len(outputs)
+    for prompt, output in zip([*prompts, *prompts], outputs, strict=True):
+        with torch.inference_mode():
+            expected = oracle(torch.tensor([prompt])).last_hidden_state[0].double().mean(dim=0)
+        expected = (expected / expected.norm()).numpy()
+        assert np.abs(np.array(output.outputs.embedding) - expected).max() < 1e-5

@@ -11,8 +11,8 @@ from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import JSONBody
 
 from pyllm.client.embedding import Embedding
-from pyllm.client.submission import refuse_input
-from pyllm.errors import PyllmError, RequestError
+from pyllm.client.submission import check_dimensions, refuse_input
+from pyllm.errors import PyllmError
 from pyllm.frontend.answers.answer_format import send_failure, send_json
 from pyllm.frontend.http.failure import describe
 from pyllm.frontend.http.pushed_response import Channel, PushedResponse
@@ -32,7 +32,6 @@ from pyllm.frontend.requests.request_context import context_of
 from pyllm.frontend.requests.scheduling import scheduling_from
 from pyllm.frontend.requests.server_state import ServerState, check_model
 from pyllm.frontend.text.truncation import truncation_from
-from pyllm.wire.messages import ModelInfo
 
 _encode = msgspec.json.Encoder().encode
 
@@ -51,7 +50,7 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
         context.name_tenant(data.user)
         check_model(state, data.model)
         refuse_unsupported(data)
-        _check_dimensions(data.dimensions, state.client.model)
+        check_dimensions(data.dimensions, state.client.model)
         truncation = truncation_from(data.truncate_prompt_tokens, data.truncation_side, 0, state.client.model)
         scheduling = scheduling_from(context, data.priority, timeout=data.timeout)
         inputs = split_prompts(data.input, "input", MAX_INPUTS)
@@ -63,7 +62,7 @@ def embeddings_route(state: ServerState) -> HTTPRouteHandler:
             whole if truncation is None else [truncation.kept(tokens) for tokens in whole]
         )
         await charge(state, context, sum(map(len, prompts)))
-        batch = EmbeddingBatch(state, prompts, scheduling, context)
+        batch = EmbeddingBatch(state, prompts, scheduling, context, data.dimensions)
         return PushedResponse(EmbeddingsAnswer(batch, state.model_name, data.encoding_format == "base64"))
 
     return create_embeddings
@@ -111,12 +110,3 @@ class EmbeddingsAnswer:
         """Answer with an error."""
         failure = describe(error)
         send_failure(self._channel, failure, error_response(failure))
-
-
-def _check_dimensions(dimensions: int | None, model: ModelInfo) -> None:
-    if dimensions is not None and dimensions != model.hidden_size:
-        raise RequestError(
-            f"dimensions must be {model.hidden_size} or left out, got {dimensions}: the model was not trained for "
-            "shorter embeddings",
-            "dimensions",
-        )

@@ -26,7 +26,9 @@ class EmbeddingBatch:
         prompts: Sequence[Sequence[int]],
         scheduling: SchedulingParams,
         context: RequestContext,
+        dimensions: int | None = None,
     ) -> None:
+        self._dimensions = dimensions
         self._client = state.client
         self._prompts = prompts
         self._lifecycle = RequestLifecycle(state, context, prompts, None, scheduling, drop=self._drop)
@@ -59,7 +61,7 @@ class EmbeddingBatch:
 
     def _submit(self, index: int, metrics: RequestMetrics, scheduling: SchedulingParams) -> None:
         sink = _PromptSink(self._lifecycle, self._on_embedding, index, metrics)
-        self._requests.append(self._client.submit_embedding(self._prompts[index], sink, scheduling))
+        self._requests.append(self._client.submit_embedding(self._prompts[index], sink, scheduling, self._dimensions))
 
     def _drop(self) -> None:
         for request in self._requests:

@@ -1,4 +1,4 @@
-from .pooling import pool
+from .pooling import Pooler
 from .prompt_logprobs import score_prompts
 from .sampler import SamplingRows, sample
 from .sampling_slots import SamplingSlots
@@ -6,10 +6,10 @@ from .token_sampler import Draw, TokenSampler
 
 __all__ = [
     "Draw",
+    "Pooler",
     "SamplingRows",
     "SamplingSlots",
     "TokenSampler",
-    "pool",
     "sample",
     "score_prompts",
 ]

@@ -1,4 +1,4 @@
-"""Embeddings of prompts: the hidden state of their last token after the final norm, scaled to length 1.
+"""Embeddings of prompts: the hidden state of their last token after the final norm, or the mean, scaled to length 1.
 
 Knows slots by their numbers, and nothing of sampling.
 """
@@ -14,43 +14,94 @@ from pyllm.wire.messages import Embeddings
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.staging import HostCopy, to_device
 
+POOLING_CODES = {"": 0, "last": 1, "mean": 2}
+"""What `SamplingSlots.pooling` has for the kinds of `POOLING`."""
+
 # A vector is divided by at least this, as in torch's `normalize`.
 _LEAST_LENGTH = 1e-12
+
+_Vectors = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A part of a prompt whose embedding is the mean of all of it."""
+
+    row: int
+    slot: int
+    start: int  # of its states in `PooledRows.hidden`
+    num_tokens: int
+    position: int  # of its first token
+    ends: bool  # whether it ends the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class PooledRows:
-    """The hidden states of some rows of a step, on their way to the host."""
+    """The hidden states of a step that embeddings are made of, on their way to the host."""
 
-    rows: npt.NDArray[np.signedinteger]  # [E], ascending
-    hidden: HostCopy  # float32 [E, hidden_size]
+    rows: npt.NDArray[np.signedinteger]  # whose embedding is one state, ascending
+    chunks: list[_Chunk]
+    sums: dict[int, _Vectors]  # of the chunks before, by slot; the pooler's
+    hidden: HostCopy  # float32 [states, hidden_size]: one for each of `rows`, then those of the chunks
 
     def is_done(self) -> bool:
         """Whether `columns` would not wait."""
         return self.hidden.is_done()
 
-    def columns(self, num_rows: int) -> Embeddings:
-        """The columns for the core, for a step of `num_rows`."""
-        # Each row is summed alone and in float64, so that a vector does not depend on its neighbours.
+    def columns(self, num_rows: int) -> Embeddings | None:
+        """The columns for the core, for a step of `num_rows`; None if no prompt ends in it."""
+        # In float64, each row alone and token by token, so that a vector depends on neither neighbours nor chunks.
         hidden = self.hidden.wait().numpy().astype(np.float64)
-        lengths = np.sqrt(np.square(hidden).sum(axis=1, keepdims=True))
-        vectors = (hidden / np.maximum(lengths, _LEAST_LENGTH)).astype("<f4")
+        vectors = dict(zip(self.rows.tolist(), hidden, strict=False))
+        for chunk in self.chunks:
+            total = self._add(chunk, hidden[chunk.start : chunk.start + chunk.num_tokens])
+            if chunk.ends:
+                vectors[chunk.row] = total / (chunk.position + chunk.num_tokens)
+                del self.sums[chunk.slot]
+        if not vectors:
+            return None
+        rows = sorted(vectors)
+        pooled = np.stack([vectors[row] for row in rows])
+        lengths = np.sqrt(np.square(pooled).sum(axis=1, keepdims=True))
         sizes = np.zeros(num_rows + 1, np.int32)
-        sizes[self.rows + 1] = vectors.shape[1]
-        return Embeddings(sizes.cumsum(dtype=np.int32).tobytes(), vectors.tobytes())
+        sizes[np.array(rows) + 1] = pooled.shape[1]
+        values = (pooled / np.maximum(lengths, _LEAST_LENGTH)).astype("<f4")
+        return Embeddings(sizes.cumsum(dtype=np.int32).tobytes(), values.tobytes())
+
+    def _add(self, chunk: _Chunk, states: _Vectors) -> _Vectors:
+        if chunk.position:  # A slot's former owner may have ended within its prompt.
+            states = np.concatenate((self.sums[chunk.slot][None], states))
+        total: _Vectors = np.add.accumulate(states, axis=0)[-1]  # `sum` would add in another order.
+        self.sums[chunk.slot] = total
+        return total
 
 
-def pool(batch: Batch, hidden: Tensor, is_pooling: npt.NDArray[np.bool_]) -> PooledRows | None:
-    """Select the embeddings from a step's hidden states [tokens, hidden_size], for slots with `is_pooling` [slots].
+class Pooler:
+    """Selects the embeddings of each step; ask for the `columns` of its steps in their order."""
 
-    A row has one at the chunk that ends its prompt; None if no row has one.
-    """
-    host = batch.host
-    pools = is_pooling[host.slots]
-    if not pools.any():
-        return None
-    rows = np.flatnonzero(pools & (np.diff(host.sampled_starts) > 0))
-    if not len(rows):
-        return None
-    positions = torch.from_numpy(host.logits_rows[host.sampled_starts[rows]].astype(np.int64))
-    return PooledRows(rows, HostCopy(hidden[to_device(positions, hidden.device)].float()))
+    def __init__(self) -> None:
+        self._sums: dict[int, _Vectors] = {}
+
+    def select(self, batch: Batch, hidden: Tensor, pooling: npt.NDArray[np.int8]) -> PooledRows | None:
+        """Of a step's hidden states [tokens, hidden_size], for slots with the codes `pooling` [slots]; None: nothing.
+
+        A row has an embedding at the chunk that ends its prompt.
+        """
+        host = batch.host
+        kinds = pooling[host.slots]
+        if not kinds.any():
+            return None
+        ends = np.diff(host.sampled_starts) > 0
+        rows = np.flatnonzero((kinds == POOLING_CODES["last"]) & ends)
+        wanted = [host.logits_rows[host.sampled_starts[rows]].astype(np.int64)]
+        chunks, num_states = [], len(rows)
+        for row in np.flatnonzero(kinds == POOLING_CODES["mean"]).tolist():
+            first, stop = int(host.query_starts[row]), int(host.query_starts[row + 1])
+            position = int(host.positions[first])
+            chunks.append(_Chunk(row, int(host.slots[row]), num_states, stop - first, position, bool(ends[row])))
+            wanted.append(np.arange(first, stop, dtype=np.int64))
+            num_states += stop - first
+        if not num_states:
+            return None
+        states = to_device(torch.from_numpy(np.concatenate(wanted)), hidden.device)
+        return PooledRows(rows, chunks, self._sums, HostCopy(hidden[states].float()))

@@ -16,6 +16,7 @@ from pyllm.errors import ProtocolError
 from pyllm.wire.messages import Sampling
 from pyllm.workers.grammar.token_masks import GrammarRow, Grammars, Mask
 from pyllm.workers.sampling.logits_processors import LogitsProcessor, load_logits_processor
+from pyllm.workers.sampling.pooling import POOLING_CODES
 from pyllm.workers.sampling.sampler import SamplingRows
 from pyllm.workers.step.batch import Batch, gather
 
@@ -57,7 +58,7 @@ class SamplingSlots:
         self.has_state = np.zeros(num_slots, bool)
         self.num_logprobs = np.full(num_slots, -1, np.int32)
         self.is_constrained = np.zeros(num_slots, bool)
-        self.is_pooling = np.zeros(num_slots, bool)
+        self.pooling = np.zeros(num_slots, np.int8)
         self.constraints: dict[int, Constraint] = {}
         self.prompts: dict[int, Prompt] = {}
         self._vocab_size = vocab_size
@@ -123,7 +124,7 @@ class SamplingSlots:
             self._min_p[slot] = sampling.min_p
             self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
             self.prompts.pop(slot, None)
-            self.is_pooling[slot] = bool(sampling.pooling)
+            self.pooling[slot] = POOLING_CODES[sampling.pooling]
             if self.has_state[slot]:
                 self._forget(slot)
             if not sampling.is_stateful:
@@ -185,7 +186,7 @@ class SamplingSlots:
         tables = (self._temperature, self._top_k, self._top_p, self._min_p, self.num_logprobs)
         sources, destinations = gather(pairs)
         any_state = bool(self.has_state.any())  # the former owners of destinations included
-        for table in (*tables, self.has_state, self.is_constrained, self.is_pooling):
+        for table in (*tables, self.has_state, self.is_constrained, self.pooling):
             table[destinations] = table[sources]
         for destination in destinations.tolist():  # The former owner may have ended within its prompt.
             self.prompts.pop(destination, None)

@@ -84,5 +84,5 @@ pub use philox::uniform;
 pub use plan::{ALIGNMENT, Plan, SECTIONS};
 pub use recorder::Input;
 pub use replay::{Replay, replay};
-pub use request::{Finish, Output, Request};
+pub use request::{Finish, Output, Pooling, Request};
 pub use scheduler::{Decision, Explanation, Load, Reason, Scheduler, Stats, TenantService};

@@ -41,7 +41,7 @@ pub struct Request {
     pub length_penalty: f64,
     /// Whether it asks for its prompt's embedding in place of output: it ends with the step that computes the prompt's
     /// last token.
-    pub pooling: bool,
+    pub pooling: Pooling,
     /// To resume: what each of the `n` samples has already. Empty for a fresh request.
     pub outputs: Vec<Output>,
     /// When it came, in the seconds of `Scheduler::schedule`'s clock. First come, first served goes by this.
@@ -70,6 +70,19 @@ fn one() -> u32 {
 
 fn neutral_penalty() -> f64 {
     1.0
+}
+
+/// What a prompt's embedding is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// None is asked for.
+    #[default]
+    None,
+    /// The last token's hidden state.
+    Last,
+    /// The mean of all, which the worker adds up from the first on.
+    Mean,
 }
 
 /// What one sample of a resumed request has already.
@@ -106,7 +119,7 @@ impl Request {
     /// Prompt and output tokens at which a sample ends. What pools has its one row where a first token would be
     /// sampled.
     pub(crate) fn max_length(&self, config: &Config) -> u32 {
-        if self.pooling {
+        if self.pools() {
             return self.prompt.len() as u32 + 1;
         }
         (self.prompt.len() as u32).saturating_add(self.max_tokens).min(config.max_model_len)
@@ -117,11 +130,21 @@ impl Request {
         2 * self.beam_width as usize
     }
 
+    /// Whether the worker must compute all of its prompt, from its beginning and without a break.
+    pub(crate) fn needs_whole_prompt(&self) -> bool {
+        self.prompt_logprobs || self.pooling == Pooling::Mean
+    }
+
+    /// Whether it asks for its prompt's embedding.
+    pub(crate) fn pools(&self) -> bool {
+        self.pooling != Pooling::None
+    }
+
     /// Errors: the first thing that makes the request impossible, whatever else runs.
     pub(crate) fn validate(&self, config: &Config) -> Result<()> {
         self.validate_fields(config)?;
         // Without output the prompt may be all there is.
-        if self.prompt.len() + usize::from(!self.pooling) > config.max_model_len as usize {
+        if self.prompt.len() + usize::from(!self.pools()) > config.max_model_len as usize {
             let num_tokens = self.prompt.len();
             return Err(Error::PromptTooLong { num_tokens, max_model_len: config.max_model_len });
         }
@@ -166,7 +189,7 @@ impl Request {
                 self.n, config.max_num_seqs
             ));
         }
-        if self.max_tokens == 0 && !self.pooling {
+        if self.max_tokens == 0 && !self.pools() {
             return refuse("max_tokens must be at least 1".to_owned());
         }
         if self.min_tokens > self.max_tokens {
@@ -190,7 +213,7 @@ impl Request {
             ("beam_width", self.beam_width > 0),
             ("outputs", !self.outputs.is_empty()),
         ];
-        match others.into_iter().find(|&(_, is_given)| self.pooling && is_given) {
+        match others.into_iter().find(|&(_, is_given)| self.pools() && is_given) {
             Some((field, _)) => refuse(format!("{field} excludes pooling, which gives no output; leave out either")),
             None => Ok(()),
         }

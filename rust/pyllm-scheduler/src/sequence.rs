@@ -34,9 +34,9 @@ pub(crate) struct LiveRequest {
 }
 
 impl LiveRequest {
-    /// Whether blocks that others have computed serve it. Where the worker tells of its prompt it computes all itself.
+    /// Whether blocks that others have computed serve it.
     pub(crate) fn shares_prefix(&self, config: &Config) -> bool {
-        config.enable_prefix_caching && !self.request.prompt_logprobs
+        config.enable_prefix_caching && !self.request.needs_whole_prompt()
     }
 
     /// The parent of its first block: all that sets its cached blocks apart.

@@ -180,7 +180,7 @@ async def served(
 def submit(engine: Engine, number: int, request: dict[str, Any]) -> None:
     fields = {"n": request["n"], "seed": request["seed"], "max_tokens": request["max_tokens"]}
     if request["kind"] == "pooling":
-        fields |= {"n": 1, "max_tokens": 0, "sampling": POOLING}
+        fields |= {"n": 1, "max_tokens": 0, "sampling": POOLING["last"]}
     elif request["kind"] == "stateful":
         fields["sampling"] = Sampling(presence_penalty=1.0)
     engine.submit(number, request["prompt"], **fields)

@@ -77,6 +77,14 @@ async def test_base64_is_little_endian_float32(tokenizer: Tokenizer) -> None:
     assert [array("f", vector).tolist() for vector in packed] == floats([5, 6], [7])
 
 
+async def test_dimensions_cut_the_vector_of_a_model_trained_for_it(tokenizer: Tokenizer) -> None:
+    async with in_process(core(is_matryoshka=True), tokenizer) as frontend:
+        (vector,) = vectors(await embed(frontend, input=[5, 6], dimensions=2))
+    (whole,) = floats([5, 6])
+    length = (whole[0] ** 2 + whole[1] ** 2) ** 0.5
+    assert vector == pytest.approx([whole[0] / length, whole[1] / length])
+
+
 async def test_the_last_tokens_are_kept_or_the_first(tokenizer: Tokenizer) -> None:
     async with in_process(core(), tokenizer) as frontend:
         long = [position % 600 for position in range(1000)]

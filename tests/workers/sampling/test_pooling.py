@@ -54,20 +54,22 @@ def embed(runner: ModelRunner, step: tuple[Step, bytes], num_rows: int) -> Vecto
     return rows(runner.run(*step).embeddings, num_rows)
 
 
-def alone(runner: ModelRunner) -> Vectors:
+def alone(runner: ModelRunner, kind: str = "last") -> Vectors:
     found = []
     for prompt in PROMPTS:
         planner = Planner()
-        planner.start(0, POOLING)
+        planner.start(0, POOLING[kind])
         found += embed(runner, planner.step(Row(0, prompt)), 1)
     return found
 
 
-def test_embeddings_are_the_oracles(model: str) -> None:
+@pytest.mark.parametrize("kind", ["last", "mean"])
+def test_embeddings_are_the_oracles(model: str, kind: str) -> None:
     oracle = LlamaModel.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
-    for prompt, vector in zip(PROMPTS, alone(loaded_runner(model)), strict=True):
+    for prompt, vector in zip(PROMPTS, alone(loaded_runner(model), kind), strict=True):
         with torch.inference_mode():
-            expected = oracle(torch.tensor([prompt])).last_hidden_state[0, -1].double()
+            states = oracle(torch.tensor([prompt])).last_hidden_state[0].double()
+        expected = states[-1] if kind == "last" else states.mean(dim=0)
         expected = (expected / expected.norm()).numpy()
         assert float(vector.astype(np.float64) @ expected) > 1 - 1e-6
         assert np.abs(vector - expected).max() < 1e-5
@@ -76,7 +78,7 @@ def test_embeddings_are_the_oracles(model: str) -> None:
 
 def test_only_the_row_that_ends_a_prompt_has_one(model: str) -> None:
     runner, planner = loaded_runner(model), Planner()
-    planner.start(2, POOLING)
+    planner.start(2, POOLING["last"])
     planner.start(5)
     chunk = embed(runner, planner.step(Row(2, PROMPTS[1][:9], ()), Row(5, [4])), 2)
     assert [len(each) for each in chunk] == [0, 0]
@@ -84,6 +86,15 @@ def test_only_the_row_that_ends_a_prompt_has_one(model: str) -> None:
     assert (len(told), len(nothing)) == (48, 0)
     planner.start(2)
     assert [len(each) for each in embed(runner, planner.step(Row(5, [-1]), Row(2, [8, 8])), 2)] == [0, 0]
+
+
+def test_a_slot_whose_owner_ended_within_its_prompt_begins_at_nothing(model: str) -> None:
+    runner, planner = loaded_runner(model), Planner()
+    planner.start(0, POOLING["mean"])
+    assert runner.run(*planner.step(Row(0, PROMPTS[2], ()))).embeddings is None
+    again = Planner()
+    again.start(0, POOLING["mean"])
+    assert np.array_equal(embed(runner, again.step(Row(0, PROMPTS[1])), 1)[0], alone(runner, "mean")[1])
 
 
 def test_a_prompt_of_one_token_in_a_captured_decode(model: str) -> None:
@@ -97,20 +108,27 @@ def test_a_prompt_of_one_token_in_a_captured_decode(model: str) -> None:
 def embed_one_token(runner: ModelRunner) -> npt.NDArray[np.float32]:
     planner = Planner()
     planner.start(0)
-    planner.start(1, POOLING)
+    planner.start(1, POOLING["last"])
     return embed(runner, planner.step(Row(0, [3]), Row(1, [9])), 2)[1]
 
 
 @settings(max_examples=8)
-@given(seed=st.integers(0, 1 << 32), num_threads=st.sampled_from([1, 2, 3]))
-def test_an_embedding_depends_on_its_prompt_alone(runner: ModelRunner, seed: int, num_threads: int) -> None:
+@given(
+    seed=st.integers(0, 1 << 32),
+    num_threads=st.sampled_from([1, 2, 3]),
+    kinds=st.lists(st.sampled_from(["last", "mean"]), min_size=len(PROMPTS), max_size=len(PROMPTS)),
+)
+def test_an_embedding_depends_on_its_prompt_alone(
+    runner: ModelRunner, seed: int, num_threads: int, kinds: list[str]
+) -> None:
     pyllm_kernels.set_num_threads(num_threads)
-    expected = alone(runner)
+    by_kind = {kind: alone(runner, kind) for kind in set(kinds)}
+    expected = [by_kind[kind][index] for index, kind in enumerate(kinds)]
     generator = random.Random(seed)
     planner = Planner()
     left = {slot: list(prompt) for slot, prompt in enumerate(PROMPTS)}
-    for slot in left:
-        planner.start(slot, POOLING)
+    for slot, kind in enumerate(kinds):
+        planner.start(slot, POOLING[kind])
     planner.start(7)
     found: dict[int, npt.NDArray[np.float32]] = {}
     others = [5, 6]

@@ -148,14 +148,14 @@ def test_a_prompt_that_is_told_of_changes_no_logits(slots: SamplingSlots) -> Non
 def test_a_fork_into_a_slot_whose_prompt_was_never_finished_tells_of_no_prompt(slots: SamplingSlots) -> None:
     planner = Planner()
     planner.start(0, Sampling(prompt_logprobs=1), ([5, 6, 7], []))
-    planner.start(1, POOLING)
+    planner.start(1, POOLING["mean"])
     planner.start(2)
     slots.apply(step(planner, Row(0, [5], ()), Row(1, [5], ()), Row(2, [9, 9])))
-    assert (list(slots.prompts), slots.is_pooling.tolist()) == ([0], [False, True, False, False, False, False])
+    assert (list(slots.prompts), slots.pooling.tolist()) == ([0], [0, 2, 0, 0, 0, 0])
     planner.fork(2, 0)
     planner.fork(2, 1)
     slots.apply(step(planner, Row(0, [4]), Row(1, [3])))
-    assert (slots.prompts, slots.is_pooling.any()) == ({}, False)
+    assert (slots.prompts, slots.pooling.any()) == ({}, False)
 
 
 @pytest.mark.parametrize(

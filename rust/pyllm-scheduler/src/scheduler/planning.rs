@@ -329,7 +329,7 @@ impl Scheduler {
             draft.slot_mapping.push((sequence.blocks[first].0 * block_size + start % block_size) as i32);
         } else {
             let request = &requests[sequence.request].request;
-            if request.pooling {
+            if request.pools() {
                 gives = Gives::Embedding; // it has rows of its prompt alone
             }
             let (head, tail) = sequence.tokens(&request.prompt, start, end.min(num_known));

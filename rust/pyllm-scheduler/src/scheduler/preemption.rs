@@ -125,9 +125,8 @@ impl Scheduler {
     fn should_swap(&self, key: Key<Sequence>) -> bool {
         let sequence = &self.sequences[key];
         let num_blocks = self.config.blocks_for(sequence.num_computed);
-        // The worker tells of a prompt as it computes it, from its beginning.
-        let tells = self.requests[sequence.request].request.prompt_logprobs;
-        if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() || tells {
+        let is_whole = self.requests[sequence.request].request.needs_whole_prompt();
+        if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() || is_whole {
             return false;
         }
         let swap = self.config.swap_block_seconds * f64::from(num_blocks);

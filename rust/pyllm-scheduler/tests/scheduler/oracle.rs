@@ -2,7 +2,7 @@
 //! the weights' version it says the same, so that an answer is known in advance; what it computes on the way is
 //! another.
 
-use pyllm_scheduler::{Config, Finish, Request, uniform};
+use pyllm_scheduler::{Config, Finish, Pooling, Request, uniform};
 
 /// Token ids it has.
 pub const VOCABULARY: u32 = 997;
@@ -54,10 +54,9 @@ pub fn embed(request: &Request) -> [f32; 2] {
 /// Prompt and output tokens of a request at its longest; the last is never computed.
 pub fn longest(request: &Request, config: &Config) -> u32 {
     let num_prompt_tokens = request.prompt.len() as u32;
-    if request.pooling {
-        num_prompt_tokens + 1
-    } else {
-        (num_prompt_tokens + request.max_tokens).min(config.max_model_len)
+    match request.pooling {
+        Pooling::None => (num_prompt_tokens + request.max_tokens).min(config.max_model_len),
+        Pooling::Last | Pooling::Mean => num_prompt_tokens + 1,
     }
 }
 
@@ -68,7 +67,7 @@ pub fn told_with(token: i32) -> impl Iterator<Item = i32> {
 
 /// Everything that one sample of a request will have generated, what is `given` to begin with, and how it ends.
 pub fn generate(request: &Request, sample: u32, given: &[i32], config: &Config) -> (Vec<i32>, Finish) {
-    if request.pooling {
+    if request.pooling != Pooling::None {
         return (Vec::new(), Finish::Stop);
     }
     let known = request.prompt.iter().chain(given);

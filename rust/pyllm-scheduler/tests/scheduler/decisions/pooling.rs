@@ -1,12 +1,12 @@
 //! Requests that pool: one row of their prompt's last token, and an embedding for it.
 
-use pyllm_scheduler::{Embeddings, Error, Finish, Plan, Request, RequestId, Scheduler, replay};
+use pyllm_scheduler::{Embeddings, Error, Finish, Plan, Pooling, Request, RequestId, Scheduler, replay};
 
 use super::{CLIENT, plan, request, scheduler};
 use crate::sections::Sections;
 
 fn pooling(id: u64, prompt: impl Into<Vec<i32>>) -> Request {
-    Request { pooling: true, ..request(id, prompt, 0) }
+    Request { pooling: Pooling::Last, ..request(id, prompt, 0) }
 }
 
 /// Commits a plan of one row, which gives this embedding.
@@ -48,6 +48,19 @@ fn the_last_token_is_computed_even_where_all_of_the_prompt_is_cached() -> Result
         assert_eq!(only.num_tokens(), 8 - cached);
         give(&mut scheduler, &only, &[1.0])?;
         assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").cached_tokens, [cached as i32]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_whole_prompt_is_computed_whatever_is_cached() -> Result<(), Error> {
+    let mut scheduler = scheduler(16, 2, 64);
+    for id in [1, 2] {
+        scheduler.add(Request { pooling: Pooling::Mean, ..pooling(id, [1, 2, 3, 4, 5, 6, 7, 8]) })?;
+        let only = plan(&mut scheduler);
+        assert_eq!(only.num_tokens(), 8);
+        give(&mut scheduler, &only, &[1.0])?;
+        assert_eq!(scheduler.take_deltas(CLIENT).expect("there is news").cached_tokens, [0]);
     }
     Ok(())
 }

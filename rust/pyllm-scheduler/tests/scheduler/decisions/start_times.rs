@@ -1,6 +1,8 @@
 //! When requests begin: seconds until their first step, and from there to their first output, told once.
 
-use pyllm_scheduler::{Config, Embeddings, Error, Output, Plan, Request, RequestId, Scheduler, StartTime, StartTimes};
+use pyllm_scheduler::{
+    Config, Embeddings, Error, Output, Plan, Pooling, Request, RequestId, Scheduler, StartTime, StartTimes,
+};
 
 use super::{CLIENT, commit, config, request, scheduler};
 use crate::sections::Sections;
@@ -184,7 +186,7 @@ fn a_worker_that_is_not_ready_makes_the_first_output_late() -> Result<(), Error>
 #[test]
 fn an_embedding_is_the_output_of_what_pools() -> Result<(), Error> {
     let mut scheduler = scheduler(16, 1, 64);
-    scheduler.add(Request { pooling: true, arrival: 0.5, ..request(1, [1, 2], 0) })?;
+    scheduler.add(Request { pooling: Pooling::Last, arrival: 0.5, ..request(1, [1, 2], 0) })?;
     let only = plan_at(&mut scheduler, 1.0);
     let embeddings = Embeddings { starts: vec![0, 1], values: vec![1.0] };
     scheduler.commit(only.step, &[0, 1], &[0], 0.5, None, Some(&embeddings))?;

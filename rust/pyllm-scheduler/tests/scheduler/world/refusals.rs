@@ -1,6 +1,8 @@
 //! Calls that must be refused, for the right reason, and change nothing.
 
-use pyllm_scheduler::{ClientId, Config, Embeddings, Error, LoadId, Output, Request, RequestId, StepId, replay};
+use pyllm_scheduler::{
+    ClientId, Config, Embeddings, Error, LoadId, Output, Pooling, Request, RequestId, StepId, replay,
+};
 
 use super::World;
 use super::steps::InFlight;
@@ -67,10 +69,10 @@ impl World {
             12 => Request { tpot_target: Some(-1.0), ..valid },
             13 => Request { policy_key: f64::NAN, ..valid },
             14 => Request { beam_width: 2, ..valid },
-            15 => Request { pooling: true, ..valid },
-            16 => Request { pooling: true, max_tokens: 0, n: 2, ..valid },
-            17 => Request { pooling: true, max_tokens: 0, stateful: true, ..valid },
-            18 => Request { pooling: true, max_tokens: 0, outputs: vec![output(0, false)], ..valid },
+            15 => Request { pooling: Pooling::Last, ..valid },
+            16 => Request { pooling: Pooling::Last, max_tokens: 0, n: 2, ..valid },
+            17 => Request { pooling: Pooling::Last, max_tokens: 0, stateful: true, ..valid },
+            18 => Request { pooling: Pooling::Last, max_tokens: 0, outputs: vec![output(0, false)], ..valid },
             _ => Request { outputs: vec![Output { tokens: vec![i32::MAX], finished: false }], ..valid },
         });
         assert!(matches!(refused, Err(Error::Request(_))), "{refused:?}");

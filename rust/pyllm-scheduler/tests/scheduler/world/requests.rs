@@ -1,8 +1,9 @@
 //! Requests as their clients know them: how they come, what is heard of them, and how they go.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Output, Request, RequestId};
+use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Output, Pooling, Request, RequestId};
 
 use super::World;
 use super::logprobs::check_logprobs;
@@ -24,6 +25,8 @@ pub(super) struct Known {
     pub(super) tells_ahead: Option<bool>,
     /// Rows that said that its output begins; one that came with output counts as one.
     pub(super) num_starts: u32,
+    /// Tokens of its prompt that a worker has added up, if its embedding is of all.
+    pub(super) num_added: Cell<usize>,
 }
 
 pub(super) struct KnownSample {
@@ -78,7 +81,7 @@ impl World {
     pub(super) fn add(&mut self, add: &Add) {
         let mut request = self.request(add);
         let mut samples = if self.has_room(&request) { KnownSample::all(&request, &self.config) } else { Vec::new() };
-        let resume = add.resume.as_ref().filter(|_| request.beam_width == 0 && !request.pooling);
+        let resume = add.resume.as_ref().filter(|_| request.beam_width == 0 && request.pooling == Pooling::None);
         if let Some(resume) = resume {
             for (sample, &(finished, length)) in samples.iter_mut().zip(resume) {
                 let length = if finished { sample.expected.len() } else { length.min(sample.expected.len() - 1) };
@@ -108,6 +111,7 @@ impl World {
                     logprobs: add.logprobs,
                     tells_ahead,
                     num_starts,
+                    num_added: Cell::new(0),
                 });
                 if let Some(offer) = add.offer {
                     self.offer(self.requests.len() - 1, offer);
@@ -132,7 +136,11 @@ impl World {
             client: ClientId(add.client),
             id: RequestId(u64::from(index)),
             n,
-            pooling,
+            pooling: match (pooling, add.stateful) {
+                (false, _) => Pooling::None,
+                (true, false) => Pooling::Last,
+                (true, true) => Pooling::Mean,
+            },
             beam_width: if add.length_penalty.is_some() { n } else { 0 },
             length_penalty: add.length_penalty.unwrap_or(1.0),
             seed: add.seed,
@@ -163,7 +171,7 @@ impl World {
 
     /// Whether the context holds its prompt, and a token of output if it asks for any.
     fn has_room(&self, request: &Request) -> bool {
-        request.prompt.len() + usize::from(!request.pooling) <= self.config.max_model_len as usize
+        request.prompt.len() + usize::from(request.pooling == Pooling::None) <= self.config.max_model_len as usize
     }
 
     pub(super) fn take(&mut self, client: u32) {
@@ -210,7 +218,7 @@ impl World {
             let finish = sample.ended.unwrap_or(if is_whole { sample.finish } else { Finish::None });
             assert_eq!(deltas.finishes[row], finish as u8);
             sample.is_finished = finish != Finish::None;
-            let pooled = known.request.pooling && finish == Finish::Stop;
+            let pooled = known.request.pooling != Pooling::None && finish == Finish::Stop;
             let embedding = if pooled { &oracle::embed(&known.request)[..] } else { &[] };
             assert_eq!(
                 deltas.embeddings.row(row),

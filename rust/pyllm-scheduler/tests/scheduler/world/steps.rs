@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use pyllm_scheduler::{ClientId, Embeddings, Error, Logprobs, Plan, PolicyName, Stats, StepId, uniform};
+use pyllm_scheduler::{ClientId, Embeddings, Error, Logprobs, Plan, PolicyName, Pooling, Stats, StepId, uniform};
 
 use super::World;
 use super::beams::{check_beam, likeliest};
@@ -120,7 +120,7 @@ impl World {
             let drafts = &row.context[row.context.len() - row.num_drafts..];
             let num_accepted = drafts.iter().zip(&row.sampled).take_while(|(draft, token)| draft == token).count();
             let request = known(&self.requests, &row.request);
-            let pools = request.request.pooling && !row.sampled.is_empty();
+            let pools = request.request.pooling != Pooling::None && !row.sampled.is_empty();
             Sampled {
                 num_drafts: row.num_drafts,
                 num_accepted,
@@ -151,6 +151,12 @@ impl World {
         }
         let request = &known.request;
         let context = &row.context[..row.context.len() - row.num_drafts];
+        let first = row.context.len() - row.num_tokens;
+        assert!(
+            request.pooling != Pooling::Mean || first == 0 || first == known.num_added.get(),
+            "a whole prompt is computed from its beginning, without a break"
+        );
+        known.num_added.set(row.context.len());
         let reads = |sample: &KnownSample| {
             let whole = || request.prompt.iter().chain(&sample.expected);
             // Steps planned before a stop token was known go past it; what they compute is dropped.

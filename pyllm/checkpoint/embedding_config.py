@@ -1,0 +1,91 @@
+"""How a model's files say that embeddings are made: modules.json of sentence-transformers, or a field of a GGUF file.
+
+https://sbert.net/docs/package_reference/sentence_transformer/models.html and llama.cpp's `pooling_type`. Opens no file.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import msgspec
+
+from pyllm.errors import ConfigError
+
+_MODULES = ("Transformer", "Pooling", "Normalize")
+_GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
+# 'none' is what a model for text has.
+_KINDS: dict[str, Literal["last", "mean"]] = {"none": "last", "last": "last", "lasttoken": "last", "mean": "mean"}
+
+
+class Module(msgspec.Struct):
+    """An entry of modules.json."""
+
+    type: str
+
+
+class PoolingConfig(msgspec.Struct):
+    """1_Pooling/config.json: one flag is true, or newer files have `pooling_mode`."""
+
+    pooling_mode_cls_token: bool = False
+    pooling_mode_mean_tokens: bool = False
+    pooling_mode_max_tokens: bool = False
+    pooling_mode_mean_sqrt_len_tokens: bool = False
+    pooling_mode_weightedmean_tokens: bool = False
+    pooling_mode_lasttoken: bool = False
+    pooling_mode: str | None = None
+
+    def mode(self) -> str:
+        """Its name, or several with a plus between them."""
+        flags = [name for name in self.__struct_fields__ if getattr(self, name) is True]
+        names = [name.removeprefix("pooling_mode_").removesuffix("_tokens") for name in flags]
+        return self.pooling_mode or "+".join(names) or "lasttoken"
+
+
+class MatryoshkaConfig(msgspec.Struct):
+    """The fields of config.json that vLLM reads, too."""
+
+    is_matryoshka: bool | None = None
+    matryoshka_dimensions: list[Annotated[int, msgspec.Meta(ge=1)]] | None = None
+
+
+class EmbeddingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How an embedding is made of a prompt's hidden states after the final norm; it has the length 1.
+
+    - `pooling`: the state of the last token, or the mean of all.
+    - `is_matryoshka`: the model was trained so that the beginnings of embeddings are embeddings (arXiv 2205.13147), of
+      the sizes `dimensions`, or of any size if these are empty.
+    """
+
+    pooling: Literal["last", "mean"] = "last"
+    is_matryoshka: bool = False
+    dimensions: tuple[int, ...] = ()
+
+
+def embedding_spec(modules: Sequence[Module], pooling: PoolingConfig, matryoshka: MatryoshkaConfig) -> EmbeddingSpec:
+    """Of a folder; a file that is not there has its defaults.
+
+    Raises:
+        ConfigError: embeddings are made in a way that is not supported; the text names it.
+    """
+    for module in modules:
+        if (name := module.type.rpartition(".")[2]) not in _MODULES:
+            raise ConfigError(f"modules.json: the module {name} is not supported, only {', '.join(_MODULES)}")
+    sizes = tuple(sorted(matryoshka.matryoshka_dimensions or ()))
+    is_matryoshka = bool(sizes or matryoshka.is_matryoshka)
+    return EmbeddingSpec(pooling=_kind(pooling.mode()), is_matryoshka=is_matryoshka, dimensions=sizes)
+
+
+def gguf_embedding_spec(pooling_type: int) -> EmbeddingSpec:
+    """Of a GGUF file.
+
+    Raises:
+        ConfigError: as `embedding_spec`.
+    """
+    return EmbeddingSpec(
+        pooling=_kind(_GGUF_POOLING[pooling_type] if pooling_type < len(_GGUF_POOLING) else str(pooling_type))
+    )
+
+
+def _kind(mode: str) -> Literal["last", "mean"]:
+    if mode not in _KINDS:
+        raise ConfigError(f"pooling by {mode!r} is not supported, only the last token's state and the mean")
+    return _KINDS[mode]

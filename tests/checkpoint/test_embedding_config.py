@@ -1,0 +1,85 @@
+"""How a model's files say that embeddings are made; what is not supported is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllm.checkpoint.embedding_config import EmbeddingSpec
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.errors import ConfigError
+from tests.tiny_gguf import write_tiny_gguf
+from tests.tiny_model import write_tiny_model
+
+# As sentence-transformers writes them; Qwen3-Embedding has these.
+MODULES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    {"idx": 2, "name": "2", "path": "2_Normalize", "type": "sentence_transformers.models.Normalize"},
+]
+
+
+def read(
+    path: Path, pooling: Any = None, modules: Any = MODULES, config: dict[str, Any] | None = None
+) -> EmbeddingSpec:
+    folder = Path(write_tiny_model(path))
+    (folder / "modules.json").write_text(json.dumps(modules))
+    if pooling is not None:
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
+    own = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(own | (config or {})))
+    return read_checkpoint(str(folder)).embedding
+
+
+@pytest.mark.parametrize(
+    ("pooling", "expected"),
+    [
+        (None, "last"),
+        ({"word_embedding_dimension": 48}, "last"),
+        ({"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True, "include_prompt": True}, "last"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}, "mean"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+    ],
+)
+def test_of_a_folder(tmp_path: Path, pooling: Any, expected: str) -> None:
+    assert read(tmp_path / "tiny", pooling) == EmbeddingSpec(pooling=expected)  # type: ignore[arg-type]  # a str
+
+
+def test_a_model_may_be_trained_for_fewer_dimensions(tmp_path: Path) -> None:
+    assert read(tmp_path / "any", config={"is_matryoshka": True}) == EmbeddingSpec(is_matryoshka=True)
+    some = EmbeddingSpec(is_matryoshka=True, dimensions=(8, 16))
+    assert read(tmp_path / "some", config={"matryoshka_dimensions": [16, 8]}) == some
+
+
+@pytest.mark.parametrize(
+    ("pooling", "modules", "text"),
+    [
+        ({"pooling_mode_cls_token": True}, MODULES, "pooling by 'cls_token' is not supported"),
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, MODULES, r"'mean\+max'"),
+        ({"pooling_mode": "weightedmean"}, MODULES, "'weightedmean'"),
+        (None, [{"type": "sentence_transformers.models.Dense"}], "the module Dense is not supported"),
+        (None, {"type": "x"}, r"modules\.json is damaged"),
+        ({"pooling_mode_mean_tokens": "yes"}, MODULES, r"1_Pooling/config\.json is damaged"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path: Path, pooling: Any, modules: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        read(tmp_path / "tiny", pooling, modules)
+
+
+@pytest.mark.parametrize(("number", "expected"), [(0, "last"), (1, "mean"), (3, "last")])
+def test_of_a_gguf_file(tmp_path: Path, number: int, expected: str) -> None:
+    source = write_tiny_model(tmp_path / "tiny")
+    path = write_tiny_gguf(source, tmp_path / "tiny.gguf", fields={"llama.pooling_type": number})
+    assert read_checkpoint(path).embedding.pooling == expected
+
+
+@pytest.mark.parametrize(("number", "name"), [(2, "cls"), (4, "rank"), (9, "9")])
+def test_of_a_gguf_file_that_pools_otherwise(tmp_path: Path, number: int, name: str) -> None:
+    source = write_tiny_model(tmp_path / "tiny")
+    path = write_tiny_gguf(source, tmp_path / "tiny.gguf", fields={"llama.pooling_type": number})
+    with pytest.raises(ConfigError, match=f"pooling by '{name}' is not supported"):
+        read_checkpoint(path)
