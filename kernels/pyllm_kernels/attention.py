@@ -14,12 +14,15 @@ from pyllm_kernels.attention_decode import decode_attention
 from pyllm_kernels.attention_prefill import prefill_attention
 from pyllm_kernels.attention_tasks import make_tasks
 from pyllm_kernels.attention_tuning import DecodeTile, PrefillTile, card_of, decode_tile, prefill_tile
-from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
+from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, AttentionTasks
 
 
-def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
-    prefill, decode = _tiles(shape, metadata.slots.device)
-    return replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card_of(metadata.slots.device)))
+def plan_attention(
+    metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
+) -> AttentionMetadata:
+    device = metadata.slots.device
+    into = None if planned is None else planned.tasks
+    return replace(metadata, tasks=make_tasks(metadata, shape, *_tiles(shape, device), card_of(device), into))
 
 
 def paged_attention(
@@ -30,7 +33,7 @@ def paged_attention(
     shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype)
     if metadata.tasks is None:
         metadata = plan_attention(metadata, shape)
-    assert metadata.tasks is not None
+    assert isinstance(metadata.tasks, AttentionTasks)
     prefill, decode = _tiles(shape, query.device)
     output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     # Each kernel passes over the rows of the other kind: they are not among its tasks.

@@ -19,15 +19,26 @@ _ROWS_AT_ONCE = 256
 
 
 def make_tasks(
-    metadata: AttentionMetadata, shape: AttentionShape, prefill: PrefillTile, decode: DecodeTile, card: Card
+    metadata: AttentionMetadata,
+    shape: AttentionShape,
+    prefill: PrefillTile,
+    decode: DecodeTile,
+    card: Card,
+    into: AttentionTasks | None = None,
 ) -> AttentionTasks:
-    """The tasks of one step, for every layer of that shape."""
+    """The tasks of one step, for every layer of that shape; `into` those of a batch with as many rows and tokens."""
     has_tiles = metadata.max_query_length > 1 or metadata.batch_invariant
     # Of several rows the host knows the longest only; a lone row is of one kind.
     has_splits = not metadata.batch_invariant and (metadata.max_query_length == 1 or metadata.slots.shape[0] > 1)
-    tiles = _tiles(metadata, queries_of_tile(shape, prefill)) if has_tiles else None
-    splits = _splits(metadata, shape, decode, card) if has_splits else (None, None, None)
-    return AttentionTasks(tiles, *splits)
+    block_q = queries_of_tile(shape, prefill)
+    # Splits of 1/target of all positions: each row adds at most one partial split to that.
+    target = max(card.num_multiprocessors * decode.programs_per_multiprocessor // shape.kv_heads, 1)
+    tasks = into or _empty_tasks(metadata, block_q, target, has_tiles, has_splits)
+    if tasks.tiles is not None:
+        _fill_tiles(tasks.tiles, metadata, block_q)
+    if tasks.splits is not None:
+        _fill_splits(tasks, metadata, target, decode)
+    return tasks
 
 
 def queries_of_tile(shape: AttentionShape, tile: PrefillTile) -> int:
@@ -36,16 +47,29 @@ def queries_of_tile(shape: AttentionShape, tile: PrefillTile) -> int:
     return int(max(tile.block_m, triton.next_power_of_2(group)) // group)
 
 
-def _tiles(metadata: AttentionMetadata, block_q: int) -> Tensor:
-    num_rows = metadata.slots.shape[0]
+def _empty_tasks(
+    metadata: AttentionMetadata, block_q: int, target: int, has_tiles: bool, has_splits: bool
+) -> AttentionTasks:
+    num_rows, device = metadata.slots.shape[0], metadata.slots.device
     # Row i's tiles begin at `query_starts[i] // block_q + i`: a bound that leaves each row room for its last,
     # partial tile, so that a tile's row is found without adding up those before it.
     max_tiles = metadata.num_tokens // block_q + num_rows
-    tiles = torch.empty((max_tiles, 2), dtype=torch.int32, device=metadata.slots.device)
+
+    def ints(*size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int32, device=device)
+
+    return AttentionTasks(
+        ints(max_tiles, 2) if has_tiles else None,
+        *((ints(num_rows + target, 2), ints(num_rows), ints(1)) if has_splits else (None, None, None)),
+    )
+
+
+def _fill_tiles(tiles: Tensor, metadata: AttentionMetadata, block_q: int) -> None:
+    max_tiles = tiles.shape[0]
     _tiles_kernel[(triton.cdiv(max_tiles, _TILES_AT_ONCE),)](
         metadata.query_starts,
         tiles,
-        num_rows,
+        metadata.slots.shape[0],
         max_tiles,
         BLOCK_Q=block_q,
         ALL_ROWS=metadata.batch_invariant,
@@ -53,27 +77,18 @@ def _tiles(metadata: AttentionMetadata, block_q: int) -> Tensor:
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return tiles
 
 
-def _splits(
-    metadata: AttentionMetadata, shape: AttentionShape, tile: DecodeTile, card: Card
-) -> tuple[Tensor, Tensor, Tensor]:
-    num_rows, device = metadata.slots.shape[0], metadata.slots.device
-    # Splits of 1/target of all positions: each row adds at most one partial split to that.
-    target = max(card.num_multiprocessors * tile.programs_per_multiprocessor // shape.kv_heads, 1)
-    max_splits = num_rows + target
-    splits = torch.empty((max_splits, 2), dtype=torch.int32, device=device)
-    starts = torch.empty(num_rows, dtype=torch.int32, device=device)
-    tokens = torch.empty(1, dtype=torch.int32, device=device)
+def _fill_splits(tasks: AttentionTasks, metadata: AttentionMetadata, target: int, tile: DecodeTile) -> None:
+    assert tasks.splits is not None
     _splits_kernel[(1,)](
         metadata.query_starts,
         metadata.sequence_lengths,
-        splits,
-        starts,
-        tokens,
-        num_rows,
-        max_splits,
+        tasks.splits,
+        tasks.split_starts,
+        tasks.split_tokens,
+        metadata.slots.shape[0],
+        tasks.splits.shape[0],
         target,
         MIN_SPLIT=tile.min_split,
         BLOCK_N=tile.block_n,
@@ -81,7 +96,6 @@ def _splits(
         num_warps=4,
         enable_fp_fusion=True,
     )
-    return splits, starts, tokens
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_tiles"])

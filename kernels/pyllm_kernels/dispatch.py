@@ -75,6 +75,14 @@ class RopeAndKVWriteOp(Protocol):
     ) -> None: ...
 
 
+class PlanAttentionOp(Protocol):
+    """`plan_attention` below."""
+
+    def __call__(
+        self, metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None, /
+    ) -> AttentionMetadata: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """The ops of one backend. Each field has the signature and meaning of the function of that name below."""
@@ -95,7 +103,7 @@ class Kernels:
     scale_and_cap: ScaleAndCapOp
     rope_and_kv_write: RopeAndKVWriteOp
     activation: ActivationOp
-    plan_attention: Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]
+    plan_attention: PlanAttentionOp
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
     swap_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -269,12 +277,16 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     return select("auto", x.device).activation(x, kind, gated)
 
 
-def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
+def plan_attention(
+    metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
+) -> AttentionMetadata:
     """The metadata with the task map of one step in it, for every layer of that shape.
 
-    `paged_attention` makes its own where this was not called, which costs a kernel or two a layer on a GPU.
+    `planned` is that of a batch with as many rows and tokens: its task map is written over, so that a graph which reads
+    it sees this step's. `paged_attention` makes its own where this was not called, which costs a kernel or two a layer
+    on a GPU.
     """
-    return select("auto", metadata.slots.device).plan_attention(metadata, shape)
+    return select("auto", metadata.slots.device).plan_attention(metadata, shape, planned)
 
 
 def paged_attention(

@@ -4,6 +4,7 @@ It does not know which request a row belongs to; a row finds its blocks through 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class AttentionMetadata:
     - `max_query_length`, `max_sequence_length`: over the rows, or more; `num_tokens`: `query_starts[-1]`.
     - `batch_invariant`: on a GPU, whether each row must get the bits that it gets alone, and its tokens the same
       whether they come one by one or many at once. Costs speed there; holds on a CPU without being asked.
-    - `tasks`: what `plan_attention` adds.
+    - `tasks`: what a backend adds for all layers before a step, `AttentionTasks` of `plan_attention`.
     """
 
     block_tables: Tensor
@@ -77,7 +78,7 @@ class AttentionMetadata:
     max_sequence_length: int
     num_tokens: int
     batch_invariant: bool = False
-    tasks: AttentionTasks | None = None
+    tasks: Any = None
 
 
 @dataclass(frozen=True, slots=True)

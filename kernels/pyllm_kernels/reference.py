@@ -137,8 +137,10 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     return (activated if up is None else activated * up).to(x.dtype)
 
 
-def plan_attention(metadata: AttentionMetadata, shape: AttentionShape) -> AttentionMetadata:
-    del shape
+def plan_attention(
+    metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
+) -> AttentionMetadata:
+    del shape, planned
     return metadata
 
 

@@ -14,8 +14,10 @@ from pyllm.plugins import find_entry_point
 
 if TYPE_CHECKING:
     import torch
-    from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape
+    from pyllm_kernels import AttentionLayer, AttentionMetadata, Kernels
     from torch import Tensor
+
+    from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
 
 GROUP = "pyllm.attention_backends"
 # The kernels' backend for each name; `auto` takes the backend of all other ops.
@@ -33,15 +35,16 @@ def only_plain(spec: AttentionSpec) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
-    """An entry point's factory returns this for a device. `pyllm_kernels.dispatch` documents `prepare` and `attend`.
+    """An entry point's factory returns this for a device. `pyllm_kernels.dispatch` documents the ops.
 
-    - `prepare` may add data to the metadata for all layers of a step (`plan_attention` there).
-    - `attend` is causal attention of one layer over the paged cache (`paged_attention` there).
-    - `in_graphs` promises that neither asks the device for a number, so that a CUDA graph may hold them.
     - `supports` says what keeps it from a layer, or None; without it, only plain attention is asked of it.
+    - `prepare` is called on the host before each step and each replay, for each group of layers: it gives what `attend`
+      is to know. It has the lengths on the host. Before a replay it fills the memory of `AttentionBatch.captured`.
+    - `attend` is causal attention of one layer over the paged cache (`paged_attention` there).
+    - `in_graphs` promises that `attend` asks the device for no number, so that a CUDA graph may hold it.
     """
 
-    prepare: "Callable[[AttentionMetadata, AttentionShape], AttentionMetadata]"
+    prepare: "Callable[[AttentionBatch, AttentionGroup], AttentionMetadata]"
     attend: "Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]"
     in_graphs: bool = False
     supports: Callable[[AttentionSpec], str | None] = only_plain
@@ -66,7 +69,12 @@ def load_attention_backend(
     """
     entry = find_attention_backend(name, offered)
     if entry is None:
-        return _of_kernels(name, device, kernel_backend)
+        from pyllm_kernels import BackendError, select
+
+        try:
+            return attention_of(select(kernel_backend if name == "auto" else BUILT_IN[name], device))
+        except BackendError as error:
+            raise ConfigError(f"attention_backend {name}: {error}") from error
     try:
         backend = entry.load()(device)
     except Exception as error:
@@ -74,6 +82,16 @@ def load_attention_backend(
     if not isinstance(backend, AttentionBackend):
         raise ConfigError(f"attention backend {name!r} ({entry.value}) made {backend!r:.80}, not an AttentionBackend")
     return backend
+
+
+def attention_of(kernels: "Kernels") -> AttentionBackend:
+    """The attention of our own kernels; `kernel_features.py` has checked what they compute."""
+
+    def prepare(batch: "AttentionBatch", group: "AttentionGroup") -> "AttentionMetadata":
+        return kernels.plan_attention(batch.metadata(group), group.shape, batch.captured)
+
+    in_graphs = kernels.backend == "triton"
+    return AttentionBackend(prepare, kernels.paged_attention, in_graphs, supports=lambda _: None)
 
 
 def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:
@@ -85,15 +103,3 @@ def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:
     for index, layer in enumerate(spec.layers):
         if reason := backend.supports(layer.attention):
             raise ConfigError(f"attention backend {name!r} does not compute layer {index}: {reason}")
-
-
-def _of_kernels(name: str, device: "torch.device", kernel_backend: str) -> AttentionBackend:
-    from pyllm_kernels import BackendError, select
-
-    try:
-        kernels = select(kernel_backend if name == "auto" else BUILT_IN[name], device)
-    except BackendError as error:
-        raise ConfigError(f"attention_backend {name}: {error}") from error
-    # What our own compute was checked before this process started (`kernel_features.py`).
-    in_graphs = kernels.backend == "triton"
-    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs, supports=lambda _: None)

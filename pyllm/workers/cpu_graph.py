@@ -4,18 +4,20 @@ Knows neither the ops nor slots. GPUs use CUDA graphs instead.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from pyllm_kernels import AttentionMetadata, Graph
 from torch import Tensor
 
 from pyllm.workers.decoder import Decoder
+from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import ForwardContext
 
 
 class StepGraph:
-    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` takes metadata.
+    """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` takes what `prepare` gives.
 
     Nothing is computed before the first step: capturing touches a graph's memory, so no step waits for that.
     """
@@ -23,23 +25,27 @@ class StepGraph:
     def __init__(
         self,
         model: Decoder,
+        prepare: Callable[[AttentionBatch], AttentionMetadata],
         make_context: Callable[[AttentionMetadata, Tensor, Tensor], ForwardContext],
-        block_tables: Tensor,
         max_tokens: int,
         max_rows: int,
     ) -> None:
         self._tokens, self._positions, self._slot_mapping = torch.zeros((3, max_tokens), dtype=torch.int32)
         self._slots, self._sequence_lengths = torch.zeros((2, max_rows), dtype=torch.int32)
         self._query_starts = torch.zeros(max_rows + 1, dtype=torch.int32)
-        metadata = AttentionMetadata(
-            block_tables=block_tables,
-            slots=self._slots,
+        self._prepare = prepare
+        rows = AttentionBatch(
+            host_query_starts=self._query_starts.numpy(),
+            host_sequence_lengths=self._sequence_lengths.numpy(),
             query_starts=self._query_starts,
             sequence_lengths=self._sequence_lengths,
+            slots=self._slots,
             max_query_length=max_tokens,
             max_sequence_length=max_tokens,
             num_tokens=max_tokens,
         )
+        metadata = prepare(rows)
+        self._rows = replace(rows, captured=metadata)
         self._layers, self._head = Graph(), Graph()
         with self._layers.capture():
             self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
@@ -65,6 +71,8 @@ class StepGraph:
             (self._sequence_lengths, host.sequence_lengths),
         ):
             buffer.numpy()[: len(values)] = values
+        starts, lengths = host.query_starts, host.sequence_lengths
+        self._prepare(replace(self._rows, host_query_starts=starts, host_sequence_lengths=lengths))
         self._layers.replay(batch.num_tokens, batch.num_rows)
         return self._hidden[: batch.num_tokens]
 

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from pyllm_kernels import AttentionMetadata
 from torch import Tensor
 
+from pyllm.workers.step.attention_batch import Ints
 from pyllm.workers.step.batch import Sections
 
 MAX_CAPTURED_ROWS = 512
@@ -40,22 +42,41 @@ class Capture(Protocol):
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    inputs: DecodeInputs
+    attention: AttentionMetadata
+    output: Tensor
+    replay: Callable[[], None]
+
+
 class DecodeGraphs:
-    """Captured passes for `sizes` rows each, all over one set of buffers; a batch takes the next larger one."""
+    """Captured passes for `sizes` rows each, all over one set of buffers; a batch takes the next larger one.
+
+    `prepare` is called before each capture and replay, outside of the graph: with the inputs, the sequence lengths on
+    the host, and what it gave before the capture. `forward` takes the inputs, and what it gave then.
+    """
 
     def __init__(
-        self, forward: Callable[[DecodeInputs], Tensor], sizes: Sequence[int], device: torch.device, capture: Capture
+        self,
+        prepare: Callable[[DecodeInputs, Ints, AttentionMetadata | None], AttentionMetadata],
+        forward: Callable[[DecodeInputs, AttentionMetadata], Tensor],
+        sizes: Sequence[int],
+        device: torch.device,
+        capture: Capture,
     ) -> None:
+        self._prepare = prepare
         self._sizes = sorted(sizes)
         self._memory = torch.zeros(len(_PADDING) * self._sizes[-1], dtype=torch.int32, device=device)
         query_starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[Tensor, Callable[[], None]]] = {}
+        self._graphs: dict[int, _Graph] = {}
         # The largest first, so that the others fit into its memory.
         for size in reversed(self._sizes):
             rows = self._rows(size)
             rows.copy_(torch.tensor(list(_PADDING.values()), dtype=torch.int32).unsqueeze(1))
             inputs = DecodeInputs(rows[0], rows[1], rows[2], rows[3], rows[4], query_starts[: size + 1])
-            self._graphs[size] = capture(partial(forward, inputs))
+            attention = prepare(inputs, np.zeros(size, np.int32), None)
+            self._graphs[size] = _Graph(inputs, attention, *capture(partial(forward, inputs, attention)))
 
     @property
     def max_rows(self) -> int:
@@ -65,7 +86,7 @@ class DecodeGraphs:
     def run(self, host: Sections[npt.NDArray[Any]]) -> Tensor:
         """Replay the pass for a plan of one token a row; returns its rows of output, valid until the next run.
 
-        It takes one copy to the device and one launch, and waits for neither.
+        It takes one copy to the device, `prepare` and one launch, and waits for none of them.
         """
         num_rows = len(host.slots)
         size = next(size for size in self._sizes if size >= num_rows)
@@ -74,9 +95,10 @@ class DecodeGraphs:
             line[:num_rows] = getattr(host, name)
             line[num_rows:] = padding
         self._rows(size).copy_(staged, non_blocking=True)
-        output, replay = self._graphs[size]
-        replay()
-        return output[:num_rows]
+        graph = self._graphs[size]
+        self._prepare(graph.inputs, host.sequence_lengths, graph.attention)
+        graph.replay()
+        return graph.output[:num_rows]
 
     def _rows(self, size: int) -> Tensor:
         return self._memory[: len(_PADDING) * size].view(len(_PADDING), size)

@@ -5,17 +5,18 @@ Knows neither loading nor sampling.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import AttentionMetadata, AttentionShape, CaptureError, Kernels
+from pyllm_kernels import AttentionMetadata, CaptureError, Kernels
 from torch import Tensor
 
 from pyllm.workers.cpu_graph import StepGraph
 from pyllm.workers.cuda_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
 from pyllm.workers.decoder import Decoder
+from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Ints
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
 from pyllm.workers.step.kv_cache import KVCache
@@ -38,7 +39,7 @@ class Limits:
 
 
 class ForwardPass:
-    """A loaded model over a KV cache. `shape` is the shape of its attention."""
+    """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for the `group` of all layers."""
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class ForwardPass:
         kv_cache: KVCache,
         slots: Slots,
         position_tables: PositionTables,
-        shape: AttentionShape,
+        prepare_attention: Callable[[AttentionBatch, AttentionGroup], AttentionMetadata],
+        group: AttentionGroup,
         limits: Limits,
-        batch_invariant: bool,
     ) -> None:
         self._model = model
         self._kernels = kernels
@@ -58,9 +59,9 @@ class ForwardPass:
         self._slots = slots
         self._position_tables = position_tables
         self._device = position_tables.unrotated.device
-        self._shape = shape
+        self._prepare_attention = prepare_attention
+        self._group = group
         self._limits = limits
-        self._batch_invariant = batch_invariant
         self._hooks: tuple[AttentionHook, ...] = ()
         self._decode_graphs: DecodeGraphs | None = None
         self._step_graph: StepGraph | None = None
@@ -72,7 +73,7 @@ class ForwardPass:
     def capture_decodes(self, capture: Capture) -> None:
         """Capture the pass over decode batches of some sizes, for steps to replay."""
         sizes = capture_sizes(self._limits.max_num_seqs)
-        self._decode_graphs = DecodeGraphs(self._decode, sizes, self._device, capture)
+        self._decode_graphs = DecodeGraphs(self._prepare_decode, self._decode, sizes, self._device, capture)
 
     def capture_step(self) -> None:
         """Capture the pass over any step as one call on a CPU; not if an op of it is torch's, which is logged."""
@@ -85,7 +86,7 @@ class ForwardPass:
         limits = self._limits
         sizes = limits.max_num_batched_tokens, limits.max_num_seqs
         try:
-            self._step_graph = StepGraph(self._model, context, self._slots.block_tables, *sizes)
+            self._step_graph = StepGraph(self._model, self._prepare, context, *sizes)
         except CaptureError as error:
             logger.warning("steps run without a graph, which costs some time for each op: %s", error)
 
@@ -97,12 +98,18 @@ class ForwardPass:
         tokens = self._slots.known_tokens(batch)
         if self._step_graph is not None and not self._hooks and self._step_graph.has_room(batch):
             return self._step_graph.hidden(tokens, batch)
-        sections = batch.device
-        attention = self._attention(
-            (sections.slots, sections.query_starts, sections.sequence_lengths),
-            batch.max_query_length,
-            batch.max_sequence_length,
-            batch.num_tokens,
+        sections, host = batch.device, batch.host
+        attention = self._prepare(
+            AttentionBatch(
+                host_query_starts=host.query_starts,
+                host_sequence_lengths=host.sequence_lengths,
+                query_starts=sections.query_starts,
+                sequence_lengths=sections.sequence_lengths,
+                slots=sections.slots,
+                max_query_length=batch.max_query_length,
+                max_sequence_length=batch.max_sequence_length,
+                num_tokens=batch.num_tokens,
+            )
         )
         return self._model(tokens, self._context(attention, sections.positions, sections.slot_mapping))
 
@@ -143,44 +150,50 @@ class ForwardPass:
 
         It reads the first block of the cache again and again, and writes nothing.
         """
-        starts = np.cumsum([0, *lengths])
+        starts = np.cumsum([0, *lengths], dtype=np.int32)
         num_tokens = int(starts[-1])
-        rows = (self._ints(np.zeros(len(lengths))), self._ints(starts), self._ints(lengths))
-        tables = torch.zeros_like(self._slots.block_tables)
-        attention = self._attention(rows, max(lengths), max_sequence_length, num_tokens, tables)
+        rows = AttentionBatch(
+            host_query_starts=starts,
+            host_sequence_lengths=np.array(lengths, np.int32),
+            query_starts=self._ints(starts),
+            sequence_lengths=self._ints(lengths),
+            slots=self._ints(np.zeros(len(lengths))),
+            max_query_length=max(lengths),
+            max_sequence_length=max_sequence_length,
+            num_tokens=num_tokens,
+        )
+        group = replace(self._group, block_tables=torch.zeros_like(self._group.block_tables))
+        attention = self._prepare_attention(rows, group)
         positions = self._ints(np.concatenate([np.arange(length) for length in lengths]))
         context = self._context(attention, positions, self._ints(np.full(num_tokens, -1)))
         hidden = self._model(self._ints(np.zeros(num_tokens)), context)
         return self._model.logits(hidden[: self._limits.max_num_seqs])
 
-    def _decode(self, inputs: DecodeInputs) -> Tensor:
-        """The pass that a graph captures: one token of each row, at any length."""
-        rows = (inputs.slots, inputs.query_starts, inputs.sequence_lengths)
-        attention = self._attention(rows, 1, self._limits.max_model_len, len(inputs.slots))
+    def _prepare(self, batch: AttentionBatch) -> AttentionMetadata:
+        return self._prepare_attention(batch, self._group)
+
+    def _prepare_decode(
+        self, inputs: DecodeInputs, host_sequence_lengths: Ints, captured: AttentionMetadata | None
+    ) -> AttentionMetadata:
+        """Before a captured pass: one token of each row, at any length."""
+        return self._prepare(
+            AttentionBatch(
+                host_query_starts=np.arange(len(host_sequence_lengths) + 1, dtype=np.int32),
+                host_sequence_lengths=host_sequence_lengths,
+                query_starts=inputs.query_starts,
+                sequence_lengths=inputs.sequence_lengths,
+                slots=inputs.slots,
+                max_query_length=1,
+                max_sequence_length=self._limits.max_model_len,
+                num_tokens=len(inputs.slots),
+                captured=captured,
+            )
+        )
+
+    def _decode(self, inputs: DecodeInputs, attention: AttentionMetadata) -> Tensor:
+        """The pass that a graph captures."""
         tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
         return self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
-
-    def _attention(
-        self,
-        rows: tuple[Tensor, Tensor, Tensor],
-        max_query_length: int,
-        max_sequence_length: int,
-        num_tokens: int,
-        block_tables: Tensor | None = None,
-    ) -> AttentionMetadata:
-        """Attention metadata of `rows`: their slots, query starts and sequence lengths."""
-        slots, query_starts, sequence_lengths = rows
-        metadata = AttentionMetadata(
-            block_tables=self._slots.block_tables if block_tables is None else block_tables,
-            slots=slots,
-            query_starts=query_starts,
-            sequence_lengths=sequence_lengths,
-            max_query_length=max_query_length,
-            max_sequence_length=max_sequence_length,
-            num_tokens=num_tokens,
-            batch_invariant=self._batch_invariant,
-        )
-        return self._kernels.plan_attention(metadata, self._shape)
 
     def _context(self, attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
         return ForwardContext(

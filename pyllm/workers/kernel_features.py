@@ -28,6 +28,11 @@ def features(spec: ModelSpec) -> dict[str, str]:
     return {name: text for name, text in known.items() if any(getattr(attention, name) for attention in attentions)}
 
 
+def supports(backend: str, spec: ModelSpec) -> list[str]:
+    """What keeps the kernels of a backend (cpu, triton, reference) from a model, in words; empty: they compute it."""
+    return [text for name, text in features(spec).items() if name not in COMPUTED[backend]]
+
+
 def check_supported(spec: ModelSpec, config: DeviceConfig, device: str, dtypes: Set[str]) -> None:
     """Refuse a model that the kernels of this device cannot compute, or whose layers differ in what they must share.
 
@@ -37,8 +42,7 @@ def check_supported(spec: ModelSpec, config: DeviceConfig, device: str, dtypes: 
         ConfigError: with the names of the features that are missing.
     """
     for backend in _backends(config, device, dtypes):
-        missing = [text for name, text in features(spec).items() if name not in COMPUTED[backend]]
-        if missing:
+        if missing := supports(backend, spec):
             raise ConfigError(
                 f"the {backend} kernels do not compute {', '.join(missing)}, which {spec.architecture} needs"
             )

@@ -33,6 +33,7 @@ from pyllm.workers.sampling.pooling import Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
 from pyllm.workers.sampling.sampling_slots import SamplingSlots
 from pyllm.workers.sampling.token_sampler import Draw, TokenSampler
+from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import AttentionHook
 from pyllm.workers.step.kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
@@ -55,7 +56,8 @@ class ModelRunner:
         kernels = configured_kernels(engine, device)
         attention = load_attention_backend(engine.device.attention_backend, device, engine.device.kernel_backend)
         check_layers(engine.device.attention_backend, attention, self._spec)
-        self._kernels = replace(kernels, plan_attention=attention.prepare, paged_attention=attention.attend)
+        self._kernels = replace(kernels, paged_attention=attention.attend)
+        self._prepare_attention = attention.prepare
         self._may_capture = fits_graphs(device.type, kernels, attention) and not engine.device.enforce_eager
         self._placement = Placement(group, DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization)
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
@@ -288,15 +290,17 @@ class ModelRunner:
             head_dim=self._spec.attention.head_size,
             dtype=self._placement.dtype,
         )
+        layers = tuple(range(len(self._spec.layers)))
+        group = AttentionGroup(layers, shape, self._slots.block_tables, self._engine.device.batch_invariant)
         return ForwardPass(
             self.model,
             kernels=self._kernels,
             kv_cache=kv_cache,
             slots=self._slots,
             position_tables=self._position_tables,
-            shape=shape,
+            prepare_attention=self._prepare_attention,
+            group=group,
             limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
-            batch_invariant=self._engine.device.batch_invariant,
         )
 
     def _ready(self) -> ForwardPass:

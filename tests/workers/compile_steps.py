@@ -13,6 +13,7 @@ import triton
 from pyllm_kernels import AttentionShape, Kernels, select
 
 from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.workers.attention_backends import attention_of
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.layers.placement import Placement
@@ -20,6 +21,7 @@ from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.sampling.sampler import SamplingRows, sample_by_kernel
+from pyllm.workers.step.attention_batch import AttentionGroup
 from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
@@ -48,9 +50,9 @@ def make_forward(folder: str, kernels: Kernels, dtype: torch.dtype) -> tuple[For
         kv_cache=kv_cache,
         slots=slots,
         position_tables=PositionTables.of(spec, MAX_MODEL_LEN, CPU),
-        shape=AttentionShape(*heads, dtype),
+        prepare_attention=attention_of(kernels).prepare,
+        group=AttentionGroup((0, 1), AttentionShape(*heads, dtype), slots.block_tables),
         limits=Limits(MAX_NUM_SEQS, 2048, MAX_MODEL_LEN),
-        batch_invariant=False,
     )
     return forward, kv_cache, slots
 

@@ -1,11 +1,15 @@
 """A loaded runner of one rank in this process, for the tests of the model side."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.wire.messages import Step
+from pyllm.workers.attention_backends import GROUP
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from tests.plans import Planner, Row
@@ -29,6 +33,15 @@ def worker_config(
         address=address,
         rendezvous=rendezvous,
     )
+
+
+def offer_backend(folder: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    """Install a package that offers the attention backend `theirs`, made by `value` (module:function)."""
+    package = folder / "theirs-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(f"[{GROUP}]\ntheirs = {value}\n")
+    monkeypatch.syspath_prepend(folder)
 
 
 def loaded_runner(model: str, num_blocks: int = 64, num_host_blocks: int = 0, **options: object) -> ModelRunner:

@@ -17,14 +17,14 @@ from pyllm.workers.attention_backends import (
     find_attention_backend,
     load_attention_backend,
 )
+from pyllm.workers.step.attention_batch import AttentionBatch
 
 CPU = torch.device("cpu")
 HERE = "tests.workers.test_attention_backends"
 
 
 def offered_backend(device: torch.device) -> AttentionBackend:
-    kernels = select("reference", device)
-    return AttentionBackend(kernels.plan_attention, kernels.paged_attention)
+    return AttentionBackend(AttentionBatch.metadata, select("reference", device).paged_attention)
 
 
 def no_backend(device: torch.device) -> str:

@@ -1,18 +1,23 @@
 """Decode steps that are recorded once and replayed: the same tokens and the same cache as without."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from pyllm_kernels import AttentionLayer, AttentionMetadata, select
 from torch import Tensor
 
+from pyllm.workers.attention_backends import AttentionBackend
 from pyllm.workers.cuda_graphs import DecodeGraphs, DecodeInputs, capture_sizes, is_decode
 from pyllm.workers.model_runner import ModelRunner
+from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Ints
 from pyllm.workers.step.batch import PlanBuffer
 from pyllm.workers.step.forward_context import ForwardContext
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
-from tests.workers.engine import loaded_runner, run
+from tests.workers.engine import loaded_runner, offer_backend, run
 
 CPU = torch.device("cpu")
 
@@ -74,13 +79,20 @@ def test_sizes_are_dense_where_batches_are_small(
 
 def test_a_batch_takes_the_next_larger_pass_and_pads_it() -> None:
     seen: list[DecodeInputs] = []
+    prepared: list[tuple[list[int], bool]] = []
 
-    def forward(inputs: DecodeInputs) -> Tensor:
+    def prepare(inputs: DecodeInputs, lengths: Ints, captured: AttentionMetadata | None) -> AttentionMetadata:
+        prepared.append((lengths.tolist(), captured is None))
+        slots, starts = inputs.slots, inputs.query_starts
+        return AttentionMetadata(slots, slots, starts, inputs.sequence_lengths, 1, 9, len(slots))
+
+    def forward(inputs: DecodeInputs, attention: AttentionMetadata) -> Tensor:
+        assert attention.slots is inputs.slots
         seen.append(inputs)
         return inputs.positions.unsqueeze(-1) * 10
 
     recorder = Recorder()
-    graphs = DecodeGraphs(forward, [4, 2, 8], CPU, recorder)
+    graphs = DecodeGraphs(prepare, forward, [4, 2, 8], CPU, recorder)
     assert graphs.max_rows == 8
     planner = Planner()
     for slot in range(3):
@@ -92,6 +104,7 @@ def test_a_batch_takes_the_next_larger_pass_and_pads_it() -> None:
     output = graphs.run(host)
 
     assert recorder.replays == [4]
+    assert prepared == [([0] * 8, True), ([0] * 4, True), ([0] * 2, True), ([8, 6, 7], False)]
     assert output.tolist() == [[70], [50], [60]]
     inputs = seen[-1]
     assert inputs.tokens.tolist() == [-1, 9, -1, 0]
@@ -144,6 +157,44 @@ def test_replayed_steps_give_the_tokens_and_the_cache_of_computed_ones(
     assert recorder.replays == [4, 4, 4, 2]
     assert tokens[0] == tokens[1]
     torch.testing.assert_close(caches[1], caches[0], atol=1e-5, rtol=1e-5)
+
+
+def planning_backend(device: torch.device) -> AttentionBackend:
+    """Attention that reads what was planned on the host, from memory that stays where it is."""
+    attend = select("reference", device).paged_attention
+
+    def prepare(batch: AttentionBatch, group: AttentionGroup) -> AttentionMetadata:
+        metadata = batch.metadata(group)
+        lengths = torch.empty_like(batch.slots) if batch.captured is None else batch.captured.tasks
+        host = batch.host_sequence_lengths
+        assert (host[1:] >= 0).all()
+        lengths.zero_()[: len(host)] = torch.from_numpy(host.copy())
+        return replace(metadata, tasks=lengths)
+
+    def planned(
+        query: Tensor, keys: Tensor, values: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
+    ) -> Tensor:
+        return attend(query, keys, values, replace(metadata, sequence_lengths=metadata.tasks), layer)
+
+    return AttentionBackend(prepare, planned, in_graphs=True)
+
+
+def test_a_backend_that_plans_on_the_host_plans_each_replay(
+    model: str, recorded: tuple[ModelRunner, Recorder], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer_backend(tmp_path, monkeypatch, f"{__name__}:planning_backend")
+    runner, recorder = loaded_runner(model, kernel_backend="reference", attention_backend="theirs"), Recorder()
+    runner.capture(recorder)
+    tokens = []
+    for each in (recorded[0], runner):
+        planner = Planner()
+        for slot in range(3):
+            planner.start(slot)
+        columns = [run(each, planner.step(*(Row(slot, [5, 7, 9][: slot + 1]) for slot in range(3))))]
+        columns += [run(each, planner.step(*(Row(slot, [-1]) for slot in (2, 0, 1)))) for _ in range(20)]
+        tokens.append(columns)
+    assert tokens[0] == tokens[1]
+    assert recorder.replays == [4] * 20
 
 
 def test_hooks_are_passed_by_all_the_same(recorded: tuple[ModelRunner, Recorder]) -> None:

@@ -16,13 +16,14 @@ from transformers import LlamaForCausalLM
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError, ProtocolError
 from pyllm.wire.messages import Sampling, Step
-from pyllm.workers.attention_backends import GROUP, AttentionBackend
+from pyllm.workers.attention_backends import AttentionBackend
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import DEFAULT_CPU_KV_CACHE_BYTES, ModelRunner
+from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.forward_context import ForwardContext
 from tests.plans import Planner, Row, encode
 from tests.tiny_model import write_tiny_model
-from tests.workers.engine import greedy, loaded_runner, run, worker_config
+from tests.workers.engine import greedy, loaded_runner, offer_backend, run, worker_config
 
 PROMPTS = [
     [5, 17, 200, 31, 8, 8, 250, 100, 3, 77, 41, 9, 160, 22, 61, 12, 33, 2, 90, 140],
@@ -156,18 +157,13 @@ def test_a_budget_that_was_raised_needs_no_graph(model: str, expected: list[list
 
 def torch_backend(device: torch.device) -> AttentionBackend:
     """Another package's attention, which a CUDA graph could hold."""
-    kernels = select("reference", device)
-    return AttentionBackend(kernels.plan_attention, kernels.paged_attention, in_graphs=True)
+    return AttentionBackend(AttentionBatch.metadata, select("reference", device).paged_attention, in_graphs=True)
 
 
 def test_a_cpus_graph_holds_no_attention_but_rusts(
     model: str, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = tmp_path / "theirs-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text(f"[{GROUP}]\ntheirs = {__name__}:torch_backend\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    offer_backend(tmp_path, monkeypatch, f"{__name__}:torch_backend")
     runner = loaded_runner(model, attention_backend="theirs")
     assert greedy(runner, Planner(), 0, PROMPTS[1], len(expected[1])) == expected[1]
 

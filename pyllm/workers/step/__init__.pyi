@@ -1,3 +1,4 @@
+from .attention_batch import AttentionBatch, AttentionGroup, Ints
 from .batch import Batch, PlanBuffer, Sections, gather
 from .forward_context import AttentionHook, ForwardContext
 from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
@@ -6,11 +7,14 @@ from .slots import Slots
 from .staging import HostCopy, to_device
 
 __all__ = [
+    "AttentionBatch",
+    "AttentionGroup",
     "AttentionHook",
     "Batch",
     "ForwardContext",
     "HostCopy",
     "HostPool",
+    "Ints",
     "KVCache",
     "KVCacheShape",
     "PlanBuffer",
