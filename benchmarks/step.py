@@ -133,7 +133,7 @@ def core_config(folder: str, ranks: int = 1) -> CoreConfig:
     )
     sizes = {"vocab_size": 1000, "hidden_size": 2, "intermediate_size": 1, "num_attention_heads": 1}
     counts = {"architectures": ["EmptyForCausalLM"], "num_hidden_layers": 1, "max_position_embeddings": 2048}
-    tokenizer = TokenizerFiles(path="", chat_template=None, bos_token="", eos_token="", eos_token_ids=())
+    tokenizer = TokenizerFiles(path="", chat_template=None, bos_token="", eos_token="", eos_token_ids=(), num_tokens=0)
     checkpoint = Checkpoint(
         name="empty",
         format="safetensors",

@@ -28,6 +28,7 @@ from pyllm.launch.resolve import resolve_config
 from pyllm.sampling_params import SamplingParams
 from pyllm.scheduling_params import DEFAULT_SCHEDULING, SchedulingParams
 from pyllm.supervision.server_processes import STOP_GRACE
+from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess
 from pyllm.wire.sockets import SocketFolder
 
@@ -107,6 +108,7 @@ class AsyncEngine:
             self.spawn()
         self._loss = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._connect())
+        showing = asyncio.create_task(show_progress(self._processes))
         try:
             either: set[asyncio.Future[Any]] = {connecting, self._loss}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -118,6 +120,8 @@ class AsyncEngine:
             await asyncio.wait({connecting})
             await self.close()
             raise
+        finally:
+            showing.cancel()
         for process in self._processes:
             process.stand_by()
 

@@ -16,7 +16,7 @@ from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_embedding_spec
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
-from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
+from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_gguf_family
@@ -51,6 +51,11 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
     content = b""
     if isinstance(tokenizer, str):
         content, tokenizer = tokenizer_json(fields), _tokenizer(fields, tokenizer)
+        if tokenizer.num_tokens != spec.vocab_size:
+            raise ConfigError(
+                f"{path} has {tokenizer.num_tokens} tokens and an embedding of {spec.vocab_size} rows: it is damaged"
+            )
+    check_vocabulary(tokenizer, spec)
     checkpoint = Checkpoint(
         name=path.stem,
         format="gguf",
@@ -108,4 +113,5 @@ def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
         bos_token=tokens[ids["bos"]] if "bos" in ids else "",
         eos_token=tokens[ids["eos"]] if "eos" in ids else "",
         eos_token_ids=tuple(sorted({ids[name] for name in ("eos", "eot") if name in ids})),
+        num_tokens=len(tokens),
     )

@@ -17,7 +17,7 @@ from pyllm.checkpoint.embedding_config import (
     embedding_spec,
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
-from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, weights_dtype, weights_fingerprint
+from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_family
@@ -59,7 +59,12 @@ class _AddedToken(msgspec.Struct):
     content: str
 
 
+class _TokenizerModel(msgspec.Struct):
+    vocab: dict[str, int] | list[msgspec.Raw]
+
+
 class _TokenizerJson(msgspec.Struct):
+    model: _TokenizerModel
     added_tokens: list[_AddedToken] = []
 
 
@@ -82,13 +87,15 @@ def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> C
     family = find_family(str(config.items("architectures", 1)[0]))
     spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(tensors))
     entries, skipped = map_tensors(spec, family.tensors, tensors)
+    tokenizer = tokenizer or read_huggingface_tokenizer(folder)
+    check_vocabulary(tokenizer, spec)
     return Checkpoint(
         name=folder.name,
         format="safetensors",
         files=files,
         spec=spec,
         tensors=entries,
-        tokenizer=tokenizer or read_huggingface_tokenizer(folder),
+        tokenizer=tokenizer,
         fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
         sampling=_sampling(folder),
         embedding=_embedding(folder),
@@ -119,6 +126,7 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         bos_token=_text(options.bos_token),
         eos_token=eos_token,
         eos_token_ids=tuple(sorted(eos_token_ids)),
+        num_tokens=len(document.model.vocab),
     )
 
 

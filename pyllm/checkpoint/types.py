@@ -11,6 +11,7 @@ import msgspec
 
 from pyllm.checkpoint.embedding_config import EmbeddingSpec
 from pyllm.checkpoint.generation_config import SamplingDefaults
+from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import FileTensor, TensorEntry
 
@@ -27,6 +28,7 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     bos_token: str
     eos_token: str
     eos_token_ids: tuple[int, ...]
+    num_tokens: int  # of its vocabulary, without those that were added to it
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,22 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults = SamplingDefaults()
     embedding: EmbeddingSpec = EmbeddingSpec()
     skipped: tuple[str, ...] = ()
+
+
+def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:
+    """Refuse a tokenizer of another model.
+
+    It may have fewer tokens than the embedding has rows, since many models pad them, and more that were added to it:
+    a prompt with one of those is refused.
+
+    Raises:
+        ConfigError: with the numbers.
+    """
+    if not spec.vocab_size // 2 <= tokenizer.num_tokens <= spec.vocab_size:
+        raise ConfigError(
+            f"the tokenizer {tokenizer.path} has {tokenizer.num_tokens} tokens and the model's embedding "
+            f"{spec.vocab_size} rows: it is of another model"
+        )
 
 
 def weights_dtype(tensors: Sequence[FileTensor]) -> str:

@@ -15,6 +15,7 @@ from .parent_link import (
 )
 from .restart_budget import WINDOW, RestartBudget
 from .server_processes import STOP_GRACE, supervise
+from .start_progress import show_progress
 from .step_trace import StepTrace
 from .supervised_process import ProcessLimits, SupervisedProcess
 
@@ -44,5 +45,6 @@ __all__ = [
     "keep_exit_codes",
     "resolve_folder",
     "return_freed_memory",
+    "show_progress",
     "supervise",
 ]

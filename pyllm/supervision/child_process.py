@@ -62,6 +62,8 @@ class ChildProcess:
         self.name = name
         self.pid = pid
         self.stage = "starting"
+        self.progress = 0.0  # the share of the model that it has loaded
+        self.on_progress: Callable[[float], None] = lambda progress: None
         self.step = -1  # the last one that it has reported, twice a second, where it does steps
         self.failure: str | None = None
         self.silent = False  # whether it was ended because it gave no sign of life
@@ -186,8 +188,11 @@ class ChildProcess:
         self._silent_ticks = 0
         self._was_heard = True
         match message:
-            case Heartbeat(stage, step, blamed_on_request=blamed_on_request):
+            case Heartbeat(stage, step, blamed_on_request=blamed_on_request, progress=progress):
                 self.stage, self.step, self.blamed_on_request = stage, step, blamed_on_request
+                if progress != self.progress:
+                    self.progress = progress
+                    self.on_progress(progress)
             case Started(address):
                 self.stage = "ready"
                 if not self.started.done():

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ParentLink:
-    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
+    """What a process tells its parent. `stage`, `step` and `progress` are set by the process and sent at 2 Hz.
 
     A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
     parent says why what this process needs will not come back. `blamed_on_request` is set by `set_blamed_on_request`.
@@ -46,6 +46,7 @@ class ParentLink:
     def __init__(self, connection: Connection, stage: str, pulse_patience: float) -> None:
         self.stage = stage
         self.step = -1
+        self.progress = 0.0
         self.given_up = ""
         self.blamed_on_request = False
         self._connection = connection
@@ -123,7 +124,10 @@ class ParentLink:
 
     def _send_state(self) -> None:
         with self._lock:  # Looked at in there: of two threads, the one that is last must not tell what was before.
-            self._send_locked(Heartbeat(self.stage, self.step, blamed_on_request=self.blamed_on_request))
+            self._send_locked(self._state())
+
+    def _state(self) -> Heartbeat:
+        return Heartbeat(self.stage, self.step, blamed_on_request=self.blamed_on_request, progress=self.progress)
 
     def _send(self, message: ChildMessage, patience: float = 0.0) -> None:
         with self._lock:

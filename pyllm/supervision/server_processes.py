@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+from pyllm.supervision.start_progress import show_progress
 from pyllm.supervision.supervised_process import SupervisedProcess
 
 # What a core may take to end after its clients have gone, and an API process beyond its own drain.
@@ -71,7 +72,12 @@ async def _start(
     try:
         for process in processes:
             process.spawn()
-        addresses = await asyncio.gather(*(process.start(events.put_nowait) for process in processes))
+        showing = asyncio.create_task(show_progress(processes))
+        try:
+            addresses = await asyncio.gather(*(process.start(events.put_nowait) for process in processes))
+        finally:
+            showing.cancel()
+            await asyncio.wait({showing})
     except Exception as error:  # noqa: BLE001 - whatever it is, all that has been started has to end
         events.put_nowait(error)
         return

@@ -68,6 +68,11 @@ class SupervisedProcess:
         self._is_ending = False
         self._keeping: asyncio.Task[EngineDeadError | None] | None = None
 
+    @property
+    def progress(self) -> float:
+        """The share of the model that the child has loaded."""
+        return 0.0 if self.process is None else self.process.progress
+
     def spawn(self) -> None:
         """Start the first child without waiting for it; no event loop need be running."""
         self.process = self._spawn()

@@ -325,13 +325,14 @@ class Heartbeat(Message, frozen=True):
 
     A core's stage to its clients is a `CoreStage`, and `reason` says why it is not "ready". A parent's `reason`
     says why what its child needs will not come back, and is empty until then. What ends a child that
-    `blamed_on_request` is the doing of one request.
+    `blamed_on_request` is the doing of one request. `progress` is the share of the model that is loaded.
     """
 
     stage: str = ""
     step: int = -1
     reason: str = ""
     blamed_on_request: bool = False
+    progress: float = 0.0
 
 
 class Started(Message, frozen=True):

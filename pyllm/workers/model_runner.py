@@ -28,6 +28,7 @@ from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.formats import weight_reader
+from pyllm.workers.loaders.progress import ProgressReader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.sampling.pooling import Pooler
 from pyllm.workers.sampling.prompt_logprobs import score_prompts
@@ -91,8 +92,10 @@ class ModelRunner:
         }
 
     @torch.inference_mode()
-    def load(self) -> None:
+    def load(self, advance: Callable[[float], None] = lambda progress: None) -> None:
         """Read this rank's share of the weights, and check that the host has room for the swap space.
+
+        `advance` is called with the share that is loaded.
 
         Raises:
             ConfigError: a file has shrunk, cannot be cut for this rank, or the host has too little memory.
@@ -101,7 +104,8 @@ class ModelRunner:
             # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
         self.model = Decoder(self._spec, self._placement)
-        self.model.load(weight_reader(self._checkpoint, TensorTable(self._checkpoint)))
+        reader = weight_reader(self._checkpoint, TensorTable(self._checkpoint))
+        self.model.load(ProgressReader(reader, self._checkpoint, advance))
         self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
         self._num_host_blocks = host_blocks_of_rank(
             self._engine.cache.kv_offloading_size, self._placement.group.size, self._block_bytes

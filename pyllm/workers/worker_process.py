@@ -61,7 +61,7 @@ def main(connection: Connection) -> NoReturn:
 
 def _work(config: WorkerConfig, parent: ParentLink) -> int:
     try:
-        runner = load(config, parent.enter)
+        runner = load(config, parent.enter, lambda progress: setattr(parent, "progress", progress))
         context: zmq.Context[Socket] = zmq.Context()
         socket = ipc.bind(context, zmq.DEALER, config.address)
         gc.freeze()
@@ -87,8 +87,10 @@ def _import_everything() -> None:
     import pyllm.workers.model_runner  # noqa: F401 - for `load`
 
 
-def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
-    """Load a rank with its weights; calls `enter` with the name of each stage.
+def load(
+    config: WorkerConfig, enter: Callable[[str], None], advance: Callable[[float], None] = lambda progress: None
+) -> "ModelRunner":
+    """Load a rank with its weights; calls `enter` with the name of each stage, `advance` with the share of the weights.
 
     Raises:
         ConfigError: the configuration and the model or device do not go together.
@@ -107,7 +109,7 @@ def load(config: WorkerConfig, enter: Callable[[str], None]) -> "ModelRunner":
     group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
     enter("loading weights")
     runner = ModelRunner(config, group)
-    runner.load()
+    runner.load(advance)
     return runner
 
 

@@ -72,6 +72,28 @@ def test_damaged_safetensors_headers_and_configurations(tmp_path: Path) -> None:
     assert refused > CASES // 4
 
 
+def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = document["model"]["vocab"]
+    few = {token: index for token, index in vocabulary.items() if index < 100}
+    many = vocabulary | {f"more {index}": len(vocabulary) + index for index in range(200)}
+    for vocabulary in (few, many):
+        document["model"]["vocab"] = vocabulary
+        (folder / "tokenizer.json").write_text(json.dumps(document))
+        with pytest.raises(ConfigError, match=rf"has {len(vocabulary)} tokens and the model's embedding \d+ rows"):
+            read_huggingface(folder)
+
+
+def test_a_gguf_file_has_a_token_for_each_row_of_its_embedding(tmp_path: Path) -> None:
+    source, path = write_tiny_model(tmp_path / "tiny"), tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    tokens = list(GGUFReader(path).fields["tokenizer.ggml.tokens"].contents())[:-1]
+    write_tiny_gguf(source, path, fields={"tokenizer.ggml.tokens": tokens})
+    with pytest.raises(ConfigError, match=rf"has {len(tokens)} tokens and an embedding of {len(tokens) + 1} rows"):
+        read_gguf(path, "")
+
+
 @pytest.mark.parametrize("value", [0, -1, 1 << 40, 1.5, "many", [4], {"a": 1}, True, 1e400])
 def test_a_field_of_any_kind_is_refused_by_its_name(tmp_path: Path, value: object) -> None:
     folder = Path(write_tiny_model(tmp_path))

@@ -45,7 +45,12 @@ def test_another_tokenizer_stands_in_for_one_that_is_missing_or_of_an_unknown_ki
     with pytest.raises(ConfigError, match="'rwkv' is not supported"):
         read_checkpoint(path)
     assert read_checkpoint(path, tokenizer=source).tokenizer == other
-    assert read_checkpoint(source, tokenizer=str(embedded_model())).tokenizer == read_checkpoint().tokenizer
+    converted = write_tiny_gguf(source, tmp_path / "whole.gguf")
+    assert read_checkpoint(source, tokenizer=converted).tokenizer == read_checkpoint(converted).tokenizer
+    with pytest.raises(
+        ConfigError, match="has 49152 tokens and the model's embedding 290 rows: it is of another model"
+    ):
+        read_checkpoint(source, tokenizer=str(embedded_model()))
     with pytest.raises(ConfigError, match="no model at"):
         read_checkpoint(source, tokenizer=str(tmp_path / "absent"))
 

@@ -48,7 +48,7 @@ HANGING = ATTACHED + "child.started()\nwhile True: ctypes.PyDLL(None).pause()"
 # Its event loop runs no more, but its threads do.
 PULSELESS = CHILD + "child = attached(pulse_patience=0.5); child.started(); child.pulse(); threading.Event().wait()"
 WITH_CHILD = ATTACHED + "child.started(str(subprocess.Popen(['sleep', '600']).pid)); threading.Event().wait()"
-STEPPING = ATTACHED + "child.step = 41; child.enter('stepping'); threading.Event().wait()"
+STEPPING = ATTACHED + "child.step = 41; child.progress = 0.5; child.enter('stepping'); threading.Event().wait()"
 UNCONFIGURED = CHILD + (
     "connection = Connection(int(sys.argv[1]))\n"
     "size = len(await_configuration(connection))\n"

@@ -231,6 +231,13 @@ def test_blocks_are_copied_once_they_are_back(model: str, expected: list[list[in
     assert run(runner, planner.step(Row(3, tokens[-1:]))) == [expected[0][3]]
 
 
+def test_loading_tells_how_far_it_is(model: str) -> None:
+    told: list[float] = []
+    ModelRunner(worker_config(model), RankGroup()).load(told.append)
+    assert told == sorted(told)
+    assert (0 < told[0] < 1, told[-1]) == (True, 1.0)
+
+
 def test_kv_caches_are_as_large_as_they_are_told(model: str) -> None:
     runner = ModelRunner(worker_config(model), RankGroup())
     assert runner.num_blocks() == DEFAULT_CPU_KV_CACHE_BYTES // BLOCK_BYTES

@@ -7,6 +7,7 @@ import asyncio
 import itertools
 import signal
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,17 @@ class ProcessExecutor:
     """Rank 0 answers each step with the sampled tokens; every rank answers each `Control`.
 
     When one rank ends, all others are killed, so that none waits for its data. Each start has sockets and a rendezvous
-    of its own, so that no message of an earlier start can reach it.
+    of its own, so that no message of an earlier start can reach it. `on_progress` gets the share of the model that rank
+    0 has loaded.
     """
 
-    def __init__(self, config: CoreConfig, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self,
+        config: CoreConfig,
+        context: zmq.Context[zmq.Socket[bytes]],
+        on_progress: Callable[[float], None] = lambda progress: None,
+    ) -> None:
+        self._on_progress = on_progress
         self._config = config
         self._context = context
         self._size = config.engine.parallel.tensor_parallel_size
@@ -117,6 +125,8 @@ class ProcessExecutor:
     async def _start_rank(self, worker: WorkerConfig) -> None:
         name = f"worker {worker.rank} of core {worker.core_index}"
         process = await self._fork_server.fork(name, self._config.ready_timeout)
+        if not self._ranks:
+            process.on_progress = self._on_progress
         self._ranks.append(process)
         process.exited.add_done_callback(lambda _: self._exited(process))
         process.configure(worker)

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.transforms import added, check_finite, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE
 
 # Dequantised at once: temporary arrays fit into the CPU's cache, and the peak of memory stays low.
 _CHUNK_BYTES = 1 << 16
 _Q8_0 = gguf.GGMLQuantizationType.Q8_0
+# Of each block of the formats that have kernels: one float16 or two, of which these bits say that it is no number.
+_SCALE_BYTES = {_Q8_0: 2, gguf.GGMLQuantizationType.Q4_0: 2, gguf.GGMLQuantizationType.Q4_1: 4}
+_INFINITE = 0x7C00
 
 
 class GgufReader:
@@ -30,6 +33,7 @@ class GgufReader:
         step = max(1, _CHUNK_BYTES // blocks.shape[1])
         for start in range(0, len(blocks), step):
             floats = gguf.quants.dequantize(blocks[start : start + step], kind)
+            check_finite(name, bool(np.isfinite(floats).all()))
             matrix[start : start + step].copy_(torch.from_numpy(floats[:, columns] + np.float32(offset)))
 
     def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
@@ -54,6 +58,8 @@ class GgufReader:
                 "fewer ranks, or quantization int8"
             )
         groups = blocks.reshape(len(blocks), -1, group_bytes)[:, start // group : stop // group]
+        exponents = groups[..., : _SCALE_BYTES[kind]].copy().view(np.uint16) & _INFINITE
+        check_finite(name, not bool((exponents == _INFINITE).any()))
         return kind.name.lower(), torch.from_numpy(np.ascontiguousarray(groups).reshape(len(blocks), -1))
 
     def _find(

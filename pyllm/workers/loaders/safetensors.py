@@ -5,7 +5,7 @@ from torch import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.tensor_table import TensorTable
-from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.transforms import added, check_finite, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -26,6 +26,8 @@ class SafetensorsReader:
         tensor = torch.from_numpy(aligned).view(dtype).view(entry.source.shape)
         wanted = (tensor.T if is_transposed(entry) else tensor)[source_rows(entry, rows)]
         out.copy_(wanted[:, columns] if wanted.ndim == 2 else wanted)
+        if out.ndim == 1:  # To look at matrices of floats would take as long as to load them.
+            check_finite(name, bool(out.isfinite().all()))
         if offset := added(entry):
             out += offset
 

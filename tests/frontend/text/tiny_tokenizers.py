@@ -58,6 +58,7 @@ def write(tokenizer: tokenizers.Tokenizer, folder: Path) -> TokenizerFiles:
         bos_token=SPECIAL[1],
         eos_token=SPECIAL[0],
         eos_token_ids=(tokenizer.token_to_id(SPECIAL[0]),),
+        num_tokens=tokenizer.get_vocab_size(with_added_tokens=False),
     )
 
 

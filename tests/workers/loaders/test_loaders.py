@@ -175,6 +175,31 @@ def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
         TensorTable(checkpoint).find(last.name, last.shape)
 
 
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "source", hidden_size=64, intermediate_size=128)
+    for quantisation in (gguf.GGMLQuantizationType.Q4_0, gguf.GGMLQuantizationType.Q8_0):
+        path = Path(write_tiny_gguf(source, tmp_path / "tiny.gguf", quantisation=quantisation))
+        checkpoint, _ = read_gguf(path, "")
+        (down,) = (entry.source for entry in checkpoint.tensors if entry.name == DOWN)
+        content = bytearray(path.read_bytes())
+        content[down.offset : down.offset + 2] = np.float16(np.nan).tobytes()
+        path.write_bytes(content)
+        reader = weight_reader(checkpoint, TensorTable(checkpoint))
+        with pytest.raises(ConfigError, match=f"parameter '{DOWN}' has a NaN or an infinity"):
+            reader.read_blocks(DOWN, (64, 128))
+        with pytest.raises(ConfigError, match="NaN"):
+            reader.read(DOWN, (64, 128), torch.empty(64, 128))
+
+
+def test_norms_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path)
+    tensors = load_file(f"{folder}/model.safetensors")
+    tensors["model.norm.weight"][3] = np.inf
+    save_file({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, f"{folder}/model.safetensors")
+    with pytest.raises(ConfigError, match=r"parameter 'norm\.weight' has a NaN or an infinity"):
+        read_all(read_checkpoint(folder))
+
+
 def test_reading_leaves_the_files_as_they_are(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(write_tiny_model(tmp_path))
     before = Path(checkpoint.files[0]).read_bytes()

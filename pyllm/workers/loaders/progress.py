@@ -1,0 +1,41 @@
+"""A reader of weights that tells how much of a checkpoint it has read. Knows no format."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.workers.loaders.weights import WHOLE, WeightReader
+
+
+class ProgressReader:
+    """Reads by `reader`; calls `advance` with the share of the bytes whose parameters have been read."""
+
+    def __init__(self, reader: WeightReader, checkpoint: Checkpoint, advance: Callable[[float], None]) -> None:
+        self._reader = reader
+        self._unread = {entry.name: entry.source.num_bytes for entry in checkpoint.tensors}
+        self._total = sum(self._unread.values())
+        self._num_read = 0
+        self._advance = advance
+
+    def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
+        """See `WeightReader.read`."""
+        self._reader.read(name, shape, out, rows, columns)
+        self._note(name)
+
+    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
+        """See `WeightReader.block_format`."""
+        return self._reader.block_format(name, shape, columns)
+
+    def read_blocks(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
+    ) -> tuple[str, Tensor]:
+        """See `WeightReader.read_blocks`."""
+        found = self._reader.read_blocks(name, shape, rows, columns)
+        self._note(name)
+        return found
+
+    def _note(self, name: str) -> None:
+        """Some parameters are read in pieces: the first counts."""
+        self._num_read += self._unread.pop(name, 0)
+        self._advance(self._num_read / self._total)
