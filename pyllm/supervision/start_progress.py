@@ -25,7 +25,8 @@ async def show_progress(processes: Sequence[Loading], stream: TextIO | None = No
     from tqdm import tqdm
 
     tqdm.monitor_interval = 0  # No thread of its own.
-    form = "{desc} {percentage:3.0f} % |{bar}| {elapsed} < {remaining}"
+    # The cursor goes back, so that a line of the log replaces the bar.
+    form = "{desc} {percentage:3.0f} % |{bar}| {elapsed} < {remaining} \r"
     with tqdm(total=1.0, desc="loading weights", bar_format=form, file=stream, leave=False, delay=_NEVER) as bar:
         while (progress := max(process.progress for process in processes)) < 1:
             if progress > bar.n:
