@@ -15,7 +15,7 @@ import numpy as np
 from pyllm.checkpoint.embedding_config import EmbeddingSpec, gguf_embedding_spec
 from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
-from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
+from pyllm.checkpoint.gguf_tokenizer import end_tokens, tokenizer_json
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
@@ -101,17 +101,19 @@ def _entry(tensor: Any) -> FileTensor:
 def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:
     config, tokens = Config(fields, PLACE), fields["tokenizer.ggml.tokens"]
     ids = {}
-    for name in ("bos", "eos", "eot"):
+    for name in ("bos", "eos", "eot", "eom"):
         field = f"tokenizer.ggml.{name}_token_id"
         if field in config:
             ids[name] = config.integer(field, least=0)
             if ids[name] >= len(tokens):
                 raise ConfigError(f"{field} is {ids[name]}, of {len(tokens)} tokens")
+    template = config.text("tokenizer.chat_template") if "tokenizer.chat_template" in config else None
+    ends = {ids[name] for name in ("eos", "eot", "eom") if name in ids} | end_tokens(tokens, template or "")
     return TokenizerFiles(
         path=path,
-        chat_template=config.text("tokenizer.chat_template") if "tokenizer.chat_template" in config else None,
+        chat_template=template,
         bos_token=tokens[ids["bos"]] if "bos" in ids else "",
         eos_token=tokens[ids["eos"]] if "eos" in ids else "",
-        eos_token_ids=tuple(sorted({ids[name] for name in ("eos", "eot") if name in ids})),
+        eos_token_ids=tuple(sorted(ends)),
         num_tokens=len(tokens),
     )

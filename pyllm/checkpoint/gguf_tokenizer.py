@@ -21,12 +21,17 @@ Fields = Mapping[str, Any]
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # token types of GGUF
 
-# llama.cpp takes a token of one of these names for a special one, even if the file says that it is text.
-_SPECIAL_NAMES = frozenset(
+# Tokens of these names end an answer in llama.cpp, whatever the file says of them.
+_END_NAMES = frozenset(
     """
     <|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s> <|eom_id|>
     <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response> [e~[
     <\uff5cend▁of▁sentence\uff5c>
+    """.split()  # noqa: SIM905 - a list would take a line a name
+)
+# llama.cpp takes a token of one of these names for a special one, even if the file says that it is text.
+_SPECIAL_NAMES = _END_NAMES | frozenset(
+    """
     <|fim_prefix|> <fim-prefix> <fim_prefix> <\uff5cfim▁begin\uff5c> <PRE> ▁<PRE> <|code_prefix|> <|prefix|>
     <|fim_suffix|> <fim-suffix> <fim_suffix> <\uff5cfim▁hole\uff5c> <SUF> ▁<SUF> <|code_suffix|> <|suffix|>
     <|fim_middle|> <fim-middle> <fim_middle> <\uff5cfim▁end\uff5c> <MID> ▁<MID> <|code_middle|> <|middle|>
@@ -82,6 +87,14 @@ def tokenizer_json(fields: Fields) -> bytes:
         **stages,
     }
     return msgspec.json.encode(document)
+
+
+def end_tokens(tokens: Sequence[str], chat_template: str) -> set[int]:
+    """The tokens that end a turn in a template: some files do not name theirs as the eot token."""
+    named = {name for name in _END_NAMES if name in chat_template}
+    if "<|return|>" in named:  # In the harmony format <|end|> ends a message, after which the answer goes on.
+        named.discard("<|end|>")
+    return {index for index, token in enumerate(tokens) if token in named}
 
 
 def _check_kinds(fields: Fields) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import gguf
 import msgspec
 import pytest
+from gguf import GGUFReader
 
 from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.reader import read_checkpoint
@@ -32,6 +33,26 @@ def test_it_describes_the_model_that_it_was_converted_from(tmp_path: Path, sourc
     assert converted.tokenizer.path == "tokenizer"
     assert (converted.tokenizer.bos_token, converted.tokenizer.eos_token) == (START, END)
     assert converted.tokenizer.eos_token_ids == original.tokenizer.eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends"),
+    [
+        ({}, [257]),
+        ({"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 6}, [5, 6, 257]),
+        ({"tokenizer.chat_template": "{{ content }}<|im_end|>"}, [257, 288]),
+        ({"tokenizer.chat_template": "<|end|>, <|return|>", "tokenizer.ggml.eos_token_id": 5}, [5, 289]),
+    ],
+)
+def test_an_answer_ends_where_the_file_or_its_chat_template_says(
+    tmp_path: Path, source: str, fields: dict[str, object], ends: list[int]
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    tokens = GGUFReader(path).fields["tokenizer.ggml.tokens"].contents()
+    tokens[-2:] = ["<|im_end|>", "<|return|>"]
+    write_tiny_gguf(source, path, fields={"tokenizer.ggml.tokens": tokens} | fields)
+    assert read_gguf(path, "")[0].tokenizer.eos_token_ids == tuple(ends)
 
 
 def without_norms(spec: ModelSpec) -> ModelSpec:
