@@ -108,7 +108,7 @@ class AsyncEngine:
             self.spawn()
         self._loss = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._connect())
-        showing = asyncio.create_task(show_progress(self._processes))
+        showing = asyncio.create_task(show_progress(lambda: max(process.progress for process in self._processes)))
         try:
             either: set[asyncio.Future[Any]] = {connecting, self._loss}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

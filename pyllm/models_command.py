@@ -19,10 +19,9 @@ from pyllm.checkpoint import (
     size_text,
 )
 from pyllm.errors import ConfigError, PyllmError
+from pyllm.launch import cpu_memory_needed
 from pyllm.supervision import host_memory
 
-# Beside the weights: the processes with their libraries, and a small KV cache.
-_PROCESS_BYTES = 1 << 30
 _LONGEST_REASON = 72
 _SHORT_COMMIT = 7
 
@@ -80,13 +79,13 @@ def _embedded() -> list[CachedModel]:
 
 
 def _row(model: CachedModel) -> Row:
-    reason = ""
+    reason, needed = "", model.num_bytes
     try:
-        read_checkpoint(model.path)
+        needed = cpu_memory_needed(read_checkpoint(model.path))
     except PyllmError as error:
         reason = str(error).replace(f"{model.path}/", "").replace(model.path, model.name)
     available = min((memory.available for memory in host_memory()), default=None)
-    fits = None if available is None else model.num_bytes + _PROCESS_BYTES <= available
+    fits = None if available is None else needed <= available
     return Row(model.name, model.format, model.num_bytes, model.revision, model.path, not reason, fits, reason)
 
 

@@ -1,6 +1,6 @@
-"""What a model's folder or file says: architecture, tokenizer, templates, and where its tensors are.
+"""Finds, downloads and describes models: spec, tokenizer, template, defaults and tensors of a folder or GGUF file.
 
-Reads no tensor's values (`workers/loaders` does) and knows no process.
+Does not load weights (`workers/loaders` does) and knows no process.
 """
 
 import lazy_loader

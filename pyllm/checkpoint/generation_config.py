@@ -30,7 +30,7 @@ GGUF_FIELDS = {
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What requests get where they leave it out; None: what `SamplingParams` has."""
+    """Sampling defaults of a model; None: the default of `SamplingParams` applies."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -43,7 +43,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
         """Those that are not None, as keywords of `SamplingParams`."""
         return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
 
-    def of_request(self, given: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
+    def merged(self, given: Mapping[str, Any], max_tokens: int | None) -> dict[str, Any]:
         """The keywords that a request gives, with these defaults for the others. `max_tokens` bounds the request's."""
         limits = [limit for limit in (max_tokens, self.max_tokens) if limit is not None]
         return {**self.given(), **given, "max_tokens": min(limits, default=None)}

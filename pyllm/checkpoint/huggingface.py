@@ -17,6 +17,7 @@ from pyllm.checkpoint.embedding_config import (
     embedding_spec,
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
+from pyllm.checkpoint.hub_files import INDEX, WEIGHTS, shards
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
@@ -33,10 +34,6 @@ class _Tensor(msgspec.Struct):
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
 
 
 class _Token(msgspec.Struct):
@@ -141,11 +138,10 @@ def read_generation_config(path: Path) -> SamplingDefaults:
 
 
 def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]]:
-    index = folder / "model.safetensors.index.json"
-    weight_map = _read_json(index, _Index).weight_map if index.is_file() else {"": "model.safetensors"}
-    paths = [folder / name for name in sorted(set(weight_map.values()))]
+    index = folder / INDEX
+    paths = [folder / name for name in (shards(index) if index.is_file() else (WEIGHTS,))]
     for path in paths:
-        if path.parent != folder or not path.is_file():
+        if not path.is_file():
             raise ConfigError(f"{folder} has no {path.name}; weights are read from safetensors files only")
     entries = [entry for number, path in enumerate(paths) for entry in _read_header(path, number)]
     return tuple(str(path) for path in paths), tuple(entries)

@@ -1,6 +1,6 @@
 """Reads the description of a model: from a GGUF file, a Hugging Face folder, the hub, or the embedded model.
 
-Knows neither format, torch nor transformers.
+Knows no more of the formats than how a GGUF file begins; knows neither torch nor transformers.
 """
 
 import importlib.util

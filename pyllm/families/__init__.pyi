@@ -1,9 +1,32 @@
 from .config import Config
-from .family import Family, GgufNames
+from .family import (
+    Family,
+    GgufNames,
+    layer_types,
+    num_layers,
+    read_attention,
+    read_feed_forward,
+    read_model,
+    read_norm,
+    text_config,
+)
 from .registry import GROUP, find_family, find_gguf_family
-from .rope import at_context
-from .spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec, check_tensor_parallel
+from .rope import at_context, read_rope
+from .spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    QueryScaling,
+    RopeSpec,
+    check_tensor_parallel,
+)
 from .tensors import (
+    GATE_UP,
+    GGUF_NAMES,
+    LLAMA_PARTS,
+    TEXT_MODEL_NAMES,
     Add,
     Deinterleave,
     FileTensor,
@@ -16,7 +39,11 @@ from .tensors import (
 )
 
 __all__ = [
+    "GATE_UP",
+    "GGUF_NAMES",
     "GROUP",
+    "LLAMA_PARTS",
+    "TEXT_MODEL_NAMES",
     "Add",
     "AttentionSpec",
     "Config",
@@ -28,6 +55,7 @@ __all__ = [
     "LayerSpec",
     "ModelSpec",
     "NormSpec",
+    "QueryScaling",
     "RopeSpec",
     "Rows",
     "TensorEntry",
@@ -37,6 +65,14 @@ __all__ = [
     "check_tensor_parallel",
     "find_family",
     "find_gguf_family",
+    "layer_types",
     "map_tensors",
+    "num_layers",
     "num_parameters",
+    "read_attention",
+    "read_feed_forward",
+    "read_model",
+    "read_norm",
+    "read_rope",
+    "text_config",
 ]

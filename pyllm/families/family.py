@@ -1,4 +1,4 @@
-"""What a file of this package says of its family, and how the fields that most families share are read."""
+"""`Family`, the description of one family, and readers of the fields that most families share."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

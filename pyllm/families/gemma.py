@@ -4,7 +4,9 @@ Gemma 2 caps scores and logits; Gemma 3 normalises query and key, and rotates wi
 model of Gemma 3 with images is read, too; the tensors for images are skipped.
 """
 
-from msgspec.structs import replace
+from dataclasses import replace
+
+from msgspec.structs import replace as replace_struct
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
@@ -19,7 +21,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
-from pyllm.families.tensors import LLAMA_PARTS, TensorNames
+from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
 
 _DEFAULTS = {"head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
 # Of Gemma3TextConfig in transformers: the files of the models with images leave out what is equal to it.
@@ -73,13 +75,13 @@ def _read(
     config.refuse_unless(use_bidirectional_attention=False)
     window, norm = config.integer("sliding_window"), read_norm(config, unit_offset=True)
     bias = config.flag("attention_bias", False)
-    full = replace(
+    full = replace_struct(
         attention,
         scale=config.positive("query_pre_attn_scalar") ** -0.5,
         bias=bias,
         output_bias=bias,
     )
-    sliding = replace(full, window=window, rope=len(ropes) - 1)
+    sliding = replace_struct(full, window=window, rope=len(ropes) - 1)
     layers = [
         LayerSpec(
             attention=sliding if kind == "sliding_attention" else full,
@@ -132,11 +134,6 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     read=read_gemma3,
-    tensors=TensorNames(
-        roots=("model.", "language_model.model.", "model.language_model.", ""),
-        heads=("lm_head", "language_model.lm_head"),
-        parts=_PARTS,
-        skipped=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    ),
+    tensors=replace(TEXT_MODEL_NAMES, parts=_PARTS),
     gguf=GgufNames(architectures=("gemma3",), complete=_complete),
 )

@@ -13,7 +13,7 @@ from pyllm.families.family import (
     read_norm,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TensorNames
+from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
 def read_glm(config: Config) -> ModelSpec:
@@ -40,19 +40,16 @@ def _read(config: Config, has_output_norms: bool) -> ModelSpec:
     return read_model(config, [layer] * num_layers(config))
 
 
-_GATE_UP = ("feed_forward.gate", "feed_forward.up")
 _OUTPUT_NORMS = {
     "attention_output_norm": "post_self_attn_layernorm",
     "feed_forward_output_norm": "post_mlp_layernorm",
 }
-_TENSORS = TensorNames(parts=LLAMA_PARTS | _OUTPUT_NORMS, stacked={"mlp.gate_up_proj": _GATE_UP}, interleaved=True)
+_TENSORS = TensorNames(parts=LLAMA_PARTS | _OUTPUT_NORMS, stacked={"mlp.gate_up_proj": GATE_UP}, interleaved=True)
 
 GLM = Family(architectures=("GlmForCausalLM",), read=read_glm, tensors=_TENSORS)
 GLM4 = Family(
     architectures=("Glm4ForCausalLM",),
     read=read_glm4,
     tensors=_TENSORS,
-    gguf=GgufNames(
-        architectures=("glm4",), tensors=replace(GGUF_NAMES, stacked={"ffn_up": _GATE_UP}, interleaved=True)
-    ),
+    gguf=GgufNames(architectures=("glm4",), tensors=replace(GGUF_NAMES, stacked={"ffn_up": GATE_UP}, interleaved=True)),
 )

@@ -14,7 +14,7 @@ from pyllm.families.family import (
     read_norm,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TensorNames
+from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
 
 
 def read_granite(config: Config) -> ModelSpec:
@@ -83,6 +83,6 @@ GRANITE4 = Family(
     read=read_granite4,
     tensors=TensorNames(
         parts=LLAMA_PARTS | {"feed_forward.down": "shared_mlp.output_linear"},
-        stacked={"shared_mlp.input_linear": ("feed_forward.gate", "feed_forward.up")},
+        stacked={"shared_mlp.input_linear": GATE_UP},
     ),
 )

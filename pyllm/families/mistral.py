@@ -20,7 +20,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, QueryScaling
-from pyllm.families.tensors import GGUF_NAMES, TensorNames
+from pyllm.families.tensors import GGUF_NAMES, TEXT_MODEL_NAMES
 
 
 def read(config: Config) -> ModelSpec:
@@ -60,11 +60,7 @@ FAMILY = Family(
         "Mistral3ForConditionalGeneration",
     ),
     read=read,
-    tensors=TensorNames(
-        roots=("model.", "language_model.model.", "model.language_model.", ""),
-        heads=("lm_head", "language_model.lm_head"),
-        skipped=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
-    ),
+    tensors=TEXT_MODEL_NAMES,
     # Mistral's earlier models are "llama" in GGUF files.
     gguf=GgufNames(
         architectures=("mistral3",),

@@ -14,7 +14,7 @@ from pyllm.families.family import (
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec
-from pyllm.families.tensors import GGUF_NAMES, TensorNames
+from pyllm.families.tensors import GATE_UP, GGUF_NAMES, TensorNames
 
 
 def read(config: Config) -> ModelSpec:
@@ -35,14 +35,13 @@ def read(config: Config) -> ModelSpec:
 
 
 _QUERY_KEY_VALUE = ("attention.query", "attention.key", "attention.value")
-_GATE_UP = ("feed_forward.gate", "feed_forward.up")
 
 FAMILY = Family(
     architectures=("Phi3ForCausalLM",),
     read=read,
-    tensors=TensorNames(stacked={"self_attn.qkv_proj": _QUERY_KEY_VALUE, "mlp.gate_up_proj": _GATE_UP}),
+    tensors=TensorNames(stacked={"self_attn.qkv_proj": _QUERY_KEY_VALUE, "mlp.gate_up_proj": GATE_UP}),
     gguf=GgufNames(
         architectures=("phi3",),
-        tensors=replace(GGUF_NAMES, stacked={"attn_qkv": _QUERY_KEY_VALUE, "ffn_up": _GATE_UP}),
+        tensors=replace(GGUF_NAMES, stacked={"attn_qkv": _QUERY_KEY_VALUE, "ffn_up": GATE_UP}),
     ),
 )

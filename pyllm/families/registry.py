@@ -1,6 +1,6 @@
 """The table of families, and those that other packages add by the entry-point group `pyllm.families`.
 
-A new family is a file beside this one, a line here, and its test.
+A new family is a file beside this one, its import and its line in the table here, and its test.
 """
 
 from collections.abc import Iterable

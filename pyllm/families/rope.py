@@ -210,7 +210,6 @@ _KINDS: dict[str, Callable[[Config, int, int], RopeSpec]] = {
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,
-    "su": _longrope,  # Phi-3's first name for it
     "factors": _factors,
 }
 

@@ -129,6 +129,17 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     feed_forward_output_norm: NormSpec | None = None
     parallel: bool = False
 
+    @property
+    def norms(self) -> dict[str, NormSpec]:
+        """Those that it has, by their names."""
+        norms = {
+            "attention_norm": self.attention_norm,
+            "attention_output_norm": self.attention_output_norm,
+            "feed_forward_norm": self.feed_forward_norm,
+            "feed_forward_output_norm": self.feed_forward_output_norm,
+        }
+        return {name: norm for name, norm in norms.items() if norm is not None}
+
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A whole model. `dtype` is the file's: float32, bfloat16, float16, or float32 for a quantised file."""

@@ -135,6 +135,16 @@ class TensorNames:
 
 HUGGINGFACE_NAMES = TensorNames()
 
+TEXT_MODEL_NAMES = TensorNames(
+    roots=("model.", "language_model.model.", "model.language_model.", ""),
+    heads=("lm_head", "language_model.lm_head"),
+    skipped=("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+)
+"""transformers' names for a model alone, or for the text model within one with images."""
+
+GATE_UP = ("feed_forward.gate", "feed_forward.up")
+"""Parts that many files stack in one tensor."""
+
 GGUF_NAMES = TensorNames(
     roots=("",),
     embedding="token_embd",
@@ -173,9 +183,8 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
         shapes[f"{name}.weight"] = shape
         if biased.get(name, feed_forward.bias):
             shapes[f"{name}.bias"] = shape[:1]
-    for name, norm in _norms(layer).items():
-        if norm is not None:
-            shapes[f"{name}.weight"] = (hidden,)
+    for name in layer.norms:
+        shapes[f"{name}.weight"] = (hidden,)
     if attention.query_key_norm is not None:
         over_all = attention.norm_over == "all"
         shapes["attention.query_norm.weight"] = (attention.query_size if over_all else attention.head_size,)
@@ -252,22 +261,13 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
     return TensorEntry(parameter, shape, tensor, transforms)
 
 
-def _norms(layer: LayerSpec) -> dict[str, NormSpec | None]:
-    return {
-        "attention_norm": layer.attention_norm,
-        "attention_output_norm": layer.attention_output_norm,
-        "feed_forward_norm": layer.feed_forward_norm,
-        "feed_forward_output_norm": layer.feed_forward_output_norm,
-    }
-
-
 def _transforms(spec: ModelSpec, layer: LayerSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:
     attention = layer.attention
     if part in {"attention.query", "attention.key"} and names.interleaved:
         return (Deinterleave(attention.head_size, _rotary_size(spec, attention)),)
     if part in {"attention.query_norm", "attention.key_norm"}:
         return _offset(attention.query_key_norm, names)
-    return _offset(_norms(layer).get(part), names)
+    return _offset(layer.norms.get(part), names)
 
 
 def _rotary_size(spec: ModelSpec, attention: AttentionSpec) -> int:

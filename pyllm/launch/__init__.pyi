@@ -1,5 +1,6 @@
-from .resolve import resolve_config
+from .resolve import cpu_memory_needed, resolve_config
 
 __all__ = [
+    "cpu_memory_needed",
     "resolve_config",
 ]

@@ -71,7 +71,7 @@ def _core_main(connection: Connection, memory_file: int) -> int:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     executor: Executor
     if config.engine.parallel.distributed_executor_backend == "mp":
-        executor = ProcessExecutor(config, context, lambda progress: setattr(parent, "progress", progress))
+        executor = ProcessExecutor(config, context, parent.advance)
     else:
         executor = InlineExecutor(lambda: load_rank(config))
     memory = mmap(memory_file, 0)

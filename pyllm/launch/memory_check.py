@@ -1,17 +1,19 @@
 """Whether a model fits into the host's memory, asked before anything is loaded. Knows no device but the CPU."""
 
 import logging
+import math
 from collections.abc import Callable
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.errors import ConfigError
-from pyllm.families.tensors import num_parameters
+from pyllm.families.tensors import FileTensor, num_parameters
 from pyllm.supervision.memory import Memory, host_memory
 
 logger = logging.getLogger(__name__)
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
+_KEPT = {"Q8_0", "Q4_0", "Q4_1", "F32", "F16", "BF16"}
 # Of a process that has imported torch, with its buffers: each rank has one, and so have the processes around it.
 _PROCESS_BYTES = 256 << 20
 
@@ -21,14 +23,20 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     spec = checkpoint.spec
     match engine.model.quantization:
         case "gguf":
-            return sum({entry.source.name: entry.source.num_bytes for entry in checkpoint.tensors}.values())
+            return sum({entry.source.name: _kept_bytes(entry.source) for entry in checkpoint.tensors}.values())
         case "int8":
             return num_parameters(spec)
         case _:
             return num_parameters(spec) * _ELEMENT_BYTES[engine.model.dtype]
 
 
-def kv_bytes_of_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """What the weights and the processes take on a CPU, before there is a KV cache."""
+    ranks = engine.parallel.tensor_parallel_size
+    return weights_bytes(engine, checkpoint) + _PROCESS_BYTES * (ranks + 1)
+
+
+def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """What a token's keys and values take in the cache, on all ranks together."""
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = spec.attention.kv_heads_of_rank(ranks) * ranks
@@ -45,11 +53,11 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
     if engine.device.device != "cpu":
         return
     ranks = engine.parallel.tensor_parallel_size
-    weights, processes = weights_bytes(engine, checkpoint), _PROCESS_BYTES * (ranks + 1)
+    weights, total = weights_bytes(engine, checkpoint), memory_needed(engine, checkpoint)
     cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
     for memory in read():
-        room = memory.available - weights - processes
-        needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(processes)} for processes"
+        room = memory.available - total
+        needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(total - weights)} for processes"
         if room < 0:
             raise ConfigError(
                 f"the model needs {needed}, and {memory.owner} has {_gigabytes(memory.available)} available: free "
@@ -62,11 +70,18 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
                 memory.owner,
                 _gigabytes(memory.available),
                 needed,
-                room // kv_bytes_of_token(engine, checkpoint),
-                cache // kv_bytes_of_token(engine, checkpoint),
+                room // kv_bytes_per_token(engine, checkpoint),
+                cache // kv_bytes_per_token(engine, checkpoint),
                 _gigabytes(cache),
                 room // ranks,
             )
+
+
+def _kept_bytes(source: FileTensor) -> int:
+    """Types without a kernel are quantised again as Q8_0, of 34 bytes for 32 numbers."""
+    if source.type in _KEPT or len(source.shape) == 1:
+        return source.num_bytes
+    return math.prod(source.shape) * 34 // 32
 
 
 def _gigabytes(count: int) -> str:

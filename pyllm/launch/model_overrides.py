@@ -1,4 +1,4 @@
-"""What the user gives in place of what a model's files say: chat template and sampling defaults. Reads no weights."""
+"""Applies the user's chat template and sampling defaults to a checkpoint. Reads no weights."""
 
 import logging
 from pathlib import Path

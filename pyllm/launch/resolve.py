@@ -20,6 +20,7 @@ from pyllm.config.options import (
     Dtype,
     EngineConfig,
     KVCacheDtype,
+    ModelConfig,
     Quantization,
     SchedulerConfig,
     ServerConfig,
@@ -32,7 +33,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import ModelSpec, check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
-from pyllm.launch.memory_check import check_memory
+from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
@@ -189,6 +190,16 @@ def resolve_precision(
     if dtype == "float16":
         raise ConfigError(f"quantization {quantization} has no float16 activations: use dtype float32 or bfloat16")
     return dtype, quantization, "bfloat16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+
+
+def cpu_memory_needed(checkpoint: Checkpoint) -> int:
+    """Bytes that a model takes on a CPU with default settings, before there is a KV cache.
+
+    Raises:
+        ConfigError: as `resolve_precision`.
+    """
+    dtype, quantization, _ = resolve_precision(EngineConfig(), checkpoint, "cpu")
+    return memory_needed(EngineConfig(model=ModelConfig(dtype=dtype, quantization=quantization)), checkpoint)
 
 
 def fastest_quantization(spec: ModelSpec, ranks: int, flags: Set[str]) -> Quantization:

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class ParentLink:
-    """What a process tells its parent. `stage`, `step` and `progress` are set by the process and sent at 2 Hz.
+    """What a process tells its parent. `stage` and `step` are set by the process and sent at 2 Hz.
 
     A thread does that (`beat_in_a_thread`), or the process itself (`beat`, `listen`). `given_up` is empty until the
     parent says why what this process needs will not come back. `blamed_on_request` is set by `set_blamed_on_request`.
@@ -75,6 +75,10 @@ class ParentLink:
         """Name what the process does from now on, and tell the parent at once."""
         self.stage = stage
         self._send_state()
+
+    def advance(self, progress: float) -> None:
+        """Note the share of the model that is loaded, for the next heartbeat."""
+        self.progress = progress
 
     def set_blamed_on_request(self, blamed_on_request: bool) -> None:
         """Tell the parent, at once, whether an end of this process is the doing of one request from now on."""

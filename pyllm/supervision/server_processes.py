@@ -72,7 +72,7 @@ async def _start(
     try:
         for process in processes:
             process.spawn()
-        showing = asyncio.create_task(show_progress(processes))
+        showing = asyncio.create_task(show_progress(lambda: max(process.progress for process in processes)))
         try:
             addresses = await asyncio.gather(*(process.start(events.put_nowait) for process in processes))
         finally:

@@ -24,22 +24,28 @@ GROUP = "pyllm.attention_backends"
 BUILT_IN = {"auto": "auto", "triton": "triton", "cpu": "cpu", "sdpa": "reference"}
 
 
-def only_plain(spec: AttentionSpec) -> str | None:
-    """What keeps a backend for plain causal attention from a layer, or None."""
+def layer_features(spec: AttentionSpec) -> list[str]:
+    """What a layer has beyond plain causal attention, in words."""
+    found = []
     if spec.window is not None:
-        return f"a window of {spec.window} positions"
+        found.append(f"a window of {spec.window} positions")
     if spec.soft_cap is not None:
-        return f"a soft cap of {spec.soft_cap:g}"
-    return "attention sinks" if spec.sinks else None
+        found.append(f"a soft cap of {spec.soft_cap:g}")
+    return [*found, "attention sinks"] if spec.sinks else found
+
+
+def is_plain(spec: AttentionSpec) -> bool:
+    """Whether a layer is plain causal attention, which any backend computes."""
+    return not layer_features(spec)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionBackend:
     """An entry point's factory returns this for a device. `pyllm_kernels.dispatch` documents the ops.
 
-    - `supports` says what keeps it from a layer, or None; without it, only plain attention is asked of it.
-    - `prepare` is called on the host before each step and each replay, for each group of layers: it gives what `attend`
-      is to know. It has the lengths on the host. Before a replay it fills the memory of `AttentionBatch.captured`.
+    - `supports` says whether it computes a layer; without it, only plain attention is asked of it.
+    - `prepare` runs on the host before each step and each replay, once per group of layers, and returns the metadata
+      for `attend`. It has the lengths on the host. Before a replay it refills `AttentionBatch.captured`.
     - `attend` is causal attention of one layer over the paged cache (`paged_attention` there).
     - `in_graphs` promises that `attend` asks the device for no number, so that a CUDA graph may hold it.
     """
@@ -47,7 +53,7 @@ class AttentionBackend:
     prepare: "Callable[[AttentionBatch, AttentionGroup], AttentionMetadata]"
     attend: "Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]"
     in_graphs: bool = False
-    supports: Callable[[AttentionSpec], str | None] = only_plain
+    supports: Callable[[AttentionSpec], bool] = is_plain
 
 
 def find_attention_backend(name: str, offered: Iterable[EntryPoint] | None = None) -> EntryPoint | None:
@@ -91,15 +97,16 @@ def attention_of(kernels: "Kernels") -> AttentionBackend:
         return kernels.plan_attention(batch.metadata(group), group.shape, batch.captured)
 
     in_graphs = kernels.backend == "triton"
-    return AttentionBackend(prepare, kernels.paged_attention, in_graphs, supports=lambda _: None)
+    return AttentionBackend(prepare, kernels.paged_attention, in_graphs, supports=lambda _: True)
 
 
 def check_layers(name: str, backend: AttentionBackend, spec: ModelSpec) -> None:
     """Refuse a model with a layer that the backend does not compute.
 
     Raises:
-        ConfigError: with the layer, and the backend's reason.
+        ConfigError: with the layer, and what it has.
     """
     for index, layer in enumerate(spec.layers):
-        if reason := backend.supports(layer.attention):
-            raise ConfigError(f"attention backend {name!r} does not compute layer {index}: {reason}")
+        if not backend.supports(layer.attention):
+            has = ", ".join(layer_features(layer.attention)) or "plain attention"
+            raise ConfigError(f"attention backend {name!r} does not compute layer {index}: {has}")

@@ -9,7 +9,7 @@ import torch
 from pyllm_kernels import PackedLinear, QKNorm
 from torch import Tensor
 
-from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
+from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
 from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
@@ -90,8 +90,7 @@ class FeedForward:
 class DecoderLayer:
     """Attention and feed-forward around the residual stream.
 
-    A layer takes and gives what is not yet added to the stream, and the stream: so each addition is one with the norm
-    that follows it.
+    A layer takes and returns a pending output and the residual stream, so that each addition fuses with the next norm.
     """
 
     def __init__(self, model: ModelSpec, layer: int, placement: Placement) -> None:
@@ -101,7 +100,7 @@ class DecoderLayer:
         self._parallel = spec.parallel
         self.attention = Attention(spec.attention, size, layer, placement)
         self.feed_forward = FeedForward(spec.feed_forward, size, placement)
-        self.norms = {name: Norm(norm, size, placement) for name, norm in _norms_of(spec)}
+        self.norms = {name: Norm(norm, size, placement) for name, norm in spec.norms.items()}
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         for name, norm in self.norms.items():
@@ -179,10 +178,3 @@ class Decoder:
         if logits is None or (spec.logit_scale == 1 and spec.logit_soft_cap is None):
             return logits
         return self._kernels.scale_and_cap(logits, spec.logit_scale, spec.logit_soft_cap)
-
-
-def _norms_of(spec: LayerSpec) -> Iterator[tuple[str, NormSpec]]:
-    for name in ("attention_norm", "attention_output_norm", "feed_forward_norm", "feed_forward_output_norm"):
-        norm: NormSpec | None = getattr(spec, name)
-        if norm is not None:
-            yield name, norm

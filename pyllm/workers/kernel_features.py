@@ -28,9 +28,9 @@ def features(spec: ModelSpec) -> dict[str, str]:
     return {name: text for name, text in known.items() if any(getattr(attention, name) for attention in attentions)}
 
 
-def supports(backend: str, spec: ModelSpec) -> list[str]:
-    """What keeps the kernels of a backend (cpu, triton, reference) from a model, in words; empty: they compute it."""
-    return [text for name, text in features(spec).items() if name not in COMPUTED[backend]]
+def supports(backend: str, spec: ModelSpec) -> bool:
+    """Whether the kernels of a backend (cpu, triton, reference) compute a model."""
+    return features(spec).keys() <= COMPUTED[backend]
 
 
 def check_supported(spec: ModelSpec, config: DeviceConfig, device: str, dtypes: Set[str]) -> None:
@@ -42,7 +42,8 @@ def check_supported(spec: ModelSpec, config: DeviceConfig, device: str, dtypes: 
         ConfigError: with the names of the features that are missing.
     """
     for backend in _backends(config, device, dtypes):
-        if missing := supports(backend, spec):
+        if not supports(backend, spec):
+            missing = [text for name, text in features(spec).items() if name not in COMPUTED[backend]]
             raise ConfigError(
                 f"the {backend} kernels do not compute {', '.join(missing)}, which {spec.architecture} needs"
             )

@@ -294,8 +294,7 @@ class ModelRunner:
             head_dim=self._spec.attention.head_size,
             dtype=self._placement.dtype,
         )
-        layers = tuple(range(len(self._spec.layers)))
-        group = AttentionGroup(layers, shape, self._slots.block_tables, self._engine.device.batch_invariant)
+        group = AttentionGroup(shape, self._slots.block_tables, self._engine.device.batch_invariant)
         return ForwardPass(
             self.model,
             kernels=self._kernels,

@@ -61,7 +61,7 @@ def main(connection: Connection) -> NoReturn:
 
 def _work(config: WorkerConfig, parent: ParentLink) -> int:
     try:
-        runner = load(config, parent.enter, lambda progress: setattr(parent, "progress", progress))
+        runner = load(config, parent.enter, parent.advance)
         context: zmq.Context[Socket] = zmq.Context()
         socket = ipc.bind(context, zmq.DEALER, config.address)
         gc.freeze()

@@ -24,7 +24,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from pyllm.checkpoint.gguf_splittings import BYTE_CHARACTERS, SPLITTINGS
+from pyllm.checkpoint.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS
 
 CASES = Path(__file__).with_name("gguf_tokenizer_cases.json")
 
@@ -147,7 +147,7 @@ def main(program: str) -> None:
     vocabularies = {"gpt2": byte_level_vocabulary(), "llama": sentencepiece_vocabulary()}
     types = vocabularies["llama"]["token_type"]
     runs = [4 if token in RUNS else kind for token, kind in zip(vocabularies["llama"]["tokens"], types, strict=True)]
-    variants: list[dict[str, Any]] = [{"model": "gpt2", "pre": pre} for pre in SPLITTINGS]
+    variants: list[dict[str, Any]] = [{"model": "gpt2", "pre": pre} for pre in PRE_TOKENIZERS]
     variants += [
         {"model": "gpt2", "pre": "gpt-2", "add_bos_token": True, "add_eos_token": True},
         {"model": "gpt2", "pre": "llama-bpe", "add_bos_token": False},

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from pyllm.checkpoint.gguf_splittings import SPLITTINGS
+from pyllm.checkpoint.gguf_pre_tokenizers import PRE_TOKENIZERS
 from pyllm.checkpoint.gguf_tokenizer import tokenizer_json
 from pyllm.checkpoint.reader import embedded_model, read_checkpoint
 from pyllm.errors import ConfigError
@@ -77,7 +77,7 @@ def _name(value: Any) -> str:
 
 def _is_approximated_by_llama_cpp(pre: str, text: str) -> bool:
     """Whether llama.cpp splits a text in another way than the model's own tokenizer does."""
-    if SPLITTINGS[pre].normalizer and not unicodedata.is_normalized("NFC", text):
+    if PRE_TOKENIZERS[pre].normalizer and not unicodedata.is_normalized("NFC", text):
         return True
     kinds = {unicodedata.category(character) for character in text if character > "\x7f"}
     return pre in ("tekken", "gpt-4o", "llama4", "minimax-m2") and bool(kinds & {"Mn", "Mc", "Me", "Lu", "Ll", "Lt"})
@@ -93,13 +93,13 @@ def test_the_ids_are_those_of_llama_cpp(variant: dict[str, Any], expected: list[
     assert compared >= 80
 
 
-def test_every_splitting_was_recorded() -> None:
+def test_every_pre_tokenizer_was_recorded() -> None:
     """After another entry in the table, run record_gguf_tokenizer_cases.py."""
-    assert {variant["pre"] for variant, _ in VARIANTS if variant["model"] == "gpt2"} == set(SPLITTINGS)
+    assert {variant["pre"] for variant, _ in VARIANTS if variant["model"] == "gpt2"} == set(PRE_TOKENIZERS)
 
 
-@pytest.mark.parametrize("pre", [pre for pre, splitting in SPLITTINGS.items() if splitting.normalizer])
-def test_some_splittings_compose_characters(pre: str) -> None:
+@pytest.mark.parametrize("pre", [pre for pre, kind in PRE_TOKENIZERS.items() if kind.normalizer])
+def test_some_pre_tokenizers_compose_characters(pre: str) -> None:
     tokenizer = recorded(model="gpt2", pre=pre)
     for text in RECORDED["texts"]:
         assert tokenizer.encode(text).ids == tokenizer.encode(unicodedata.normalize("NFC", text)).ids
@@ -114,7 +114,7 @@ def test_cased_words_keep_their_marks(pre: str) -> None:
     assert words == ["हिन्दी", " नमस्ते", " Привет", "Мир", " cafe\u0301s"]
 
 
-@pytest.mark.parametrize("pre", [pre for pre, splitting in SPLITTINGS.items() if not splitting.normalizer])
+@pytest.mark.parametrize("pre", [pre for pre, kind in PRE_TOKENIZERS.items() if not kind.normalizer])
 @settings(max_examples=20)
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x01\x02\x03\x04")))
 def test_bytes_decode_to_the_text(pre: str, text: str) -> None:
@@ -203,7 +203,7 @@ def test_smollm_takes_every_digit_by_itself(ours: Tokenizer) -> None:
         ("qwen2", ["ab", "1", "2", "1", "2", "1"]),
     ],
 )
-def test_each_splitting_treats_digits_in_its_own_way(pre: str, expected: list[str]) -> None:
+def test_each_pre_tokenizer_treats_digits_in_its_own_way(pre: str, expected: list[str]) -> None:
     assert tokens("ab12121", pre=pre) == expected
 
 

@@ -8,7 +8,7 @@ import pytest
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.errors import ConfigError
-from pyllm.launch.memory_check import check_memory, kv_bytes_of_token, weights_bytes
+from pyllm.launch.memory_check import check_memory, kv_bytes_per_token, weights_bytes
 from pyllm.launch.resolve import resolve_config
 from pyllm.supervision.memory import Memory
 
@@ -30,7 +30,7 @@ def test_weights_are_counted_in_their_precision() -> None:
     assert weights_bytes(engine, checkpoint) == 2 * 134_515_008
     engine, _ = resolved(quantization="gguf", dtype="auto")
     assert weights_bytes(engine, checkpoint) == sum(entry.source.num_bytes for entry in checkpoint.tensors)
-    assert kv_bytes_of_token(engine, checkpoint) == 2 * 30 * 192 * 2
+    assert kv_bytes_per_token(engine, checkpoint) == 2 * 30 * 192 * 2
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:

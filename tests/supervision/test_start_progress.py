@@ -2,15 +2,9 @@
 
 import asyncio
 import io
-from dataclasses import dataclass
 
 from pyllm.supervision.start_progress import show_progress
 from tests.waiting import until
-
-
-@dataclass
-class Process:
-    progress: float = 0.0
 
 
 class Terminal(io.StringIO):
@@ -19,20 +13,20 @@ class Terminal(io.StringIO):
 
 
 async def test_a_terminal_sees_how_far_it_is() -> None:
-    terminal, loading = Terminal(), Process()
-    showing = asyncio.create_task(show_progress([Process(), loading], terminal))
+    terminal, progress = Terminal(), [0.0]
+    showing = asyncio.create_task(show_progress(lambda: progress[0], terminal))
     await asyncio.sleep(0)
     assert terminal.getvalue() == ""
-    loading.progress = 0.25
+    progress[0] = 0.25
     await until(lambda: "loading weights  25 %" in terminal.getvalue())
-    loading.progress = 0.75
+    progress[0] = 0.75
     await until(lambda: "loading weights  75 %" in terminal.getvalue())
-    loading.progress = 1.0
+    progress[0] = 1.0
     await showing
 
 
 async def test_it_goes_with_its_task() -> None:
-    showing = asyncio.create_task(show_progress([Process(0.5)], Terminal()))
+    showing = asyncio.create_task(show_progress(lambda: 0.5, Terminal()))
     await asyncio.sleep(0)
     showing.cancel()
     await asyncio.wait({showing})
@@ -41,5 +35,5 @@ async def test_it_goes_with_its_task() -> None:
 
 async def test_a_log_sees_nothing() -> None:
     log = io.StringIO()
-    await show_progress([Process(0.5)], log)
+    await show_progress(lambda: 0.5, log)
     assert log.getvalue() == ""

@@ -51,7 +51,7 @@ def make_forward(folder: str, kernels: Kernels, dtype: torch.dtype) -> tuple[For
         slots=slots,
         position_tables=PositionTables.of(spec, MAX_MODEL_LEN, CPU),
         prepare_attention=attention_of(kernels).prepare,
-        group=AttentionGroup((0, 1), AttentionShape(*heads, dtype), slots.block_tables),
+        group=AttentionGroup(AttentionShape(*heads, dtype), slots.block_tables),
         limits=Limits(MAX_NUM_SEQS, 2048, MAX_MODEL_LEN),
     )
     return forward, kv_cache, slots

@@ -121,7 +121,7 @@ def _sampling_params(state: ServerState, request: MessagesRequest) -> SamplingPa
     given = {name: value for name in ("temperature", "top_k", "top_p") if (value := getattr(request, name)) is not None}
     output_format = _output_format(request)
     return SamplingParams(
-        **state.sampling.of_request(given, request.max_tokens),
+        **state.sampling.merged(given, request.max_tokens),
         stop=tuple(request.stop_sequences or ()),
         structured_outputs=None if output_format is None else StructuredOutputsParams(json=output_format.schema),
     )

@@ -104,7 +104,7 @@ def sampling_params(
         defaults = SamplingDefaults(max_tokens=defaults.max_tokens)
     names = ("n", "prompt_logprobs", "length_penalty")
     return SamplingParams(
-        **defaults.of_request(_given(request, _SAMPLING_FIELDS), max_tokens),
+        **defaults.merged(_given(request, _SAMPLING_FIELDS), max_tokens),
         **_given(request, names),
         **_ends(request),
         logprobs=logprobs,
@@ -123,7 +123,7 @@ def sample_params(
 ) -> SamplingParams:
     """The same for a route whose answer is one sample; raises as `sampling_params` does."""
     return SamplingParams(
-        **defaults.of_request(_given(request, _SAMPLING_FIELDS), max_tokens),
+        **defaults.merged(_given(request, _SAMPLING_FIELDS), max_tokens),
         **_ends(request),
         logprobs=logprobs,
         structured_outputs=constraint,

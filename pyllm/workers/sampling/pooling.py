@@ -10,11 +10,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pyllm.wire.messages import Embeddings
+from pyllm.wire.messages import POOLING, Embeddings
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.staging import HostCopy, to_device
 
-POOLING_CODES = {"": 0, "last": 1, "mean": 2}
+POOLING_CODES = {"": 0} | {kind: code for code, kind in enumerate(POOLING, 1)}
 """What `SamplingSlots.pooling` has for the kinds of `POOLING`."""
 
 # A vector is divided by at least this, as in torch's `normalize`.
@@ -41,7 +41,7 @@ class PooledRows:
 
     rows: npt.NDArray[np.signedinteger]  # whose embedding is one state, ascending
     chunks: list[_Chunk]
-    sums: dict[int, _Vectors]  # of the chunks before, by slot; the pooler's
+    pooler: "Pooler"
     hidden: HostCopy  # float32 [states, hidden_size]: one for each of `rows`, then those of the chunks
 
     def is_done(self) -> bool:
@@ -54,10 +54,9 @@ class PooledRows:
         hidden = self.hidden.wait().numpy().astype(np.float64)
         vectors = dict(zip(self.rows.tolist(), hidden, strict=False))
         for chunk in self.chunks:
-            total = self._add(chunk, hidden[chunk.start : chunk.start + chunk.num_tokens])
+            total = self.pooler.add(chunk, hidden[chunk.start : chunk.start + chunk.num_tokens])
             if chunk.ends:
                 vectors[chunk.row] = total / (chunk.position + chunk.num_tokens)
-                del self.sums[chunk.slot]
         if not vectors:
             return None
         rows = sorted(vectors)
@@ -68,19 +67,12 @@ class PooledRows:
         values = (pooled / np.maximum(lengths, _LEAST_LENGTH)).astype("<f4")
         return Embeddings(sizes.cumsum(dtype=np.int32).tobytes(), values.tobytes())
 
-    def _add(self, chunk: _Chunk, states: _Vectors) -> _Vectors:
-        if chunk.position:  # A slot's former owner may have ended within its prompt.
-            states = np.concatenate((self.sums[chunk.slot][None], states))
-        total: _Vectors = np.add.accumulate(states, axis=0)[-1]  # `sum` would add in another order.
-        self.sums[chunk.slot] = total
-        return total
-
 
 class Pooler:
     """Selects the embeddings of each step; ask for the `columns` of its steps in their order."""
 
     def __init__(self) -> None:
-        self._sums: dict[int, _Vectors] = {}
+        self._sums: dict[int, _Vectors] = {}  # of a prompt's chunks so far, by slot
 
     def select(self, batch: Batch, hidden: Tensor, pooling: npt.NDArray[np.int8]) -> PooledRows | None:
         """Of a step's hidden states [tokens, hidden_size], for slots with the codes `pooling` [slots]; None: nothing.
@@ -104,4 +96,15 @@ class Pooler:
         if not num_states:
             return None
         states = to_device(torch.from_numpy(np.concatenate(wanted)), hidden.device)
-        return PooledRows(rows, chunks, self._sums, HostCopy(hidden[states].float()))
+        return PooledRows(rows, chunks, self, HostCopy(hidden[states].float()))
+
+    def add(self, chunk: _Chunk, states: _Vectors) -> _Vectors:
+        """The sum of a prompt's states [tokens, hidden_size] up to this chunk's end."""
+        if chunk.position:  # A slot's former owner may have ended within its prompt.
+            states = np.concatenate((self._sums[chunk.slot][None], states))
+        total: _Vectors = np.add.accumulate(states, axis=0)[-1]  # `sum` would add in another order.
+        if chunk.ends:
+            self._sums.pop(chunk.slot, None)
+        else:
+            self._sums[chunk.slot] = total
+        return total

@@ -1,4 +1,4 @@
-"""What an attention backend is told before each step: the step's rows, and the layers that share their block tables.
+"""The input of an attention backend before each step: rows, and groups of layers with common block tables.
 
 Knows no backend and no model.
 """
@@ -17,7 +17,6 @@ Ints = npt.NDArray[np.int32]
 class AttentionGroup:
     """Layers with the same heads and the same block tables; today all layers of a model are one group."""
 
-    layers: tuple[int, ...]
     shape: AttentionShape
     block_tables: Tensor  # int32 [max_num_seqs, max_blocks], at one address for good
     batch_invariant: bool = False

@@ -1,7 +1,7 @@
 """How each `tokenizer.ggml.pre` of a GGUF file splits text before the merges apply. Knows no vocabulary.
 
-A GGUF file only names the splitting. The regular expressions are those of llama.cpp (`src/llama-vocab.cpp`), which has
-them from the models' own tokenizer.json. In two things an entry keeps to the model's own where llama.cpp does not:
+A GGUF file only names its pre-tokenizer. The regular expressions are those of llama.cpp (`src/llama-vocab.cpp`), which
+has them from the models' own tokenizer.json. In two things an entry keeps to the model's own where llama.cpp does not:
 
 - `_NFC`: characters are composed first, as transformers does for these families.
 - `_CASED_WORD` (Mistral's tekken, gpt-4o): llama.cpp knows no case beyond ASCII and ends a word at a combining mark, so
@@ -19,7 +19,7 @@ BYTE_CHARACTERS = "".join(map(chr, (*range(33, 127), *range(161, 173), *range(17
 """The characters that spell the 256 bytes."""
 
 
-class Splitting(msgspec.Struct, frozen=True):
+class PreTokenizer(msgspec.Struct, frozen=True):
     pre_tokenizers: tuple[dict[str, Any], ...]
     ignore_merges: bool = False
     """A word that is a token stays whole, whatever the merges say."""
@@ -111,49 +111,49 @@ _GPT2 = (byte_level(use_regex=True),)
 _SINGLE_DIGITS_GPT2 = ({"type": "Digits", "individual_digits": True}, byte_level(use_regex=True))
 
 # One entry a name, with the models that carry it.
-SPLITTINGS = {
-    "default": Splitting(_split(*_DEFAULT)),  # files older than the field
-    "gpt-2": Splitting(_GPT2),
-    "phi-2": Splitting(_GPT2),
-    "mpt": Splitting(_GPT2, normalizer=_NFC),
-    "olmo": Splitting(_GPT2, normalizer=_NFC),  # OLMo 1; later ones have dbrx
-    "exaone4": Splitting(_GPT2),
-    "granite-docling": Splitting(_GPT2),
-    "smollm": Splitting(_SINGLE_DIGITS_GPT2),  # SmolLM 1 and 2
-    "starcoder": Splitting(_SINGLE_DIGITS_GPT2),
-    "refact": Splitting(_SINGLE_DIGITS_GPT2),  # Granite 3
-    "command-r": Splitting(_SINGLE_DIGITS_GPT2, normalizer=_NFC),  # Command R, Cohere 2
-    "codeshell": Splitting(_SINGLE_DIGITS_GPT2),
-    "exaone": Splitting(_SINGLE_DIGITS_GPT2),
-    "minerva-7b": Splitting(_SINGLE_DIGITS_GPT2),
-    "llama3": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
-    "llama-v3": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
-    "llama-bpe": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),  # Llama 3 to 3.3
-    "falcon3": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
-    "falcon-h1": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
-    "pixtral": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
-    "lfm2": Splitting(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
-    "dbrx": Splitting(_split(_THREE_DIGITS)),  # OLMo 2 and 3, Phi-4, Granite 4
-    "smaug-bpe": Splitting(_split(_THREE_DIGITS)),  # SmolLM3
-    "chatglm-bpe": Splitting(_split(_THREE_DIGITS)),
-    "glm4": Splitting(_split(_THREE_DIGITS), ignore_merges=True),
-    "glm5": Splitting(_split(_THREE_DIGITS), ignore_merges=True),
-    "qwen2": Splitting(_split(_ONE_DIGIT), normalizer=_NFC),  # Qwen 1.5 to 3
-    "deepseek-r1-qwen": Splitting(_split(_ONE_DIGIT)),
-    "megrez": Splitting(_split(_ONE_DIGIT)),
-    "stablelm2": Splitting(_split(_ONE_DIGIT)),
-    "hunyuan": Splitting(_split(_ONE_DIGIT)),
-    "grok-2": Splitting(_split(_ONE_DIGIT)),
-    "solar-open": Splitting(_split(_ONE_DIGIT)),
-    "qwen35": Splitting(_split(_QWEN35), normalizer=_NFC),
-    "tekken": Splitting(_split(_TEKKEN), ignore_merges=True, adds_bos=True),  # Mistral Nemo and later, Ministral
-    "gpt-4o": Splitting(_split(_GPT_4O)),  # gpt-oss, Phi-4-mini
-    "llama4": Splitting(_split(_GPT_4O)),
-    "minimax-m2": Splitting(_split(_GPT_4O)),
-    "seed-coder": Splitting(_split(_SEED_CODER)),
-    "deepseek-llm": Splitting(_split(*_DEEPSEEK_LLM)),
-    "deepseek-coder": Splitting(_split(*_DEEPSEEK_CODER)),
-    "deepseek-v3": Splitting(_split(*_DEEPSEEK_V3)),
-    "hunyuan-dense": Splitting(_split(*_DEEPSEEK_V3)),
-    "falcon": Splitting(_split(*_FALCON)),
+PRE_TOKENIZERS = {
+    "default": PreTokenizer(_split(*_DEFAULT)),  # files older than the field
+    "gpt-2": PreTokenizer(_GPT2),
+    "phi-2": PreTokenizer(_GPT2),
+    "mpt": PreTokenizer(_GPT2, normalizer=_NFC),
+    "olmo": PreTokenizer(_GPT2, normalizer=_NFC),  # OLMo 1; later ones have dbrx
+    "exaone4": PreTokenizer(_GPT2),
+    "granite-docling": PreTokenizer(_GPT2),
+    "smollm": PreTokenizer(_SINGLE_DIGITS_GPT2),  # SmolLM 1 and 2
+    "starcoder": PreTokenizer(_SINGLE_DIGITS_GPT2),
+    "refact": PreTokenizer(_SINGLE_DIGITS_GPT2),  # Granite 3
+    "command-r": PreTokenizer(_SINGLE_DIGITS_GPT2, normalizer=_NFC),  # Command R, Cohere 2
+    "codeshell": PreTokenizer(_SINGLE_DIGITS_GPT2),
+    "exaone": PreTokenizer(_SINGLE_DIGITS_GPT2),
+    "minerva-7b": PreTokenizer(_SINGLE_DIGITS_GPT2),
+    "llama3": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "llama-v3": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "llama-bpe": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),  # Llama 3 to 3.3
+    "falcon3": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "falcon-h1": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "pixtral": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "lfm2": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True, adds_bos=True),
+    "dbrx": PreTokenizer(_split(_THREE_DIGITS)),  # OLMo 2 and 3, Phi-4, Granite 4
+    "smaug-bpe": PreTokenizer(_split(_THREE_DIGITS)),  # SmolLM3
+    "chatglm-bpe": PreTokenizer(_split(_THREE_DIGITS)),
+    "glm4": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True),
+    "glm5": PreTokenizer(_split(_THREE_DIGITS), ignore_merges=True),
+    "qwen2": PreTokenizer(_split(_ONE_DIGIT), normalizer=_NFC),  # Qwen 1.5 to 3
+    "deepseek-r1-qwen": PreTokenizer(_split(_ONE_DIGIT)),
+    "megrez": PreTokenizer(_split(_ONE_DIGIT)),
+    "stablelm2": PreTokenizer(_split(_ONE_DIGIT)),
+    "hunyuan": PreTokenizer(_split(_ONE_DIGIT)),
+    "grok-2": PreTokenizer(_split(_ONE_DIGIT)),
+    "solar-open": PreTokenizer(_split(_ONE_DIGIT)),
+    "qwen35": PreTokenizer(_split(_QWEN35), normalizer=_NFC),
+    "tekken": PreTokenizer(_split(_TEKKEN), ignore_merges=True, adds_bos=True),  # Mistral Nemo and later, Ministral
+    "gpt-4o": PreTokenizer(_split(_GPT_4O)),  # gpt-oss, Phi-4-mini
+    "llama4": PreTokenizer(_split(_GPT_4O)),
+    "minimax-m2": PreTokenizer(_split(_GPT_4O)),
+    "seed-coder": PreTokenizer(_split(_SEED_CODER)),
+    "deepseek-llm": PreTokenizer(_split(*_DEEPSEEK_LLM)),
+    "deepseek-coder": PreTokenizer(_split(*_DEEPSEEK_CODER)),
+    "deepseek-v3": PreTokenizer(_split(*_DEEPSEEK_V3)),
+    "hunyuan-dense": PreTokenizer(_split(*_DEEPSEEK_V3)),
+    "falcon": PreTokenizer(_split(*_FALCON)),
 }
