@@ -34,7 +34,7 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         ConfigError: the file is damaged, or its architecture, tensors, types or tokenizer are not supported.
     """
     try:
-        reader = gguf.GGUFReader(path)
+        reader = _Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (ValueError, IndexError, KeyError, TypeError, OverflowError, struct.error, OSError) as error:
         raise ConfigError(f"{path} is not a GGUF file that can be read: {error}") from error
@@ -69,6 +69,19 @@ def read_gguf(path: Path, tokenizer: str | TokenizerFiles) -> tuple[Checkpoint, 
         skipped=skipped,
     )
     return checkpoint, content
+
+
+class _Reader(gguf.GGUFReader):
+    """The package's, which would read arrays beyond the end of the file, for hours; no field has an array of arrays."""
+
+    def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+        if raw_type == gguf.GGUFValueType.ARRAY:
+            if self._get(orig_offs, np.uint32)[0] == gguf.GGUFValueType.ARRAY:
+                raise ValueError("a field is an array of arrays")
+            count = int(self._get(orig_offs + 4, np.uint64)[0])
+            if count > len(self.data) - orig_offs:
+                raise ValueError(f"a field has {count} elements in a file of {len(self.data)} bytes")
+        return super()._get_field_parts(orig_offs, raw_type)
 
 
 def _embedding(fields: Fields) -> EmbeddingSpec:

@@ -66,6 +66,9 @@ def remove(name: HubName, cache_dir: str | None = None) -> int:
     all_revisions = _revisions(found, name.repository)
     revisions = [revision for revision in all_revisions if _is_meant(revision, name)]
     folder = repository_folder(name, Hub(cache_dir=cache_dir))
+    if name.has_revision and any(name.revision in revision.refs and len(revision.refs) > 1 for revision in revisions):
+        (folder / "refs" / name.revision).unlink()  # Its files are those of another name, too.
+        return 0
     if not all_revisions and folder.is_dir():  # A download that broke off in its first file.
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         shutil.rmtree(folder)

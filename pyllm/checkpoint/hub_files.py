@@ -99,7 +99,7 @@ def shards(index: Path) -> list[str]:
     """
     try:
         weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{index} is damaged: {error}") from None
     files = sorted(set(weight_map.values()))
     for shard in files:

@@ -59,6 +59,10 @@ class _AddedToken(msgspec.Struct):
 class _TokenizerModel(msgspec.Struct):
     vocab: dict[str, int] | list[msgspec.Raw]
 
+    def num_tokens(self) -> int:
+        """One more than the largest id."""
+        return len(self.vocab) if isinstance(self.vocab, list) else max(self.vocab.values(), default=-1) + 1
+
 
 class _TokenizerJson(msgspec.Struct):
     model: _TokenizerModel
@@ -123,7 +127,7 @@ def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:
         bos_token=_text(options.bos_token),
         eos_token=eos_token,
         eos_token_ids=tuple(sorted(eos_token_ids)),
-        num_tokens=len(document.model.vocab),
+        num_tokens=document.model.num_tokens(),
     )
 
 
@@ -159,7 +163,7 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         raw.pop("__metadata__", None)
         tensors = {name: msgspec.json.decode(tensor, type=_Tensor) for name, tensor in raw.items()}
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: its header does not decode: {error}") from error
     entries = []
     for name, tensor in tensors.items():
@@ -174,6 +178,13 @@ def _read_header(path: Path, number: int) -> list[FileTensor]:
                 f"{path} is damaged: {name} {tensor.shape} lies at bytes {begin} to {end} of {size - start}"
             )
         entries.append(FileTensor(name, tensor.dtype, tensor.shape, number, start + begin, end - begin))
+    covered = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
+        if tensor.data_offsets[0] != covered:
+            raise ConfigError(f"{path} is damaged: {name} begins at byte {tensor.data_offsets[0]}, not at {covered}")
+        covered = max(covered, tensor.data_offsets[1])
+    if covered != size - start:
+        raise ConfigError(f"{path} is damaged: its tensors have {covered} bytes, and it has room for {size - start}")
     return entries
 
 
@@ -210,8 +221,10 @@ def _read_json(path: Path, kind: type[_T], optional: bool = False) -> _T:
     if optional and not path.is_file():
         return kind()
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no file")
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; give the folder of a Hugging Face model") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {error}") from error

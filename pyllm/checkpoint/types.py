@@ -60,7 +60,7 @@ def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:
     Raises:
         ConfigError: with the numbers.
     """
-    if not spec.vocab_size // 2 <= tokenizer.num_tokens <= spec.vocab_size:
+    if not spec.vocab_size * 7 // 8 <= tokenizer.num_tokens <= spec.vocab_size:
         raise ConfigError(
             f"the tokenizer {tokenizer.path} has {tokenizer.num_tokens} tokens and the model's embedding "
             f"{spec.vocab_size} rows: it is of another model"

@@ -92,7 +92,7 @@ def layer_types(config: Config, pattern: Callable[[int], bool]) -> list[str]:
         return ["sliding_attention" if pattern(index) else "full_attention" for index in range(count)]
     types = config.items("layer_types", count)
     for kind in types:
-        if kind not in {"sliding_attention", "full_attention"}:
+        if kind not in ("sliding_attention", "full_attention"):  # which may be of any kind
             raise config.error("layer_types", kind, "a list of sliding_attention and full_attention")
     return types
 

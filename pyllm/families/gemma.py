@@ -23,12 +23,11 @@ from pyllm.families.rope import read_rope
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, RopeSpec
 from pyllm.families.tensors import LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
 
-_DEFAULTS = {"head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
+_DEFAULTS = {"num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "tie_word_embeddings": True}
 # Of Gemma3TextConfig in transformers: the files of the models with images leave out what is equal to it.
 _TEXT_DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
-    "num_key_value_heads": 4,
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
     "rms_norm_eps": 1e-6,

@@ -27,7 +27,7 @@ def read_glm4(config: Config) -> ModelSpec:
 
 
 def _read(config: Config, has_output_norms: bool) -> ModelSpec:
-    config = config.with_defaults(partial_rotary_factor=0.5, head_dim=128)
+    config = config.with_defaults(partial_rotary_factor=0.5, head_dim=128, num_key_value_heads=2)
     norm = read_norm(config, epsilon=config.positive("rms_norm_eps", 1.5625e-7))
     layer = LayerSpec(
         attention=read_attention(config, bias=config.flag("attention_bias", True)),

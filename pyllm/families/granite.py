@@ -49,8 +49,8 @@ def read_granite4(config: Config) -> ModelSpec:
         raise ConfigError(f"{config.place}: num_local_experts = {experts} is not supported, only dense models")
     layers = num_layers(config)
     types = config.items("layer_types" if "layer_types" in config else "layers_block_type", layers)
-    if wrong := set(types) - {"attention", "full_attention"}:
-        raise ConfigError(f"{config.place}: layers of type {', '.join(sorted(map(str, wrong)))} are not supported")
+    if wrong := {f"{kind!r:.80}" for kind in types if kind not in ("attention", "full_attention")}:
+        raise ConfigError(f"{config.place}: layers of type {', '.join(sorted(wrong))} are not supported")
     size = config.integer("shared_intermediate_size", 1024)
     positions = config.text("position_embedding_type", "nope")
     return read_granite(config.replaced(position_embedding_type=positions, intermediate_size=size, mlp_bias=False))

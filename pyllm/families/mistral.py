@@ -4,6 +4,7 @@ The text model of Mistral 3 with images is read, too; the tensors for images are
 """
 
 from dataclasses import replace
+from typing import Any
 
 from msgspec.structs import replace as replace_struct
 
@@ -22,10 +23,19 @@ from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, QueryScaling
 from pyllm.families.tensors import GGUF_NAMES, TEXT_MODEL_NAMES
 
+# Of the configurations' classes in transformers, by model_type; a sliding_window of null is none.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "ministral3": {"num_key_value_heads": 8, "rms_norm_eps": 1e-5},
+}
+
 
 def read(config: Config) -> ModelSpec:
     """The model that a config.json of Mistral describes."""
     config = text_config(config)
+    if config.text("model_type", "") in _DEFAULTS:
+        config = config.with_defaults(**_DEFAULTS[config.text("model_type")])
     window, norm = config.optional_integer("sliding_window"), read_norm(config)
     attention = read_attention(config, query_scaling=_query_scaling(config))
     layers = [

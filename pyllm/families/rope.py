@@ -18,6 +18,7 @@ from pyllm.families.spec import DynamicRope, LongRope, ModelSpec, RopeSpec
 
 Frequencies = tuple[float, ...]
 _LARGEST_THETA = 1e20
+_LARGEST_CONTEXT = 2**31 - 1
 
 
 def read_rope(
@@ -52,7 +53,10 @@ def read_rope(
     rotary_size = int(head_size * parameters.positive("partial_rotary_factor"))
     if rotary_size % 2 or not 0 < rotary_size <= head_size:
         raise ConfigError(f"{config.place}: RoPE of {rotary_size} of a head's {head_size} dimensions is not supported")
-    return _KINDS[kind](parameters, rotary_size, config.integer("max_position_embeddings"))
+    try:
+        return _KINDS[kind](parameters, rotary_size, config.integer("max_position_embeddings"))
+    except ArithmeticError as error:
+        raise ConfigError(f"{config.place}: the parameters of RoPE cannot be computed with: {error}") from None
 
 
 def rope_parameters(config: Config) -> Config:
@@ -66,16 +70,25 @@ def longest_context(config: Config) -> int:
     parameters = rope_parameters(config)
     kind = _kind(parameters)
     if kind in {"linear", "dynamic"}:
-        return int(context * parameters.positive("factor"))
+        return _context(context * parameters.positive("factor"))
     if kind == "yarn" and "original_max_position_embeddings" in parameters and "factor" in parameters:
         stretched = parameters.positive("factor") * parameters.integer("original_max_position_embeddings")
-        return max(context, int(stretched))
+        return max(context, _context(stretched))
     return context
 
 
 def at_context(spec: ModelSpec, max_model_len: int) -> ModelSpec:
     """The same model with each rotation fixed for contexts of up to `max_model_len`."""
-    return msgspec.structs.replace(spec, ropes=tuple(_fixed(rope, max_model_len) for rope in spec.ropes))
+    try:
+        return msgspec.structs.replace(spec, ropes=tuple(_fixed(rope, max_model_len) for rope in spec.ropes))
+    except ArithmeticError as error:
+        raise ConfigError(f"RoPE cannot be scaled to {max_model_len} tokens: {error}") from None
+
+
+def _context(stretched: float) -> int:
+    if not 1 <= stretched < _LARGEST_CONTEXT:
+        raise ConfigError(f"RoPE stretches the context to {stretched:g} tokens, not to 1 to {_LARGEST_CONTEXT}")
+    return int(stretched)
 
 
 def _kind(parameters: Config) -> str:

@@ -55,9 +55,17 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
     ranks = engine.parallel.tensor_parallel_size
     weights, total = weights_bytes(engine, checkpoint), memory_needed(engine, checkpoint)
     cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
+    context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
+    tables_per_token = _table_bytes_per_token(engine, checkpoint)
     for memory in read():
-        room = memory.available - total
+        room = memory.available - total - context * tables_per_token
         needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(total - weights)} for processes"
+        if 0 < memory.available - total < context * tables_per_token:
+            raise ConfigError(
+                f"the tables of a context of {context} tokens take {_gigabytes(context * tables_per_token)} beside "
+                f"{needed}, and {memory.owner} has {_gigabytes(memory.available)} available: set --max-model-len "
+                f"{(memory.available - total) // tables_per_token} or less"
+            )
         if room < 0:
             raise ConfigError(
                 f"the model needs {needed}, and {memory.owner} has {_gigabytes(memory.available)} available: free "
@@ -75,6 +83,13 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
                 _gigabytes(cache),
                 room // ranks,
             )
+
+
+def _table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
+    """What each token of the context takes, used or not: cosines and sines, and entries of block tables."""
+    rotations = 4 * sum(rope.rotary_size for rope in checkpoint.spec.ropes)
+    block_tables = -(-4 * engine.scheduler.max_num_seqs // engine.cache.block_size)
+    return (rotations + block_tables) * engine.parallel.tensor_parallel_size
 
 
 def _kept_bytes(source: FileTensor) -> int:

@@ -85,6 +85,73 @@ def test_a_tokenizer_of_another_model(tmp_path: Path) -> None:
             read_huggingface(folder)
 
 
+def test_tensors_that_share_bytes_or_leave_some_over(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    up = "model.layers.0.mlp.up_proj.weight"
+    header[up]["data_offsets"] = header["model.layers.0.mlp.gate_proj.weight"]["data_offsets"]
+    text = json.dumps(header).encode()
+    for damaged_file in (len(text).to_bytes(8, "little") + text + content[8 + length :], content + b"more"):
+        path.write_bytes(damaged_file)
+        with pytest.raises(ConfigError, match=r"model\.safetensors is damaged: (its tensors have|.* begins at byte)"):
+            read_huggingface(folder)
+
+
+def test_what_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path / "tiny"))
+    deep = b'{"a":' * 200_000
+    (folder / "model.safetensors").write_bytes(len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(ConfigError, match="its header does not decode"):
+        read_huggingface(folder)
+    (folder / "config.json").write_bytes(deep)
+    with pytest.raises(ConfigError, match=r"config\.json is damaged"):
+        read_huggingface(folder)
+
+
+def test_arrays_of_arrays_are_refused_at_once(tmp_path: Path) -> None:
+    source, path = write_tiny_model(tmp_path / "tiny"), tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    content = path.read_bytes()
+    place = content.index(b"tokenizer.ggml.tokens") + len(b"tokenizer.ggml.tokens") + 4
+    assert content[place] == 8  # strings
+    path.write_bytes(content[:place] + b"\x09" + content[place + 1 :])
+    with pytest.raises(ConfigError, match="a field is an array of arrays"):
+        read_gguf(path, "")
+
+
+def test_arrays_longer_than_their_file_are_refused_at_once(tmp_path: Path) -> None:
+    source, path = write_tiny_model(tmp_path / "tiny"), tmp_path / "tiny.gguf"
+    write_tiny_gguf(source, path)
+    content = path.read_bytes()
+    place = content.index(b"tokenizer.ggml.token_type") + len(b"tokenizer.ggml.token_type") + 8
+    path.write_bytes(content[:place] + (1 << 40).to_bytes(8, "little") + content[place + 8 :])
+    with pytest.raises(ConfigError, match="a field has 1099511627776 elements in a file of"):
+        read_gguf(path, "")
+
+
+FACTORS = {"original_max_position_embeddings": 1, "short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"rope_scaling": {"rope_type": "linear", "factor": 1e300}}, "stretches the context to"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0} | FACTORS}, "RoPE cannot be computed with"),
+        ({"layer_types": [{"a": 1}], "architectures": ["Qwen3ForCausalLM"]}, "layer_types"),
+    ],
+)
+def test_numbers_that_cannot_be_computed_with(tmp_path: Path, fields: dict[str, Any], text: str) -> None:
+    folder = Path(write_tiny_model(tmp_path, layers=1))
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("rope_parameters", None)
+    (folder / "config.json").write_text(json.dumps(config | fields))
+    with pytest.raises(ConfigError, match=text):
+        read_huggingface(folder)
+
+
 def test_a_gguf_file_has_a_token_for_each_row_of_its_embedding(tmp_path: Path) -> None:
     source, path = write_tiny_model(tmp_path / "tiny"), tmp_path / "tiny.gguf"
     write_tiny_gguf(source, path)

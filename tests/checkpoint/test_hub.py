@@ -231,6 +231,16 @@ def test_the_cache_is_listed_and_models_are_deleted(server: HubServer, hub: Hub,
         remove(parse_hub_name("me/tiny"), hub.cache_dir)
 
 
+def test_to_delete_one_name_of_a_revision_leaves_the_others(server: HubServer, hub: Hub) -> None:
+    for name in ("me/tiny", "me/tiny@v1"):
+        read_checkpoint(name, hub)
+    assert remove(parse_hub_name("me/tiny@v1"), hub.cache_dir) == 0
+    assert read_checkpoint("me/tiny", offline(hub)).name == "me/tiny"
+    with pytest.raises(ConfigError, match="not in the cache"):
+        read_checkpoint("me/tiny@v1", offline(hub))
+    assert remove(parse_hub_name("me/tiny"), hub.cache_dir) > 0
+
+
 def test_a_download_that_broke_off_is_deleted_too(hub: Hub, tmp_path: Path) -> None:
     blobs = tmp_path / "cache/models--me--tiny/blobs"
     blobs.mkdir(parents=True)

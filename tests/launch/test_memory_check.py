@@ -39,6 +39,19 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
         check_memory(engine, checkpoint, lambda: machine(500 * MEGABYTE))
 
 
+def test_a_context_whose_tables_do_not_fit_is_refused_with_one_that_does() -> None:
+    engine, checkpoint = resolved(dtype="float32")
+    spec = msgspec.structs.replace(checkpoint.spec, max_position_embeddings=2**31 - 1)
+    engine = msgspec.structs.replace(engine, model=msgspec.structs.replace(engine.model, max_model_len=2**31 - 1))
+    with pytest.raises(
+        ConfigError, match=r"of 2147483647 tokens take 618\.48 GB beside .*set --max-model-len (\d+) or"
+    ) as told:
+        check_memory(engine, msgspec.structs.replace(checkpoint, spec=spec), lambda: machine(4000 * MEGABYTE))
+    fits = int(str(told.value).split()[-3])
+    fitting = msgspec.structs.replace(engine, model=msgspec.structs.replace(engine.model, max_model_len=fits))
+    check_memory(fitting, checkpoint, lambda: machine(4000 * MEGABYTE))
+
+
 def test_a_cache_that_could_not_be_filled_is_told(caplog: pytest.LogCaptureFixture) -> None:
     engine, checkpoint = resolved(dtype="float32", kv_cache_memory_bytes="1GiB")
     with caplog.at_level(logging.WARNING):

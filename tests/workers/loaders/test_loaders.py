@@ -191,12 +191,16 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
             reader.read(DOWN, (64, 128), torch.empty(64, 128))
 
 
-def test_norms_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "parameter"),
+    [("model.norm.weight", "norm.weight"), ("model.layers.0.mlp.down_proj.weight", DOWN)],
+)
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, name: str, parameter: str) -> None:
     folder = write_tiny_model(tmp_path)
     tensors = load_file(f"{folder}/model.safetensors")
-    tensors["model.norm.weight"][3] = np.inf
+    tensors[name].flat[3] = np.inf
     save_file({name: torch.from_numpy(tensor) for name, tensor in tensors.items()}, f"{folder}/model.safetensors")
-    with pytest.raises(ConfigError, match=r"parameter 'norm\.weight' has a NaN or an infinity"):
+    with pytest.raises(ConfigError, match=f"parameter '{parameter}' has a NaN or an infinity"):
         read_all(read_checkpoint(folder))
 
 
