@@ -108,7 +108,8 @@ class AsyncEngine:
             self.spawn()
         self._loss = asyncio.get_running_loop().create_future()
         connecting = asyncio.create_task(self._connect())
-        showing = asyncio.create_task(show_progress(lambda: max(process.progress for process in self._processes)))
+        processes = self._processes  # `close` takes them away while the bar may still look.
+        showing = asyncio.create_task(show_progress(lambda: max(process.progress for process in processes)))
         try:
             either: set[asyncio.Future[Any]] = {connecting, self._loss}
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)

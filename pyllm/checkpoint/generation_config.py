@@ -1,4 +1,4 @@
-"""The sampling defaults that a model's files name: generation_config.json, or keys of a GGUF file. Knows no request.
+"""The sampling defaults that a model's files name: generation_config.json, or keys of a GGUF file. Opens no file.
 
 https://huggingface.co/docs/transformers/main_classes/text_generation and llama.cpp's `general.sampling.*`
 """
@@ -53,7 +53,7 @@ def sampling_defaults(config: Config, names: Mapping[str, str] = JSON_FIELDS) ->
     """The defaults among some fields; `names` has the field of each.
 
     Raises:
-        ConfigError: one is no number. Their ranges are those of `SamplingParams`, which `launch/resolve.py` checks.
+        ConfigError: one is no number. `launch/model_overrides.py` checks their ranges, those of `SamplingParams`.
     """
     found: dict[str, Any] = {}
     for name, field in names.items():

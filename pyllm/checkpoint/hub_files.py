@@ -12,13 +12,9 @@ from pyllm.errors import ConfigError
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-# Beside the weights: what the readers read, and what embedding models say of themselves.
 _TOKENIZER = ("config.json", "generation_config.json", "tokenizer*.json", "chat_template*")
-_DESCRIPTIONS = (
-    *_TOKENIZER,
-    INDEX,
-    *("modules.json", "1_Pooling/config.json"),
-)
+# Beside the weights: what the readers read, and what embedding models say of themselves.
+_DESCRIPTIONS = (*_TOKENIZER, INDEX, "modules.json", "1_Pooling/config.json")
 # Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.
 _PREFERRED = ("Q4_K_M", "Q8_0")
 _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")

@@ -34,8 +34,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 def read(config: Config) -> ModelSpec:
     """The model that a config.json of Mistral describes."""
     config = text_config(config)
-    if config.text("model_type", "") in _DEFAULTS:
-        config = config.with_defaults(**_DEFAULTS[config.text("model_type")])
+    config = config.with_defaults(**_DEFAULTS.get(config.text("model_type", ""), {}))
     window, norm = config.optional_integer("sliding_window"), read_norm(config)
     attention = read_attention(config, query_scaling=_query_scaling(config))
     layers = [

@@ -57,14 +57,16 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
     cache = (engine.cache.kv_cache_memory_bytes or DEFAULT_CPU_KV_CACHE_BYTES) * ranks
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
     tables_per_token = _table_bytes_per_token(engine, checkpoint)
+    tables = context * tables_per_token
     for memory in read():
-        room = memory.available - total - context * tables_per_token
+        beside = memory.available - total  # the weights and the processes
+        room = beside - tables
         needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(total - weights)} for processes"
-        if 0 < memory.available - total < context * tables_per_token:
+        if 0 < beside < tables:
             raise ConfigError(
-                f"the tables of a context of {context} tokens take {_gigabytes(context * tables_per_token)} beside "
+                f"the tables of a context of {context} tokens take {_gigabytes(tables)} beside "
                 f"{needed}, and {memory.owner} has {_gigabytes(memory.available)} available: set --max-model-len "
-                f"{(memory.available - total) // tables_per_token} or less"
+                f"{beside // tables_per_token} or less"
             )
         if room < 0:
             raise ConfigError(
