@@ -1,8 +1,8 @@
-"""`python kernels/benchmarks/bench_linear.py`: our linears beside torch's bfloat16, on the shapes of SmolLM2-135M.
+"""`python kernels/benchmarks/bench_linear.py`: our linears beside torch's bfloat16, on a model's shapes.
 
 One JSON object a line: the best time of many, since other work on the machine only ever adds to it. Every call has
 weights of its own, more in all than the second cache holds, as a step has them. The last line of a format and number of
-rows adds up a step: thirty layers and the head, each at its best.
+rows adds up a step: all layers and the head, each at its best.
 """
 
 import argparse
@@ -14,20 +14,29 @@ from collections.abc import Callable
 import torch
 
 import pyllm_kernels
-from pyllm_kernels import PackedLinear, select
-from pyllm_kernels.cpu_linear import BLOCK_BYTES, GROUP, INT8_BLOCKS
+from pyllm_kernels import BLOCKS, INT8_BLOCKS, MatrixRows, PackedLinear, select
 
-SHAPES = {
-    "qkv": (960, 576),
-    "output": (576, 576),
-    "gate_up": (3072, 576),
-    "down": (576, 1536),
-    "head": (49152, 576),
+MODELS = {
+    # SmolLM2-135M, whose inputs K-quants do not fill, and a Llama of 1B.
+    "135m": {
+        "qkv": (960, 576),
+        "output": (576, 576),
+        "gate_up": (3072, 576),
+        "down": (576, 1536),
+        "head": (49152, 576),
+    },
+    "1b": {
+        "qkv": (3072, 2048),
+        "output": (2048, 2048),
+        "gate_up": (16384, 2048),
+        "down": (2048, 8192),
+        "head": (49152, 2048),
+    },
 }
-NUM_LAYERS = 30
+NUM_LAYERS = {"135m": 30, "1b": 16}
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 INT8_OF_BLOCKS = {f"int8 of {kind}": kind for kind in INT8_BLOCKS}
-FORMATS = [*FLOATS, "int8", *INT8_OF_BLOCKS, *BLOCK_BYTES]
+FORMATS = [*FLOATS, "int8", *INT8_OF_BLOCKS, *BLOCKS]
 COLD_BYTES = 64 << 20
 
 
@@ -36,26 +45,33 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--model", choices=MODELS, default="135m")
+    parser.add_argument("--shapes", nargs="+", choices=MODELS["1b"], default=list(MODELS["1b"]))
     parser.add_argument("--seconds", type=float, default=0.3, help="for each figure, both sides together")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     pyllm_kernels.set_num_threads(arguments.threads)
+    shapes = MODELS[arguments.model]
     machine = {"threads": arguments.threads, "instruction_set": pyllm_kernels.instruction_set()}
     with torch.inference_mode():
         for weight_format in arguments.formats:
             for rows in arguments.rows:
                 step = dict.fromkeys(("pyllm", "torch"), 0.0)
                 for name in arguments.shapes:
-                    sides, weight_bytes = linears(weight_format, *SHAPES[name], rows)
+                    sides, weight_bytes = linears(weight_format, *shapes[name], rows)
                     times = best_times(sides, arguments.seconds)
                     for side, seconds in times.items():
-                        step[side] += seconds * (1 if name == "head" else NUM_LAYERS)
-                    record = {"name": f"linear.{name}", "format": weight_format, "rows": rows} | machine
+                        step[side] += seconds * (1 if name == "head" else NUM_LAYERS[arguments.model])
+                    record = {
+                        "name": f"linear.{name}",
+                        "model": arguments.model,
+                        "format": weight_format,
+                        "rows": rows,
+                    } | machine
                     record["pyllm"] = {
                         "us": round(times["pyllm"] * 1e6, 1),
                         "GB/s": round(weight_bytes / times["pyllm"] / 1e9, 1),
-                        "GOP/s": round(2 * rows * SHAPES[name][0] * SHAPES[name][1] / times["pyllm"] / 1e9, 1),
+                        "GOP/s": round(2 * rows * shapes[name][0] * shapes[name][1] / times["pyllm"] / 1e9, 1),
                     }
                     print(json.dumps(record | beside(times, 1e6, "us")), flush=True)
                 record = {"name": "linear.step", "format": weight_format, "rows": rows} | machine
@@ -97,15 +113,15 @@ def linears(
 def pack(weight_format: str, out_features: int, in_features: int) -> PackedLinear:
     kernels = select("cpu", "cpu")
     block_format = INT8_OF_BLOCKS.get(weight_format, weight_format)
-    if block_format in BLOCK_BYTES:
-        row_bytes = in_features // GROUP * BLOCK_BYTES[block_format]
-        blocks = torch.full((out_features, row_bytes), 0x21, dtype=torch.uint8)  # small scales, whatever integers
-        pack_as = kernels.pack_int8_blocks if weight_format in INT8_OF_BLOCKS else kernels.pack_blocks
-        return pack_as(blocks, block_format, torch.bfloat16)
-    weight = torch.randn(out_features, in_features)
-    if weight_format == "int8":
-        return kernels.pack_int8(weight.to(torch.bfloat16))
-    return kernels.pack_linear(weight.to(FLOATS[weight_format]))
+    if block_format in BLOCKS:
+        features, block_bytes = BLOCKS[block_format]
+        # Small scales, whatever integers.
+        blocks = torch.full((out_features, in_features // features * block_bytes), 0x21, dtype=torch.uint8)
+        rows = MatrixRows.of(blocks, block_format)
+        return kernels.pack_rows([rows], "int8" if weight_format in INT8_OF_BLOCKS else weight_format, torch.bfloat16)
+    dtype = FLOATS.get(weight_format, torch.bfloat16)
+    rows = MatrixRows.of(torch.randn(out_features, in_features).to(dtype))
+    return kernels.pack_rows([rows], weight_format, dtype)
 
 
 def best_times(sides: dict[str, list[Callable[[], object]]], seconds: float) -> dict[str, float]:

@@ -8,7 +8,7 @@ import os
 
 from pyllm_kernels._cpu import LogitsStates, forget_threads, instruction_set, num_threads, set_num_threads
 from pyllm_kernels.cards import CardError, check_card
-from pyllm_kernels.cpu_linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear
+from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.dispatch import (
     BackendError,
     Kernels,
@@ -22,10 +22,8 @@ from pyllm_kernels.dispatch import (
     edit_logits,
     layer_norm,
     logprobs,
-    pack_blocks,
-    pack_int8,
-    pack_int8_blocks,
     pack_linear,
+    pack_rows,
     packed_linear,
     packed_rows,
     paged_attention,
@@ -38,10 +36,12 @@ from pyllm_kernels.dispatch import (
 )
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.graph import CaptureError, Graph
+from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, zero_rows
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
-    "BLOCK_BYTES",
+    "BLOCKS",
+    "ELEMENTS",
     "INT8_BLOCKS",
     "AttentionLayer",
     "AttentionMetadata",
@@ -54,6 +54,8 @@ __all__ = [
     "Kernels",
     "LogitsEdits",
     "LogitsStates",
+    "MatrixRows",
+    "NotFiniteError",
     "PackedLinear",
     "QKNorm",
     "activation",
@@ -69,10 +71,8 @@ __all__ = [
     "layer_norm",
     "logprobs",
     "num_threads",
-    "pack_blocks",
-    "pack_int8",
-    "pack_int8_blocks",
     "pack_linear",
+    "pack_rows",
     "packed_linear",
     "packed_rows",
     "paged_attention",
@@ -83,6 +83,7 @@ __all__ = [
     "select",
     "set_num_threads",
     "swap_blocks",
+    "zero_rows",
 ]
 
 os.register_at_fork(after_in_child=forget_threads)

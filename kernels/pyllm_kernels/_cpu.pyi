@@ -29,6 +29,7 @@ __all__ = [
     "norm",
     "num_threads",
     "paged_attention",
+    "read_rows",
     "rope_and_kv_write",
     "sample",
     "scale_and_cap",
@@ -47,6 +48,8 @@ _Edits: TypeAlias = tuple[int, int, int, int, int, int]
 """Addresses of the columns of `edits.py`: starts, ids, bias, repetition, subtracted; and the number of edits."""
 _Masks: TypeAlias = tuple[int, int, tuple[int, int]]
 """Addresses of int32 [samples], each sample's mask or -1, and of the masks; and their shape, in words of 32 bits."""
+_RowsOf: TypeAlias = tuple[str, int, int]
+"""Rows of a matrix: a format or a dtype of `matrix_rows.py`, the address of their int64 addresses, and their number."""
 _Columns: TypeAlias = tuple[bytearray, bytearray, bytearray, bytearray, bytearray]
 
 @final
@@ -59,8 +62,9 @@ class Linear:
       instruction set alone.
     - Of GGUF's groups of integers, each group of 32 features of the input is made into integers, too, -127 to 127 with
       a scale. Integer products are exact; the chain is over the groups in their order,
-      `sum = fma(input scale * weight scale, product, sum)`, then for "q4_1"
-      `sum = fma(minimum, input scale * sum of the input's integers, sum)`. It is the same everywhere.
+      `sum = fma(input scale * weight scale, product, sum)`, then for formats with minimums
+      `sum = fma(minimum, input scale * sum of the input's integers, sum)`; "q2_k", "q3_k" and "q6_k" have two scales a
+      group, and do each for either half. It is the same everywhere.
     - Of "int8", a row of the matrix is integers from -127 to 127 with a float32 scale, and a row of the input
       `scale * (128 * high + low)` with high from -127 to 127 and low from -64 to 63. Integer products are exact; an
       output is `(input scale * weight scale) * fma(128, product of high, product of low)`. It is the same everywhere.
@@ -73,21 +77,22 @@ class Linear:
         """`dtype`, of inputs and outputs, is "float32" or "bfloat16"; `format` the same, or one of integers.
 
         "int8" is made of `dtype`, or of `blocks`, "q4_0" or "q4_1".
-        Raises `ValueError` for others, where there are no features, more than 131,072 inputs of "int8", or a number of
-        inputs that is no multiple of 32 for what is made of GGUF's blocks: "q8_0", "q4_0" and "q4_1".
+        Formats of integers are those of `matrix_rows.BLOCKS`. Raises `ValueError` for others, where there are no
+        features, more than 131,072 inputs of "int8", or a number of inputs that blocks do not fill.
         """
     @property
     def in_features(self) -> int: ...
     @property
     def out_features(self) -> int: ...
     @property
-    def row_bytes(self) -> int:
-        """How long a row of the matrix is before it is packed."""
-    @property
     def packed_bytes(self) -> int:
         """How much memory the packed matrix takes."""
-    def pack(self, weight: int, packed: int) -> None:
-        """Write `packed` from the matrix: out_features rows of GGUF's blocks, or of `dtype`."""
+    def pack(self, rows: list[_RowsOf], packed: int) -> int | None:
+        """Write `packed` from the matrix's rows, on all threads.
+
+        Gives back the first row that has a number that is not finite. `ValueError` where there are not `out_features`
+        rows, or rows that cannot be packed so: blocks are made of blocks of their format, floats and "int8" of any.
+        """
     def unpack_rows(self, packed: int, rows: int, num_rows: int, out: int) -> None:
         """Write to out [num_rows, in_features] the rows of the matrix named by rows, int32 [num_rows].
 
@@ -98,6 +103,9 @@ class Linear:
 
         Output rows begin `out_stride` elements apart; `ValueError` where that is fewer than they have.
         """
+
+def read_rows(rows: list[_RowsOf], in_features: int, out: int) -> None:
+    """Write to out, float32 [rows, in_features], what the rows stand for; `ValueError` for formats not known."""
 
 def norm(
     shape: tuple[int, int],

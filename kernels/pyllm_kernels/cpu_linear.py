@@ -4,6 +4,7 @@ A row's result does not depend on the rows beside it. float16 weights, which no 
 which this does not hold.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,23 +12,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph
+from pyllm_kernels.matrix_rows import MatrixRows, check_alike, sources
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
-GROUP = 32
-"""Features of a group of GGUF's formats: a matrix may be cut where one ends."""
-BLOCK_BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
-"""How long a group is in GGUF's formats that can be packed as they are."""
 INT8_BLOCKS = ("q4_0", "q4_1")
 """GGUF's formats that int8 weights can be made of, and be kept in."""
+
+
+class NotFiniteError(ValueError):
+    """A row of a matrix has a NaN or an infinity; `row` is its number, from 0."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(f"row {row} of the matrix has a NaN or an infinity")
+        self.row = row
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A matrix in the form that its backend multiplies with.
 
-    `format` is the weight's dtype, "int8" or one of `BLOCK_BYTES`; `dtype` that of inputs and outputs. `data` is all of
-    its memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is None, it is what was
-    packed, the floats or the blocks; of "int8" the floats that it stands for.
+    `format` is the weight's dtype, "int8" or one of `BLOCKS`; `dtype` that of inputs and outputs. `data` is all of its
+    memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is None, it is the floats
+    that the matrix stands for.
     """
 
     data: Tensor
@@ -49,27 +55,21 @@ class PackedLinear:
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
-    _check_matrix("weight", weight)
-    if weight.dtype not in _DTYPES:
-        return PackedLinear(weight, _name(weight.dtype), weight.dtype, None)
-    dtype = weight.dtype
-    return _pack(weight, _cpu.Linear(_DTYPES[dtype], _name(dtype), *_features(weight)), _DTYPES[dtype], dtype)
+    return pack_rows([MatrixRows.of(weight)], _name(weight.dtype), weight.dtype)
 
 
-def pack_int8(weight: Tensor) -> PackedLinear:
-    _check_matrix("weight", weight)
-    dtype = weight.dtype
-    return _pack(weight, _cpu.Linear("int8", _name(dtype), *_features(weight)), "int8", dtype)
-
-
-def pack_int8_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
-    in_features = in_features_of_blocks(blocks, block_format)
-    return _pack(blocks, _cpu.Linear("int8", _name(dtype), in_features, len(blocks), block_format), "int8", dtype)
-
-
-def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
-    in_features = in_features_of_blocks(blocks, block_format)
-    return _pack(blocks, _cpu.Linear(block_format, _name(dtype), in_features, len(blocks)), block_format, dtype)
+def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+    in_features, num_rows = check_alike(parts), sum(map(len, parts))
+    if dtype not in _DTYPES and weight_format == _name(dtype):
+        return PackedLinear(torch.cat([part.numbers() for part in parts]).to(dtype), weight_format, dtype, None)
+    kinds = {part.format for part in parts}
+    blocks = kinds.pop() if weight_format == "int8" and len(kinds) == 1 and kinds <= set(INT8_BLOCKS) else None
+    layout = _cpu.Linear(weight_format, _name(dtype), in_features, num_rows, blocks)
+    data = torch.empty(layout.packed_bytes, dtype=torch.uint8)
+    row = layout.pack(sources(parts), data.data_ptr())
+    if row is not None:
+        raise NotFiniteError(row)
+    return PackedLinear(data.view(dtype) if weight_format == _name(dtype) else data, weight_format, dtype, layout)
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -111,35 +111,6 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     packed.layout.unpack_rows(packed.data.data_ptr(), rows.data_ptr(), num_rows, out.data_ptr())
     graph.keep(packed.data, rows)
     return out
-
-
-def in_features_of_blocks(blocks: Tensor, block_format: str) -> int:
-    """How many features so many blocks are; raises `ValueError` where they are none of this format."""
-    _check_matrix("blocks", blocks)
-    block_bytes = BLOCK_BYTES.get(block_format)
-    if block_bytes is None:
-        raise ValueError(f"no blocks of {block_format}: use {', '.join(BLOCK_BYTES)}, or floats")
-    num_blocks, rest = divmod(blocks.shape[1], block_bytes)
-    if blocks.dtype is not torch.uint8 or rest:
-        raise ValueError(
-            f"blocks are {blocks.dtype} {list(blocks.shape)}: {block_format} has uint8, {block_bytes} of them a block"
-        )
-    return num_blocks * GROUP
-
-
-def _features(weight: Tensor) -> tuple[int, int]:
-    """Those that go in, and those that come out."""
-    return weight.shape[1], weight.shape[0]
-
-
-def _pack(weight: Tensor, layout: _cpu.Linear, weight_format: str, dtype: torch.dtype) -> PackedLinear:
-    weight = weight.contiguous()
-    _check_on_cpu("weight", weight)
-    data = torch.empty(layout.packed_bytes, dtype=torch.uint8)
-    if weight_format == _name(dtype):
-        data = data.view(dtype)
-    layout.pack(weight.data_ptr(), data.data_ptr())
-    return PackedLinear(data, weight_format, dtype, layout)
 
 
 def _name(dtype: torch.dtype) -> str:

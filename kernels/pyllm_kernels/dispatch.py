@@ -4,7 +4,7 @@ It does not know how any op is computed (`reference.py` specifies that), nor imp
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from pyllm_kernels import cpu, cpu_linear, reference
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
+from pyllm_kernels.matrix_rows import MatrixRows
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 _UNSCALED = KVScales()
@@ -89,9 +90,7 @@ class Kernels:
 
     backend: str
     pack_linear: Callable[[Tensor], PackedLinear]
-    pack_int8: Callable[[Tensor], PackedLinear]
-    pack_int8_blocks: Callable[[Tensor, str, torch.dtype], PackedLinear]
-    pack_blocks: Callable[[Tensor, str, torch.dtype], PackedLinear]
+    pack_rows: Callable[[Sequence[MatrixRows], str, torch.dtype], PackedLinear]
     packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -145,28 +144,17 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return select("auto", weight.device).pack_linear(weight)
 
 
-def pack_int8(weight: Tensor) -> PackedLinear:
-    """The same, of floats as integers: -127 to 127, with one float32 scale an output, its largest magnitude / 127.
+def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+    """The same, of rows on the CPU, the parts one below the other; `packed_linear` takes x of `dtype` then.
 
-    `packed_linear` then makes each row of x into integers, too, -16,256 to 16,256, and multiplies integers exactly.
+    `weight_format` is the name of `dtype`; or one of `BLOCKS`, which all rows must have, then each 32 features of x are
+    made into integers with a scale of their own; or "int8", then a row of the matrix becomes integers from -127 to 127
+    with one float32 scale, its largest magnitude / 127, and a row of x integers from -16,256 to 16,256. int8 made of
+    `INT8_BLOCKS` stays in 4 bits, with two factors a group that make them 8 as they are multiplied.
+
+    Raises `NotFiniteError` where a number is not finite, and `ValueError` for rows that cannot be packed so.
     """
-    return select("auto", weight.device).pack_int8(weight)
-
-
-def pack_int8_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
-    """Such integers of a matrix in a GGUF's blocks of "q4_0" or "q4_1", as `pack_blocks` takes them.
-
-    They stay in 4 bits, with two factors a group that make them -127 to 127 as they are multiplied.
-    """
-    return select("auto", blocks.device).pack_int8_blocks(blocks, block_format, dtype)
-
-
-def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
-    """The same, of a matrix in a GGUF's blocks of 32 features: uint8 [out_features, bytes], "q8_0", "q4_0" or "q4_1".
-
-    `packed_linear` takes x of `dtype` then, and makes each 32 features into integers with a scale of their own.
-    """
-    return select("auto", blocks.device).pack_blocks(blocks, block_format, dtype)
+    return select("auto", "cpu").pack_rows(parts, weight_format, dtype)
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -365,9 +353,7 @@ def _reference() -> Kernels:
     return Kernels(
         backend="reference",
         pack_linear=reference.pack_linear,
-        pack_int8=reference.pack_int8,
-        pack_int8_blocks=reference.pack_int8_blocks,
-        pack_blocks=reference.pack_blocks,
+        pack_rows=reference.pack_rows,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
         rms_norm=reference.rms_norm,
@@ -393,9 +379,7 @@ def _cpu(device_type: str) -> Kernels:
         _reference(),
         backend="cpu",
         pack_linear=cpu_linear.pack_linear,
-        pack_int8=cpu_linear.pack_int8,
-        pack_int8_blocks=cpu_linear.pack_int8_blocks,
-        pack_blocks=cpu_linear.pack_blocks,
+        pack_rows=cpu_linear.pack_rows,
         packed_linear=cpu_linear.packed_linear,
         packed_rows=cpu_linear.packed_rows,
         rms_norm=cpu.rms_norm,
@@ -427,9 +411,7 @@ def _triton(device_type: str) -> Kernels:
     return Kernels(
         backend="triton",
         pack_linear=reference.pack_linear,  # Floats are cuBLAS's to multiply...
-        pack_int8=reference.pack_int8,
-        pack_int8_blocks=reference.pack_int8_blocks,
-        pack_blocks=reference.pack_blocks,
+        pack_rows=reference.pack_rows,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
         rms_norm=norm.rms_norm,

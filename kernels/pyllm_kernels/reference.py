@@ -3,15 +3,17 @@
 It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` documents the ops' arguments.
 """
 
+import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyllm_kernels.cpu_linear import BLOCK_BYTES, INT8_BLOCKS, PackedLinear, in_features_of_blocks
+from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
+from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, check_alike
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -19,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
-_QUANTISED = {"int8", *BLOCK_BYTES}
+_GROUP = 32
 _UNSCALED = KVScales()
 # Exponentials of at most 1 are summed up as whole numbers of this unit: exactly, so in any order. 2^20 of them fit.
 _EXPONENTIAL_UNIT = 2.0**-42
@@ -29,27 +31,19 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return PackedLinear(weight, str(weight.dtype).removeprefix("torch."), weight.dtype, None)
 
 
-def pack_int8(weight: Tensor) -> PackedLinear:
-    return PackedLinear(weight, "int8", weight.dtype, None)
-
-
-def pack_int8_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
-    in_features_of_blocks(blocks, block_format)
-    if block_format not in INT8_BLOCKS:
-        raise ValueError(f"no int8 of blocks of {block_format}: use {', '.join(INT8_BLOCKS)} or floats")
-    scales, minimums, integers = _groups(blocks, block_format)
-    if block_format == "q4_0":
-        minimums, integers = -8 * scales, integers + 8
-    ends = torch.cat((minimums, 15 * scales + minimums), dim=-1).flatten(1)
-    row_scales = (ends.abs().amax(-1) / 127)[:, None, None]
-    steps, start = (torch.round(256 * numbers / row_scales).nan_to_num() for numbers in (scales, minimums))
-    numbers = row_scales * torch.floor((steps * integers + start + 128) / 256)
-    return PackedLinear(numbers.flatten(1), "int8", dtype, None)
-
-
-def pack_blocks(blocks: Tensor, block_format: str, dtype: torch.dtype) -> PackedLinear:
-    in_features_of_blocks(blocks, block_format)
-    return PackedLinear(blocks, block_format, dtype, None)
+def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+    check_alike(parts)
+    kinds = {part.format for part in parts}
+    if weight_format not in ("int8", *ELEMENTS) and kinds != {weight_format}:
+        raise ValueError(f"{weight_format} cannot be packed from rows of {', '.join(sorted(kinds))}")
+    numbers = torch.cat([part.numbers() for part in parts])
+    if len(odd := (~numbers.isfinite().all(1)).nonzero()):
+        raise NotFiniteError(int(odd[0]))
+    if weight_format in ELEMENTS:
+        return PackedLinear(numbers.to(dtype), weight_format, dtype, None)
+    if weight_format == "int8" and len(kinds) == 1 and kinds <= set(INT8_BLOCKS):
+        numbers = torch.cat([_int8_of_blocks(part) for part in parts])
+    return PackedLinear(numbers, weight_format, dtype, None)
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -58,10 +52,10 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
-    if packed.format not in _QUANTISED:
-        return F.embedding(rows, packed.data)
-    scales, minimums, integers = _groups(packed.data[rows], packed.format)
-    return (scales * integers + minimums).flatten(1).to(packed.dtype)
+    if packed.format != "int8":
+        return F.embedding(rows, packed.data).to(packed.dtype)
+    scales, integers = _quantise(packed.data[rows].float())
+    return (scales * integers).to(packed.dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -212,33 +206,32 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tupl
 
 
 def _product(x: Tensor, packed: PackedLinear) -> Tensor:
-    if packed.format not in _QUANTISED:
+    if packed.format in ELEMENTS:
         return F.linear(x, packed.data)
-    scales, minimums, integers = _groups(packed.data, packed.format)
     if packed.format == "int8":
+        scales, integers = _quantise(packed.data.float())
         x_scales, x_integers = _quantise(x.float(), 127 * 128)
-        product = (x_integers.double() @ integers[:, 0].double().T).float()
-        return (x_scales * scales[:, 0, 0]) * product
-    x_scales, x_integers = _quantise(x.float().reshape(-1, *integers.shape[1:]))
-    # float64 has room for every sum of integers that is exact in Rust.
-    products = torch.einsum("tgi,ogi->tog", x_integers.double(), integers.double()).float()
-    sums = (x_scales[:, None, :, 0] * scales[None, :, :, 0]) * products  # [tokens, out_features, groups]
-    return (sums + minimums[None, :, :, 0] * (x_scales * x_integers.sum(-1, keepdim=True))[:, None, :, 0]).sum(-1)
+        # float64 has room for every sum of integers that is exact in Rust.
+        return (x_scales * scales[:, 0]) * (x_integers.double() @ integers.double().T).float()
+    x_scales, x_integers = _quantise(x.float().view(len(x), -1, _GROUP))
+    return ((x_scales.double() * x_integers).flatten(1) @ packed.data.double().T).float()
 
 
-def _groups(data: Tensor, weight_format: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each row's groups, all float32: scales and minimums [rows, groups, 1], integers [rows, groups, features]."""
-    if weight_format == "int8":
-        scales, integers = _quantise(data.float().unsqueeze(1))
-        return scales, torch.zeros_like(scales), integers
-    blocks = data.reshape(len(data), -1, BLOCK_BYTES[weight_format])
+def _int8_of_blocks(part: MatrixRows) -> Tensor:
+    """The numbers that 8 bits make of GGUF's 4: see `_cpu.Linear`."""
+    features, block_bytes = BLOCKS[part.format]
+    row_bytes = part.in_features // features * block_bytes
+    rows = [
+        ctypes.string_at(address, row_bytes) if address else bytes(row_bytes) for address in part.addresses.tolist()
+    ]
+    blocks = torch.frombuffer(bytearray().join(rows), dtype=torch.uint8).view(len(part), -1, block_bytes)
     scales = _half(blocks[..., :2])
-    if weight_format == "q8_0":
-        return scales, torch.zeros_like(scales), blocks[..., 2:].contiguous().view(torch.int8).float()
-    start, offset = (4, 0) if weight_format == "q4_1" else (2, 8)
-    minimums = _half(blocks[..., 2:4]) if weight_format == "q4_1" else torch.zeros_like(scales)
+    start, minimums = (4, _half(blocks[..., 2:4])) if part.format == "q4_1" else (2, -8 * scales)
     nibbles = torch.cat((blocks[..., start:] & 15, blocks[..., start:] >> 4), dim=-1)
-    return scales, minimums, nibbles.float() - offset
+    ends = torch.cat((minimums, 15 * scales + minimums), dim=-1).flatten(1)
+    row_scales = (ends.abs().amax(-1) / 127)[:, None, None]
+    steps, starts = (torch.round(256 * numbers / row_scales).nan_to_num() for numbers in (scales, minimums))
+    return (row_scales * torch.floor((steps * nibbles + starts + 128) / 256)).flatten(1)
 
 
 def _quantise(groups: Tensor, steps: int = 127) -> tuple[Tensor, Tensor]:

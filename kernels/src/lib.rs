@@ -29,7 +29,7 @@ use pyo3::prelude::*;
 
 use dtype::DType;
 use isa::Isa;
-use linear::{Format, GgmlType, Int8Source, Lookup, Product};
+use linear::{Format, GgmlType, Int8Source, Lookup, Product, Row, Source};
 use linear_ops::{PackedLinear, PackedRows};
 use ops::execute;
 use pool::pool;
@@ -58,12 +58,11 @@ impl Linear {
             ("int8", Some(blocks)) => {
                 return Err(PyValueError::new_err(format!("no int8 of blocks of {blocks}: use q4_0, q4_1 or floats")));
             }
-            ("q8_0", None) => Format::Ggml(GgmlType::Q8_0),
-            ("q4_0", None) => Format::Ggml(GgmlType::Q4_0),
-            ("q4_1", None) => Format::Ggml(GgmlType::Q4_1),
+            (name, None) if let Some(blocks) = GgmlType::named(name) => Format::Ggml(blocks),
             _ => {
+                let blocks = GgmlType::ALL.map(GgmlType::name).join(", ");
                 return Err(PyValueError::new_err(format!(
-                    "no {format} weights with {dtype} inputs: use {dtype}, int8, q8_0, q4_0 or q4_1"
+                    "no {format} weights with {dtype} inputs: use {dtype}, int8, {blocks}"
                 )));
             }
         };
@@ -83,11 +82,6 @@ impl Linear {
     }
 
     #[getter]
-    fn row_bytes(&self) -> usize {
-        self.0.row_bytes()
-    }
-
-    #[getter]
     fn packed_bytes(&self) -> usize {
         self.0.packed_bytes()
     }
@@ -95,12 +89,14 @@ impl Linear {
     /// # Safety
     ///
     /// The pointers are to what the stub says.
-    unsafe fn pack(&self, py: Python<'_>, weight: usize, packed: usize) {
-        // SAFETY: Python promises that so many bytes are there, and that nothing else touches them during the call.
-        let (weight, packed) = unsafe {
-            (bytes(weight, self.0.out_features * self.0.row_bytes()), bytes_mut(packed, self.0.packed_bytes()))
-        };
-        py.detach(|| self.0.pack(weight, packed));
+    unsafe fn pack(&self, py: Python<'_>, rows: Vec<RowsOf>, packed: usize) -> PyResult<Option<usize>> {
+        // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
+        let (rows, packed) = unsafe { (all_rows(rows)?, slice_mut(packed, self.0.packed_bytes())) };
+        if rows.len() != self.0.out_features {
+            return Err(PyValueError::new_err(format!("{} rows of a matrix of {}", rows.len(), self.0.out_features)));
+        }
+        // SAFETY: as above.
+        py.detach(|| unsafe { self.0.pack(&rows, packed, &mut pool()) }).map_err(PyValueError::new_err)
     }
 
     /// # Safety
@@ -150,6 +146,38 @@ impl Linear {
     }
 }
 
+/// The name of a source, the address of the rows' addresses, and their number.
+type RowsOf = (String, usize, usize);
+
+/// # Safety
+///
+/// The addresses are to so many addresses.
+unsafe fn all_rows(parts: Vec<RowsOf>) -> PyResult<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (name, addresses, num_rows) in parts {
+        let source =
+            Source::named(&name).ok_or_else(|| PyValueError::new_err(format!("no rows of {name} can be read")))?;
+        // SAFETY: as the caller promises.
+        let addresses: &[usize] = unsafe { slice(addresses, num_rows) };
+        rows.extend(addresses.iter().map(|&address| Row { source, address }));
+    }
+    Ok(rows)
+}
+
+/// # Safety
+///
+/// The pointers are to what the stub says.
+#[pyfunction]
+unsafe fn read_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: usize) -> PyResult<()> {
+    // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
+    unsafe {
+        let rows = all_rows(rows)?;
+        let out = slice_mut(out, rows.len() * in_features);
+        py.detach(|| linear::read_rows(&rows, in_features, out, &mut pool()));
+    }
+    Ok(())
+}
+
 #[pyfunction]
 fn set_num_threads(py: Python<'_>, num_threads: usize) -> PyResult<()> {
     if !(1..=1024).contains(&num_threads) {
@@ -177,8 +205,8 @@ fn instruction_set() -> &'static str {
 
 /// # Safety
 ///
-/// `length` bytes are there, initialised, and nothing writes to them while the slice lives.
-unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
+/// So many of them are there, aligned, and nothing writes to them while the slice lives.
+unsafe fn slice<'a, T>(address: usize, length: usize) -> &'a [T] {
     if length == 0 {
         return &[]; // torch gives an empty tensor a null pointer
     }
@@ -188,8 +216,8 @@ unsafe fn bytes<'a>(address: usize, length: usize) -> &'a [u8] {
 
 /// # Safety
 ///
-/// `length` bytes are there, and nothing else touches them while the slice lives.
-unsafe fn bytes_mut<'a>(address: usize, length: usize) -> &'a mut [u8] {
+/// So many of them are there, aligned, and nothing else touches them while the slice lives.
+unsafe fn slice_mut<'a, T>(address: usize, length: usize) -> &'a mut [T] {
     if length == 0 {
         return &mut [];
     }
@@ -209,5 +237,5 @@ mod _cpu {
         sample, scale_and_cap,
     };
     #[pymodule_export]
-    use super::{Linear, forget_threads, instruction_set, num_threads, set_num_threads};
+    use super::{Linear, forget_threads, instruction_set, num_threads, read_rows, set_num_threads};
 }

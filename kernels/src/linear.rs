@@ -13,18 +13,21 @@ mod int8;
 mod integer_rows;
 mod output;
 mod rounding;
+mod source;
 
 use std::mem;
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::op::RowWriter;
 use crate::threads::{Memory, Pool};
-use format::GROUP;
 pub(crate) use format::{Format, GgmlType, Int8Source};
 use integer_rows::{IntegerFormat, IntegerRows};
 use output::{Output, PANEL, SIDE};
+pub(crate) use source::{Row, Source, read_rows};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
 const FLOAT_ROWS_AT_ONCE: usize = 192;
@@ -66,8 +69,9 @@ impl Linear {
             Format::Int8(_) if in_features > MAX_INT8_FEATURES => {
                 Err(format!("an int8 linear of {in_features} inputs: its sums are exact up to {MAX_INT8_FEATURES}"))
             }
-            _ if self.blocks().is_some() && !in_features.is_multiple_of(GROUP) => {
-                Err(format!("{in_features} inputs in groups of {GROUP}: cut a matrix where a group ends"))
+            _ if !in_features.is_multiple_of(format.block_features()) => {
+                let group = format.block_features();
+                Err(format!("{in_features} inputs in groups of {group}: cut a matrix where a group ends"))
             }
             _ => Ok(()),
         }
@@ -82,30 +86,66 @@ impl Linear {
         self.in_features * self.dtype.bytes()
     }
 
-    /// Bytes of a row of the matrix before it is packed: elements, or GGUF's blocks.
-    pub(crate) fn row_bytes(&self) -> usize {
-        self.blocks().map_or(self.in_bytes(), |blocks| self.in_features / GROUP * blocks.block_bytes())
+    /// Pack the matrix from its rows. Gives back the first of them that has numbers that are not finite.
+    ///
+    /// # Errors
+    ///
+    /// The format cannot be made of a row's source.
+    ///
+    /// # Safety
+    ///
+    /// There are `out_features` rows, to which nothing writes during the call.
+    pub(crate) unsafe fn pack(
+        &self,
+        rows: &[Row],
+        packed: &mut [u8],
+        pool: &mut Pool,
+    ) -> Result<Option<usize>, String> {
+        assert_eq!((rows.len(), packed.len()), (self.out_features, self.packed_bytes()));
+        if let Some(row) = rows.iter().find(|row| !self.takes(row.source)) {
+            return Err(format!("{self:?} cannot be packed from rows of {:?}", row.source));
+        }
+        let odd = AtomicUsize::new(usize::MAX);
+        let panels: Vec<Mutex<&mut [u8]>> = packed.chunks_exact_mut(self.panel_bytes()).map(Mutex::new).collect();
+        pool.run(panels.len(), &|index| {
+            let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
+            panel.fill(0);
+            let mut numbers = vec![0.0; self.in_features];
+            let columns = index * PANEL..self.out_features.min((index + 1) * PANEL);
+            for (column, row) in columns.enumerate() {
+                // SAFETY: as the caller promises.
+                let Some(bytes) = (unsafe { rows[row].bytes(self.in_features) }) else { continue };
+                if !self.pack_column(rows[row].source, bytes, column, &mut panel, &mut numbers) {
+                    odd.fetch_min(row, Ordering::Relaxed);
+                }
+            }
+        });
+        Ok(Some(odd.into_inner()).filter(|&row| row != usize::MAX))
     }
 
-    /// Pack the matrix, `out_features` rows of `row_bytes`.
-    pub(crate) fn pack(&self, weight: &[u8], packed: &mut [u8]) {
-        assert_eq!((weight.len(), packed.len()), (self.out_features * self.row_bytes(), self.packed_bytes()));
-        let panels = packed.chunks_exact_mut(self.panel_bytes());
-        for (rows, panel) in weight.chunks(self.row_bytes() * PANEL).zip(panels) {
-            match self.format {
-                Format::Float => floats::pack_panel(self, rows, panel),
-                Format::Int8(source) => int8::pack_panel(self, source, rows, panel),
-                Format::Ggml(format) => ggml::pack_panel(self, format, rows, panel),
-            }
+    /// Whether this can be packed from such rows.
+    fn takes(&self, source: Source) -> bool {
+        match self.format {
+            Format::Float | Format::Int8(Int8Source::Elements) => true,
+            Format::Int8(Int8Source::Q4_0) => source == Source::Ggml(GgmlType::Q4_0),
+            Format::Int8(Int8Source::Q4_1) => source == Source::Ggml(GgmlType::Q4_1),
+            Format::Ggml(format) => source == Source::Ggml(format),
         }
     }
 
-    /// What the matrix is made of before it is packed; None of elements.
-    fn blocks(&self) -> Option<GgmlType> {
+    /// Pack a row as a column of a panel that was all zeros. Gives back whether its numbers are finite.
+    fn pack_column(&self, source: Source, row: &[u8], column: usize, panel: &mut [u8], numbers: &mut [f32]) -> bool {
         match self.format {
-            Format::Float => None,
-            Format::Int8(source) => source.blocks(),
-            Format::Ggml(format) => Some(format),
+            Format::Ggml(format) => ggml::pack_column(format, row, column, panel),
+            Format::Int8(Int8Source::Elements) => {
+                source.numbers(row, numbers);
+                int8::pack_numbers(numbers, column, panel)
+            }
+            Format::Int8(blocks) => int8::pack_blocks(self, blocks, row, column, panel),
+            Format::Float => {
+                source.numbers(row, numbers);
+                floats::pack_column(self.dtype, numbers, column, panel)
+            }
         }
     }
 

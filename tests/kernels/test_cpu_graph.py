@@ -15,6 +15,7 @@ from pyllm_kernels import (
     CaptureError,
     Graph,
     KVScales,
+    MatrixRows,
     PackedLinear,
     QKNorm,
     _cpu,
@@ -105,7 +106,11 @@ class Model:
         return KERNELS.add_rms_norm(x, residual, weight, 1e-5)
 
 
-@pytest.mark.parametrize("pack", [KERNELS.pack_linear, KERNELS.pack_int8])
+def pack_int8(weight: Tensor) -> PackedLinear:
+    return KERNELS.pack_rows([MatrixRows.of(weight)], "int8", weight.dtype)
+
+
+@pytest.mark.parametrize("pack", [KERNELS.pack_linear, pack_int8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_replay_is_the_calls_for_any_part_of_the_batch(
     dtype: torch.dtype, pack: Callable[[Tensor], PackedLinear]

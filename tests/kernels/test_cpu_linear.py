@@ -5,17 +5,29 @@ import threading
 from dataclasses import replace
 
 import gguf
-import numpy as np
 import pyllm_kernels
 import pytest
 import torch
-from pyllm_kernels import BackendError, Kernels, PackedLinear, _cpu, pack_int8, pack_linear, select
+from pyllm_kernels import (
+    BLOCKS,
+    BackendError,
+    Kernels,
+    MatrixRows,
+    NotFiniteError,
+    PackedLinear,
+    _cpu,
+    pack_linear,
+    pack_rows,
+    select,
+)
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 OURS = [torch.float32, torch.bfloat16]
-BLOCKS = ["q8_0", "q4_0", "q4_1"]
 INT8_OF_BLOCKS = ["int8 of q4_0", "int8 of q4_1"]
 QUANTISED = ["int8", *INT8_OF_BLOCKS, *BLOCKS]
+# Where the float16 of a block are.
+HALVES = {"q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "iq4_nl": [0], "iq4_xs": [0]}
+HALVES |= {"q2_k": [80, 82], "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
 SHAPES = [(1, 1), (32, 64), (33, 7), (97, 48), (192, 577)]  # out_features, in_features
 
 
@@ -48,23 +60,66 @@ def test_rows_come_out_as_they_went_in(kernels: Kernels, dtype: torch.dtype, dev
     assert torch.equal(kernels.packed_rows(kernels.pack_linear(weight), rows), weight[rows])
 
 
-def blocks_of(weight: torch.Tensor, block_format: str) -> torch.Tensor:
+def blocks_of(out_features: int, in_features: int, block_format: str) -> MatrixRows:
+    """Blocks of any bits whose float16 are small: uint8 [out_features, bytes]."""
+    features, block_bytes = BLOCKS[block_format]
+    blocks = torch.randint(0, 256, (out_features, in_features // features, block_bytes), dtype=torch.uint8)
+    for at in HALVES[block_format]:
+        scales = (torch.rand(blocks.shape[:2]) * 0.02).half()
+        blocks[..., at : at + 2] = scales.unsqueeze(-1).view(torch.uint8)
+    return MatrixRows.of(blocks.flatten(1), block_format)
+
+
+def blocks_from(weight: torch.Tensor, block_format: str) -> MatrixRows:
+    """The weights as the gguf package quantises them."""
     kind = gguf.GGMLQuantizationType[block_format.upper()]
-    return torch.from_numpy(gguf.quants.quantize(weight.numpy(), kind))
+    return MatrixRows.of(torch.from_numpy(gguf.quants.quantize(weight.numpy(), kind)), block_format)
 
 
-def numbers_of(blocks: torch.Tensor, block_format: str) -> torch.Tensor:
-    kind = gguf.GGMLQuantizationType[block_format.upper()]
-    return torch.from_numpy(gguf.quants.dequantize(np.ascontiguousarray(blocks.numpy()), kind))
+def numbers_of(rows: MatrixRows) -> torch.Tensor:
+    """What the gguf package makes of them."""
+    (blocks,) = rows.owners
+    assert isinstance(blocks, torch.Tensor)
+    kind = gguf.GGMLQuantizationType[rows.format.upper()]
+    return torch.from_numpy(gguf.quants.dequantize(blocks.numpy(), kind))
 
 
-def quantised(kernels: Kernels, weight: torch.Tensor, weight_format: str, dtype: torch.dtype) -> PackedLinear:
+def width_of(weight_format: str, features: int) -> int:
+    """At least so many features, in whole blocks."""
+    block = BLOCKS.get(weight_format.removeprefix("int8 of "), (1, 0))[0]
+    return -(-features // block) * block
+
+
+def quantised(kernels: Kernels, shape: tuple[int, int], weight_format: str, dtype: torch.dtype) -> PackedLinear:
     if weight_format == "int8":
-        return kernels.pack_int8(weight.to(dtype))
-    if weight_format in INT8_OF_BLOCKS:
-        block_format = weight_format.removeprefix("int8 of ")
-        return kernels.pack_int8_blocks(blocks_of(weight, block_format), block_format, dtype)
-    return kernels.pack_blocks(blocks_of(weight, weight_format), weight_format, dtype)
+        return kernels.pack_rows([MatrixRows.of(torch.randn(shape))], "int8", dtype)
+    block_format = weight_format.removeprefix("int8 of ")
+    return kernels.pack_rows([blocks_of(*shape, block_format)], weight_format.partition(" ")[0], dtype)
+
+
+@pytest.mark.parametrize("weight_format", [*BLOCKS, "float32", "float16", "bfloat16"])
+def test_numbers_are_those_of_the_gguf_package(weight_format: str) -> None:
+    if weight_format in BLOCKS:
+        rows = blocks_of(70, 512, weight_format)
+        expected = numbers_of(rows)
+    else:
+        expected = torch.randn(70, 33).to(getattr(torch, weight_format))
+        rows = MatrixRows.of(expected)
+    assert torch.equal(rows.numbers(), expected.float())
+
+
+@pytest.mark.parametrize("weight_format", BLOCKS)
+def test_products_of_whole_numbers_are_those_with_the_dequantised_matrix(weight_format: str) -> None:
+    """Inputs that are integers from -127 to 127, both ends in each group, are not rounded."""
+    cpu = select("cpu", "cpu")
+    rows = blocks_of(70, 512, weight_format)
+    x = torch.randint(-127, 128, (21, 512)).float()
+    x.view(21, -1, 32)[..., 0] = 127
+    exact = x.double() @ numbers_of(rows).double().T
+    products = cpu.packed_linear(x, cpu.pack_rows([rows], weight_format, torch.float32))
+    magnitudes = x.double().abs() @ numbers_of(rows).double().abs().T
+    # Some 70 additions of float32, each off by at most 2^-24 of what there is.
+    assert ((products.double() - exact).abs() <= 70 * 2.0**-24 * magnitudes).all()
 
 
 @pytest.mark.parametrize("dtype", OURS, ids=str)
@@ -74,31 +129,38 @@ def quantised(kernels: Kernels, weight: torch.Tensor, weight_format: str, dtype:
 def test_quantised_products_are_the_specified_ones(
     weight_format: str, tokens: int, out_features: int, in_features: int, dtype: torch.dtype
 ) -> None:
-    weight, x = torch.randn(out_features, in_features), torch.randn(tokens, in_features).to(dtype)
+    in_features = width_of(weight_format, in_features)
+    x = torch.randn(tokens, in_features).to(dtype)
     cpu, reference = select("cpu", "cpu"), select("reference", "cpu")
-    output = cpu.packed_linear(x, quantised(cpu, weight, weight_format, dtype))
-    specified = reference.packed_linear(x, quantised(reference, weight, weight_format, dtype))
+    block_format = weight_format.removeprefix("int8 of ")
+    weight = torch.randn(out_features, in_features)
+    if weight_format == "int8":
+        rows = MatrixRows.of(weight)
+    elif weight_format in INT8_OF_BLOCKS:  # some of whose integers reach the ends that scales are made of
+        rows = blocks_from(weight, block_format)
+    else:
+        rows = blocks_of(out_features, in_features, block_format)
+    packed_as = weight_format.partition(" ")[0]
+    output = cpu.packed_linear(x, cpu.pack_rows([rows], packed_as, dtype))
+    specified = reference.packed_linear(x, reference.pack_rows([rows], packed_as, dtype))
     assert output.dtype == dtype
     # They differ in the rounding of their sums alone.
     tolerance = 1e-5 if dtype == torch.float32 else 1e-2
-    torch.testing.assert_close(output, specified, atol=tolerance, rtol=tolerance)
+    size = max(1.0, float(specified.abs().max())) if tokens else 1.0
+    torch.testing.assert_close(output, specified, atol=tolerance * size, rtol=tolerance)
 
 
 @pytest.mark.parametrize(
-    ("weight_format", "most"),
-    [
-        ("int8", 0.01),
-        ("int8 of q4_0", 0.13),
-        ("int8 of q4_1", 0.1),
-        ("q8_0", 0.01),
-        ("q4_0", 0.13),
-        ("q4_1", 0.1),
-    ],
+    ("weight_format", "most"), [("int8", 0.01), ("int8 of q4_0", 0.13), ("q8_0", 0.01), ("q5_1", 0.05)]
 )
 def test_quantising_loses_little(weight_format: str, most: float) -> None:
     weight, x = torch.randn(64, 576), torch.randn(20, 576)
+    rows = MatrixRows.of(weight)
+    if weight_format != "int8":
+        kind = weight_format.removeprefix("int8 of ")
+        rows = blocks_from(weight, kind)
     for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
-        output = kernels.packed_linear(x, quantised(kernels, weight, weight_format, torch.float32))
+        output = kernels.packed_linear(x, kernels.pack_rows([rows], weight_format.partition(" ")[0], torch.float32))
         exact = x @ weight.T
         assert (output - exact).norm() / exact.norm() < most
 
@@ -106,11 +168,11 @@ def test_quantising_loses_little(weight_format: str, most: float) -> None:
 @pytest.mark.parametrize("dtype", OURS, ids=str)
 @pytest.mark.parametrize("weight_format", BLOCKS)
 def test_rows_of_blocks_come_out_as_numbers(weight_format: str, dtype: torch.dtype) -> None:
-    blocks = blocks_of(torch.randn(70, 96), weight_format)
+    blocks = blocks_of(70, 256, weight_format)
     rows = torch.tensor([69, 0, 31, 32, 0], dtype=torch.int32)
     for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
-        out = kernels.packed_rows(kernels.pack_blocks(blocks, weight_format, dtype), rows)
-        assert torch.equal(out, numbers_of(blocks, weight_format)[rows].to(dtype))
+        out = kernels.packed_rows(kernels.pack_rows([blocks], weight_format, dtype), rows)
+        assert torch.equal(out, numbers_of(blocks)[rows].to(dtype))
 
 
 @pytest.mark.parametrize("dtype", OURS, ids=str)
@@ -118,7 +180,10 @@ def test_rows_of_blocks_come_out_as_numbers(weight_format: str, dtype: torch.dty
 def test_rows_of_int8_come_out_near_what_went_in(in_features: int, dtype: torch.dtype) -> None:
     weight = torch.randn(70, in_features).to(dtype)
     rows = torch.tensor([69, 0, 31], dtype=torch.int32)
-    cpu, reference = (kernels.packed_rows(kernels.pack_int8(weight), rows) for kernels in map(select, *both_backends()))
+    cpu, reference = (
+        kernels.packed_rows(kernels.pack_rows([MatrixRows.of(weight)], "int8", dtype), rows)
+        for kernels in map(select, *both_backends())
+    )
     assert torch.equal(cpu, reference)
     assert (cpu - weight[rows]).float().norm() < 0.015 * weight[rows].float().norm()
 
@@ -129,7 +194,7 @@ def test_outliers_leave_the_rest_of_an_int8_row_precise(backend: str) -> None:
     weight, x = torch.randn(64, 576), torch.randn(20, 576)
     x[:, 100] = 100.0
     weight[:, 100] = 0.0  # the product is of the other features alone
-    output, exact = kernels.packed_linear(x, kernels.pack_int8(weight)), x @ weight.T
+    output, exact = kernels.packed_linear(x, int8(kernels, weight)), x @ weight.T
     # With 8 bits it is 0.23: a step of the integers would be most of what another feature is.
     assert (output - exact).norm() / exact.norm() < 0.01
 
@@ -137,17 +202,22 @@ def test_outliers_leave_the_rest_of_an_int8_row_precise(backend: str) -> None:
 @pytest.mark.parametrize("dtype", OURS, ids=str)
 @pytest.mark.parametrize("block_format", ["q4_0", "q4_1"])
 def test_int8_of_blocks_is_nearly_what_they_stand_for(block_format: str, dtype: torch.dtype) -> None:
-    blocks = blocks_of(torch.randn(70, 96), block_format)
-    blocks[3] = 0
+    weight = torch.randn(70, 96)
+    weight[3] = 0
+    blocks = blocks_from(weight, block_format)
     rows = torch.tensor([69, 0, 3, 31], dtype=torch.int32)
     cpu, reference = (
-        kernels.packed_rows(kernels.pack_int8_blocks(blocks, block_format, dtype), rows)
+        kernels.packed_rows(kernels.pack_rows([blocks], "int8", dtype), rows)
         for kernels in map(select, *both_backends())
     )
     torch.testing.assert_close(cpu, reference)
-    numbers = numbers_of(blocks, block_format)[rows]
+    numbers = numbers_of(blocks)[rows]
     assert not cpu[2].any()
     assert (cpu - numbers).norm() < 0.01 * numbers.norm()
+
+
+def int8(kernels: Kernels, weight: torch.Tensor) -> PackedLinear:
+    return kernels.pack_rows([MatrixRows.of(weight)], "int8", weight.dtype)
 
 
 def both_backends() -> tuple[tuple[str, str], tuple[str, str]]:
@@ -157,7 +227,7 @@ def both_backends() -> tuple[tuple[str, str], tuple[str, str]]:
 def test_out_may_be_columns_of_a_wider_tensor() -> None:
     x, wide = torch.randn(3, 64), torch.zeros(3, 20)
     for kernels in map(select, *both_backends()):
-        packed = kernels.pack_int8(torch.randn(7, 64))
+        packed = int8(kernels, torch.randn(7, 64))
         out = wide[:, 5:12]
         assert kernels.packed_linear(x, packed, out) is out
         assert torch.equal(wide[:, 5:12], kernels.packed_linear(x, packed))
@@ -179,10 +249,14 @@ def test_an_out_that_does_not_fit_is_refused(out: torch.Tensor) -> None:
 @pytest.mark.parametrize("weight_format", ["floats", *QUANTISED])
 def test_a_row_is_the_same_alone_among_others_and_on_any_threads(weight_format: str, dtype: torch.dtype) -> None:
     kernels = select("cpu", "cpu")
-    weight = torch.randn(960, 576)
+    shape = (960, width_of(weight_format, 576))
     is_float = weight_format == "floats"
-    packed = kernels.pack_linear(weight.to(dtype)) if is_float else quantised(kernels, weight, weight_format, dtype)
-    x = torch.randn(77, 576).to(dtype)
+    packed = (
+        kernels.pack_linear(torch.randn(shape).to(dtype))
+        if is_float
+        else quantised(kernels, shape, weight_format, dtype)
+    )
+    x = torch.randn(77, shape[1]).to(dtype)
     alone = torch.cat([kernels.packed_linear(row, packed) for row in x.split(1)])
     before = pyllm_kernels.num_threads()
     try:
@@ -227,15 +301,33 @@ def test_rows_that_are_not_there_are_refused(packed: PackedLinear) -> None:
         select("cpu", "cpu").packed_rows(packed, torch.tensor([0]))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_blocks_of_another_kind_are_refused(backend: str) -> None:
-    kernels = select(backend, "cpu")
-    with pytest.raises(ValueError, match="no blocks of q4_k: use q8_0, q4_0, q4_1, or floats"):
-        kernels.pack_blocks(torch.zeros(2, 144, dtype=torch.uint8), "q4_k", torch.float32)
+def test_rows_of_another_kind_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no blocks of iq2_xs: use q8_0, q4_0, .*, iq4_xs, or floats"):
+        MatrixRows.of(torch.zeros(2, 74, dtype=torch.uint8), "iq2_xs")
     with pytest.raises(ValueError, match=r"blocks are torch.uint8 \[2, 35\]: q8_0 has uint8, 34 of them a block"):
-        kernels.pack_blocks(torch.zeros(2, 35, dtype=torch.uint8), "q8_0", torch.float32)
-    with pytest.raises(ValueError, match="no int8 of blocks of q8_0: use q4_0, q4_1 or floats"):
-        kernels.pack_int8_blocks(torch.zeros(2, 34, dtype=torch.uint8), "q8_0", torch.float32)
+        MatrixRows.of(torch.zeros(2, 35, dtype=torch.uint8), "q8_0")
+    with pytest.raises(ValueError, match=r"rows are \[3\] on cpu: give a matrix on the CPU"):
+        MatrixRows.of(torch.zeros(3))
+    rows, wider = blocks_of(2, 32, "q8_0"), blocks_of(2, 64, "q8_0")
+    with pytest.raises(ValueError, match=r"rows of \[32, 64\] features cannot lie one below the other"):
+        pack_rows([rows, wider], "q8_0", torch.float32)
+    for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
+        with pytest.raises(ValueError, match="cannot be packed from rows of"):
+            kernels.pack_rows([rows], "q4_0", torch.float32)
+    with pytest.raises(ValueError, match="no rows of odd can be read"):
+        _cpu.read_rows([("odd", 0, 0)], 32, 0)
+    with pytest.raises(ValueError, match="1 rows of a matrix of 3"):
+        _cpu.Linear("float32", "float32", 32, 3).pack([("float32", rows.addresses.data_ptr(), 1)], 0)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_the_first_row_that_is_not_finite_is_named(backend: str) -> None:
+    weight = torch.randn(70, 32)
+    weight[[40, 41], 3] = torch.tensor([torch.nan, torch.inf])
+    for weight_format in ("float32", "int8"):
+        with pytest.raises(NotFiniteError, match="row 40 of the matrix has a NaN or an infinity") as caught:
+            select(backend, "cpu").pack_rows([MatrixRows.of(weight)], weight_format, torch.float32)
+        assert caught.value.row == 40
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -257,13 +349,12 @@ def test_what_cannot_be_is_refused() -> None:
 
 def test_what_is_no_matrix_is_refused() -> None:
     for shape in [(3,), (2, 3, 4), (3000, 4000, 0)]:
-        for pack in (pack_linear, pack_int8):
-            with pytest.raises(ValueError, match="give a matrix"):
-                pack(torch.empty(shape))
+        with pytest.raises(ValueError, match="give a matrix"):
+            pack_linear(torch.empty(shape))
 
 
 def test_data_that_is_not_what_its_layout_says_is_refused() -> None:
-    packed = pack_int8(torch.randn(8, 64))
+    packed = pack_rows([MatrixRows.of(torch.randn(8, 64))], "int8", torch.float32)
     with pytest.raises(ValueError, match="the layout takes"):
         replace(packed, data=packed.data[:1])
 

@@ -12,7 +12,7 @@ mod x86;
 
 use super::output::{Output, PANEL};
 use super::{Linear, Part, equal_parts};
-use crate::dtype::DType;
+use crate::dtype::{DType, round_to_bfloat16};
 use crate::isa::Isa;
 use tile::{Multiply, Tile};
 
@@ -24,14 +24,24 @@ pub(super) fn panel_bytes(linear: &Linear) -> usize {
     linear.in_features.div_ceil(4 / linear.dtype.bytes()) * STEP_BYTES
 }
 
-/// Pack the panel's rows of the matrix, of which there may be fewer than `PANEL`.
-pub(super) fn pack_panel(linear: &Linear, rows: &[u8], panel: &mut [u8]) {
-    panel.fill(0);
-    for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
-        for (numbers, step) in row.chunks(4).zip(panel.chunks_exact_mut(STEP_BYTES)) {
-            step[column * 4..column * 4 + numbers.len()].copy_from_slice(numbers);
+/// Pack numbers as a column of a panel that was all zeros. Gives back whether they are finite.
+pub(super) fn pack_column(dtype: DType, numbers: &[f32], column: usize, panel: &mut [u8]) -> bool {
+    let steps = panel.chunks_exact_mut(STEP_BYTES);
+    match dtype {
+        DType::Float32 => {
+            for (number, step) in numbers.iter().zip(steps) {
+                step[column * 4..column * 4 + 4].copy_from_slice(&number.to_ne_bytes());
+            }
+        }
+        DType::Bfloat16 => {
+            for (pair, step) in numbers.chunks(2).zip(steps) {
+                for (number, cell) in pair.iter().zip(step[column * 4..].chunks_exact_mut(2)) {
+                    cell.copy_from_slice(&round_to_bfloat16(*number).to_ne_bytes());
+                }
+            }
         }
     }
+    numbers.iter().fold(true, |finite, number| finite & number.is_finite())
 }
 
 /// Copy one column of a panel, which is a row of the matrix, back out.

@@ -18,6 +18,17 @@ pub(crate) enum Int8Source {
     Q4_1,
 }
 
+impl Format {
+    /// Features that are packed together.
+    pub(crate) fn block_features(self) -> usize {
+        match self {
+            Self::Float | Self::Int8(Int8Source::Elements) => 1,
+            Self::Int8(Int8Source::Q4_0 | Int8Source::Q4_1) => GROUP,
+            Self::Ggml(format) => format.block_features(),
+        }
+    }
+}
+
 impl Int8Source {
     pub(crate) fn blocks(self) -> Option<GgmlType> {
         match self {
@@ -28,48 +39,173 @@ impl Int8Source {
     }
 }
 
-/// GGUF's integers, in groups of 32 features of one output, each to be multiplied with the scale of its group.
+/// GGUF's formats of integers. Each number is `scale × integer + minimum`, the integer from 0 up or looked up in a
+/// codebook, less the format's offset; see `Encoding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GgmlType {
-    /// -128 to 127, with a float16 scale a group.
     Q8_0,
-    /// -8 to 7, with a float16 scale a group.
     Q4_0,
-    /// 0 to 15, with a float16 scale and a float16 minimum a group, which is added.
     Q4_1,
+    Q5_0,
+    Q5_1,
+    Iq4Nl,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    Iq4Xs,
 }
 
-/// Features of a group.
+/// Features of a group of integers.
 pub(crate) const GROUP: usize = 32;
+/// Groups of a super-block.
+pub(crate) const SUPER_GROUPS: usize = 8;
+
+/// How a group's scales and minimums are written down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scales {
+    /// float16 each.
+    Half,
+    /// A signed byte each, to be multiplied with a float16 of the super-block.
+    SuperBlock,
+    /// float32 each: only of what is expanded (see `ggml/expand.rs`).
+    Single,
+}
+
+/// What a format is made of, so far as kernels must know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Encoding {
+    /// Of an integer, or of its place in the codebook.
+    pub(crate) bits: usize,
+    pub(crate) has_codebook: bool,
+    /// What is added to an integer for it to have no sign.
+    pub(crate) offset: i32,
+    pub(crate) scales: Scales,
+    /// Scales of a group: one, or one for each half of it.
+    pub(crate) scales_per_group: usize,
+    pub(crate) has_min: bool,
+}
+
+/// What indices of `IQ4_NL` and `IQ4_XS` stand for (`kvalues_iq4nl` of ggml).
+pub(crate) const CODEBOOK: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 impl GgmlType {
-    /// What is added to an integer for it to be stored without a sign.
-    pub(crate) fn offset(self) -> i32 {
+    pub(crate) const ALL: [Self; 12] = [
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Iq4Nl,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Iq4Xs,
+    ];
+
+    pub(crate) const fn encoding(self) -> Encoding {
+        let (bits, offset, scales_per_group, has_min) = match self {
+            Self::Q8_0 => (8, 128, 1, false),
+            Self::Q4_0 => (4, 8, 1, false),
+            Self::Q4_1 | Self::Q4K => (4, 0, 1, true),
+            Self::Q5_0 => (5, 16, 1, false),
+            Self::Q5_1 | Self::Q5K => (5, 0, 1, true),
+            Self::Q2K => (4, 0, 2, true),  // 2 bits in the place of 4
+            Self::Q3K => (4, 4, 2, false), // 3 bits in the place of 4
+            Self::Q6K => (6, 32, 2, false),
+            Self::Iq4Nl | Self::Iq4Xs => (4, 128, 1, false),
+        };
+        let scales = if self.block_features() == GROUP { Scales::Half } else { Scales::SuperBlock };
+        let has_codebook = matches!(self, Self::Iq4Nl | Self::Iq4Xs);
+        Encoding { bits, has_codebook, offset, scales, scales_per_group, has_min }
+    }
+
+    /// As gguf calls it, in small letters.
+    pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Q8_0 => 128,
-            Self::Q4_0 => 8,
-            Self::Q4_1 => 0,
+            Self::Q8_0 => "q8_0",
+            Self::Q4_0 => "q4_0",
+            Self::Q4_1 => "q4_1",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Iq4Nl => "iq4_nl",
+            Self::Q2K => "q2_k",
+            Self::Q3K => "q3_k",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+            Self::Iq4Xs => "iq4_xs",
         }
     }
 
-    pub(crate) fn bits(self) -> usize {
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|format| format.name() == name)
+    }
+
+    /// Features of a block: rows are cut where one ends.
+    pub(crate) const fn block_features(self) -> usize {
         match self {
-            Self::Q8_0 => 8,
-            Self::Q4_0 | Self::Q4_1 => 4,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl => GROUP,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => GROUP * SUPER_GROUPS,
         }
     }
 
-    /// Bytes of a group's scale, and of its minimum.
-    pub(crate) fn scale_bytes(self) -> (usize, usize) {
+    /// Bytes of a block as it lies in a GGUF file.
+    pub(crate) const fn block_bytes(self) -> usize {
         match self {
-            Self::Q8_0 | Self::Q4_0 => (2, 0),
-            Self::Q4_1 => (2, 2),
+            Self::Q4_0 | Self::Iq4Nl => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Q8_0 => 34,
+            Self::Q2K => 84,
+            Self::Q3K => 110,
+            Self::Iq4Xs => 136,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
+        }
+    }
+}
+
+impl Encoding {
+    /// Bytes of a group's integers in a panel of so many columns.
+    pub(crate) const fn integer_bytes(self, columns: usize) -> usize {
+        columns * GROUP * self.bits / 8
+    }
+
+    /// Bytes of each scale and minimum.
+    pub(crate) const fn scale_bytes(self) -> usize {
+        match self.scales {
+            Scales::Half => 2,
+            Scales::SuperBlock => 1,
+            Scales::Single => 4,
         }
     }
 
-    /// Bytes of a group as it lies in a GGUF: the scale, the minimum, the integers.
-    pub(crate) fn block_bytes(self) -> usize {
-        let (scale, min) = self.scale_bytes();
-        scale + min + GROUP * self.bits() / 8
+    /// Scales and minimums of a group.
+    pub(crate) const fn factors_per_group(self) -> usize {
+        self.scales_per_group * if self.has_min { 2 } else { 1 }
+    }
+
+    /// Bytes of a group in a panel of so many columns.
+    pub(crate) const fn group_bytes(self, columns: usize) -> usize {
+        self.integer_bytes(columns) + columns * self.factors_per_group() * self.scale_bytes()
+    }
+
+    /// Bytes before a super-block's groups: a float16 for its scales, and one for its minimums.
+    pub(crate) const fn super_bytes(self, columns: usize) -> usize {
+        match self.scales {
+            Scales::SuperBlock => columns * 2 * if self.has_min { 2 } else { 1 },
+            Scales::Half | Scales::Single => 0,
+        }
+    }
+
+    /// Bytes of so many groups in a panel of so many columns.
+    pub(crate) const fn panel_bytes(self, groups: usize, columns: usize) -> usize {
+        groups * self.group_bytes(columns) + groups / SUPER_GROUPS * self.super_bytes(columns)
     }
 }

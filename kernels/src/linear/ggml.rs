@@ -3,7 +3,13 @@
 //!
 //! Of an output element every operation is specified: for each group in turn, `sum = fma(input scale × weight scale,
 //! integer product, sum)`, and where weights have a minimum `sum = fma(minimum, input scale × sum of input integers,
-//! sum)` after it, in float32. So it is bitwise the same in every micro-kernel, on every instruction set.
+//! sum)` after it, in float32; a group with two scales does each for its first half, then for its second. A scale of a
+//! super-block is the exact product of its two parts. So it is bitwise the same in every micro-kernel, on every
+//! instruction set.
+//!
+//! GGUF has many formats, and here are few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with factors
+//! in one of two forms (see `Encoding`), from which the compiler makes the kernel of each for a few rows; for many rows
+//! the panel is first expanded to bytes and float32, so that there are four kernels for all.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -11,6 +17,8 @@ mod amx;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod blocks;
+mod expand;
 mod panel;
 mod portable;
 mod quantise;
@@ -19,8 +27,9 @@ mod tile;
 use super::format::{GROUP, GgmlType};
 use super::integer_rows::IntegerFormat;
 use crate::isa::Isa;
-pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{Factors, Q4_0, Q4_1, Q8_0, Tile, Weights};
+pub(super) use blocks::group_numbers;
+pub(super) use panel::{pack_column, panel_bytes, unpack_column};
+use tile::{Factors, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
 
 impl IntegerFormat for GgmlType {
     const CHUNK: usize = GROUP;
@@ -43,7 +52,7 @@ impl IntegerFormat for GgmlType {
         factors: *mut Factors,
     ) {
         // SAFETY: as the caller promises.
-        unsafe { quantise::quantise(numbers, widen, self.offset(), integers, factors) };
+        unsafe { quantise::quantise(numbers, widen, self.encoding(), integers, factors) };
     }
 
     unsafe fn multiply(self, isa: Isa, tile: &Tile) {
@@ -53,6 +62,15 @@ impl IntegerFormat for GgmlType {
                 Self::Q8_0 => multiply::<Q8_0>(isa, tile),
                 Self::Q4_0 => multiply::<Q4_0>(isa, tile),
                 Self::Q4_1 => multiply::<Q4_1>(isa, tile),
+                Self::Q5_0 => multiply::<Q5_0>(isa, tile),
+                Self::Q5_1 => multiply::<Q5_1>(isa, tile),
+                Self::Iq4Nl => multiply::<Iq4Nl>(isa, tile),
+                Self::Q2K => multiply::<Q2K>(isa, tile),
+                Self::Q3K => multiply::<Q3K>(isa, tile),
+                Self::Q4K => multiply::<Q4K>(isa, tile),
+                Self::Q5K => multiply::<Q5K>(isa, tile),
+                Self::Q6K => multiply::<Q6K>(isa, tile),
+                Self::Iq4Xs => multiply::<Iq4Xs>(isa, tile),
             }
         }
     }
@@ -66,12 +84,20 @@ unsafe fn multiply<W: Weights>(isa: Isa, tile: &Tile) {
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]
-            Isa::Amx => amx::multiply::<W>(tile),
+            Isa::Amx if tile.rows >= amx::LEAST_ROWS => {
+                expand::expanded::<W>(tile, isa, |tile| amx::multiply::<W::Expanded>(tile));
+            }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 | Isa::Avx512Bf16 => avx512::multiply::<W>(tile),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx if tile.rows <= avx512::MOST_PACKED_ROWS => {
+                avx512::multiply::<W>(tile);
+            }
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2::multiply::<W>(tile),
-            _ => portable::multiply::<W>(tile),
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => {
+                expand::expanded::<W>(tile, isa, |tile| avx512::multiply::<W::Expanded>(tile));
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => expand::expanded::<W>(tile, isa, |tile| avx2::multiply::<W::Expanded>(tile)),
+            _ => expand::expanded::<W>(tile, isa, |tile| portable::multiply::<W::Expanded>(tile)),
         }
     }
 }

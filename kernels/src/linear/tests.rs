@@ -1,18 +1,28 @@
 use proptest::prelude::*;
 
+use super::format::GROUP;
 use super::*;
 use crate::dtype::{from_bfloat16, from_float16, round_to_bfloat16};
 use crate::op::Matrix;
 
-const FORMATS: [Format; 7] = [
-    Format::Float,
-    Format::Int8(Int8Source::Elements),
-    Format::Int8(Int8Source::Q4_0),
-    Format::Int8(Int8Source::Q4_1),
-    Format::Ggml(GgmlType::Q8_0),
-    Format::Ggml(GgmlType::Q4_0),
-    Format::Ggml(GgmlType::Q4_1),
-];
+fn formats() -> Vec<Format> {
+    let int8 = [Int8Source::Elements, Int8Source::Q4_0, Int8Source::Q4_1].map(Format::Int8);
+    [Format::Float].into_iter().chain(int8).chain(GgmlType::ALL.map(Format::Ggml)).collect()
+}
+
+/// What a linear is packed from, where nobody asks for something else.
+fn source_of(linear: &Linear) -> Source {
+    match linear.format {
+        Format::Float | Format::Int8(Int8Source::Elements) => Source::Elements(linear.dtype),
+        Format::Int8(Int8Source::Q4_0) => Source::Ggml(GgmlType::Q4_0),
+        Format::Int8(Int8Source::Q4_1) => Source::Ggml(GgmlType::Q4_1),
+        Format::Ggml(format) => Source::Ggml(format),
+    }
+}
+
+fn row_bytes(linear: &Linear) -> usize {
+    source_of(linear).row_bytes(linear.in_features)
+}
 
 fn elements(dtype: DType, numbers: &[f32]) -> Vec<u8> {
     match dtype {
@@ -29,9 +39,17 @@ fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 }
 
 fn packed(linear: &Linear, weight: &[u8]) -> Vec<u8> {
+    packed_from(linear, source_of(linear), weight).0
+}
+
+/// And the first row whose numbers are not finite.
+fn packed_from(linear: &Linear, source: Source, weight: &[u8]) -> (Vec<u8>, Option<usize>) {
+    let rows = weight.chunks_exact(source.row_bytes(linear.in_features));
+    let rows: Vec<Row> = rows.map(|row| Row { source, address: row.as_ptr().expose_provenance() }).collect();
     let mut packed = vec![0xff; linear.packed_bytes()];
-    linear.pack(weight, &mut packed);
-    packed
+    // SAFETY: the rows are there.
+    let odd = unsafe { linear.pack(&rows, &mut packed, &mut Pool::new(2)) };
+    (packed, odd.expect("the source is one of the format's"))
 }
 
 fn run(linear: &Linear, isa: Isa, num_threads: usize, x: &[u8], packed: &[u8]) -> Vec<u8> {
@@ -106,22 +124,94 @@ fn look_up(linear: &Linear, packed: &[u8], indices: &[i32]) -> Result<Vec<u8>, i
 /// One group of weights: scale, minimum, integers.
 type Group = (f32, f32, Vec<i32>);
 
-/// A row of a quantised matrix, read as plainly as can be.
+/// A row of a quantised matrix, read as plainly as can be, after ggml's `dequantize_row_*`.
 fn groups(format: GgmlType, row: &[u8]) -> Vec<Group> {
-    let half = |bytes: &[u8]| from_float16(u16::from_ne_bytes([bytes[0], bytes[1]]));
-    let nibbles = |bytes: &[u8], offset: i32| {
-        let lows = bytes.iter().map(|byte| i32::from(byte & 0xf) - offset);
-        lows.chain(bytes.iter().map(|byte| i32::from(byte >> 4) - offset)).collect()
+    row.chunks_exact(format.block_bytes()).flat_map(|block| groups_of_block(format, block)).collect()
+}
+
+fn groups_of_block(format: GgmlType, block: &[u8]) -> Vec<Group> {
+    let half = |at: usize| from_float16(u16::from_ne_bytes([block[at], block[at + 1]]));
+    let lows_then_highs = |bytes: &[u8]| -> Vec<i32> {
+        bytes.iter().map(|byte| byte & 0xf).chain(bytes.iter().map(|byte| byte >> 4)).map(i32::from).collect()
+    };
+    let less = |integers: Vec<i32>, offset: i32| integers.into_iter().map(|integer| integer - offset).collect();
+    let fifth = |mut integers: Vec<i32>, bits: &[u8]| {
+        for (at, integer) in integers.iter_mut().enumerate() {
+            *integer |= i32::from(bits[at / 8] >> (at % 8) & 1) << 4;
+        }
+        integers
+    };
+    let looked_up = |places: Vec<i32>| -> Vec<i32> {
+        let numbers = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+        places.into_iter().map(|place| numbers[place as usize]).collect()
     };
     match format {
-        GgmlType::Q8_0 => {
-            let group = |block: &[u8]| (half(block), 0.0, block[2..].iter().map(|&q| i32::from(q as i8)).collect());
-            row.chunks_exact(34).map(group).collect()
-        }
-        GgmlType::Q4_0 => row.chunks_exact(18).map(|block| (half(block), 0.0, nibbles(&block[2..], 8))).collect(),
-        GgmlType::Q4_1 => {
-            row.chunks_exact(20).map(|block| (half(block), half(&block[2..]), nibbles(&block[4..], 0))).collect()
-        }
+        GgmlType::Q8_0 => vec![(half(0), 0.0, block[2..].iter().map(|&q| i32::from(q as i8)).collect())],
+        GgmlType::Q4_0 => vec![(half(0), 0.0, less(lows_then_highs(&block[2..]), 8))],
+        GgmlType::Q4_1 => vec![(half(0), half(2), lows_then_highs(&block[4..]))],
+        GgmlType::Q5_0 => vec![(half(0), 0.0, less(fifth(lows_then_highs(&block[6..]), &block[2..6]), 16))],
+        GgmlType::Q5_1 => vec![(half(0), half(2), fifth(lows_then_highs(&block[8..]), &block[4..8]))],
+        GgmlType::Iq4Nl => vec![(half(0), 0.0, looked_up(lows_then_highs(&block[2..])))],
+        GgmlType::Iq4Xs => (0..8)
+            .map(|group| {
+                let high = i32::from(u16::from_le_bytes([block[2], block[3]])) >> (2 * group) & 3;
+                let low = i32::from(block[4 + group / 2]) >> (4 * (group % 2)) & 0xf;
+                let integers = looked_up(lows_then_highs(&block[8 + 16 * group..][..16]));
+                (half(0) * ((low | high << 4) - 32) as f32, 0.0, integers)
+            })
+            .collect(),
+        GgmlType::Q4K | GgmlType::Q5K => (0..8)
+            .map(|group| {
+                let six = &block[4..16];
+                let (scale, min) = if group < 4 {
+                    (six[group] & 63, six[group + 4] & 63)
+                } else {
+                    (six[group + 4] & 0xf | (six[group - 4] >> 6) << 4, six[group + 4] >> 4 | (six[group] >> 6) << 4)
+                };
+                let start = if format == GgmlType::Q4K { 16 } else { 48 };
+                let integers = (0..32).map(|at| {
+                    let low = block[start + group / 2 * 32 + at] >> (4 * (group % 2)) & 0xf;
+                    let high = if format == GgmlType::Q5K { block[16 + at] >> group & 1 } else { 0 };
+                    i32::from(low | high << 4)
+                });
+                (half(0) * f32::from(scale), -half(2) * f32::from(min), integers.collect())
+            })
+            .collect(),
+        GgmlType::Q2K => (0..16)
+            .map(|group| {
+                let integers = (0..16).map(|at| {
+                    let byte = block[16 + group / 8 * 32 + group % 2 * 16 + at];
+                    i32::from(byte >> (2 * (group / 2 % 4)) & 3)
+                });
+                let (scale, min) = (block[group] & 0xf, block[group] >> 4);
+                (half(80) * f32::from(scale), -half(82) * f32::from(min), integers.collect())
+            })
+            .collect(),
+        GgmlType::Q3K => (0..16)
+            .map(|group| {
+                let six = &block[96..108];
+                let low = six[group % 8] >> (4 * (group / 8)) & 0xf;
+                let high = six[8 + group % 4] >> (2 * (group / 4)) & 3;
+                let integers = (0..16).map(|at| {
+                    let within = group % 2 * 16 + at;
+                    let low = block[32 + group / 8 * 32 + within] >> (2 * (group / 2 % 4)) & 3;
+                    i32::from(low) - if block[within] >> (group / 2) & 1 == 0 { 4 } else { 0 }
+                });
+                (half(108) * f32::from((low | high << 4) as i8 - 32), 0.0, integers.collect())
+            })
+            .collect(),
+        GgmlType::Q6K => (0..16)
+            .map(|group| {
+                let (part, quarter) = (group / 8, group / 2 % 4);
+                let integers = (0..16).map(|at| {
+                    let within = group % 2 * 16 + at;
+                    let low = block[64 * part + quarter % 2 * 32 + within] >> (quarter / 2 * 4) & 0xf;
+                    let high = block[128 + 32 * part + within] >> (2 * quarter) & 3;
+                    i32::from(low | high << 4) - 32
+                });
+                (half(208) * f32::from(block[192 + group] as i8), 0.0, integers.collect())
+            })
+            .collect(),
     }
 }
 
@@ -168,7 +258,7 @@ fn specified(linear: &Linear, weight: &[u8], x: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn specified_int8(linear: &Linear, source: Int8Source, weight: &[u8], x: &[u8]) -> Vec<u8> {
-    let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| int8_row(linear, source, row)).collect();
+    let weight: Vec<_> = weight.chunks_exact(row_bytes(linear)).map(|row| int8_row(linear, source, row)).collect();
     let dot = |a: &[i32], b: &[i32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<i32>() as f32;
     let mut out = Vec::new();
     for row in x.chunks_exact(linear.in_bytes()) {
@@ -184,17 +274,23 @@ fn specified_int8(linear: &Linear, source: Int8Source, weight: &[u8], x: &[u8]) 
 }
 
 fn specified_by_groups(linear: &Linear, format: GgmlType, weight: &[u8], x: &[u8]) -> Vec<u8> {
-    let weight: Vec<_> = weight.chunks_exact(linear.row_bytes()).map(|row| groups(format, row)).collect();
+    let weight: Vec<_> = weight.chunks_exact(row_bytes(linear)).map(|row| groups(format, row)).collect();
     let mut out = Vec::new();
     for row in x.chunks_exact(linear.in_bytes()) {
         let x: Vec<_> = numbers(linear.dtype, row).chunks(GROUP).map(quantised_group).collect();
         for weight in &weight {
             let mut sum = 0.0_f32;
-            for ((x_scale, x), (scale, min, integers)) in x.iter().zip(weight) {
-                let dot: i32 = x.iter().zip(integers).map(|(x, integer)| x * integer).sum();
-                sum = (x_scale * scale).mul_add(dot as f32, sum);
-                if format == GgmlType::Q4_1 {
-                    sum = min.mul_add(x_scale * x.iter().sum::<i32>() as f32, sum);
+            let groups_per_scale = weight.len() / x.len();
+            for ((x_scale, x), groups) in x.iter().zip(weight.chunks_exact(groups_per_scale)) {
+                let parts = || groups.iter().zip(x.chunks_exact(GROUP / groups_per_scale));
+                for ((scale, _, integers), x) in parts() {
+                    let dot: i32 = x.iter().zip(integers).map(|(x, integer)| x * integer).sum();
+                    sum = (x_scale * scale).mul_add(dot as f32, sum);
+                }
+                if format.encoding().has_min {
+                    for ((_, min, _), x) in parts() {
+                        sum = min.mul_add(x_scale * x.iter().sum::<i32>() as f32, sum);
+                    }
                 }
             }
             out.extend(elements(linear.dtype, &[sum]));
@@ -203,12 +299,22 @@ fn specified_by_groups(linear: &Linear, format: GgmlType, weight: &[u8], x: &[u8
     out
 }
 
-/// Any bytes are a matrix of blocks, once each scale is a number that is not too large.
-fn with_tame_scales(linear: &Linear, format: GgmlType, mut weight: Vec<u8>) -> Vec<u8> {
-    let (scale, min) = format.scale_bytes();
-    for block in weight.chunks_exact_mut(linear.row_bytes() / (linear.in_features / GROUP)) {
-        for half in block[..scale + min].chunks_exact_mut(2) {
-            half[1] &= 0xbf; // less than 2
+/// Where the float16 of a block are.
+fn halves(format: GgmlType) -> &'static [usize] {
+    match format {
+        GgmlType::Q8_0 | GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Iq4Nl | GgmlType::Iq4Xs => &[0],
+        GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
+        GgmlType::Q2K => &[80, 82],
+        GgmlType::Q3K => &[108],
+        GgmlType::Q6K => &[208],
+    }
+}
+
+/// Any bytes are a matrix of blocks, once each float16 is a number that is not too large.
+fn with_tame_scales(format: GgmlType, mut weight: Vec<u8>) -> Vec<u8> {
+    for block in weight.chunks_exact_mut(format.block_bytes()) {
+        for at in halves(format) {
+            block[at + 1] &= 0xbf; // less than 2
         }
     }
     weight
@@ -217,25 +323,22 @@ fn with_tame_scales(linear: &Linear, format: GgmlType, mut weight: Vec<u8>) -> V
 prop_compose! {
     fn products()(
         bfloat16 in any::<bool>(),
-        format in prop::sample::select(FORMATS.to_vec()),
+        format in prop::sample::select(formats()),
         in_features in prop_oneof![1..140_usize, (1..5_usize).prop_map(|groups| groups * GROUP)],
         (rows, out_features) in (1..70_usize, 1..100_usize),
     )(
         numbers in prop::collection::vec(-2.0..2.0_f32, in_features * out_features),
-        bytes in prop::collection::vec(any::<u8>(), in_features.div_ceil(GROUP) * 34 * out_features),
-        x in prop::collection::vec(-2.0..2.0_f32, rows * in_features.next_multiple_of(GROUP)),
+        bytes in prop::collection::vec(any::<u8>(), in_features.div_ceil(256) * 8 * 34 * out_features),
+        x in prop::collection::vec(-2.0..2.0_f32, rows * in_features.next_multiple_of(256)),
         bfloat16 in Just(bfloat16), format in Just(format), rows in Just(rows), in_features in Just(in_features),
         out_features in Just(out_features),
     ) -> (Linear, Vec<u8>, Vec<u8>) {
         let dtype = if bfloat16 { DType::Bfloat16 } else { DType::Float32 };
         let mut linear = Linear { format, dtype, in_features, out_features };
-        let weight = match linear.blocks() {
-            None => elements(dtype, &numbers),
-            Some(format) => {
-                linear.in_features = in_features.next_multiple_of(GROUP);
-                let length = linear.row_bytes() * out_features;
-                with_tame_scales(&linear, format, bytes[..length].to_vec())
-            }
+        linear.in_features = in_features.next_multiple_of(format.block_features());
+        let weight = match source_of(&linear) {
+            Source::Ggml(blocks) => with_tame_scales(blocks, bytes[..row_bytes(&linear) * out_features].to_vec()),
+            _ => elements(dtype, &numbers),
         };
         let x = elements(dtype, &x[..rows * linear.in_features]);
         (linear, weight, x)
@@ -281,7 +384,7 @@ proptest! {
         let indices: Vec<i32> = (0..linear.out_features as i32).rev().collect();
         let out = look_up(&linear, &packed, &indices).expect("all of these are there");
         for (&index, out) in indices.iter().zip(out.chunks_exact(linear.in_bytes())) {
-            let row = &weight[index as usize * linear.row_bytes()..][..linear.row_bytes()];
+            let row = &weight[index as usize * row_bytes(&linear)..][..row_bytes(&linear)];
             let plain: Vec<f32> = match linear.format {
                 Format::Float => numbers(linear.dtype, row),
                 Format::Int8(source) => {
@@ -313,7 +416,7 @@ proptest! {
         let dtype = if bfloat16 { DType::Bfloat16 } else { DType::Float32 };
         let four = Linear { format: Format::Int8(Int8Source::Q4_0), dtype, in_features: groups * GROUP, out_features };
         let eight = Linear { format: Format::Int8(Int8Source::Elements), ..four };
-        let mut weight = bytes[..four.row_bytes() * out_features].to_vec();
+        let mut weight = bytes[..row_bytes(&four) * out_features].to_vec();
         for (index, block) in weight.chunks_exact_mut(18).enumerate() {
             block[1] &= 0xbf; // less than 2
             if index % groups == 0 {
@@ -385,11 +488,11 @@ fn sums_of_the_largest_integers_are_exact() {
 
 #[test]
 fn what_is_not_a_number_stays_in_its_row() {
-    for format in FORMATS {
-        let linear = Linear { format, dtype: DType::Float32, in_features: 64, out_features: 5 };
-        let packed = packed(&linear, &vec![0x11; linear.row_bytes() * 5]);
-        let mut x = vec![1.0_f32; 64 * 40];
-        x[64 * 7 + 3] = f32::NAN;
+    for format in formats() {
+        let linear = Linear { format, dtype: DType::Float32, in_features: 256, out_features: 5 };
+        let packed = packed(&linear, &vec![0x11; row_bytes(&linear) * 5]);
+        let mut x = vec![1.0_f32; 256 * 40];
+        x[256 * 7 + 3] = f32::NAN;
         for isa in Isa::available() {
             let out = numbers(DType::Float32, &run(&linear, isa, 1, bytemuck::cast_slice(&x), &packed));
             for (row, out) in out.chunks_exact(5).enumerate() {
@@ -413,9 +516,9 @@ fn outputs_may_lie_apart() {
 
 #[test]
 fn no_rows_are_no_work() {
-    for format in FORMATS {
-        let linear = Linear { format, dtype: DType::Bfloat16, in_features: 64, out_features: 7 };
-        let packed = packed(&linear, &vec![0; linear.row_bytes() * 7]);
+    for format in formats() {
+        let linear = Linear { format, dtype: DType::Bfloat16, in_features: 256, out_features: 7 };
+        let packed = packed(&linear, &vec![0; row_bytes(&linear) * 7]);
         assert_eq!(run(&linear, Isa::best(), 2, &[], &packed), Vec::<u8>::new());
         assert_eq!(look_up(&linear, &packed, &[]), Ok(Vec::new()));
     }
@@ -447,4 +550,53 @@ fn parts_are_as_equal_as_can_be() {
     let parts: Vec<_> = equal_parts(2..34, 12).collect();
     assert_eq!(parts, [2..12, 12..23, 23..34]);
     assert_eq!(equal_parts(5..5, 3).count(), 0);
+}
+
+#[test]
+fn rows_come_from_anywhere_and_what_is_not_finite_is_named() {
+    let linear = |format| Linear { format, dtype: DType::Bfloat16, in_features: 256, out_features: 3 };
+    for format in formats().into_iter().map(linear) {
+        let source = source_of(&format);
+        let row_bytes = row_bytes(&format);
+        let weight = vec![0x11; row_bytes * 3];
+        let whole = packed(&format, &weight);
+        let row = |index: usize| Row { source, address: weight[index * row_bytes..].as_ptr().expose_provenance() };
+        let mut reversed = vec![0; format.packed_bytes()];
+        // SAFETY: the rows are there.
+        let odd = unsafe { format.pack(&[row(2), row(1), row(0)], &mut reversed, &mut Pool::new(2)) };
+        assert_eq!((odd, &reversed), (Ok(None), &whole));
+        // SAFETY: as above; a row at 0 is zeros.
+        let odd =
+            unsafe { format.pack(&[row(0), Row { source, address: 0 }, row(1)], &mut reversed, &mut Pool::new(1)) };
+        assert_eq!(odd, Ok(None));
+        let zeros = look_up(&format, &reversed, &[1]).expect("it is there");
+        assert_eq!(numbers(DType::Bfloat16, &zeros), [0.0; 256], "{format:?}");
+        let places: &[usize] = match source {
+            Source::Ggml(blocks) => halves(blocks),
+            _ => &[40],
+        };
+        for at in places {
+            let mut damaged = weight.clone();
+            damaged[row_bytes + at..][..2].copy_from_slice(&[0xff, 0x7f]);
+            assert_eq!(packed_from(&format, source, &damaged).1, Some(1), "{format:?} at {at}");
+        }
+    }
+}
+
+#[test]
+fn floats_are_packed_from_any_source() {
+    for blocks in GgmlType::ALL {
+        let source = Source::Ggml(blocks);
+        let weight: Vec<u8> = (0..source.row_bytes(256) * 2).map(|at| (at * 7 % 251) as u8).collect();
+        let weight = with_tame_scales(blocks, weight);
+        let linear = Linear { format: Format::Float, dtype: DType::Float32, in_features: 256, out_features: 2 };
+        let (packed, odd) = packed_from(&linear, source, &weight);
+        assert_eq!(odd, None);
+        let kept = Linear { format: Format::Ggml(blocks), ..linear };
+        let expected = look_up(&kept, &self::packed(&kept, &weight), &[0, 1]);
+        assert_eq!(look_up(&linear, &packed, &[0, 1]), expected, "{blocks:?}");
+    }
+    let linear = Linear { format: Format::Float, dtype: DType::Bfloat16, in_features: 2, out_features: 1 };
+    let (packed, _) = packed_from(&linear, Source::Float16, &[0x00, 0x3c, 0x00, 0xc5]);
+    assert_eq!(look_up(&linear, &packed, &[0]), Ok(elements(DType::Bfloat16, &[1.0, -5.0])));
 }

@@ -4,14 +4,15 @@ Knows which part of a file a rank needs, but neither the bytes of a format nor t
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
-from pyllm_kernels import INT8_BLOCKS, PackedLinear
+from pyllm_kernels import BLOCKS, INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, zero_rows
 from torch import Tensor
 
 from pyllm.workers.layers.placement import Placement
+from pyllm.workers.loaders.transforms import check_finite
 from pyllm.workers.loaders.weights import WHOLE, WeightReader
 
 
@@ -38,56 +39,41 @@ def pack(
     The result is one matrix, or several if a GGUF file has the parts in different formats.
 
     Raises:
-        ConfigError: the file lacks a part, or cannot be cut like this.
+        ConfigError: the file lacks a part, or cannot be cut like this, or has a number that is not finite.
     """
-    match placement.quantization:
-        case "gguf":
-            return _pack_blocks(reader, placement, parts, num_padding_rows)
-        case "int8":
-            return _pack_int8(reader, placement, parts, num_padding_rows)
-        case _:
-            return (placement.kernels.pack_linear(_read_floats(reader, placement, parts, num_padding_rows)),)
-
-
-def _pack_int8(
-    reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int
-) -> tuple[PackedLinear, ...]:
-    """Pack the blocks of the file if the kernels can use them, else floats."""
-
-    def block_format(part: MatrixPart) -> str | None:
-        kind = reader.block_format(part.name, part.shape, part.columns)
-        return kind if kind in INT8_BLOCKS else None
-
+    if placement.device.type != "cpu":
+        return (placement.kernels.pack_linear(_read_floats(reader, placement, parts, num_padding_rows)),)
+    as_blocks = placement.quantization == "gguf"
+    found = [(part, reader.rows(*part, as_blocks=as_blocks)) for part in parts]
+    runs = [(kind, list(run)) for kind, run in groupby(found, lambda part: _packed_as(part[1], placement))]
     packed = []
-    for kind, run in groupby(parts, block_format):
-        run_parts = list(run)
-        padding = num_padding_rows if run_parts[-1] is parts[-1] else 0
-        if kind is None:
-            packed.append(placement.kernels.pack_int8(_read_floats(reader, placement, run_parts, padding)))
-        else:
-            blocks = [reader.read_blocks(*part)[1] for part in run_parts]
-            packed.append(placement.kernels.pack_int8_blocks(_stack(blocks, padding), kind, placement.dtype))
+    for (weight_format, _), run in runs:
+        padding = num_padding_rows if run is runs[-1][1] else 0
+        packed.append(_pack_run(run, weight_format, placement, padding))
     return tuple(packed)
 
 
-def _pack_blocks(
-    reader: WeightReader, placement: Placement, parts: Sequence[MatrixPart], num_padding_rows: int
-) -> tuple[PackedLinear, ...]:
-    runs: list[tuple[str, list[Tensor]]] = []
-    for part in parts:
-        kind, blocks = reader.read_blocks(*part)
-        if not runs or runs[-1][0] != kind:
-            runs.append((kind, []))
-        runs[-1][1].append(blocks)
-    paddings = [0] * (len(runs) - 1) + [num_padding_rows]
-    return tuple(
-        placement.kernels.pack_blocks(_stack(blocks, padding), kind, placement.dtype)
-        for (kind, blocks), padding in zip(runs, paddings, strict=True)
-    )
+def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:
+    """The format to pack rows in, and what of their own must be the same to lie in one matrix."""
+    if placement.quantization == "gguf" and rows.format in BLOCKS:
+        return rows.format, rows.format
+    if placement.quantization == "int8":
+        return "int8", rows.format if rows.format in INT8_BLOCKS else ""
+    return str(placement.dtype).removeprefix("torch."), ""
 
 
-def _stack(blocks: Sequence[Tensor], num_padding_rows: int) -> Tensor:
-    return torch.cat([*blocks, blocks[-1].new_zeros(num_padding_rows, blocks[-1].shape[1])])
+def _pack_run(
+    run: Sequence[tuple[MatrixPart, MatrixRows]], weight_format: str, placement: Placement, num_padding_rows: int
+) -> PackedLinear:
+    rows = [rows for _, rows in run]
+    if num_padding_rows:
+        rows.append(zero_rows(rows[-1], num_padding_rows))
+    try:
+        return placement.kernels.pack_rows(rows, weight_format, placement.dtype)
+    except NotFiniteError as error:
+        ends = accumulate(len(rows) for _, rows in run)
+        check_finite(next(part.name for (part, _), end in zip(run, ends, strict=True) if error.row < end), False)
+        raise
 
 
 def _read_floats(

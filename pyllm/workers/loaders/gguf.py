@@ -1,80 +1,93 @@
-"""Reads weights from a GGUF file: quantised blocks, or floats, dequantised a few hundred rows at a time."""
+"""Reads weights from a GGUF file: rows of elements or of quantised blocks, where the file has them."""
 
-import gguf
+import logging
+
 import numpy as np
-import numpy.typing as npt
 import torch
-from pyllm_kernels import BLOCK_BYTES
+from pyllm_kernels import BLOCKS, MatrixRows
 from torch import Tensor
 
 from pyllm.errors import ConfigError
-from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, check_finite, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE
 
-# Dequantised at once: temporary arrays fit into the CPU's cache, and the peak of memory stays low.
-_CHUNK_BYTES = 1 << 16
-_Q8_0 = gguf.GGMLQuantizationType.Q8_0
-# Of each block of the formats that have kernels: one float16 or two, of which these bits say that it is no number.
-_SCALE_BYTES = {_Q8_0: 2, gguf.GGMLQuantizationType.Q4_0: 2, gguf.GGMLQuantizationType.Q4_1: 4}
-_INFINITE = 0x7C00
+logger = logging.getLogger(__name__)
+
+_ELEMENTS = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
+# Read at once: temporary arrays fit into the CPU's cache, and the peak of memory stays low.
+_CHUNK_BYTES = 1 << 22
 
 
 class GgufReader:
-    """Reads through `table`. Rows are cut before they are dequantised, columns after."""
+    """Reads through `table`. Rows and columns are cut where the file's blocks allow it, else after they are read."""
 
     def __init__(self, table: TensorTable) -> None:
         self._table = table
+        self._told: set[str] = set()
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
-        kind, blocks = self._find(name, shape, rows)
-        matrix, offset = out.view(len(blocks), -1), added(self._table.find(name, shape)[0])
-        step = max(1, _CHUNK_BYTES // blocks.shape[1])
-        for start in range(0, len(blocks), step):
-            floats = gguf.quants.dequantize(blocks[start : start + step], kind)
-            check_finite(name, bool(np.isfinite(floats).all()))
-            matrix[start : start + step].copy_(torch.from_numpy(floats[:, columns] + np.float32(offset)))
+        num_rows, width = (shape[0], shape[1]) if len(shape) == 2 else (shape[0], 1)
+        offset = added(self._table.find(name, shape)[0])
+        wanted = range(num_rows)[rows]
+        matrix = out.view(len(wanted), -1)
+        step = max(1, _CHUNK_BYTES // (4 * width))
+        for start in range(0, len(wanted), step):
+            chunk = slice(wanted.start + start, wanted.start + min(start + step, len(wanted)))
+            numbers = self._rows(name, shape, chunk, columns, as_blocks=False).numbers()
+            check_finite(name, bool(numbers.isfinite().all()))
+            matrix[start : start + step].copy_(numbers + offset)
 
-    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
-        """See `WeightReader.block_format`."""
-        kind, _ = self._find(name, shape, slice(0))
-        group, _ = gguf.GGML_QUANT_SIZES[kind]
-        start, stop, _ = columns.indices(shape[1])
-        return None if group == 1 or start % group or stop % group else kind.name.lower()
+    def rows(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+    ) -> MatrixRows:
+        """See `WeightReader.rows`; types without kernels are quantised anew, as q8_0."""
+        return self._rows(name, shape, rows, columns, as_blocks)
 
-    def read_blocks(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
-    ) -> tuple[str, Tensor]:
-        """See `WeightReader.read_blocks`; formats without kernels are quantised anew, as q8_0."""
-        kind, blocks = self._find(name, shape, rows)
-        if kind.name.lower() not in BLOCK_BYTES:
-            kind, blocks = _Q8_0, _to_q8_0(kind, blocks)
-        group, group_bytes = gguf.GGML_QUANT_SIZES[kind]
-        start, stop, _ = columns.indices(shape[1])
-        if start % group or stop % group or shape[1] % group:
-            raise ConfigError(
-                f"tensor {name!r}: columns {start} to {stop} of {shape[1]} cut through its groups of {group}; use "
-                "fewer ranks, or quantization int8"
-            )
-        groups = blocks.reshape(len(blocks), -1, group_bytes)[:, start // group : stop // group]
-        exponents = groups[..., : _SCALE_BYTES[kind]].copy().view(np.uint16) & _INFINITE
-        check_finite(name, not bool((exponents == _INFINITE).any()))
-        return kind.name.lower(), torch.from_numpy(np.ascontiguousarray(groups).reshape(len(blocks), -1))
-
-    def _find(
-        self, name: str, shape: tuple[int, ...], rows: slice
-    ) -> tuple[gguf.GGMLQuantizationType, npt.NDArray[np.uint8]]:
-        """A tensor's kind and its bytes, [rows, bytes of a row]; a vector has a row an element."""
+    def _rows(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice, as_blocks: bool) -> MatrixRows:
+        """A vector has a row an element."""
         entry, content = self._table.find(name, shape)
-        kind = gguf.GGMLQuantizationType[entry.source.type]
-        if is_transposed(entry) or (len(shape) == 1 and gguf.GGML_QUANT_SIZES[kind][0] > 1):
-            raise ConfigError(f"tensor {entry.source.name!r} of type {kind.name} cannot be cut into its elements")
-        blocks = content.reshape(entry.source.shape[0], -1)
-        return kind, blocks[source_rows(entry, rows)]
+        kind = entry.source.type
+        if is_transposed(entry) or (len(shape) == 1 and kind not in _ELEMENTS):
+            raise ConfigError(f"tensor {entry.source.name!r} of type {kind} cannot be cut into its elements")
+        width = shape[1] if len(shape) == 2 else 1
+        start, stop, _ = columns.indices(width)
+        row_format, element_bytes = _ELEMENTS.get(kind, (kind.lower(), 0))
+        if element_bytes:
+            return rows_of(entry, content, row_format, Cut(rows, start * element_bytes, stop - start))
+        if row_format not in BLOCKS:
+            stored = content.reshape(entry.source.shape[0], -1)[source_rows(entry, rows)]
+            return self._converted(kind, stored, slice(start, stop), as_blocks)
+        features, block_bytes = BLOCKS[row_format]
+        if not start % features and not stop % features:
+            return rows_of(entry, content, row_format, Cut(rows, start // features * block_bytes, stop - start))
+        if as_blocks:
+            raise _cut_error(entry.source.name, start, stop, width, features)
+        return MatrixRows.of(rows_of(entry, content, row_format, Cut(rows, 0, width)).numbers()[:, start:stop])
+
+    def _converted(
+        self, kind: str, stored: np.ndarray[tuple[int, int], np.dtype[np.uint8]], columns: slice, as_blocks: bool
+    ) -> MatrixRows:
+        """Rows of a type that only the gguf package can read."""
+        import gguf  # which takes a third of a second to import
+
+        if as_blocks and kind not in self._told:
+            self._told.add(kind)
+            logger.info(
+                "tensors of type %s have no kernel: they are multiplied as Q8_0, which loses nearly nothing", kind
+            )
+        source, q8_0 = gguf.GGMLQuantizationType[kind], gguf.GGMLQuantizationType.Q8_0
+        parts = []
+        step = max(1, _CHUNK_BYTES // max(1, 32 * stored.shape[1]))
+        for start in range(0, len(stored), step):
+            numbers = np.ascontiguousarray(gguf.quants.dequantize(stored[start : start + step], source)[:, columns])
+            parts.append(torch.from_numpy(gguf.quants.quantize(numbers, q8_0) if as_blocks else numbers))
+        return MatrixRows.of(torch.cat(parts), "q8_0" if as_blocks else "")
 
 
-def _to_q8_0(kind: gguf.GGMLQuantizationType, blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    step = max(1, _CHUNK_BYTES // blocks.shape[1])
-    chunks = (gguf.quants.dequantize(blocks[start : start + step], kind) for start in range(0, len(blocks), step))
-    return np.concatenate([gguf.quants.quantize(chunk, _Q8_0) for chunk in chunks])
+def _cut_error(name: str, start: int, stop: int, width: int, features: int) -> ConfigError:
+    return ConfigError(
+        f"tensor {name!r}: columns {start} to {stop} of {width} cut through its groups of {features}; use fewer ranks, "
+        "or quantization int8"
+    )

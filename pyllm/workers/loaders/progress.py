@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from pyllm_kernels import MatrixRows
 from torch import Tensor
 
 from pyllm.checkpoint.types import Checkpoint
@@ -23,15 +24,11 @@ class ProgressReader:
         self._reader.read(name, shape, out, rows, columns)
         self._note(name)
 
-    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
-        """See `WeightReader.block_format`."""
-        return self._reader.block_format(name, shape, columns)
-
-    def read_blocks(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
-    ) -> tuple[str, Tensor]:
-        """See `WeightReader.read_blocks`."""
-        found = self._reader.read_blocks(name, shape, rows, columns)
+    def rows(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+    ) -> MatrixRows:
+        """See `WeightReader.rows`."""
+        found = self._reader.rows(name, shape, rows, columns, as_blocks)
         self._note(name)
         return found
 

@@ -1,11 +1,16 @@
 """Maps the tensors of a checkpoint. Does not know their element types."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
+import torch
+from pyllm_kernels import MatrixRows
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import TensorEntry
+from pyllm.workers.loaders.transforms import source_rows
 
 
 class TensorTable:
@@ -28,3 +33,20 @@ class TensorTable:
         if len(content) != source.num_bytes:
             raise ConfigError(f"tensor {source.name!r} ends behind the end of its file: was the file changed just now?")
         return entry, content
+
+
+class Cut(NamedTuple):
+    """A part of a tensor's rows: which of the parameter's, and of each `in_features` from a byte on."""
+
+    rows: slice
+    first_byte: int
+    in_features: int
+
+
+def rows_of(entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, cut: Cut) -> MatrixRows:
+    """Some rows of a tensor where they lie, in the order of the parameter."""
+    num_rows = entry.source.shape[0]
+    row_bytes = len(content) // num_rows
+    order = source_rows(entry, cut.rows)
+    addresses = (content.ctypes.data + cut.first_byte + np.arange(num_rows, dtype=np.int64) * row_bytes)[order]
+    return MatrixRows(row_format, cut.in_features, torch.from_numpy(addresses), (content,))

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from pyllm_kernels import MatrixRows
 from torch import Tensor
 
 WHOLE = slice(None)
@@ -14,21 +15,19 @@ class WeightReader(Protocol):
         """Fill `out`, in its own dtype, with a part of a matrix of `shape`, or with some elements of a vector.
 
         Raises:
-            ConfigError: the file has shrunk since it was described.
+            ConfigError: the file has shrunk since it was described, or a number is not finite.
         """
 
-    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
-        """The quantisation format of these columns of a matrix; None if there is none, or if they cut through a block.
+    def rows(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        as_blocks: bool = False,
+    ) -> MatrixRows:
+        """A part of a matrix as the file has it, to be packed. With `as_blocks`, what is quantised stays so.
 
         Raises:
-            ConfigError: as for `read`.
-        """
-
-    def read_blocks(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
-    ) -> tuple[str, Tensor]:
-        """A quantised part of a matrix: the name of its format, and uint8 [rows, bytes of a row].
-
-        Raises:
-            ConfigError: as for `read`; the checkpoint is not quantised in blocks, or the columns cut through one.
+            ConfigError: the file has shrunk, or the columns cut through blocks that are to stay.
         """

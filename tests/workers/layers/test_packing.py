@@ -1,65 +1,77 @@
 """What a layer's matrices are packed as: in which format, and in how many pieces."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from pyllm_kernels import BLOCK_BYTES, select
+from pyllm_kernels import BLOCKS, MatrixRows, select
 from torch import Tensor
 
+from pyllm.errors import ConfigError
 from pyllm.workers.layers.packing import MatrixPart, pack
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.weights import WHOLE
 
-IN_FEATURES = 64
+IN_FEATURES = 256
 PLACEMENT = Placement(RankGroup(), torch.float32, torch.device("cpu"), select("cpu", "cpu"), "int8")
 
 
 @dataclass
 class Reader:
-    """Matrices by name, each of a kind: of blocks full of zeros, or of floats full of ones."""
+    """Matrices by name, each of a kind: blocks full of zeros, or floats full of ones."""
 
     kinds: dict[str, str]
-    reads: list[str] = field(default_factory=list)
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
-        del shape, rows, columns
-        self.reads.append(name)
-        out.fill_(1)
+        raise AssertionError("a CPU packs rows where they lie")
 
-    def block_format(self, name: str, shape: tuple[int, int], columns: slice = WHOLE) -> str | None:
-        del shape, columns
-        return self.kinds[name] if self.kinds[name] in BLOCK_BYTES else None
-
-    def read_blocks(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE
-    ) -> tuple[str, Tensor]:
-        kind = self.kinds[name]
-        num_rows = len(range(shape[0])[rows])
-        num_groups = len(range(shape[1])[columns]) // 32
-        return kind, torch.zeros(num_rows, num_groups * BLOCK_BYTES[kind], dtype=torch.uint8)
+    def rows(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+    ) -> MatrixRows:
+        kind, num_rows, num_columns = self.kinds[name], len(range(shape[0])[rows]), len(range(shape[1])[columns])
+        if kind not in BLOCKS:
+            return MatrixRows.of(torch.ones(num_rows, num_columns, dtype=getattr(torch, kind)))
+        features, block_bytes = BLOCKS[kind]
+        return MatrixRows.of(torch.zeros(num_rows, num_columns // features * block_bytes, dtype=torch.uint8), kind)
 
 
 @pytest.mark.parametrize(
-    ("kinds", "sizes", "reads"),
+    ("quantization", "kinds", "sizes", "formats"),
     [
-        (["q4_1", "q4_1", "q4_1"], [10 + 20 + 30 + 4], []),
-        (["q4_1", "q4_1", "q4_0"], [30, 30 + 4], []),
-        (["q4_1", "q8_0", "f32"], [10, 50 + 4], ["1", "2"]),
-        (["f32", "q4_0", "f32"], [10, 20, 30 + 4], ["0", "2"]),
+        ("int8", ["q4_1", "q4_1", "q4_1"], [10 + 20 + 30 + 4], ["int8"]),
+        ("int8", ["q4_1", "q4_1", "q4_0"], [30, 30 + 4], ["int8"]),
+        ("int8", ["q4_1", "q8_0", "float32"], [10, 50 + 4], ["int8"]),
+        ("int8", ["float16", "q4_0", "float32"], [10, 20, 30 + 4], ["int8"]),
+        ("gguf", ["q4_k", "q4_k", "q6_k"], [30, 30 + 4], ["q4_k", "q6_k"]),
+        ("gguf", ["q4_k", "float16", "bfloat16"], [10, 50 + 4], ["q4_k", "float32"]),
+        ("none", ["q4_k", "q8_0", "float32"], [60 + 4], ["float32"]),
     ],
 )
-def test_int8_is_made_of_blocks_of_four_bits_where_there_are_any(
-    kinds: list[str], sizes: list[int], reads: list[str]
+def test_parts_lie_in_one_matrix_where_they_are_packed_alike(
+    quantization: str, kinds: list[str], sizes: list[int], formats: list[str]
 ) -> None:
+    placement = replace(PLACEMENT, quantization=quantization)
     reader = Reader({str(index): kind for index, kind in enumerate(kinds)})
     parts = [MatrixPart(str(index), (size, IN_FEATURES)) for index, size in enumerate([10, 20, 30])]
-    packed = pack(reader, PLACEMENT, parts, num_padding_rows=4)
-    assert [part.format for part in packed] == ["int8"] * len(sizes)
+    packed = pack(reader, placement, parts, num_padding_rows=4)
+    assert list(dict.fromkeys(part.format for part in packed)) == formats
     assert [part.out_features for part in packed] == sizes
-    assert reader.reads == reads
-    products = torch.cat([PLACEMENT.kernels.packed_linear(torch.ones(1, IN_FEATURES), part)[0] for part in packed])
-    ones = torch.tensor([kinds[index] not in ("q4_0", "q4_1") for index in range(3)])
+    products = torch.cat([placement.kernels.packed_linear(torch.ones(1, IN_FEATURES), part)[0] for part in packed])
+    ones = torch.tensor([kind not in BLOCKS for kind in kinds])
     expected = torch.cat([ones.repeat_interleave(torch.tensor([10, 20, 30])), torch.zeros(4, dtype=torch.bool)])
     torch.testing.assert_close(products, expected * float(IN_FEATURES))
+
+
+def test_a_parameter_that_is_not_finite_is_named() -> None:
+    class Odd(Reader):
+        def rows(self, name: str, shape: tuple[int, int], *cuts: slice, as_blocks: bool = False) -> MatrixRows:
+            found = super().rows(name, shape, *cuts, as_blocks=as_blocks)
+            if name == "1":
+                (floats,) = found.owners
+                floats[5, 0] = torch.inf  # type: ignore[index] # it is a tensor
+            return found
+
+    parts = [MatrixPart(str(index), (10, IN_FEATURES)) for index in range(3)]
+    with pytest.raises(ConfigError, match="parameter '1' has a NaN or an infinity"):
+        pack(Odd(dict.fromkeys("012", "float32")), PLACEMENT, parts)

@@ -73,51 +73,45 @@ def test_every_gguf_type_gives_nearly_the_weights_it_was_made_from(tmp_path: Pat
             torch.testing.assert_close(tensor, original[name], rtol=0.02, atol=0.1)
 
 
-@pytest.mark.parametrize("quantisation", ["F32", "Q4_0", "Q4_1", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("quantisation", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "TQ2_0"])
 @pytest.mark.parametrize("name", [QUERY, DOWN])
-def test_blocks_are_those_of_the_file_or_eight_bits(tmp_path: Path, quantisation: str, name: str) -> None:
-    source = write_tiny_model(tmp_path / "tiny", hidden_size=64, intermediate_size=96)
+@pytest.mark.parametrize("as_blocks", [True, False])
+def test_rows_are_those_of_the_file_or_eight_bits(
+    tmp_path: Path, quantisation: str, name: str, as_blocks: bool
+) -> None:
+    width = 256 if quantisation == "TQ2_0" else 32
+    source = write_tiny_model(
+        tmp_path / "tiny", hidden_size=2 * width, intermediate_size=3 * width, head_dim=width, heads=2, kv_heads=1
+    )
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType[quantisation])
     checkpoint = read_gguf(path, "")[0]
     shape = next(entry.shape for entry in checkpoint.tensors if entry.name == name)
     reader = weight_reader(checkpoint, TensorTable(checkpoint))
-    rows, columns = slice(16, 48), slice(32, None)
-    expected = torch.empty(32, shape[1] - 32)
+    rows, columns = slice(16, 48), slice(width, None)
+    expected = torch.empty(32, shape[1] - width)
     reader.read(name, shape, expected, rows, columns)
-    kind, blocks = reader.read_blocks(name, (shape[0], shape[1]), rows, columns)
-    assert kind == (quantisation.lower() if quantisation in {"Q4_0", "Q4_1", "Q8_0"} else "q8_0")
-    found = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType[kind.upper()])
-    tolerance = 0.0 if kind == quantisation.lower() else float(expected.abs().max()) / 127
-    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=tolerance)
+    found = reader.rows(name, (shape[0], shape[1]), rows, columns, as_blocks)
+    kinds = {"F32": "float32", "F16": "float16", "TQ2_0": "q8_0" if as_blocks else "float32"}
+    assert found.format == kinds.get(quantisation, quantisation.lower())
+    tolerance = float(expected.abs().max()) / 127 if quantisation == "TQ2_0" and as_blocks else 0.0
+    torch.testing.assert_close(found.numbers(), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize(("quantisation", "block_format"), [("F32", None), ("Q4_1", "q4_1"), ("Q5_0", "q5_0")])
-def test_a_reader_knows_where_blocks_are_whole(tmp_path: Path, quantisation: str, block_format: str | None) -> None:
+def test_columns_that_cut_through_blocks_are_floats_or_refused(tmp_path: Path) -> None:
     source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
-    path = tmp_path / "tiny.gguf"
-    write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType[quantisation])
-    checkpoint = read_gguf(path, "")[0]
-    shape = next(entry.shape for entry in checkpoint.tensors if entry.name == QUERY)
-    reader = weight_reader(checkpoint, TensorTable(checkpoint))
-    assert reader.block_format(QUERY, (shape[0], 64)) == block_format
-    assert reader.block_format(QUERY, (shape[0], 64), slice(32, 64)) == block_format
-    assert reader.block_format(QUERY, (shape[0], 64), slice(16, 64)) is None
-    checkpoint = read_checkpoint(source)
-    assert weight_reader(checkpoint, TensorTable(checkpoint)).block_format(QUERY, (shape[0], 64)) is None
-
-
-def test_blocks_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    source = write_tiny_model(tmp_path / "tiny", hidden_size=64)
-    checkpoint = read_checkpoint(source)
-    with pytest.raises(ConfigError, match="no quantised blocks: use quantization int8 or none"):
-        weight_reader(checkpoint, TensorTable(checkpoint)).read_blocks(QUERY, (64, 64))
     path = tmp_path / "tiny.gguf"
     write_tiny_gguf(source, path, quantisation=gguf.GGMLQuantizationType.Q4_0)
     checkpoint = read_gguf(path, "")[0]
     shape = next(entry.shape for entry in checkpoint.tensors if entry.name == QUERY)
+    reader = weight_reader(checkpoint, TensorTable(checkpoint))
     with pytest.raises(ConfigError, match=r"columns 0 to 16 of 64 cut through its groups of 32; use fewer"):
-        weight_reader(checkpoint, TensorTable(checkpoint)).read_blocks(QUERY, (shape[0], 64), columns=slice(16))
+        reader.rows(QUERY, (shape[0], 64), columns=slice(16), as_blocks=True)
+    found = reader.rows(QUERY, (shape[0], 64), columns=slice(16))
+    whole = torch.empty(shape)
+    reader.read(QUERY, shape, whole)
+    assert found.format == "float32"
+    torch.testing.assert_close(found.numbers(), whole[:, :16], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["gguf", "safetensors"])
@@ -185,8 +179,6 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
         content[down.offset : down.offset + 2] = np.float16(np.nan).tobytes()
         path.write_bytes(content)
         reader = weight_reader(checkpoint, TensorTable(checkpoint))
-        with pytest.raises(ConfigError, match=f"parameter '{DOWN}' has a NaN or an infinity"):
-            reader.read_blocks(DOWN, (64, 128))
         with pytest.raises(ConfigError, match="NaN"):
             reader.read(DOWN, (64, 128), torch.empty(64, 128))
 

@@ -1,23 +1,33 @@
-//! The micro-kernel in AVX-512 with VNNI: all products and sums of a few rows stay in registers.
+//! The micro-kernels in AVX-512 with VNNI: all products and sums of a few rows stay in registers. Packed panels are
+//! unpacked on the way, expanded ones need not be.
 
 use std::arch::x86_64::{
-    __m256i, __m512, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512, _mm512_cvtepi32_ps,
-    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8,
-    _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_srli_epi16,
+    __m512, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512,
+    _mm512_broadcast_i32x4, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32,
+    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_epi8, _mm512_slli_epi16, _mm512_srli_epi16, _mm512_storeu_ps,
+    _mm512_storeu_si512, _mm512_ternarylogic_epi32,
 };
 
+use super::panel::PAIRS;
 use super::tile::{Tile, Weights};
-use crate::linear::format::GROUP;
-use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
+use crate::linear::format::{CODEBOOK, GROUP, SUPER_GROUPS, Scales};
+use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::linear::{AHEAD, for_rows};
+
+/// Of more rows it is worth to expand the panel first.
+pub(super) const MOST_PACKED_ROWS: usize = 8;
+
+/// Steps of a group.
+const STEPS: usize = 2 * PAIRS;
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`.
+/// As for `IntegerFormat::multiply`; the panel is as `W` says.
 pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
-    // Two products and two sums a row, among 32 registers. Where 4 bits are unpacked for each part, fewer parts are
+    // Two products and two sums a row, among 32 registers. Where integers are unpacked for each part, fewer parts are
     // worth that sums wait in memory until a group ends.
-    let most = if W::NIBBLES { 8 } else { 6 };
+    let most = if W::ENCODING.bits < 8 { 8 } else { 6 };
     let kernels: [unsafe fn(&Tile); 8] = for_rows!(rows<W>: 1 2 3 4 5 6 7 8);
     // SAFETY: as the caller promises.
     unsafe { tile.parts(most).for_each(|part| kernels[part.rows - 1](&part)) };
@@ -25,45 +35,82 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 
 /// # Safety
 ///
-/// As for `IntegerFormat::multiply`.
+/// This machine has the instructions; the panel is as `W` says, and `out` has room for it once it is expanded.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
+pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
+    let mut supers = [[_mm512_setzero_ps(); 2]; 2];
+    let mut weights = panel.as_ptr();
+    for (group, out) in out.chunks_exact_mut(W::Expanded::GROUP_BYTES).enumerate() {
+        let (integers, factors) = out.split_at_mut(W::Expanded::INTEGER_BYTES);
+        // SAFETY: as the caller promises: the panel has this group, and `out` its steps and factors.
+        unsafe {
+            if W::IN_SUPER_BLOCKS && group.is_multiple_of(SUPER_GROUPS) {
+                supers = next_supers::<W>(&mut weights);
+            }
+            for half in 0..W::ENCODING.scales_per_group {
+                unpack::<W>(weights, half, |step, bytes| {
+                    let to = integers.as_mut_ptr().add(step * STEP_BYTES);
+                    _mm512_storeu_si512(to.cast(), bytes[0]);
+                    _mm512_storeu_si512(to.add(64).cast(), bytes[1]);
+                });
+            }
+            for index in 0..W::ENCODING.factors_per_group() {
+                let to = factors.as_mut_ptr().cast::<f32>().add(index * PANEL);
+                let [first, second] = factor::<W>(weights, index, &supers);
+                _mm512_storeu_ps(to, first);
+                _mm512_storeu_ps(to.add(16), second);
+            }
+            weights = weights.add(W::GROUP_BYTES);
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for `multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
+    let mut supers = [[_mm512_setzero_ps(); 2]; 2];
     let mut weights = tile.panel;
     // SAFETY: as the caller promises.
     unsafe {
         for group in 0..tile.num_chunks {
+            if W::IN_SUPER_BLOCKS && group.is_multiple_of(SUPER_GROUPS) {
+                supers = next_supers::<W>(&mut weights);
+            }
             let factors = tile.chunk_factors(group);
-            let factors: [_; ROWS] = std::array::from_fn(|row| factors.add(row).read());
-            let mut products = factors.map(|factors| [_mm512_set1_epi32(factors.start); 2]);
             let x = tile.chunk(group, 0);
-            let x = |row: usize, step: usize| x.add(row * GROUP).cast::<i32>().add(step).read_unaligned();
-            for step in 0..GROUP / STEP_FEATURES / if W::NIBBLES { 2 } else { 1 } {
-                let bytes = next_vectors(&mut weights);
-                if W::NIBBLES {
-                    add_dots(&mut products, low_nibbles(bytes), |row| x(row, step));
-                    add_dots(&mut products, high_nibbles(bytes), |row| x(row, step + GROUP / STEP_FEATURES / 2));
-                } else {
-                    add_dots(&mut products, bytes, |row| x(row, step));
-                }
-            }
-            let scales = next_half_floats(&mut weights);
-            for ((sums, products), factors) in sums.iter_mut().zip(products).zip(factors) {
-                let scale = _mm512_set1_ps(factors.scale);
-                for half in 0..2 {
-                    let scale = _mm512_mul_ps(scale, scales[half]);
-                    sums[half] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products[half]), sums[half]);
-                }
-            }
-            if W::HAS_MIN {
-                let mins = next_half_floats(&mut weights);
-                for (sums, factors) in sums.iter_mut().zip(factors) {
-                    let scaled_sum = _mm512_set1_ps(factors.scaled_sum);
-                    for half in 0..2 {
-                        sums[half] = _mm512_fmadd_ps(mins[half], scaled_sum, sums[half]);
+            for half in 0..W::ENCODING.scales_per_group {
+                let mut products: [_; ROWS] =
+                    std::array::from_fn(|row| [_mm512_set1_epi32((*factors.add(row)).starts[half]); 2]);
+                unpack::<W>(weights, half, |step, bytes| {
+                    for (row, products) in products.iter_mut().enumerate() {
+                        let x = _mm512_set1_epi32(x.add(row * GROUP).cast::<i32>().add(step).read_unaligned());
+                        products[0] = _mm512_dpbusd_epi32(products[0], bytes[0], x);
+                        products[1] = _mm512_dpbusd_epi32(products[1], bytes[1], x);
+                    }
+                });
+                let scales = factor::<W>(weights, half, &supers);
+                for (row, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
+                    let scale = _mm512_set1_ps((*factors.add(row)).scale);
+                    for side in 0..2 {
+                        let scale = _mm512_mul_ps(scale, scales[side]);
+                        sums[side] = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(products[side]), sums[side]);
                     }
                 }
             }
+            if W::HAS_MIN {
+                for half in 0..W::ENCODING.scales_per_group {
+                    let mins = factor::<W>(weights, W::ENCODING.scales_per_group + half, &supers);
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        let scaled_sum = _mm512_set1_ps((*factors.add(row)).scaled_sums[half]);
+                        sums[0] = _mm512_fmadd_ps(mins[0], scaled_sum, sums[0]);
+                        sums[1] = _mm512_fmadd_ps(mins[1], scaled_sum, sums[1]);
+                    }
+                }
+            }
+            weights = weights.add(W::GROUP_BYTES);
         }
         for (row, sums) in sums.into_iter().enumerate() {
             tile.output.store_avx512(row, 0, sums[0]);
@@ -72,42 +119,116 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     }
 }
 
+/// Call `each` with every step of a group, or of this half of it where it has halves, and with its integers in bytes,
+/// without a sign, of both halves of the panel.
+///
+/// # Safety
+///
+/// The group is there.
 #[inline]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn add_dots(products: &mut [[__m512i; 2]], weights: [__m512i; 2], x: impl Fn(usize) -> i32) {
-    for (row, products) in products.iter_mut().enumerate() {
-        let x = _mm512_set1_epi32(x(row));
-        products[0] = _mm512_dpbusd_epi32(products[0], weights[0], x);
-        products[1] = _mm512_dpbusd_epi32(products[1], weights[1], x);
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn unpack<W: Weights>(group: *const u8, half: usize, mut each: impl FnMut(usize, [__m512i; 2])) {
+    // SAFETY: as the caller promises; asking for memory that is not there does nothing.
+    let line = |line: usize| unsafe {
+        let at = group.add(line * STEP_BYTES);
+        if half == 0 || W::ENCODING.bits == 8 {
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + 64).cast());
+        }
+        [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())]
+    };
+    let (first, second) = (!W::HALVES || half == 0, !W::HALVES || half == 1);
+    if W::ENCODING.bits == 8 {
+        for step in if first { 0 } else { PAIRS }..if second { STEPS } else { PAIRS } {
+            each(step, line(step));
+        }
+        return;
+    }
+    let high_bits = W::ENCODING.bits - 4;
+    let mut highs = [_mm512_set1_epi8(0); 2];
+    for pair in 0..PAIRS {
+        let nibbles = line(pair);
+        if high_bits > 0 && pair * high_bits % 4 == 0 {
+            highs = line(PAIRS + pair * high_bits / 4);
+        }
+        if first {
+            each(pair, integers::<W>(nibbles, highs));
+        }
+        if second {
+            let nibbles = nibbles.map(|nibbles| _mm512_srli_epi16::<4>(nibbles));
+            each(pair + PAIRS, integers::<W>(nibbles, highs.map(|highs| _mm512_slli_epi16::<4>(highs))));
+        }
+        highs = match high_bits {
+            0 => highs,
+            1 => highs.map(|highs| _mm512_srli_epi16::<1>(highs)),
+            _ => highs.map(|highs| _mm512_srli_epi16::<2>(highs)),
+        };
     }
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn low_nibbles(bytes: [__m512i; 2]) -> [__m512i; 2] {
-    let mask = _mm512_set1_epi8(0xf);
-    [_mm512_and_si512(bytes[0], mask), _mm512_and_si512(bytes[1], mask)]
-}
-
+/// Of the low 4 bits of each byte, and of those above them in `highs`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn high_nibbles(bytes: [__m512i; 2]) -> [__m512i; 2] {
-    low_nibbles([_mm512_srli_epi16::<4>(bytes[0]), _mm512_srli_epi16::<4>(bytes[1])])
+fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i; 2] {
+    const SECOND_WHERE_FIRST_ELSE_THIRD: i32 = 0xca;
+    let low = _mm512_set1_epi8(0xf);
+    if W::ENCODING.bits > 4 {
+        let mask = _mm512_set1_epi8(if W::ENCODING.bits == 5 { 0x10 } else { 0x30 });
+        return [0, 1].map(|side| {
+            let high = _mm512_and_si512(highs[side], mask);
+            _mm512_ternarylogic_epi32::<SECOND_WHERE_FIRST_ELSE_THIRD>(low, nibbles[side], high)
+        });
+    }
+    let nibbles = nibbles.map(|nibbles| _mm512_and_si512(nibbles, low));
+    if !W::ENCODING.has_codebook {
+        return nibbles;
+    }
+    let numbers = CODEBOOK.map(|number| number.cast_unsigned() ^ 0x80);
+    // SAFETY: there are 16 of them.
+    let numbers = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(numbers.as_ptr().cast()) });
+    nibbles.map(|nibbles| _mm512_shuffle_epi8(numbers, nibbles))
 }
 
+/// A group's scales or minimums, of both halves of the panel.
+///
 /// # Safety
 ///
-/// A step's bytes are there.
+/// The group is there.
 #[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn next_vectors(weights: &mut *const u8) -> [__m512i; 2] {
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn factor<W: Weights>(group: *const u8, index: usize, supers: &[[__m512; 2]; 2]) -> [__m512; 2] {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     unsafe {
+        let factors = group.add(W::INTEGER_BYTES + index * PANEL * W::ENCODING.scale_bytes());
+        match W::ENCODING.scales {
+            Scales::Half => half_floats(factors),
+            Scales::SuperBlock => {
+                if index.is_multiple_of(2) {
+                    _mm_prefetch::<_MM_HINT_T0>(factors.wrapping_add(AHEAD).cast());
+                }
+                let byte = |side: usize| _mm512_cvtepi8_epi32(_mm_loadu_si128(factors.add(side * 16).cast()));
+                let supers = supers[index / W::ENCODING.scales_per_group];
+                [0, 1].map(|side| _mm512_mul_ps(supers[side], _mm512_cvtepi32_ps(byte(side))))
+            }
+            Scales::Single => [_mm512_loadu_ps(factors.cast()), _mm512_loadu_ps(factors.add(64).cast())],
+        }
+    }
+}
+
+/// What the scales and the minimums of the next groups are multiplied with.
+///
+/// # Safety
+///
+/// A super-block is there.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn next_supers<W: Weights>(weights: &mut *const u8) -> [[__m512; 2]; 2] {
+    // SAFETY: as the caller promises.
+    unsafe {
         let here = *weights;
-        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_add(AHEAD).cast());
-        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_add(AHEAD + 64).cast());
-        *weights = here.add(STEP_BYTES);
-        [_mm512_loadu_si512(here.cast()), _mm512_loadu_si512(here.add(64).cast())]
+        *weights = here.add(W::SUPER_BYTES);
+        let scales = half_floats(here);
+        [scales, if W::HAS_MIN { half_floats(here.add(PANEL * 2)) } else { scales }]
     }
 }
 
@@ -116,13 +237,10 @@ unsafe fn next_vectors(weights: &mut *const u8) -> [__m512i; 2] {
 /// A panel's float16 are there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn next_half_floats(weights: &mut *const u8) -> [__m512; 2] {
-    // SAFETY: as the caller promises.
-    let [first, second]: [__m256i; 2] = unsafe {
-        let here = *weights;
-        _mm_prefetch::<_MM_HINT_T0>(here.wrapping_add(AHEAD).cast());
-        *weights = here.add(PANEL * 2);
-        [_mm256_loadu_si256(here.cast()), _mm256_loadu_si256(here.add(32).cast())]
-    };
-    [_mm512_cvtph_ps(first), _mm512_cvtph_ps(second)]
+unsafe fn half_floats(from: *const u8) -> [__m512; 2] {
+    // SAFETY: as the caller promises; asking for memory that is not there does nothing.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+        [0, 32].map(|at| _mm512_cvtph_ps(_mm256_loadu_si256(from.add(at).cast())))
+    }
 }

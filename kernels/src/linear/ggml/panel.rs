@@ -1,103 +1,144 @@
-//! A panel of integers: group after group, each the integers of its 32 columns, their scales, and their minima.
+//! A panel of integers: super-block after super-block, where the format has them, and group after group.
 //!
-//! Integers lie as VNNI and AMX take them: a step is 4 features of each column. They are stored without a sign, by
-//! adding the format's offset. Where they have 4 bits, a byte has those of a step in its low half, and those of the
-//! step half a group later in its high half, as GGUF has them.
+//! A super-block begins with the float16 of its 32 columns that scales are multiplied with, then those of minimums. A
+//! group has its integers, then the columns' scales (of both halves, where it has two), then their minimums.
+//!
+//! Integers lie as VNNI and AMX take them: a step is 4 features of each column, and a group has 8 steps. They are stored
+//! without a sign, by adding the format's offset. Of 8 bits, the steps lie one after the other. Of fewer, first come 4
+//! bits of each: a byte has those of a step in its low half and those of the step half a group later in its high half,
+//! as GGUF has them. The bits above 4 follow in the same order: a byte has 1 or 2 of each of 8 or 4 steps, those of such
+//! a pair of steps 4 bits apart, so that a shift by 4 brings either to where the fifth bit of an integer is.
 
+use super::blocks::{self, Group};
 use crate::dtype::{from_float16, write};
 use crate::linear::Linear;
-use crate::linear::format::{GROUP, GgmlType};
-use crate::linear::output::{PANEL, STEP_FEATURES};
+use crate::linear::format::{CODEBOOK, Encoding, GROUP, GgmlType, Scales};
+use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
+
+/// Pairs of steps of a group.
+pub(super) const PAIRS: usize = GROUP / STEP_FEATURES / 2;
 
 pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
-    Layout::of(linear, format).bytes()
+    format.encoding().panel_bytes(linear.in_features / GROUP, PANEL)
 }
 
-/// Pack the panel's rows of the matrix, of which there may be fewer than `PANEL`.
-pub(in crate::linear) fn pack_panel(linear: &Linear, format: GgmlType, rows: &[u8], panel: &mut [u8]) {
-    let layout = Layout::of(linear, format);
-    panel.fill(0);
-    for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
-        layout.pack_blocks(row.chunks_exact(format.block_bytes()), column, panel);
+/// Pack a row of the matrix as a column of a panel that was all zeros. Gives back whether its scales are numbers.
+pub(in crate::linear) fn pack_column(format: GgmlType, row: &[u8], column: usize, panel: &mut [u8]) -> bool {
+    let encoding = format.encoding();
+    let groups_per_block = format.block_features() / GROUP;
+    let block_bytes = encoding.panel_bytes(groups_per_block, PANEL);
+    let mut is_finite = true;
+    for (block, panel) in row.chunks_exact(format.block_bytes()).zip(panel.chunks_exact_mut(block_bytes)) {
+        let (supers, groups) = panel.split_at_mut(encoding.super_bytes(PANEL));
+        let super_scales = blocks::super_scales(format, block);
+        is_finite &= super_scales.into_iter().all(is_number);
+        for (supers, scale) in supers.chunks_exact_mut(PANEL * 2).zip(super_scales) {
+            supers[column * 2..column * 2 + 2].copy_from_slice(&scale.to_ne_bytes());
+        }
+        for (number, packed) in groups.chunks_exact_mut(encoding.group_bytes(PANEL)).enumerate() {
+            let group = blocks::group(format, block, number);
+            is_finite &= encoding.scales != Scales::Half || is_number(group.scales[0]) && is_number(group.mins[0]);
+            pack_group(encoding, &group, column, packed);
+        }
     }
+    is_finite
 }
 
 /// Make one column of a panel, which is a row of the matrix, into elements.
 pub(in crate::linear) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
-    let layout = Layout::of(linear, format);
-    let group_bytes = GROUP * linear.dtype.bytes();
-    for (group, out) in panel.chunks_exact(layout.group_bytes()).zip(out.chunks_exact_mut(group_bytes)) {
-        let (scale, min) = layout.scale_and_min(group, column);
-        for (feature, out) in out.chunks_exact_mut(linear.dtype.bytes()).enumerate() {
-            write(linear.dtype, scale * layout.integer(group, column, feature) as f32 + min, out);
-        }
-    }
-}
-
-struct Layout {
-    format: GgmlType,
-    num_groups: usize,
-}
-
-impl Layout {
-    fn of(linear: &Linear, format: GgmlType) -> Self {
-        Self { format, num_groups: linear.in_features / GROUP }
-    }
-
-    fn bytes(&self) -> usize {
-        self.num_groups * self.group_bytes()
-    }
-
-    fn group_bytes(&self) -> usize {
-        let (scale, min) = self.format.scale_bytes();
-        self.integer_bytes() + PANEL * (scale + min)
-    }
-
-    fn integer_bytes(&self) -> usize {
-        PANEL * GROUP * self.format.bits() / 8
-    }
-
-    /// Where a column's scale and its minimum lie in a group, the minimum in no bytes where there is none.
-    fn factors(&self, column: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
-        let (scale, min) = self.format.scale_bytes();
-        let scales = self.integer_bytes() + column * scale;
-        let mins = self.integer_bytes() + PANEL * scale + column * min;
-        (scales..scales + scale, mins..mins + min)
-    }
-
-    fn pack_blocks<'a>(&self, blocks: impl Iterator<Item = &'a [u8]>, column: usize, panel: &mut [u8]) {
-        let (scale, min) = self.factors(column);
-        for (block, group) in blocks.zip(panel.chunks_exact_mut(self.group_bytes())) {
-            let (block_scale, rest) = block.split_at(scale.len());
-            let (block_min, integers) = rest.split_at(min.len());
-            group[scale.clone()].copy_from_slice(block_scale);
-            group[min.clone()].copy_from_slice(block_min);
-            // Only 8 bits come with a sign: adding 128 flips it.
-            let flip = if self.format.bits() == 8 { 0x80 } else { 0 };
-            for (step, cell) in integers.as_chunks::<STEP_FEATURES>().0.iter().enumerate() {
-                let start = (step * PANEL + column) * STEP_FEATURES;
-                group[start..start + STEP_FEATURES].copy_from_slice(&cell.map(|byte| byte ^ flip));
+    let encoding = format.encoding();
+    let groups_per_block = format.block_features() / GROUP;
+    let block_bytes = encoding.panel_bytes(groups_per_block, PANEL);
+    let mut out = out.chunks_exact_mut(linear.dtype.bytes());
+    for panel in panel.chunks_exact(block_bytes) {
+        let (supers, groups) = panel.split_at(encoding.super_bytes(PANEL));
+        for group in groups.chunks_exact(encoding.group_bytes(PANEL)) {
+            for (feature, out) in out.by_ref().take(GROUP).enumerate() {
+                let half = feature * encoding.scales_per_group / GROUP;
+                let factor = |index: usize| factor(encoding, supers, group, index, column);
+                let scale = factor(half);
+                let min = if encoding.has_min { factor(encoding.scales_per_group + half) } else { 0.0 };
+                write(linear.dtype, scale * integer(encoding, group, column, feature) as f32 + min, out);
             }
         }
     }
+}
 
-    fn scale_and_min(&self, group: &[u8], column: usize) -> (f32, f32) {
-        let number = |bytes: &[u8]| match *bytes {
-            [a, b] => from_float16(u16::from_ne_bytes([a, b])),
-            _ => 0.0,
-        };
-        let (scale, min) = self.factors(column);
-        (number(&group[scale]), number(&group[min]))
+fn is_number(half: u16) -> bool {
+    half & 0x7c00 != 0x7c00
+}
+
+#[inline]
+fn pack_group(encoding: Encoding, group: &Group, column: usize, packed: &mut [u8]) {
+    let (integers, factors) = packed.split_at_mut(encoding.integer_bytes(PANEL));
+    let steps = group.integers.as_chunks::<STEP_FEATURES>().0;
+    if encoding.bits == 8 {
+        for (step, cell) in steps.iter().enumerate() {
+            cell_mut(integers, step, column).copy_from_slice(cell);
+        }
+    } else {
+        for pair in 0..PAIRS {
+            let cell: [u8; 4] = std::array::from_fn(|at| steps[pair][at] & 0xf | steps[pair + PAIRS][at] << 4);
+            cell_mut(integers, pair, column).copy_from_slice(&cell);
+        }
+        for pair in 0..if encoding.bits > 4 { PAIRS } else { 0 } {
+            let (line, shift) = high_place(encoding, pair);
+            for (at, byte) in cell_mut(integers, PAIRS + line, column).iter_mut().enumerate() {
+                *byte |= (steps[pair][at] & 0x30 | steps[pair + PAIRS][at] >> 4) << shift;
+            }
+        }
     }
+    let width = encoding.scale_bytes();
+    let numbers = group.scales[..encoding.scales_per_group].iter().chain(&group.mins[..encoding.scales_per_group]);
+    for (factors, number) in factors.chunks_exact_mut(PANEL * width).zip(numbers) {
+        factors[column * width..(column + 1) * width].copy_from_slice(&number.to_le_bytes()[..width]);
+    }
+}
 
-    fn integer(&self, group: &[u8], column: usize, feature: usize) -> i32 {
-        let cell = |step: usize| i32::from(group[(step * PANEL + column) * STEP_FEATURES + feature % STEP_FEATURES]);
-        let (step, half) = (feature / STEP_FEATURES, GROUP / STEP_FEATURES / 2);
-        let stored = match self.format.bits() {
-            8 => cell(step),
-            _ if step < half => cell(step) & 0xf,
-            _ => cell(step - half) >> 4,
-        };
-        stored - self.format.offset()
+/// Where the bits above 4 of a pair of steps are: behind the pairs of 4 bits, in which line, and how far from the lowest.
+#[inline]
+fn high_place(encoding: Encoding, pair: usize) -> (usize, usize) {
+    let place = pair * (encoding.bits - 4);
+    (place / 4, place % 4)
+}
+
+/// A column's bytes of a step's length.
+fn cell_mut(integers: &mut [u8], step: usize, column: usize) -> &mut [u8] {
+    &mut integers[step * STEP_BYTES + column * STEP_FEATURES..][..STEP_FEATURES]
+}
+
+fn integer(encoding: Encoding, group: &[u8], column: usize, feature: usize) -> i32 {
+    let byte = |line: usize| group[line * STEP_BYTES + column * STEP_FEATURES + feature % STEP_FEATURES];
+    let step = feature / STEP_FEATURES;
+    if encoding.bits == 8 {
+        return i32::from(byte(step)) - encoding.offset;
+    }
+    let (pair, is_high) = (step % PAIRS, step >= PAIRS);
+    let low = if is_high { byte(pair) >> 4 } else { byte(pair) & 0xf };
+    if encoding.has_codebook {
+        return i32::from(CODEBOOK[usize::from(low)]);
+    }
+    let high = if encoding.bits > 4 {
+        let (line, shift) = high_place(encoding, pair);
+        let pairs = byte(PAIRS + line) >> shift;
+        if is_high { pairs << 4 & 0x30 } else { pairs & 0x30 }
+    } else {
+        0
+    };
+    let mask = (1 << encoding.bits) - 1;
+    i32::from((low | high) & mask) - encoding.offset
+}
+
+/// A scale or a minimum of a column, the scales first.
+fn factor(encoding: Encoding, supers: &[u8], group: &[u8], index: usize, column: usize) -> f32 {
+    let factors = &group[encoding.integer_bytes(PANEL)..];
+    let half = |bytes: &[u8], at: usize| from_float16(u16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]));
+    let at = index * PANEL + column;
+    match encoding.scales {
+        Scales::Half => half(factors, at),
+        Scales::SuperBlock => {
+            half(supers, index / encoding.scales_per_group * PANEL + column) * f32::from(factors[at].cast_signed())
+        }
+        Scales::Single => unreachable!("nothing is packed so"),
     }
 }

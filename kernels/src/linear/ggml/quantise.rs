@@ -1,13 +1,13 @@
 //! An input row as integers of 8 bits: each group by its largest magnitude. Knows no weights.
 
 use super::tile::Factors;
-use crate::linear::format::GROUP;
+use crate::linear::format::{Encoding, GROUP};
 use crate::linear::output::SIDE;
 use crate::linear::rounding::{Scale, nearest};
 
 const LARGEST: f32 = 127.0;
 
-/// Write a row's integers, and each group's factors for weights stored with this offset.
+/// Write a row's integers, and each group's factors for weights of this encoding.
 ///
 /// An integer is `element × (127 / largest magnitude)` to the nearest, to even where two are equally near; the scale is
 /// `largest magnitude / 127`, and not a number where an element is not finite.
@@ -20,7 +20,7 @@ const LARGEST: f32 = 127.0;
 pub(super) unsafe fn quantise<const BYTES: usize>(
     elements: &[[u8; BYTES]],
     widen: impl Fn([u8; BYTES]) -> f32,
-    offset: i32,
+    encoding: Encoding,
     mut integers: *mut i8,
     mut factors: *mut Factors,
 ) {
@@ -29,13 +29,17 @@ pub(super) unsafe fn quantise<const BYTES: usize>(
         // SAFETY: as the caller promises: this is the group's memory.
         let group = unsafe { &mut *integers.cast::<[i8; GROUP]>() };
         let Scale { scale, inverse } = Scale::of(elements.iter().map(|&bytes| widen(bytes)), LARGEST);
-        let mut sum = 0;
-        for (integer, &bytes) in group.iter_mut().zip(elements) {
-            *integer = nearest(widen(bytes) * inverse) as i8;
-            sum += i32::from(*integer);
+        let mut sums = [0; 2];
+        for ((group, elements), sum) in
+            group.chunks_exact_mut(GROUP / 2).zip(elements.chunks_exact(GROUP / 2)).zip(&mut sums)
+        {
+            for (integer, &bytes) in group.iter_mut().zip(elements) {
+                *integer = nearest(widen(bytes) * inverse) as i8;
+                *sum += i32::from(*integer);
+            }
         }
         // SAFETY: as the caller promises: a row has factors for each of its groups.
-        unsafe { factors.write(Factors::new(scale, sum, offset)) };
+        unsafe { factors.write(Factors::new(scale, sums, encoding)) };
         (integers, factors) = (integers.wrapping_add(SIDE * GROUP), factors.wrapping_add(SIDE));
     }
 }
@@ -62,9 +66,10 @@ mod tests {
             assert_eq!(integers[..6], [-127, 2, 2, 0, 0, 0]);
             assert_eq!(integers[GROUP - 1..=GROUP], [0, 99]);
             assert_eq!(integers[SIDE * GROUP..SIDE * GROUP + 3], [127, -127, 0]);
-            let bits = |factors: Factors| (factors.scale.to_bits(), factors.start, factors.scaled_sum.to_bits());
-            assert_eq!(bits(factors[0]), (2.0_f32.to_bits(), 123 * 128, (-246.0_f32).to_bits()));
-            assert_eq!(bits(factors[SIDE]), ((3.0_f32 / 127.0).to_bits(), 0, 0));
+            let bits =
+                |factors: Factors| (factors.scale.to_bits(), factors.starts, factors.scaled_sums.map(f32::to_bits));
+            assert_eq!(bits(factors[0]), (2.0_f32.to_bits(), [123 * 128, 0], [(-246.0_f32).to_bits(), 0]));
+            assert_eq!(bits(factors[SIDE]), ((3.0_f32 / 127.0).to_bits(), [0; 2], [0; 2]));
         }
     }
 }

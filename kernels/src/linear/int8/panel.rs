@@ -10,7 +10,7 @@
 
 use super::nibbles::{self, GROUP_BYTES, INTEGER_BYTES, byte};
 use super::tile::CHUNK;
-use crate::dtype::{DType, from_bfloat16, from_float16, write};
+use crate::dtype::{from_float16, write};
 use crate::linear::Linear;
 use crate::linear::format::{GROUP, GgmlType, Int8Source};
 use crate::linear::output::{PANEL, STEP_FEATURES};
@@ -30,17 +30,30 @@ pub(super) fn integer_bytes(in_features: usize, source: Int8Source) -> usize {
     }
 }
 
-/// Pack the panel's rows of the matrix, of which there may be fewer than `PANEL`.
-pub(in crate::linear) fn pack_panel(linear: &Linear, source: Int8Source, rows: &[u8], panel: &mut [u8]) {
-    panel.fill(0);
-    let (integers, scales) = panel.split_at_mut(integer_bytes(linear.in_features, source));
-    for (column, row) in rows.chunks_exact(linear.row_bytes()).enumerate() {
-        let scale = match source.blocks() {
-            Some(format) => pack_blocks(format, row, column, integers),
-            None => pack_elements(linear.dtype, row, column, integers),
-        };
-        scales[column * 4..column * 4 + 4].copy_from_slice(&scale.to_ne_bytes());
+/// Pack numbers as a column of a panel that was all zeros. Gives back whether they are finite.
+pub(in crate::linear) fn pack_numbers(numbers: &[f32], column: usize, panel: &mut [u8]) -> bool {
+    let (integers, scales) = panel.split_at_mut(integer_bytes(numbers.len(), Int8Source::Elements));
+    let Scale { scale, inverse } = Scale::of(numbers.iter().copied(), LARGEST);
+    for (feature, number) in numbers.iter().enumerate() {
+        integers[cell(column, feature)] = nearest(number * inverse) as u8 ^ 0x80;
     }
+    scales[column * 4..column * 4 + 4].copy_from_slice(&scale.to_ne_bytes());
+    scale.is_finite()
+}
+
+/// Pack blocks of 4 bits as a column of a panel that was all zeros. Gives back whether their scales are finite.
+pub(in crate::linear) fn pack_blocks(
+    linear: &Linear,
+    source: Int8Source,
+    row: &[u8],
+    column: usize,
+    panel: &mut [u8],
+) -> bool {
+    let format = source.blocks().expect("int8 of blocks");
+    let (integers, scales) = panel.split_at_mut(integer_bytes(linear.in_features, source));
+    let scale = pack_groups(format, row, column, integers);
+    scales[column * 4..column * 4 + 4].copy_from_slice(&scale.to_ne_bytes());
+    scale.is_finite()
 }
 
 /// Make one column of a panel, which is a row of the matrix, into elements.
@@ -76,35 +89,20 @@ fn nibble_as_byte(panel: &[u8], column: usize, feature: usize) -> u8 {
     byte(nibble, factor(column), factor(PANEL + column))
 }
 
-/// Write a column of bytes, and give its scale.
-fn pack_elements(dtype: DType, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
-    let number = |bytes: &[u8]| match *bytes {
-        [a, b] => from_bfloat16(u16::from_ne_bytes([a, b])),
-        [a, b, c, d] => f32::from_ne_bytes([a, b, c, d]),
-        _ => unreachable!("elements have 2 or 4 bytes"),
-    };
-    let numbers = row.chunks_exact(dtype.bytes()).map(number);
-    let Scale { scale, inverse } = Scale::of(numbers.clone(), LARGEST);
-    for (feature, number) in numbers.enumerate() {
-        panel[cell(column, feature)] = nearest(number * inverse) as u8 ^ 0x80;
-    }
-    scale
-}
-
 /// Write a column of 4 bits with each group's D and M, and give its scale.
-fn pack_blocks(format: GgmlType, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
+fn pack_groups(format: GgmlType, row: &[u8], column: usize, panel: &mut [u8]) -> f32 {
     let blocks = row.chunks_exact(format.block_bytes());
-    let (scale_bytes, min_bytes) = format.scale_bytes();
+    let min_bytes = if format.encoding().has_min { 2 } else { 0 };
     let half = |bytes: &[u8]| from_float16(u16::from_ne_bytes([bytes[0], bytes[1]]));
     let group = |block: &[u8]| {
         let scale = half(block);
-        (scale, if min_bytes > 0 { half(&block[scale_bytes..]) } else { -8.0 * scale })
+        (scale, if min_bytes > 0 { half(&block[2..]) } else { -8.0 * scale })
     };
     let ends = blocks.clone().map(group).flat_map(|(scale, min)| [min, 15.0_f32.mul_add(scale, min)]);
     let Scale { scale: column_scale, .. } = Scale::of(ends, LARGEST);
     for (block, packed) in blocks.zip(panel.chunks_exact_mut(GROUP_BYTES)) {
         let (integers, factors) = packed.split_at_mut(INTEGER_BYTES);
-        for (feature, &pair) in block[scale_bytes + min_bytes..].iter().enumerate() {
+        for (feature, &pair) in block[2 + min_bytes..].iter().enumerate() {
             integers[cell(column, feature)] = pair;
         }
         let (scale, min) = group(block);

@@ -1,0 +1,119 @@
+//! A panel made into one of bytes with float32 factors, which costs less than to unpack it for each few rows.
+//!
+//! The integers are the same and the factors exact, so products are bitwise those with the packed panel.
+
+use std::cell::RefCell;
+
+use super::panel::PAIRS;
+use super::tile::{Tile, Weights};
+use crate::dtype::from_float16;
+use crate::isa::Isa;
+use crate::linear::format::{CODEBOOK, SUPER_GROUPS, Scales};
+use crate::linear::output::{PANEL, STEP_BYTES};
+use crate::memory::scratch::Scratch;
+
+thread_local! {
+    static EXPANDED: RefCell<Scratch> = RefCell::default();
+}
+
+/// Call `run` with the tile as if its panel had always been expanded.
+///
+/// # Safety
+///
+/// As for `IntegerFormat::multiply`; the panel's weights are these.
+pub(super) unsafe fn expanded<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnce(&Tile)) {
+    let bytes = W::ENCODING.panel_bytes(tile.num_chunks, PANEL);
+    // SAFETY: as the caller promises.
+    let panel = unsafe { std::slice::from_raw_parts(tile.panel, bytes) };
+    EXPANDED.with_borrow_mut(|scratch| {
+        let out = scratch.bytes(tile.num_chunks * W::Expanded::GROUP_BYTES);
+        match isa {
+            // SAFETY: whoever names an instruction set has it.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => unsafe { super::avx512::expand::<W>(panel, out) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => unsafe { expand_avx2::<W>(panel, out) },
+            _ => expand::<W>(panel, out),
+        }
+        run(&Tile { panel: out.as_ptr(), ..*tile });
+    });
+}
+
+/// The portable form, compiled for AVX2.
+///
+/// # Safety
+///
+/// This machine has the instructions.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn expand_avx2<W: Weights>(panel: &[u8], out: &mut [u8]) {
+    expand::<W>(panel, out);
+}
+
+#[inline(always)] // so that it is compiled anew for each instruction set
+#[expect(clippy::inline_always, reason = "see above")]
+fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
+    let groups = if W::IN_SUPER_BLOCKS { SUPER_GROUPS } else { 1 };
+    let blocks = panel.chunks_exact(W::ENCODING.panel_bytes(groups, PANEL));
+    for (block, out) in blocks.zip(out.chunks_exact_mut(groups * W::Expanded::GROUP_BYTES)) {
+        let (supers, packed) = block.split_at(W::SUPER_BYTES);
+        for (group, out) in packed.chunks_exact(W::GROUP_BYTES).zip(out.chunks_exact_mut(W::Expanded::GROUP_BYTES)) {
+            let (integers, factors) = group.split_at(W::INTEGER_BYTES);
+            let (out_integers, out_factors) = out.split_at_mut(W::Expanded::INTEGER_BYTES);
+            expand_integers::<W>(integers, out_integers);
+            expand_factors::<W>(supers, factors, out_factors);
+        }
+    }
+}
+
+#[inline(always)] // as above
+#[expect(clippy::inline_always, reason = "see above")]
+fn expand_integers<W: Weights>(integers: &[u8], out: &mut [u8]) {
+    if W::ENCODING.bits == 8 {
+        return out.copy_from_slice(integers);
+    }
+    let high_bits = W::ENCODING.bits - 4;
+    let (lows, highs) = out.split_at_mut(PAIRS * STEP_BYTES);
+    let steps = lows.chunks_exact_mut(STEP_BYTES).zip(highs.chunks_exact_mut(STEP_BYTES));
+    for (pair, (low, high)) in steps.enumerate() {
+        let nibbles = &integers[pair * STEP_BYTES..][..STEP_BYTES];
+        if high_bits > 0 {
+            let place = pair * high_bits;
+            let rest = &integers[(PAIRS + place / 4) * STEP_BYTES..][..STEP_BYTES];
+            let mask = ((1 << high_bits) - 1) << 4;
+            for at in 0..STEP_BYTES {
+                let rest = rest[at] >> (place % 4);
+                low[at] = nibbles[at] & 0xf | rest & mask;
+                high[at] = nibbles[at] >> 4 | rest << 4 & mask;
+            }
+        } else {
+            for at in 0..STEP_BYTES {
+                (low[at], high[at]) = (nibbles[at] & 0xf, nibbles[at] >> 4);
+            }
+        }
+        if W::ENCODING.has_codebook {
+            for byte in low.iter_mut().chain(high) {
+                *byte = CODEBOOK[usize::from(*byte)].cast_unsigned() ^ 0x80;
+            }
+        }
+    }
+}
+
+#[inline(always)] // as above
+#[expect(clippy::inline_always, reason = "see above")]
+fn expand_factors<W: Weights>(supers: &[u8], factors: &[u8], out: &mut [u8]) {
+    let half = |bytes: &[u8], at: usize| from_float16(u16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]));
+    for (at, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
+        let (index, column) = (at / PANEL, at % PANEL);
+        let factor = match W::ENCODING.scales {
+            Scales::Half => half(factors, at),
+            Scales::SuperBlock => {
+                let all = half(supers, index / W::ENCODING.scales_per_group * PANEL + column);
+                all * f32::from(factors[at].cast_signed())
+            }
+            Scales::Single => unreachable!("nothing is packed so"),
+        };
+        *out = factor.to_ne_bytes();
+    }
+}
