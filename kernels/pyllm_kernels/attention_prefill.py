@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyllm_kernels.attention_tasks import queries_of_tile
 from pyllm_kernels.attention_tile import attend
-from pyllm_kernels.attention_tuning import PrefillTile
+from pyllm_kernels.cards import PrefillTile
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 
 

@@ -1,4 +1,5 @@
 from .generation_config import SamplingDefaults, parse_overrides
+from .gguf_types import BLOCK_ELEMENTS, CONVERTED, ELEMENTS
 from .hub import Hub, find_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
 from .huggingface import read_generation_config
@@ -7,6 +8,9 @@ from .reader import embedded_model, read_checkpoint
 from .types import Checkpoint, TokenizerFiles
 
 __all__ = [
+    "BLOCK_ELEMENTS",
+    "CONVERTED",
+    "ELEMENTS",
     "CachedModel",
     "Checkpoint",
     "Hub",

@@ -27,7 +27,7 @@ from pyllm_kernels import (
     sampling,
 )
 from pyllm_kernels.attention_tasks import make_tasks
-from pyllm_kernels.attention_tuning import Card, decode_tile, prefill_tile
+from pyllm_kernels.cards import Card, decode_tile, prefill_tile
 from triton.backends.compiler import GPUTarget
 
 # Of one program, in bytes (CUDA C++ guide).

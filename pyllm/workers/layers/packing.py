@@ -12,8 +12,7 @@ from pyllm_kernels import BLOCKS, INT8_BLOCKS, MatrixRows, NotFiniteError, Packe
 from torch import Tensor
 
 from pyllm.workers.layers.placement import Placement
-from pyllm.workers.loaders.transforms import check_finite
-from pyllm.workers.loaders.weights import WHOLE, WeightReader
+from pyllm.workers.loaders.weights import WHOLE, WeightReader, check_finite
 
 
 class MatrixPart(NamedTuple):

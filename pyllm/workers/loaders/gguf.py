@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import added, check_finite, is_transposed, source_rows
-from pyllm.workers.loaders.weights import WHOLE
+from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.weights import WHOLE, check_finite
 
 logger = logging.getLogger(__name__)
 

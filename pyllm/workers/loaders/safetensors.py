@@ -5,8 +5,8 @@ from pyllm_kernels import MatrixRows
 from torch import Tensor
 
 from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import added, check_finite, is_transposed, source_rows
-from pyllm.workers.loaders.weights import WHOLE
+from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.weights import WHOLE, check_finite
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
