@@ -6,6 +6,7 @@ knows of requests, schedulers or models. Importing this package imports torch, b
 
 import os
 
+from pyllm_kernels._cpu import Linear as LinearLayout
 from pyllm_kernels._cpu import LogitsStates, forget_threads, instruction_set, num_threads, set_num_threads
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
@@ -36,7 +37,7 @@ from pyllm_kernels.dispatch import (
 )
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.graph import CaptureError, Graph
-from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, zero_rows
+from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, empty_bytes, zero_rows
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Graph",
     "KVScales",
     "Kernels",
+    "LinearLayout",
     "LogitsEdits",
     "LogitsStates",
     "MatrixRows",
@@ -67,6 +69,7 @@ __all__ = [
     "check_card",
     "copy_blocks",
     "edit_logits",
+    "empty_bytes",
     "instruction_set",
     "layer_norm",
     "logprobs",

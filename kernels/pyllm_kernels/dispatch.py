@@ -14,7 +14,7 @@ from torch import Tensor
 from pyllm_kernels import cpu, cpu_linear, reference
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.matrix_rows import MatrixRows
+from pyllm_kernels.matrix_rows import MatrixRows, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 _UNSCALED = KVScales()
@@ -76,6 +76,19 @@ class RopeAndKVWriteOp(Protocol):
     ) -> None: ...
 
 
+class PackRowsOp(Protocol):
+    """`pack_rows` below."""
+
+    def __call__(
+        self,
+        parts: Sequence[MatrixRows],
+        weight_format: str,
+        dtype: torch.dtype,
+        room: Callable[[int], Tensor] = ...,
+        /,
+    ) -> PackedLinear: ...
+
+
 class PlanAttentionOp(Protocol):
     """`plan_attention` below."""
 
@@ -90,7 +103,7 @@ class Kernels:
 
     backend: str
     pack_linear: Callable[[Tensor], PackedLinear]
-    pack_rows: Callable[[Sequence[MatrixRows], str, torch.dtype], PackedLinear]
+    pack_rows: PackRowsOp
     packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -144,17 +157,20 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return select("auto", weight.device).pack_linear(weight)
 
 
-def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+def pack_rows(
+    parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
+) -> PackedLinear:
     """The same, of rows on the CPU, the parts one below the other; `packed_linear` takes x of `dtype` then.
 
     `weight_format` is the name of `dtype`; or one of `BLOCKS`, which all rows must have, then each 32 features of x are
     made into integers with a scale of their own; or "int8", then a row of the matrix becomes integers from -127 to 127
     with one float32 scale, its largest magnitude / 127, and a row of x integers from -16,256 to 16,256. int8 made of
-    `INT8_BLOCKS` stays in 4 bits, with two factors a group that make them 8 as they are multiplied.
+    `INT8_BLOCKS` stays in 4 bits, with two factors a group that make them 8 as they are multiplied. `room` gives the
+    memory that Rust packs into, uint8 [bytes].
 
     Raises `NotFiniteError` where a number is not finite, and `ValueError` for rows that cannot be packed so.
     """
-    return select("auto", "cpu").pack_rows(parts, weight_format, dtype)
+    return select("auto", "cpu").pack_rows(parts, weight_format, dtype, room)
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:

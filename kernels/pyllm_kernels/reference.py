@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, check_alike
+from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, check_alike, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -31,7 +31,10 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return PackedLinear(weight, str(weight.dtype).removeprefix("torch."), weight.dtype, None)
 
 
-def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+def pack_rows(
+    parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
+) -> PackedLinear:
+    del room
     check_alike(parts)
     kinds = {part.format for part in parts}
     if weight_format not in ("int8", *ELEMENTS) and kinds != {weight_format}:
@@ -213,7 +216,7 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
         x_scales, x_integers = _quantise(x.float(), 127 * 128)
         # float64 has room for every sum of integers that is exact in Rust.
         return (x_scales * scales[:, 0]) * (x_integers.double() @ integers.double().T).float()
-    x_scales, x_integers = _quantise(x.float().view(len(x), -1, _GROUP))
+    x_scales, x_integers = _quantise(x.float().view(len(x), x.shape[1] // _GROUP, _GROUP))
     return ((x_scales.double() * x_integers).flatten(1) @ packed.data.double().T).float()
 
 

@@ -1,3 +1,4 @@
+from .cache import cache_folder
 from .generation_config import SamplingDefaults, parse_overrides
 from .gguf_types import BLOCK_ELEMENTS, CONVERTED, ELEMENTS
 from .hub import Hub, find_model, size_text
@@ -17,6 +18,7 @@ __all__ = [
     "HubName",
     "SamplingDefaults",
     "TokenizerFiles",
+    "cache_folder",
     "cached_models",
     "embedded_model",
     "find_model",

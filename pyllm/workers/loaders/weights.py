@@ -1,5 +1,6 @@
 """The interface between layers and weight files. Knows no format."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from pyllm_kernels import MatrixRows
@@ -33,6 +34,9 @@ class WeightReader(Protocol):
         Raises:
             ConfigError: the file has shrunk, or the columns cut through blocks that are to stay.
         """
+
+    def release(self, names: Iterable[str]) -> None:
+        """The parameters have been packed: the process needs their part of the file no more."""
 
 
 def check_finite(name: str, is_finite: bool) -> None:
