@@ -172,7 +172,7 @@ def batch_invariant(kernels: Kernels) -> Kernels:
     """
     if kernels.backend != "triton":
         return kernels
-    from pyllm_kernels import linear_invariant
+    from pyllm_kernels.gpu import linear_invariant
 
     return replace(kernels, packed_linear=linear_invariant.packed_linear)
 
@@ -506,7 +506,7 @@ def _triton(device_type: str) -> Kernels:
             f"the triton backend runs on cuda, not on {device_type}: use the reference, or set TRITON_INTERPRET=1 "
             "before the start to run it, slowly, in Triton's interpreter"
         )
-    from pyllm_kernels import attention, blocks, elementwise, linear_float8, linear_int4, linear_int8, norm, rope
+    from pyllm_kernels.gpu import attention, blocks, elementwise, linear_float8, linear_int4, linear_int8, norm, rope
 
     return Kernels(
         backend="triton",

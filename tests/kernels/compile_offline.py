@@ -10,11 +10,9 @@ from dataclasses import replace
 
 import torch
 import triton
-from pyllm_kernels import (
-    AttentionLayer,
-    AttentionMetadata,
-    AttentionShape,
-    QKNorm,
+from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, QKNorm, reference
+from pyllm_kernels.cards import Card, decode_tile, prefill_tile
+from pyllm_kernels.gpu import (
     attention_decode,
     attention_prefill,
     attention_tasks,
@@ -25,12 +23,10 @@ from pyllm_kernels import (
     linear_int8,
     linear_invariant,
     norm,
-    reference,
     rope,
     sampling,
 )
-from pyllm_kernels.attention_tasks import make_tasks
-from pyllm_kernels.cards import Card, decode_tile, prefill_tile
+from pyllm_kernels.gpu.attention_tasks import make_tasks
 from triton.backends.compiler import GPUTarget
 
 # Of one program, in bytes (CUDA C++ guide).

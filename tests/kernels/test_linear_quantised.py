@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from pyllm_kernels import Kernels, reference, select
-from pyllm_kernels.attention_tuning import Card
+from pyllm_kernels.cards import Card
 from torch import Tensor
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -164,7 +164,7 @@ def test_programs_in_groups_reach_each_row_and_output(triton: Kernels, device: t
 
 
 def test_int8_without_integer_dot_products_is_the_same(triton: Kernels, device: torch.device) -> None:
-    from pyllm_kernels import linear_int8  # After `select`: it imports Triton.
+    from pyllm_kernels.gpu import linear_int8  # After `select`: it imports Triton.
 
     x = torch.randn(20, 300, device=device)
     integers, scales = random_w8(70, 300, device)

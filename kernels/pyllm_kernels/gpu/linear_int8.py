@@ -10,8 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tuning import Card, card_of
-from pyllm_kernels.linear_tile import Tile, grid_of, load_block, options_of, output_of, rows_and_outputs, store_block
+from pyllm_kernels.cards import Card, card_of
+from pyllm_kernels.gpu.linear_tile import (
+    Tile,
+    grid_of,
+    load_block,
+    options_of,
+    output_of,
+    rows_and_outputs,
+    store_block,
+)
 from pyllm_kernels.quantised_shapes import check_w8a8
 
 _QUANTISED_AT_ONCE = 1024

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.linear_tile import (
+from pyllm_kernels.gpu.linear_tile import (
     float_tile,
     grid_of,
     load_block,
