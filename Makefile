@@ -7,6 +7,7 @@
 #                         `make clients`
 #   UPGRADE=1             the newest versions of the programs, for `make clients`
 #   RESULTS=FILE          the results of `make bench-peers`, results.jsonl in PEERS unless given
+#   FILES="..."           GGUF files that `make bench-peers` compares the engines on, in place of the usual rows
 #   PEERS=FOLDER          where `make peers` puts other engines, and `make bench-peers` finds them
 PYTHON ?= python3
 VENV := .venv
@@ -90,7 +91,7 @@ peers: setup
 	PYTHON=$(CURDIR)/$(BIN)/python benchmarks/install_peers.sh "$(PEERS)"
 
 bench-peers: setup
-	@$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESULTS),--results $(RESULTS)) $(PEERS) -- $(ARGS)
+	@$(BIN)/python -m benchmarks.peers $(if $(ONLY),--only $(ONLY)) $(if $(RESULTS),--results $(RESULTS)) $(foreach file,$(FILES),--file $(file)) $(PEERS) -- $(ARGS)
 
 # On a machine with a CUDA card: every kernel against its reference, then the table of figures.
 gpu-check: setup

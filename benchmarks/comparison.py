@@ -1,6 +1,6 @@
 """What is asked of pyllm against its peers, and how measurements answer it. Measures nothing itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 # A line of the results' file: `peer`, `workload` and figures (`peers.py`).
@@ -23,7 +23,7 @@ class Row(NamedTuple):
 
     @property
     def less_is_better(self) -> bool:
-        return self.figure.endswith("_ms")
+        return self.figure.endswith(("_ms", "_s")) and not self.figure.endswith("per_s")
 
 
 PEERS = ("llama.cpp", "vllm")
@@ -54,12 +54,30 @@ ROWS = (
 )
 
 
-def compare(measurements: Sequence[Measurement]) -> Iterator[dict[str, Any]]:
+def rows_of_file(stem: str) -> Iterator[Row]:
+    """The rows of one GGUF file, guesses off; the last one has them on."""
+    ours, theirs = f"pyllm-no-guesses@{stem}", ("llama.cpp",)
+    for at_once, aim in {1: 1.6, 8: 3.5, 32: 4.0}.items():
+        workload = f"natural-{at_once}"
+        what = f"output tokens/s, concurrency {at_once}"
+        yield Row(f"{stem}: {what}", workload, "output_tokens_per_s", ours, theirs, None, aim)
+        yield Row(f"{stem}: {what}, with guesses", workload, "output_tokens_per_s", f"pyllm@{stem}", theirs, None, aim)
+    for workload, aim in {"natural-8": 0.2, "prompt-128": 0.27, "prompt-1000": 0.25, "prompt-3500": 0.22}.items():
+        yield Row(f"{stem}: TTFT p50, {workload}", workload, "ttft_p50_ms", ours, theirs, None, aim)
+    yield Row(f"{stem}: ready", "natural-1", "ready_s", ours, theirs, None, 1.0)
+
+
+def compare(measurements: Sequence[Measurement], rows: Iterable[Row] = ROWS) -> Iterator[dict[str, Any]]:
     """A line for each row; where a peer was measured more than once on a workload, the last time counts."""
     latest = {(line["peer"], line["workload"]): line for line in measurements}
-    for row in ROWS:
+    for row in rows:
         on_this = {peer: line[row.figure] for (peer, workload), line in latest.items() if workload == row.workload}
-        theirs = {peer: value for peer, value in on_this.items() if peer.startswith(row.theirs)}
+        file = row.ours.partition("@")[2]  # peers of another file are on another model
+        theirs = {
+            peer: value
+            for peer, value in on_this.items()
+            if peer.startswith(row.theirs) and peer.partition("@")[2] == file
+        }
         answer: dict[str, Any] = {"row": row.what, "figure": row.figure, "at_least": row.at_least, "aim": row.aim}
         if row.ours in on_this and theirs:
             best = (min if row.less_is_better else max)(theirs, key=lambda peer: theirs[peer])

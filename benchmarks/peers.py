@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.comparison import Measurement, compare
+from benchmarks.comparison import ROWS, Measurement, compare, rows_of_file
 from benchmarks.load import (
     MIXED_SEED,
     Request,
@@ -39,6 +39,7 @@ MIXED = (64, 16, 240)  # requests, and the bounds of the lengths of their prompt
 BATCH_SIZES = (8, 32)
 INSTRUCTIONS = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8")
 QUIET = 0.1  # cores that others may have during a load whose figures are to count
+PROMPT_TOKENS = (128, 1000, 3500)
 SHARED_CACHE = ("--kv-cache-memory-bytes", "4GiB")  # 32 of the longest prompts side by side, in float32, too
 
 
@@ -63,7 +64,17 @@ SHARED = {
     f"shared-{shared}": Workload(equal_requests(64, shared + 32, 32, shared, seed=shared), 32)
     for shared in SHARED_PREFIXES
 }
-WORKLOADS = {**STREAMS, **NATURAL, **SHARED, "mixed": Workload(mixed_requests(*MIXED, MIXED_SEED), 32)}
+# One prompt after the other of about so many tokens, and a token of each answer.
+LONG = {
+    f"prompt-{tokens}": Workload(natural_requests(4, tokens * 5 // 8, 1, seed=tokens), 1) for tokens in PROMPT_TOKENS
+}
+WORKLOADS = {
+    **STREAMS,
+    **NATURAL,
+    **SHARED,
+    **LONG,
+    "mixed": Workload(mixed_requests(*MIXED, MIXED_SEED), 32),
+}
 
 
 class Peer(NamedTuple):
@@ -74,6 +85,7 @@ class Peer(NamedTuple):
     command: tuple[str, ...]
     environment: tuple[tuple[str, str], ...] = ()
     serves: bool = True
+    knows_capitals: bool = True  # which tells whether its answers make sense
 
 
 def main() -> None:
@@ -82,6 +94,13 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="PREFIX", help="measure what begins so, as llama.cpp or pyllm/streams-1, again"
     )
+    parser.add_argument(
+        "--file",
+        type=Path,
+        action="append",
+        default=[],
+        help="compare on this GGUF file, or several by a flag each, and on nothing else",
+    )
     parser.add_argument("--results", type=Path, help="default: results.jsonl in the folder")
     parser.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags for pyllm serve")
     arguments = parser.parse_args()
@@ -89,14 +108,19 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder: Path = arguments.folder.resolve()
     results: Path = arguments.results or folder / "results.jsonl"
-    for peer in [*ours(arguments.flags), *found_in(folder), *static_batches()]:
+    files = [file.resolve() for file in arguments.file]
+    peers = [*ours(arguments.flags), *found_in(folder), *static_batches()]
+    if files:
+        peers = [peer for file in files for peer in on_file(file, folder, arguments.flags)]
+    for peer in peers:
         done = {line["workload"] for line in read(results) if line["peer"] == peer.name}
         chosen = [name for name in peer.workloads if f"{peer.name}/{name}".startswith(arguments.only)]
         for measurement in measured(peer, [name for name in chosen if arguments.only or name not in done], folder):
             with results.open("a") as file:
                 print(json.dumps(measurement), file=file)
             print(json.dumps(measurement), flush=True)
-    for answer in compare(read(results)):
+    rows = [row for file in files for row in rows_of_file(file.stem)] if files else ROWS
+    for answer in compare(read(results), rows):
         print(json.dumps(answer), flush=True)
 
 
@@ -130,6 +154,19 @@ def found_in(folder: Path) -> Iterator[Peer]:
         yield Peer("vllm-bf16", tuple(STREAMS), _vllm(vllm, model), tuple(_vllm_environment(vllm).items()))
 
 
+def on_file(file: Path, folder: Path, flags: Sequence[str]) -> Iterator[Peer]:
+    """pyllm without and with guesses, and llama.cpp with and without flash attention, on one GGUF file."""
+    ours = (sys.executable, "-m", "pyllm", "serve", str(file), "--port", "{port}", "--served-model-name", MODEL, *flags)
+    no_guesses = (*ours, "--num-speculative-tokens", "0", "--no-enable-prefix-caching")
+    yield Peer(f"pyllm-no-guesses@{file.stem}", (*NATURAL, *LONG), no_guesses, knows_capitals=False)
+    yield Peer(f"pyllm@{file.stem}", tuple(NATURAL), ours, knows_capitals=False)
+    program = folder / "llama" / "bin" / "llama-server"
+    for attention in ("off", "on"):
+        many, alone = (_llama_cpp(program, file, attention, *slots) for slots in ((32, 16_384), (1, 8192)))
+        yield Peer(f"llama.cpp-fa-{attention}@{file.stem}", tuple(NATURAL), many, knows_capitals=False)
+        yield Peer(f"llama.cpp-fa-{attention}-alone@{file.stem}", tuple(LONG), alone, knows_capitals=False)
+
+
 def static_batches() -> Iterator[Peer]:
     """transformers, which serves nothing and takes requests in batches of one size."""
     for size in BATCH_SIZES:
@@ -154,7 +191,8 @@ def measured(peer: Peer, workloads: Sequence[str], folder: Path) -> Iterator[Mea
         return
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    with Server(peer.command, dict(peer.environment), logs / f"{peer.name}.log") as server:
+    log = logs / f"{peer.name}.log"
+    with Server(peer.command, dict(peer.environment), log, peer.knows_capitals) as server:
         asyncio.run(measure(server.address, MODEL, warm_up_requests(), 2))
         for name in workloads:
             before = server.clocks()
@@ -187,11 +225,11 @@ def machine() -> str:
     return ", ".join([cpu_features.about().get("model name", platform.machine()), f"{os.cpu_count()} cores", *found])
 
 
-def _llama_cpp(program: Path, model: Path, attention: str) -> tuple[str, ...]:
-    slots, threads = "32", str(os.cpu_count())  # 32 slots of 512 tokens
+def _llama_cpp(program: Path, model: Path, attention: str, slots: int = 32, tokens: int = 16_384) -> tuple[str, ...]:
+    threads = str(os.cpu_count())
     return (
         *(str(program), "-m", str(model), "-a", MODEL, "--host", "127.0.0.1", "--port", "{port}", "--offline"),
-        *("-t", threads, "-np", slots, "-c", "16384", "-fa", attention),
+        *("-t", threads, "-np", str(slots), "-c", str(tokens), "-fa", attention),
     )
 
 

@@ -54,6 +54,7 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
+    gc.disable()  # What is made until the server starts stays: to look through it takes a tenth of that time.
     from pyllm.client.client import EngineClient
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.observability.tracing import Tracer
@@ -91,6 +92,7 @@ async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+    gc.enable()
     sys.setswitchinterval(SWITCH_INTERVAL)
     pressure = MemoryPressure([state.prompts.resize_cache, shared.resize])
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
