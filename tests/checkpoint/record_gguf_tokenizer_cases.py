@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001 - the texts look like others on purpose
 """Records the token ids of llama.cpp in `gguf_tokenizer_cases.json`, for every way of splitting text that pyllm knows.
 
-usage: python tests/checkpoint/record_gguf_tokenizer_cases.py LLAMA_TOKENIZE
+usage: PYTHONPATH=FOLDER/llama/converter:. python tests/checkpoint/record_gguf_tokenizer_cases.py LLAMA_TOKENIZE
 
 `make peers PEERS=FOLDER` unpacks llama.cpp; its program `llama-tokenize` is built with
 `FOLDER/llama/tools/bin/cmake --build FOLDER/llama/build --target llama-tokenize`, with that `bin` on the PATH.
@@ -20,15 +20,17 @@ from typing import Any
 
 import gguf
 from tokenizers import Tokenizer
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram
 from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.trainers import BpeTrainer
+from tokenizers.trainers import BpeTrainer, UnigramTrainer
 
 from pyllm.checkpoint.gguf_pre_tokenizers import BYTE_CHARACTERS, PRE_TOKENIZERS
 
 CASES = Path(__file__).with_name("gguf_tokenizer_cases.json")
 
 SPECIAL = {"<unk>": 2, "<s>": 3, "</s>": 3, "<|endoftext|>": 3, "<|user|>": 3, "<tool>": 4, "<|im_end|>": 1}
+
+_SPECIAL_TEXT = re.compile("|".join(map(re.escape, SPECIAL)))
 
 UNMERGED = "Ġzebra"  # no merge makes it
 RUNS = ["\n\n", "\n\n\n", "      ", "▁▁▁▁▁"]  # Gemma has such tokens of its own, found before anything else
@@ -143,8 +145,46 @@ def sentencepiece_vocabulary() -> dict[str, Any]:
     }
 
 
+def unigram_vocabulary() -> dict[str, Any]:
+    """A unigram vocabulary that lacks rare characters, with a map of characters that SentencePiece compiled."""
+    tokenizer = Tokenizer(Unigram())
+    texts = [text.replace(" ", "▁") for text in TEXTS if max(text, default="") < "\u3100"]
+    trainer = UnigramTrainer(vocab_size=700, max_piece_length=10, show_progress=False)
+    tokenizer.train_from_iterator([_SPECIAL_TEXT.sub("▁", text) for text in texts], trainer)
+    pieces = [pair for pair in json.loads(tokenizer.to_str())["model"]["vocab"] if pair[0] not in RUNS]
+    tokens = [*SPECIAL, *RUNS, *(piece for piece, _ in pieces)]
+    return {
+        "tokens": tokens,
+        "scores": [0.0] * (len(SPECIAL) + len(RUNS)) + [score for _, score in pieces],
+        "token_type": [2, *list(SPECIAL.values())[1:], *[1] * (len(RUNS) + len(pieces))],
+        **_special_ids(tokens),
+    }
+
+
+def characters_map() -> list[int]:
+    """A few rules, of which one makes a space of another whitespace."""
+    import sentencepiece  # which `make peers` puts into llama/converter
+
+    with tempfile.TemporaryDirectory() as folder:
+        rules, text = Path(folder, "rules.tsv"), Path(folder, "text.txt")
+        rules.write_text("FB01\t66 69\nA0\t20\n65 301\tE9\n2126\t3A9\n")
+        text.write_text("a text of a few words\n" * 20)
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text), model_prefix=f"{folder}/m", vocab_size=15, normalization_rule_tsv=str(rules)
+        )
+        from sentencepiece import sentencepiece_model_pb2
+
+        model = sentencepiece_model_pb2.ModelProto()
+        model.ParseFromString(Path(folder, "m.model").read_bytes())
+        return list(model.normalizer_spec.precompiled_charsmap)
+
+
 def main(program: str) -> None:
-    vocabularies = {"gpt2": byte_level_vocabulary(), "llama": sentencepiece_vocabulary()}
+    vocabularies = {
+        "gpt2": byte_level_vocabulary(),
+        "llama": sentencepiece_vocabulary(),
+        "t5": unigram_vocabulary(),
+    }
     types = vocabularies["llama"]["token_type"]
     runs = [4 if token in RUNS else kind for token, kind in zip(vocabularies["llama"]["tokens"], types, strict=True)]
     variants: list[dict[str, Any]] = [{"model": "gpt2", "pre": pre} for pre in PRE_TOKENIZERS]
@@ -156,6 +196,16 @@ def main(program: str) -> None:
         {"model": "llama", "add_bos_token": False},
         {"model": "llama", "add_bos_token": True, "add_eos_token": True, "remove_extra_whitespaces": True},
         {"model": "llama", "general.name": "Phi-3 mini"},
+        # The program adds an EOS token only where there is a BOS token.
+        {"model": "t5", "add_eos_token": False},
+        {"model": "t5", "add_space_prefix": True, "add_bos_token": True},
+        {"model": "t5", "remove_extra_whitespaces": True, "add_bos_token": True, "add_eos_token": False},
+        {
+            "model": "t5",
+            "remove_extra_whitespaces": True,
+            "precompiled_charsmap": characters_map(),
+            "add_eos_token": False,
+        },
     ]
     groups: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -173,7 +223,9 @@ def write_vocabulary(path: Path, fields: dict[str, Any]) -> None:
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in fields.items():
         key = name if "." in name else f"tokenizer.ggml.{name}"
-        if isinstance(value, list):
+        if name == "precompiled_charsmap":
+            writer.add_precompiled_charsmap(bytes(value))
+        elif isinstance(value, list):
             writer.add_array(key, value)
         else:
             add = {bool: writer.add_bool, str: writer.add_string, int: writer.add_uint32}[type(value)]
@@ -194,8 +246,7 @@ def _ids(program: str, path: Path, text: str) -> list[int]:
 
 def _train(tokenizer: Tokenizer, texts: list[str], trainer: BpeTrainer) -> tuple[list[str], list[str]]:
     """The tokens, by id, and the merges."""
-    special = re.compile("|".join(map(re.escape, SPECIAL)))
-    tokenizer.train_from_iterator([re.sub(r"[\x00-\x04]", "", special.sub(" ", text)) for text in texts], trainer)
+    tokenizer.train_from_iterator([re.sub(r"[\x00-\x04]", "", _SPECIAL_TEXT.sub(" ", text)) for text in texts], trainer)
     model = json.loads(tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return tokens, [" ".join(pair) for pair in model["merges"]]

@@ -103,7 +103,7 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dt
         ({"llama.block_count": None}, "no field num_hidden_layers"),
         ({"llama.block_count": 1_000_000}, "num_hidden_layers is 1000000; it must be a whole number from 1 to 1024"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps is nan; it must be a finite number"),
-        ({"tokenizer.ggml.model": "t5"}, "tokenizer.ggml.model 't5' is not supported"),
+        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not supported"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not supported"),
         ({"tokenizer.ggml.eos_token_id": 290}, "eos_token_id is 290, of 290 tokens"),
         ({"tokenizer.ggml.merges": ["x yz"]}, r"merges \['x', 'yz'\]"),
