@@ -27,7 +27,8 @@ use crate::threads::{Memory, Pool};
 pub(crate) use format::{Format, GgmlType, Int8Source};
 use integer_rows::{IntegerFormat, IntegerRows};
 use output::{Output, PANEL, SIDE};
-pub(crate) use source::{Row, Source, read_rows};
+use source::Content;
+pub(crate) use source::{Row, Scales, Source, read_rows};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
 const FLOAT_ROWS_AT_ONCE: usize = 192;
@@ -42,7 +43,7 @@ const AHEAD: usize = 4096;
 const BLOCK_ROWS: usize = 32;
 
 const MAX_FEATURES: usize = i32::MAX as usize;
-/// So many products of two numbers up to 127 fit in 31 bits.
+/// So many products of numbers up to 127 and up to 128 fit in 31 bits.
 const MAX_INT8_FEATURES: usize = 1 << 17;
 
 /// A matrix as it lies packed: in panels of `PANEL` outputs, the last of which may end early.
@@ -114,8 +115,8 @@ impl Linear {
             let columns = index * PANEL..self.out_features.min((index + 1) * PANEL);
             for (column, row) in columns.enumerate() {
                 // SAFETY: as the caller promises.
-                let Some(bytes) = (unsafe { rows[row].bytes(self.in_features) }) else { continue };
-                if !self.pack_column(rows[row].source, bytes, column, &mut panel, &mut numbers) {
+                let Some(content) = (unsafe { rows[row].content(self.in_features) }) else { continue };
+                if !self.pack_column(&content, column, &mut panel, &mut numbers) {
                     odd.fetch_min(row, Ordering::Relaxed);
                 }
             }
@@ -134,16 +135,19 @@ impl Linear {
     }
 
     /// Pack a row as a column of a panel that was all zeros. Gives back whether its numbers are finite.
-    fn pack_column(&self, source: Source, row: &[u8], column: usize, panel: &mut [u8], numbers: &mut [f32]) -> bool {
+    fn pack_column(&self, row: &Content, column: usize, panel: &mut [u8], numbers: &mut [f32]) -> bool {
         match self.format {
-            Format::Ggml(format) => ggml::pack_column(format, row, column, panel),
+            Format::Ggml(format) => ggml::pack_column(format, row.bytes, column, panel),
             Format::Int8(Int8Source::Elements) => {
-                source.numbers(row, numbers);
+                if let Some(scale) = row.only_scale() {
+                    return int8::pack_integers(row.bytes, scale, column, panel);
+                }
+                row.numbers(numbers);
                 int8::pack_numbers(numbers, column, panel)
             }
-            Format::Int8(blocks) => int8::pack_blocks(self, blocks, row, column, panel),
+            Format::Int8(blocks) => int8::pack_blocks(self, blocks, row.bytes, column, panel),
             Format::Float => {
-                source.numbers(row, numbers);
+                row.numbers(numbers);
                 floats::pack_column(self.dtype, numbers, column, panel)
             }
         }
