@@ -37,6 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
     same model; hashing all of the bytes would take longer than loading them. `skipped` names the tensors that the text
     model does not need. `sampling` has the defaults of requests, `embedding` says how prompts are embedded.
+    `quantization` is the method by which safetensors are quantised, empty where they are not.
     """
 
     name: str  # for the API, unless the user names it otherwise
@@ -49,6 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults = SamplingDefaults()
     embedding: EmbeddingSpec = EmbeddingSpec()
     skipped: tuple[str, ...] = ()
+    quantization: str = ""
 
 
 def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:
