@@ -13,7 +13,9 @@ import numpy.typing as npt
 
 from pyllm.checkpoint.quantization_config import QuantizationConfig, Scheme
 from pyllm.errors import ConfigError
-from pyllm.families.tensors import FileTensor, Quantised, Shape
+from pyllm.families.tensors import FileTensor, Quantised
+
+Shape = tuple[int, ...]
 
 _FLOATS = ("F16", "BF16", "F32")
 _BYTES = {"int": "I8", "float8": "F8_E4M3"}
@@ -235,9 +237,11 @@ def _checked(tensor: FileTensor, types: Sequence[str], shape: Shape | None) -> F
 
 
 def _unsupported(tensor: FileTensor, config: QuantizationConfig | None) -> ConfigError:
-    if config is None and tensor.type in {*_INTEGERS, *_BYTES.values()}:
-        return ConfigError(
-            f"tensor {tensor.name!r} has type {tensor.type}, which is not supported without a quantization_config in "
-            "config.json"
+    message = f"tensor {tensor.name!r} has type {tensor.type}, which is not supported"
+    if tensor.type in {*_INTEGERS, *_BYTES.values()}:
+        message += (
+            " without a quantization_config in config.json"
+            if config is None
+            else " beside a matrix that is quantised otherwise, or not at all"
         )
-    return ConfigError(f"tensor {tensor.name!r} has type {tensor.type}, which is not supported")
+    return ConfigError(message)

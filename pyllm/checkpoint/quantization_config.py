@@ -10,7 +10,7 @@ import msgspec
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 
-Method = Literal["compressed-tensors", "awq", "gptq", "fp8"]
+QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8"]
 
 _INSTEAD = "use the unquantised model, or a GGUF of it"
 
@@ -29,7 +29,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 class QuantizationConfig(msgspec.Struct, frozen=True):
     """The method, and its schemes: a module has the first that its tensors fit."""
 
-    method: Method
+    method: QuantizationMethod
     schemes: tuple[Scheme, ...]
 
 

@@ -12,7 +12,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from pyllm.checkpoint.quantization_config import Method
+from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey, read_api_keys
@@ -172,8 +172,8 @@ def resolve_precision(
         ConfigError: two of them do not go together, or not with the device or the model's format.
     """
     model, file_dtype = config.model, cast(Dtype, checkpoint.spec.dtype)
-    quantization, own = model.quantization, cast(Method | None, checkpoint.quantization or None)
-    if quantization in get_args(Method) and quantization != own:
+    quantization, own = model.quantization, cast(QuantizationMethod | None, checkpoint.quantization or None)
+    if quantization in get_args(QuantizationMethod) and quantization != own:
         found = f"quantised by {own}" if own else "not quantised like this"
         raise ConfigError(f"quantization {quantization} is not the model's, which is {found}: use quantization auto")
     if quantization == "auto" and own is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -15,9 +16,8 @@ from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.loaders.weights import WHOLE, WeightReader
 from tests.tiny_model import write_tiny_model
-from tests.tiny_quantised import SIZES, VARIANTS, awq, gptq, int8, packed, write_quantised
+from tests.tiny_quantised import SIZES, VARIANTS, awq, fp8, gptq, int8, packed, write_quantised
 
-# What blocks round, in steps of the weights' own scales: the scale of Q8_0 anew, or the minimum of Q4_1.
 QUERY = "layers.0.attention.query.weight"
 DOWN = "layers.1.feed_forward.down.weight"
 
@@ -70,6 +70,15 @@ def test_blocks_are_the_nearest_of_the_kernels(tmp_path: Path, name: str) -> Non
         # Q4_1 rounds its minimum to float16, and what is quantised anew its numbers to 8 bits.
         tolerance = largest / 127 if is_anew else largest * 2.0**-10 if kind == "q4_1" else 0.0
         torch.testing.assert_close(rows.numbers(), expected[parameter], rtol=0, atol=tolerance)
+
+
+def test_transformers_reads_the_same(tmp_path: Path) -> None:
+    folder = write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", fp8((32, 32)))
+    oracle = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    checkpoint = read_checkpoint(folder)
+    found = read_whole(checkpoint)
+    for entry in checkpoint.tensors:
+        assert torch.equal(found[entry.name], oracle[entry.source.name]), entry.name
 
 
 @pytest.mark.parametrize("as_blocks", [False, True])
