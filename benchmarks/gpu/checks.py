@@ -321,7 +321,7 @@ def _copy_blocks(setting: Setting) -> Pairs:
 
 def _sampling(setting: Setting) -> Pairs:
     """The token drawn must be one that the uniform number, moved by rounding errors, falls on; 0 where it is."""
-    from pyllm_kernels.sampling import sample
+    from pyllm_kernels.gpu.sampling import sample
 
     vocabulary, rows = (500, 4) if setting.small else (131_072, 64)
     logits = setting.randn(rows, vocabulary) * 3

@@ -149,7 +149,7 @@ def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Itera
 
 def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterator[Figure]:
     """Rows of logits as a model gives them, cut by top-k, by top-p, by both and not at all."""
-    from pyllm_kernels.sampling import sample
+    from pyllm_kernels.gpu.sampling import sample
 
     logits = torch.randn(rows, vocabulary, dtype=bench.dtype, device=bench.device) * 3
     ones = torch.ones(rows, device=bench.device)

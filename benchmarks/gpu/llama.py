@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels, sampling
+from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels
+from pyllm_kernels.gpu import sampling
 from torch import Tensor
 
 from benchmarks.gpu.figures import Bench, Figure

@@ -6,6 +6,7 @@ knows of requests, schedulers or models. Importing this package imports torch, b
 
 import os
 
+from pyllm_kernels._cpu import Linear as LinearLayout
 from pyllm_kernels._cpu import LogitsStates, forget_threads, instruction_set, num_threads, set_num_threads
 from pyllm_kernels.cards import CardError, check_card
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
@@ -21,6 +22,9 @@ from pyllm_kernels.dispatch import (
     copy_blocks,
     edit_logits,
     layer_norm,
+    linear_fp8,
+    linear_w4a16,
+    linear_w8a8,
     logprobs,
     pack_linear,
     pack_rows,
@@ -36,7 +40,7 @@ from pyllm_kernels.dispatch import (
 )
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.graph import CaptureError, Graph
-from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, SCALED, MatrixRows, Scales, zero_rows
+from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, SCALED, MatrixRows, Scales, empty_bytes, zero_rows
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
@@ -53,6 +57,7 @@ __all__ = [
     "Graph",
     "KVScales",
     "Kernels",
+    "LinearLayout",
     "LogitsEdits",
     "LogitsStates",
     "MatrixRows",
@@ -69,8 +74,12 @@ __all__ = [
     "check_card",
     "copy_blocks",
     "edit_logits",
+    "empty_bytes",
     "instruction_set",
     "layer_norm",
+    "linear_fp8",
+    "linear_w4a16",
+    "linear_w8a8",
     "logprobs",
     "num_threads",
     "pack_linear",

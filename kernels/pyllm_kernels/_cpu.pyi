@@ -89,6 +89,9 @@ class Linear:
     @property
     def out_features(self) -> int: ...
     @property
+    def blocks(self) -> str | None:
+        """The blocks that "int8" is made of."""
+    @property
     def packed_bytes(self) -> int:
         """How much memory the packed matrix takes."""
     def pack(self, rows: list[_RowsOf], packed: int) -> int | None:

@@ -4,7 +4,7 @@ A row's result does not depend on the rows beside it. float16 weights, which no 
 which this does not hold.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph
-from pyllm_kernels.matrix_rows import MatrixRows, check_alike, sources
+from pyllm_kernels.matrix_rows import MatrixRows, check_alike, empty_bytes, sources
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 INT8_BLOCKS = ("q4_0", "q4_1")
@@ -58,14 +58,16 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return pack_rows([MatrixRows.of(weight)], _name(weight.dtype), weight.dtype)
 
 
-def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+def pack_rows(
+    parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
+) -> PackedLinear:
     in_features, num_rows = check_alike(parts), sum(map(len, parts))
     if dtype not in _DTYPES and weight_format == _name(dtype):
         return PackedLinear(torch.cat([part.numbers() for part in parts]).to(dtype), weight_format, dtype, None)
     kinds = {part.format for part in parts}
     blocks = kinds.pop() if weight_format == "int8" and len(kinds) == 1 and kinds <= set(INT8_BLOCKS) else None
     layout = _cpu.Linear(weight_format, _name(dtype), in_features, num_rows, blocks)
-    data = torch.empty(layout.packed_bytes, dtype=torch.uint8)
+    data = room(layout.packed_bytes)
     row = layout.pack(sources(parts), data.data_ptr())
     if row is not None:
         raise NotFiniteError(row)

@@ -14,7 +14,7 @@ from torch import Tensor
 from pyllm_kernels import cpu, cpu_linear, reference
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.matrix_rows import MatrixRows
+from pyllm_kernels.matrix_rows import MatrixRows, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 _UNSCALED = KVScales()
@@ -28,6 +28,28 @@ class PackedLinearOp(Protocol):
     """`packed_linear` below."""
 
     def __call__(self, x: Tensor, packed: PackedLinear, out: Tensor | None = None, /) -> Tensor: ...
+
+
+class W4A16LinearOp(Protocol):
+    """`linear_w4a16` below."""
+
+    def __call__(
+        self, x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None, /
+    ) -> Tensor: ...
+
+
+class W8A8LinearOp(Protocol):
+    """`linear_w8a8` below."""
+
+    def __call__(self, x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None, /) -> Tensor: ...
+
+
+class FP8LinearOp(Protocol):
+    """`linear_fp8` below."""
+
+    def __call__(
+        self, x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = ..., /
+    ) -> Tensor: ...
 
 
 class AddNormOp(Protocol):
@@ -76,6 +98,19 @@ class RopeAndKVWriteOp(Protocol):
     ) -> None: ...
 
 
+class PackRowsOp(Protocol):
+    """`pack_rows` below."""
+
+    def __call__(
+        self,
+        parts: Sequence[MatrixRows],
+        weight_format: str,
+        dtype: torch.dtype,
+        room: Callable[[int], Tensor] = ...,
+        /,
+    ) -> PackedLinear: ...
+
+
 class PlanAttentionOp(Protocol):
     """`plan_attention` below."""
 
@@ -90,9 +125,12 @@ class Kernels:
 
     backend: str
     pack_linear: Callable[[Tensor], PackedLinear]
-    pack_rows: Callable[[Sequence[MatrixRows], str, torch.dtype], PackedLinear]
+    pack_rows: PackRowsOp
     packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
+    linear_w4a16: W4A16LinearOp
+    linear_w8a8: W8A8LinearOp
+    linear_fp8: FP8LinearOp
     rms_norm: Callable[[Tensor, Tensor, float], Tensor]
     add_rms_norm: AddNormOp
     layer_norm: Callable[[Tensor, Tensor, float], Tensor]
@@ -134,7 +172,7 @@ def batch_invariant(kernels: Kernels) -> Kernels:
     """
     if kernels.backend != "triton":
         return kernels
-    from pyllm_kernels import linear_invariant
+    from pyllm_kernels.gpu import linear_invariant
 
     return replace(kernels, packed_linear=linear_invariant.packed_linear)
 
@@ -144,17 +182,20 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return select("auto", weight.device).pack_linear(weight)
 
 
-def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+def pack_rows(
+    parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
+) -> PackedLinear:
     """The same, of rows on the CPU, the parts one below the other; `packed_linear` takes x of `dtype` then.
 
     `weight_format` is the name of `dtype`; or one of `BLOCKS`, which all rows must have, then each 32 features of x are
     made into integers with a scale of their own; or "int8", then a row of the matrix becomes integers from -127 to 127
     with one float32 scale, its largest magnitude / 127, and a row of x integers from -16,256 to 16,256. int8 made of
-    `INT8_BLOCKS` stays in 4 bits, with two factors a group that make them 8 as they are multiplied.
+    `INT8_BLOCKS` stays in 4 bits, with two factors a group that make them 8 as they are multiplied. `room` gives the
+    memory that Rust packs into, uint8 [bytes].
 
     Raises `NotFiniteError` where a number is not finite, and `ValueError` for rows that cannot be packed so.
     """
-    return select("auto", "cpu").pack_rows(parts, weight_format, dtype)
+    return select("auto", "cpu").pack_rows(parts, weight_format, dtype, room)
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -169,6 +210,62 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     """Some rows of the matrix, as numbers of the packed dtype; rows int32 [n], contiguous -> [n, in_features]."""
     return select("auto", rows.device).packed_rows(packed, rows)
+
+
+def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None) -> Tensor:
+    """`x @ weight.T` of 4-bit weights, each `scale * integer + minimum` rounded to x's dtype (arXiv 2306.00978).
+
+    - x [tokens, in_features], contiguous, float32, float16 or bfloat16.
+    - integers uint8 [out_features, in_features / 2]: in a row, 16 bytes hold 32 features. Byte i of the 16 has feature
+      i in its low half and feature i + 16 in its high half, so that no half needs to be interleaved with the other.
+      This is the order of GGUF's q4_0 and q4_1.
+    - scales and minimums float16 [out_features, in_features / group_size]; group_size is a multiple of 32.
+    - out [tokens, out_features] of x's dtype, to be written to and returned; it may be some columns of a wider tensor.
+
+    Gives [tokens, out_features] of x's dtype. Sums are float32 and rounded once. In Triton a row's result does not
+    depend on the others.
+
+    Raises `ValueError` for shapes, strides and dtypes that do not fit.
+    """
+    return select("auto", x.device).linear_w4a16(x, integers, scales, minimums, out)
+
+
+def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
+    """`x @ weight.T` of int8 weights, with x in int8, too (arXiv 2211.10438): `(x_scale * scale) * sum`.
+
+    A row of x becomes integers from -127 to 127, halves to even, with one scale: its largest magnitude / 127. Sums of
+    products are int32, and exact. A row of x that has a NaN or an infinity gives NaNs.
+
+    - x [tokens, in_features], contiguous, float32, float16 or bfloat16; up to 132,104 features.
+    - integers int8 [out_features, in_features] and scales float32 [out_features]: the weight is scale * integer.
+    - out as for `linear_w4a16`.
+
+    Gives [tokens, out_features] of x's dtype. A row's result does not depend on the others.
+
+    Raises `ValueError` for shapes, strides and dtypes that do not fit.
+    """
+    return select("auto", x.device).linear_w8a8(x, integers, scales, out)
+
+
+def linear_fp8(
+    x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = (128, 128)
+) -> Tensor:
+    """`x @ weight.T` of fp8 (e4m3) weights with scales (arXiv 2209.05433; blocks as in arXiv 2412.19437).
+
+    - x [tokens, in_features], contiguous, float32, float16 or bfloat16.
+    - weight float8_e4m3fn [out_features, in_features].
+    - scales float32 [rows, columns], which the weights are multiplied with. There are 1 row for all outputs,
+      out_features, or one for each block[0] outputs; 1 column for all features, or one for each block[1].
+    - out as for `linear_w4a16`.
+    - block: outputs, and features in a multiple of 64. The last block of a side may be smaller.
+
+    Gives [tokens, out_features] of x's dtype. Each weight is exact in x's dtype; sums and scales are float32, rounded
+    once. In Triton a row's result does not depend on the others. x stays in its dtype: products of fp8 with fp8 need
+    Ada or Hopper, and this runs on each card that Triton supports.
+
+    Raises `ValueError` for shapes, strides and dtypes that do not fit.
+    """
+    return select("auto", x.device).linear_fp8(x, weight, scales, out, block)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -356,6 +453,9 @@ def _reference() -> Kernels:
         pack_rows=reference.pack_rows,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
+        linear_w4a16=reference.linear_w4a16,
+        linear_w8a8=reference.linear_w8a8,
+        linear_fp8=reference.linear_fp8,
         rms_norm=reference.rms_norm,
         add_rms_norm=reference.add_rms_norm,
         layer_norm=reference.layer_norm,
@@ -406,7 +506,7 @@ def _triton(device_type: str) -> Kernels:
             f"the triton backend runs on cuda, not on {device_type}: use the reference, or set TRITON_INTERPRET=1 "
             "before the start to run it, slowly, in Triton's interpreter"
         )
-    from pyllm_kernels import attention, blocks, elementwise, norm, rope
+    from pyllm_kernels.gpu import attention, blocks, elementwise, linear_float8, linear_int4, linear_int8, norm, rope
 
     return Kernels(
         backend="triton",
@@ -414,6 +514,9 @@ def _triton(device_type: str) -> Kernels:
         pack_rows=reference.pack_rows,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
+        linear_w4a16=linear_int4.linear_w4a16,
+        linear_w8a8=linear_int8.linear_w8a8,
+        linear_fp8=linear_float8.linear_fp8,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         layer_norm=norm.layer_norm,

@@ -118,6 +118,11 @@ def sources(parts: Iterable[MatrixRows]) -> list[tuple[str, int, int, int, int]]
     return [(part.format, part.addresses.data_ptr(), len(part), *_scales(part)) for part in parts]
 
 
+def empty_bytes(num_bytes: int) -> Tensor:
+    """Memory for a packed matrix, uint8."""
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
 def check_alike(parts: Sequence[MatrixRows]) -> int:
     """How many features all parts have.
 

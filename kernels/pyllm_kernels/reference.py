@@ -14,8 +14,9 @@ from torch import Tensor
 
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, check_alike
+from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, check_alike, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
+from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -32,7 +33,10 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return PackedLinear(weight, str(weight.dtype).removeprefix("torch."), weight.dtype, None)
 
 
-def pack_rows(parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype) -> PackedLinear:
+def pack_rows(
+    parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
+) -> PackedLinear:
+    del room
     check_alike(parts)
     kinds = {part.format for part in parts}
     if weight_format not in ("int8", *ELEMENTS) and kinds != {weight_format}:
@@ -58,6 +62,33 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
         return F.embedding(rows, packed.data).to(packed.dtype)
     scales, integers = packed.data[rows].tensor_split([1], dim=1)
     return (scales * integers).to(packed.dtype)
+
+
+def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None) -> Tensor:
+    group_size = w4a16_group_size(x, integers, scales, minimums, out)
+    halves = integers.view(len(integers), -1, _GROUP // 2)  # [out_features, groups of 32, bytes]
+    grouped = torch.cat((halves & 15, halves >> 4), dim=-1).view(*scales.shape, group_size)
+    weight = scales.float().unsqueeze(-1) * grouped + minimums.float().unsqueeze(-1)
+    product = F.linear(x.float(), weight.flatten(1).to(x.dtype).float()).to(x.dtype)
+    return product if out is None else out.copy_(product)
+
+
+def linear_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None) -> Tensor:
+    check_w8a8(x, integers, scales, out)
+    x_scales, x_integers = _quantise(x.float())
+    # float64 has room for every sum of these integers.
+    product = ((x_scales * scales) * (x_integers.double() @ integers.double().T).float()).to(x.dtype)
+    return product if out is None else out.copy_(product)
+
+
+def linear_fp8(
+    x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = (128, 128)
+) -> Tensor:
+    block_out, block_in = fp8_scale_block(x, weight, scales, out, block)
+    of_rows = scales.repeat_interleave(block_out, dim=0)[: weight.shape[0]]
+    of_weights = of_rows.repeat_interleave(block_in, dim=1)[:, : weight.shape[1]]
+    product = F.linear(x.float(), weight.float() * of_weights).to(x.dtype)
+    return product if out is None else out.copy_(product)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:

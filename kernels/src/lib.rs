@@ -82,6 +82,14 @@ impl Linear {
     }
 
     #[getter]
+    fn blocks(&self) -> Option<&'static str> {
+        match self.0.format {
+            Format::Int8(source) => source.blocks().map(GgmlType::name),
+            Format::Float | Format::Ggml(_) => None,
+        }
+    }
+
+    #[getter]
     fn packed_bytes(&self) -> usize {
         self.0.packed_bytes()
     }

@@ -111,14 +111,11 @@ impl Linear {
         pool.run(panels.len(), &|index| {
             let mut panel = panels[index].lock().unwrap_or_else(PoisonError::into_inner);
             panel.fill(0);
-            let mut numbers = vec![0.0; self.in_features];
-            let columns = index * PANEL..self.out_features.min((index + 1) * PANEL);
-            for (column, row) in columns.enumerate() {
-                // SAFETY: as the caller promises.
-                let Some(content) = (unsafe { rows[row].content(self.in_features) }) else { continue };
-                if !self.pack_column(&content, column, &mut panel, &mut numbers) {
-                    odd.fetch_min(row, Ordering::Relaxed);
-                }
+            let first = index * PANEL;
+            let columns = &rows[first..self.out_features.min(first + PANEL)];
+            // SAFETY: as the caller promises.
+            if let Some(column) = unsafe { self.pack_panel(columns, &mut panel) } {
+                odd.fetch_min(first + column, Ordering::Relaxed);
             }
         });
         Ok(Some(odd.into_inner()).filter(|&row| row != usize::MAX))
@@ -134,21 +131,35 @@ impl Linear {
         }
     }
 
-    /// Pack a row as a column of a panel that was all zeros. Gives back whether its numbers are finite.
-    fn pack_column(&self, row: &Content, column: usize, panel: &mut [u8], numbers: &mut [f32]) -> bool {
+    /// Pack rows as the columns of a panel that was all zeros. Gives back the first that is not finite.
+    ///
+    /// # Safety
+    ///
+    /// As for `pack`.
+    unsafe fn pack_panel(&self, rows: &[Row], panel: &mut [u8]) -> Option<usize> {
+        // SAFETY: as the caller promises.
+        let rows: Vec<_> = rows.iter().map(|row| unsafe { row.content(self.in_features) }).collect();
         match self.format {
-            Format::Ggml(format) => ggml::pack_column(format, row.bytes, column, panel),
-            Format::Int8(Int8Source::Elements) => {
-                if let Some(scale) = row.only_scale() {
-                    return int8::pack_integers(row.bytes, scale, column, panel);
+            Format::Ggml(format) => ggml::pack_panel(format, &rows, panel),
+            Format::Float => floats::pack_panel(self, &rows, panel),
+            Format::Int8(source) => {
+                let mut numbers = vec![0.0; self.in_features];
+                let mut odd = None;
+                for (column, row) in rows.into_iter().enumerate() {
+                    let Some(row) = row else { continue };
+                    let is_finite = if source != Int8Source::Elements {
+                        int8::pack_blocks(self, source, row.bytes, column, panel)
+                    } else if let Some(scale) = row.only_scale() {
+                        int8::pack_integers(row.bytes, scale, column, panel)
+                    } else {
+                        row.numbers(0, &mut numbers);
+                        int8::pack_numbers(&numbers, column, panel)
+                    };
+                    if !is_finite {
+                        odd = odd.or(Some(column));
+                    }
                 }
-                row.numbers(numbers);
-                int8::pack_numbers(numbers, column, panel)
-            }
-            Format::Int8(blocks) => int8::pack_blocks(self, blocks, row.bytes, column, panel),
-            Format::Float => {
-                row.numbers(numbers);
-                floats::pack_column(self.dtype, numbers, column, panel)
+                odd
             }
         }
     }

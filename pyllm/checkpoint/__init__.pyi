@@ -1,4 +1,6 @@
+from .cache import cache_folder
 from .generation_config import SamplingDefaults, parse_overrides
+from .gguf_types import BLOCK_ELEMENTS, CONVERTED, ELEMENTS
 from .hub import Hub, find_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
 from .huggingface import read_generation_config
@@ -8,6 +10,9 @@ from .reader import embedded_model, read_checkpoint
 from .types import Checkpoint, TokenizerFiles
 
 __all__ = [
+    "BLOCK_ELEMENTS",
+    "CONVERTED",
+    "ELEMENTS",
     "CachedModel",
     "Checkpoint",
     "Hub",
@@ -15,6 +20,7 @@ __all__ = [
     "QuantizationMethod",
     "SamplingDefaults",
     "TokenizerFiles",
+    "cache_folder",
     "cached_models",
     "embedded_model",
     "find_model",

@@ -13,6 +13,8 @@ from pathlib import Path
 import msgspec
 
 from pyllm import families
+from pyllm.checkpoint.gguf import read_gguf
+from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.registry import GROUP
@@ -37,8 +39,6 @@ def cached_gguf(path: Path, folder: Path) -> Checkpoint:
     if entry is not None and entry.identity == identity and entry.tokenizer_digest == _file_digest(tokenizer_path):
         return entry.checkpoint
 
-    from pyllm.checkpoint.gguf import read_gguf  # The gguf package takes a third of a second to import.
-
     checkpoint, tokenizer_json = read_gguf(path, str(tokenizer_path))
     entry = _Entry(identity, _digest(tokenizer_json), checkpoint)
     _write(tokenizer_path, tokenizer_json)
@@ -59,8 +59,10 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _identity(path: Path) -> str:
-    status = path.stat()
-    digest = hashlib.blake2b(repr((str(path), status.st_size, status.st_mtime_ns)).encode(), digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (path.with_name(name) for name in part_names(path.name)):
+        status = part.stat()
+        digest.update(repr((str(part), status.st_size, status.st_mtime_ns)).encode())
     # An entry is valid for the code that made it, so editing a reader or a family needs no version number to be raised.
     for code in (Path(__file__).parent, Path(families.__file__).parent):
         for module in sorted(code.glob("*.py")):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.hub import Hub, repository_folder
 from pyllm.checkpoint.hub_files import choose_gguf, gguf_models, quantization_of
 from pyllm.checkpoint.model_name import HubName
@@ -93,11 +94,12 @@ def _models(repository: str, revision: "CachedRevisionInfo") -> Iterator[CachedM
     for file, quantization in zip(models, quantizations, strict=True):
         is_named = quantization and quantizations.count(quantization) == 1
         name = f"{repository}:{quantization}" if is_named else f"{repository}/{file}"
-        size = files[file].size_on_disk
+        size = sum(files[part].size_on_disk for part in part_names(file) if part in files)
         yield CachedModel(name + suffix, f"GGUF {quantization}".strip(), size, commit, str(snapshot / file))
     has_safetensors = any(file.endswith(".safetensors") for file in files)
     if files and (has_safetensors or not models):
-        size = sum(file.size_on_disk for name, file in files.items() if name not in models)
+        parts = {part for model in models for part in part_names(model)}
+        size = sum(file.size_on_disk for name, file in files.items() if name not in parts)
         kind = "safetensors" if has_safetensors else "no weights"
         # A broken download has no name yet but that of its repository.
         name = repository + suffix if has_safetensors or revision.refs else repository
@@ -108,7 +110,7 @@ def _files(revision: "CachedRevisionInfo", name: HubName) -> list["CachedFileInf
     if not (name.quantization or name.file):
         return list(revision.files)
     files = {_name_in(revision, file.file_path): file for file in revision.files}
-    return [files[choose_gguf(name, files)]]
+    return [files[part] for part in part_names(choose_gguf(name, files))]
 
 
 def _revisions(found: "HFCacheInfo | None", repository: str) -> list["CachedRevisionInfo"]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from pyllm.checkpoint.gguf_header import part_names
 from pyllm.checkpoint.model_name import HubName, is_within
 from pyllm.errors import ConfigError
 
@@ -24,7 +25,6 @@ CONVERT = (
     "at https://huggingface.co/spaces/safetensors/convert"
 )
 _WEIGHTS = {".safetensors", ".onnx"} | PICKLED
-_PART = re.compile(r"-\d{5}-of-(\d{5})\.gguf$", re.IGNORECASE)
 _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))(?=[-./])", re.IGNORECASE)
 
 
@@ -39,7 +39,7 @@ def collect(name: HubName, names: Iterable[str], get: Callable[[str], Path]) -> 
     names = [file for file in names if is_within(file)]
     has_safetensors = "config.json" in names and bool({INDEX, WEIGHTS} & set(names))
     if name.file or name.quantization or not has_safetensors:
-        return get(choose_gguf(name, names))
+        return _get_gguf(choose_gguf(name, names), get)
     _get_all(names, _DESCRIPTIONS, get)
     for file in shards(get(INDEX)) if INDEX in names else (WEIGHTS,):
         get(file)
@@ -54,16 +54,16 @@ def collect_tokenizer(name: HubName, names: Iterable[str], get: Callable[[str], 
     """
     names = [file for file in names if is_within(file)]
     if name.file or name.quantization or "tokenizer.json" not in names:
-        return get(choose_gguf(name, names))
+        return _get_gguf(choose_gguf(name, names), get)
     _get_all(names, _TOKENIZER, get)
     return get("tokenizer.json").parent
 
 
 def choose_gguf(name: HubName, names: Iterable[str]) -> str:
-    """The one GGUF file that a name means.
+    """The one GGUF model that a name means: its file, or the first of its parts.
 
     Raises:
-        ConfigError: there is none, or it is split; the text names those that there are.
+        ConfigError: there is none, or a part is missing; the text names those that there are.
     """
     names = list(names)
     models = gguf_models(names)
@@ -75,22 +75,19 @@ def choose_gguf(name: HubName, names: Iterable[str]) -> str:
         hint = CONVERT if is_pickled else "name a repository with such files"
         raise ConfigError(f"{name.repository} has {wanted}: {found}; {hint}")
     if name.file:
-        chosen = [file for file in models if file.lower() == name.file.lower()]
+        chosen = [file for file in models if file.lower() == part_names(name.file)[0].lower()]
     elif name.quantization:
         chosen = _of_quantization(models, name.quantization)
     else:
-        whole = [file for file in models if not _PART.search(file)] or models
+        whole = [file for file in models if len(part_names(file)) == 1] or models
         chosen = next(filter(None, (_of_quantization(whole, choice) for choice in _PREFERRED)), whole)
     if not chosen:
         known = sorted({quantization_of(file) or file for file in models})
         raise ConfigError(f"{name.repository} has no {name.file or name.quantization}; it has {_some(known)}")
     # Of Q4_K_M and UD-Q4_K_M the plain one.
     file = min(chosen, key=lambda file: (len(file), file)) if name.quantization else chosen[0]
-    if part := _PART.search(file):
-        raise ConfigError(
-            f"{name.repository}: {file} is one of {int(part[1])} parts, and pyllm reads no split GGUF: take another "
-            "quantisation, or download the parts, merge them with `llama-gguf-split --merge` and give the file"
-        )
+    if missing := sorted(set(part_names(file)) - set(names)):
+        raise ConfigError(f"{name.repository}: {file} is one of several parts, of which {_some(missing)} are missing")
     return file
 
 
@@ -112,8 +109,8 @@ def shards(index: Path) -> list[str]:
 
 
 def gguf_models(names: Iterable[str]) -> list[str]:
-    """The GGUF files that are language models, in order."""
-    files = [file for file in names if file.lower().endswith(".gguf") and is_within(file)]
+    """The GGUF files that are language models, in order; of those in parts the first."""
+    files = {part_names(file)[0] for file in names if file.lower().endswith(".gguf") and is_within(file)}
     return sorted(file for file in files if not any(part in Path(file).name.lower() for part in _NO_MODELS))
 
 
@@ -121,6 +118,14 @@ def quantization_of(file: str) -> str:
     """`Q4_K_M`, as the name of a GGUF file has it; empty where it has none."""
     found = _QUANTIZATION.findall(file)
     return found[-1].upper() if found else ""
+
+
+def _get_gguf(file: str, get: Callable[[str], Path]) -> Path:
+    first, *rest = part_names(file)
+    path = get(first)
+    for part in rest:
+        get(part)
+    return path
 
 
 def _of_quantization(files: Iterable[str], quantization: str) -> list[str]:

@@ -10,6 +10,7 @@ import msgspec
 
 from pyllm.checkpoint.cache import cache_folder, cached_gguf
 from pyllm.checkpoint.generation_config import SamplingDefaults
+from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.hub_files import collect_tokenizer
 from pyllm.checkpoint.huggingface import read_huggingface, read_huggingface_tokenizer
@@ -27,7 +28,7 @@ def read_checkpoint(model: str = "", hub: Hub | None = None, tokenizer: str = ""
     """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
 
     A name such as `owner/repo` is downloaded from the `hub` where it is not in its cache, and is the checkpoint's name.
-    A GGUF header takes seconds to parse, so the result is kept in the user's cache folder.
+    What a GGUF header becomes is kept in the user's cache folder.
 
     `tokenizer` names a place like `model`, whose tokenizer is taken; then the model's own is not read, if it has one.
 
@@ -83,8 +84,6 @@ def _read(path: Path, tokenizer: TokenizerFiles | None = None) -> Checkpoint:
             raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
         if tokenizer is None:
             return cached_gguf(path, cache_folder())
-        from pyllm.checkpoint.gguf import read_gguf  # as in `cached_gguf`; the file's own tokenizer is not read
-
-        return read_gguf(path, tokenizer)[0]
+        return read_gguf(path, tokenizer)[0]  # the file's own tokenizer is not read
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the model at {path}: {error}") from None

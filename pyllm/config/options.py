@@ -92,6 +92,14 @@ class ModelConfig(_Config, frozen=True):
             "quantised model, as it has them or nearly; auto: the fastest for a quantised model"
         ),
     ] = "auto"
+    packed_cache_size: Annotated[
+        int,
+        Meta(
+            description="most bytes of weights that are kept in the user's cache folder as a CPU multiplies them, "
+            "for the next start to map: 64GiB, or in GiB; 0: none",
+            ge=0,
+        ),
+    ] = 64 << 30
     max_model_len: Annotated[
         Annotated[int, Meta(ge=2)] | None,
         Meta(description="longest prompt plus output, in tokens; default: the model's context"),
@@ -364,7 +372,12 @@ class HeadlessConfig(_Config, frozen=True):
 Part = TypeVar("Part", bound=_Config)
 
 # Options that are sizes, such as 64MiB, and the bytes that 1 without a unit stands for: as in vLLM.
-SIZES = {"kv_cache_memory_bytes": 1, "kv_offloading_size": 1 << 30, "max_request_body_bytes": 1}
+SIZES = {
+    "kv_cache_memory_bytes": 1,
+    "kv_offloading_size": 1 << 30,
+    "packed_cache_size": 1 << 30,
+    "max_request_body_bytes": 1,
+}
 # Options that take several words as a flag, and as a keyword one text as well.
 WORDS = frozenset({"served_model_name"})
 

@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 
+from pyllm.checkpoint.gguf_types import CONVERTED, ELEMENTS
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.errors import ConfigError
@@ -13,7 +14,8 @@ from pyllm.supervision.memory import Memory, host_memory
 logger = logging.getLogger(__name__)
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-_KEPT = {"Q8_0", "Q4_0", "Q4_1", "F32", "F16", "BF16"}
+# Bytes of 256 elements of the types that are kept in 4 bits and have fewer.
+_WIDENED = {"Q2_K": 164, "Q3_K": 146}
 # Of a process that has imported torch, with its buffers: each rank has one, and so have the processes around it.
 _PROCESS_BYTES = 256 << 20
 
@@ -24,7 +26,8 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     element_bytes = _ELEMENT_BYTES[engine.model.dtype]
     match engine.model.quantization:
         case "gguf":
-            return sum({entry.source.name: _kept_bytes(entry.source) for entry in checkpoint.tensors}.values())
+            sources = {entry.source.name: entry.source for entry in checkpoint.tensors}
+            return sum(_kept_bytes(source, element_bytes) for source in sources.values())
         case "int8":
             return num_parameters(spec)
         case "none":
@@ -97,11 +100,15 @@ def _table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     return (rotations + block_tables) * engine.parallel.tensor_parallel_size
 
 
-def _kept_bytes(source: FileTensor) -> int:
-    """Types without a kernel are quantised again as Q8_0, of 34 bytes for 32 numbers."""
-    if source.type in _KEPT or len(source.shape) == 1:
+def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
+    """Of a matrix: blocks as the file has them, or Q8_0 where they have no kernel; else elements."""
+    if len(source.shape) == 1:
         return source.num_bytes
-    return math.prod(source.shape) * 34 // 32
+    if source.type in ELEMENTS:
+        return math.prod(source.shape) * element_bytes
+    if source.type in CONVERTED:
+        return math.prod(source.shape) * 34 // 32
+    return math.prod(source.shape) * _WIDENED.get(source.type, 0) // 256 or source.num_bytes
 
 
 def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:

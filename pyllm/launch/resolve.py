@@ -12,6 +12,7 @@ from typing import cast, get_args
 
 import msgspec
 
+from pyllm.checkpoint.gguf_types import BLOCK_ELEMENTS
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -32,7 +33,7 @@ from pyllm.core.policy_plugins import find_policy
 from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
-from pyllm.families.spec import ModelSpec, check_tensor_parallel
+from pyllm.families.spec import check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
@@ -46,7 +47,8 @@ logger = logging.getLogger(__name__)
 # waits for each step with others' prompts in it; `docs/performance.md` has the figures.
 BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
 SPECULATIVE_TOKENS = 5
-GGUF_BLOCK_FEATURES = 32  # which ranks cannot cut
+# The matrices whose columns ranks share, where they cannot cut through blocks.
+CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
 # Sequences that may wait by default: some tens of seconds of a busy server's work, and always enough for a burst.
 QUEUE_PER_SEQUENCE = 16
 LEAST_QUEUE = 256
@@ -182,7 +184,7 @@ def resolve_precision(
         is_quantised = any(entry.source.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
         is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
         ranks = config.parallel.tensor_parallel_size
-        quantization = fastest_quantization(checkpoint.spec, ranks, instructions()) if is_wanted else "none"
+        quantization = fastest_quantization(checkpoint, ranks, instructions()) if is_wanted else "none"
     dtype = model.dtype
     if quantization == own and device != "cpu":
         quantization = "none"
@@ -212,14 +214,14 @@ def cpu_memory_needed(checkpoint: Checkpoint) -> int:
     return memory_needed(EngineConfig(model=ModelConfig(dtype=dtype, quantization=quantization)), checkpoint)
 
 
-def fastest_quantization(spec: ModelSpec, ranks: int, flags: Set[str]) -> Quantization:
+def fastest_quantization(checkpoint: Checkpoint, ranks: int, flags: Set[str]) -> Quantization:
     """Of a quantised GGUF on a CPU with these instructions.
 
     Tiles of AMX take one scale a row far better than one a group; vectors are faster with the file's own blocks.
     `docs/performance.md` has the figures.
     """
-    sizes = {size for layer in spec.layers for size in (layer.attention.query_size, layer.feed_forward.size)}
-    is_cut = any(size // ranks % GGUF_BLOCK_FEATURES for size in sizes)
+    cut = [entry for entry in checkpoint.tensors if entry.name.endswith(CUT_BY_COLUMNS)]
+    is_cut = any(entry.shape[1] // ranks % BLOCK_ELEMENTS[entry.source.type] for entry in cut)
     return "int8" if is_cut or "amx_int8" in flags else "gguf"
 
 

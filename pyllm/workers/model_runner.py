@@ -28,6 +28,7 @@ from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.formats import weight_reader
+from pyllm.workers.loaders.packed_cache import open_packed_cache
 from pyllm.workers.loaders.progress import ProgressReader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.sampling.pooling import Pooler
@@ -103,9 +104,12 @@ class ModelRunner:
         if self._placement.group.rank == 0:
             # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
-        self.model = Decoder(self._spec, self._placement)
+        cache = open_packed_cache(self._engine, self._checkpoint, self._placement.group.rank)
+        self.model = Decoder(self._spec, replace(self._placement, cache=cache))
         reader = weight_reader(self._checkpoint, TensorTable(self._checkpoint))
         self.model.load(ProgressReader(reader, self._checkpoint, advance))
+        if cache is not None:
+            cache.finish()
         self._position_tables = PositionTables.of(self._spec, self._max_model_len, self._placement.device)
         self._num_host_blocks = host_blocks_of_rank(
             self._engine.cache.kv_offloading_size, self._placement.group.size, self._block_bytes

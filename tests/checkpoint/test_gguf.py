@@ -108,7 +108,7 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dt
         ({"tokenizer.ggml.eos_token_id": 290}, "eos_token_id is 290, of 290 tokens"),
         ({"tokenizer.ggml.merges": ["x yz"]}, r"merges \['x', 'yz'\]"),
         ({"tokenizer.ggml.tokens": None}, "lacks its tokens"),
-        ({"split.count": 2}, "one of 2 parts; merge them"),
+        ({"split.count": 2}, r"one of 2 parts: name it as llama.cpp does, ...-00001-of-00002\.gguf"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

@@ -1,8 +1,10 @@
 """Which GGUF file of a repository a name means."""
 
+from pathlib import Path
+
 import pytest
 
-from pyllm.checkpoint.hub_files import choose_gguf, gguf_models, quantization_of
+from pyllm.checkpoint.hub_files import choose_gguf, collect, gguf_models, quantization_of
 from pyllm.checkpoint.model_name import parse_hub_name
 from pyllm.errors import ConfigError
 
@@ -29,6 +31,8 @@ FILES = (
         ("a/b:Q4_K_XL", "model-UD-Q4_K_XL.gguf"),
         ("a/b:BF16", "model-BF16.gguf"),
         ("a/b/MODEL-iq4_xs.gguf", "model-IQ4_XS.gguf"),
+        ("a/b:Q8_0", "Q8_0/model-Q8_0-00001-of-00002.gguf"),
+        ("a/b/Q8_0/model-Q8_0-00002-of-00002.gguf", "Q8_0/model-Q8_0-00001-of-00002.gguf"),
     ],
 )
 def test_a_name_means_one_file(name: str, file: str) -> None:
@@ -40,16 +44,23 @@ def test_a_name_means_one_file(name: str, file: str) -> None:
     [
         (
             "a/b:F16",
-            r"a/b has no F16; it has BF16, IQ4_XS, Q4_K_M, Q8_0, UD-Q4_K_M, UD-Q4_K_XL",
+            r"a/b has no F16; it has BF16, IQ4_XS, Q4_K_M, Q5_0, Q8_0, UD-Q4_K_M, UD-Q4_K_XL",
         ),  # neither BF16 nor mmproj
         ("a/b:Q4_XS", r"a/b has no Q4_XS"),
-        ("a/b:Q8_0", r"Q8_0-00001-of-00002\.gguf is one of 2 parts.*llama-gguf-split --merge"),
+        ("a/b:Q5_0", r"one of several parts, of which m-Q5_0-00002-of-00003\.gguf are missing"),
         ("a/b/other.gguf", r"a/b has no other\.gguf; it has"),
     ],
 )
-def test_what_is_not_there_or_split_is_refused(name: str, text: str) -> None:
+def test_what_is_not_there_is_refused(name: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        choose_gguf(parse_hub_name(name), FILES)
+        choose_gguf(parse_hub_name(name), [*FILES, "m-Q5_0-00001-of-00003.gguf", "m-Q5_0-00003-of-00003.gguf"])
+
+
+def test_all_parts_of_a_split_model_are_fetched() -> None:
+    fetched: list[str] = []
+    path = collect(parse_hub_name("a/b:Q8_0"), FILES, lambda file: Path(fetched.append(file) or file))
+    assert fetched == ["Q8_0/model-Q8_0-00001-of-00002.gguf", "Q8_0/model-Q8_0-00002-of-00002.gguf"]
+    assert str(path) == fetched[0]
 
 
 def test_without_a_preferred_quantisation_the_first_whole_file_is_taken() -> None:

@@ -10,24 +10,23 @@ from dataclasses import replace
 
 import torch
 import triton
-from pyllm_kernels import (
-    AttentionLayer,
-    AttentionMetadata,
-    AttentionShape,
-    QKNorm,
+from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, QKNorm, reference
+from pyllm_kernels.cards import Card, decode_tile, prefill_tile
+from pyllm_kernels.gpu import (
     attention_decode,
     attention_prefill,
     attention_tasks,
     blocks,
     elementwise,
+    linear_float8,
+    linear_int4,
+    linear_int8,
     linear_invariant,
     norm,
-    reference,
     rope,
     sampling,
 )
-from pyllm_kernels.attention_tasks import make_tasks
-from pyllm_kernels.attention_tuning import Card, decode_tile, prefill_tile
+from pyllm_kernels.gpu.attention_tasks import make_tasks
 from triton.backends.compiler import GPUTarget
 
 # Of one program, in bytes (CUDA C++ guide).
@@ -41,6 +40,9 @@ MODULES = (
     attention_tasks,
     sampling,
     linear_invariant,
+    linear_int4,
+    linear_int8,
+    linear_float8,
     attention_prefill,
     attention_decode,
 )
@@ -90,6 +92,7 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     elementwise.scale_and_cap(hidden, 2.0)
     elementwise.scale_and_cap(hidden, 2.0, 30.0)
     linear_invariant.packed_linear(hidden, reference.pack_linear(hidden))
+    launch_quantised_linears(hidden, Card(capability, 100))
     query = hidden.view(tokens, heads, head_dim)
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
     key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)
@@ -129,6 +132,18 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
         part = torch.zeros(64, rotary_size)
         arguments = query, key, key, positions, part, positions, key_cache, value_cache
         rope.rope_and_kv_write(*arguments, query_scales=cos_sin[:, 0].contiguous())
+
+
+def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
+    size = hidden.shape[1]
+    bytes_ = torch.zeros(size, size, dtype=torch.uint8)
+    for x in (hidden[:3], hidden):  # Few rows have a tile of their own.
+        for group_size in (32, 128):
+            scales = torch.zeros(size, size // group_size, dtype=torch.float16)
+            linear_int4.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales)
+        linear_int8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
+        for scales in (torch.zeros(size, 1), torch.zeros(size // 128, size // 128)):
+            linear_float8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales)
 
 
 def main(capability: int, dtype: torch.dtype) -> None:

@@ -18,6 +18,10 @@ KERNELS = {
     "_rope_and_kv_write_kernel",
     "_copy_blocks_kernel",
     "_linear_kernel",
+    "_w4a16_kernel",
+    "_quantise_rows_kernel",
+    "_w8a8_kernel",
+    "_fp8_kernel",
     "_sample_kernel",
     "_tiles_kernel",
     "_splits_kernel",
@@ -51,3 +55,8 @@ def test_every_kernel_compiles(
     for kernel, unit in (("_prefill_kernel", prefill_unit), ("_decode_split_kernel", decode_unit)):
         used = {name for name in ("warpgroup_mma", "mma") if units[kernel][name]}
         assert used == ({unit} if unit else set())  # For Turing, Triton has no tensor cores.
+    # Few rows and many are multiplied by one unit, or a row's last bits might depend on their number.
+    for kernel in ("_w4a16_kernel", "_w8a8_kernel", "_fp8_kernel"):
+        for report in (report for report in reports if report["kernel"] == kernel):
+            used = {name for name in ("warpgroup_mma", "mma") if report[name]}
+            assert used == ({prefill_unit} if prefill_unit else set())

@@ -405,14 +405,15 @@ def numbers_of_scaled(rows: MatrixRows) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
-@pytest.mark.parametrize("features", [1, 7, 32, 100])
-def test_bytes_are_numbers_by_their_scales(dtype: torch.dtype, features: int) -> None:
-    rows = scaled_rows(dtype, 70, 77, features)
+@pytest.mark.parametrize("features", [1, 7, 32, 100, 700])
+@pytest.mark.parametrize("in_features", [77, 600])
+def test_bytes_are_numbers_by_their_scales(dtype: torch.dtype, features: int, in_features: int) -> None:
+    rows = scaled_rows(dtype, 70, in_features, features)
     assert torch.equal(rows.numbers(), numbers_of_scaled(rows))
-    assert torch.equal(zero_rows(rows, 3).numbers(), torch.zeros(3, 77))
+    assert torch.equal(zero_rows(rows, 3).numbers(), torch.zeros(3, in_features))
     packed = pack_rows([rows, zero_rows(rows, 3)], "float32", torch.float32)
-    x = torch.eye(77)
-    expected = torch.cat((numbers_of_scaled(rows), torch.zeros(3, 77)))
+    x = torch.eye(in_features)
+    expected = torch.cat((numbers_of_scaled(rows), torch.zeros(3, in_features)))
     assert torch.equal(select("cpu", "cpu").packed_linear(x, packed), expected.T)
 
 

@@ -24,7 +24,7 @@ NUM_DRAWS = 60
 
 
 def sample(logits: np.ndarray, parameters: list[Parameters], uniforms: list[float], drawn_from: list[int]) -> list[int]:
-    from pyllm_kernels.sampling import sample
+    from pyllm_kernels.gpu.sampling import sample
 
     temperature, top_k, top_p, min_p = zip(*parameters, strict=True)
 

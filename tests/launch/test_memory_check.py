@@ -1,6 +1,7 @@
 """Whether a model fits, by the memory that a machine says it has."""
 
 import logging
+import math
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
+from pyllm.families.tensors import FileTensor
 from pyllm.launch.memory_check import check_memory, kv_bytes_per_token, weights_bytes
 from pyllm.launch.resolve import resolve_config
 from pyllm.supervision.memory import Memory
@@ -37,6 +39,17 @@ def test_weights_are_counted_in_their_precision() -> None:
     engine, _ = resolved(quantization="gguf", dtype="auto")
     assert weights_bytes(engine, checkpoint) == sum(entry.source.num_bytes for entry in checkpoint.tensors)
     assert kv_bytes_per_token(engine, checkpoint) == 2 * 30 * 192 * 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("Q4_K", 4.5), ("Q2_K", 5.125), ("Q3_K", 4.5625), ("IQ2_XS", 8.5), ("F16", 16), ("F32", 16)]
+)
+def test_matrices_of_a_file_are_counted_as_they_are_kept(kind: str, bits: float) -> None:
+    engine, checkpoint = resolved(quantization="gguf", dtype="auto")
+    shape = (1024, 2048)
+    source = FileTensor("m", kind, shape, 0, 0, math.prod(shape) * 9 // 16)  # as Q4_K has it
+    entry = msgspec.structs.replace(checkpoint.tensors[0], source=source)
+    assert weights_bytes(engine, msgspec.structs.replace(checkpoint, tensors=(entry,))) == math.prod(shape) * bits / 8
 
 
 def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:

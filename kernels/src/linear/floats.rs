@@ -11,7 +11,7 @@ mod tile;
 mod x86;
 
 use super::output::{Output, PANEL};
-use super::{Linear, Part, equal_parts};
+use super::{Content, Linear, Part, equal_parts};
 use crate::dtype::{DType, round_to_bfloat16};
 use crate::isa::Isa;
 use tile::{Multiply, Tile};
@@ -19,13 +19,37 @@ use tile::{Multiply, Tile};
 /// Bytes of one step of a panel: one number, or two halves as long, of each of its columns.
 const STEP_BYTES: usize = PANEL * 4;
 
+/// Of rows that are packed together: what they become stays in the first cache. Blocks of every source end there.
+const FEATURES_AT_ONCE: usize = 256;
+
 /// A panel is a run of steps over the inputs, zero where either side ends early.
 pub(super) fn panel_bytes(linear: &Linear) -> usize {
     linear.in_features.div_ceil(4 / linear.dtype.bytes()) * STEP_BYTES
 }
 
-/// Pack numbers as a column of a panel that was all zeros. Gives back whether they are finite.
-pub(super) fn pack_column(dtype: DType, numbers: &[f32], column: usize, panel: &mut [u8]) -> bool {
+/// Pack rows of the matrix as the columns of a panel that was all zeros. Gives back the first that is not finite.
+///
+/// All rows advance together, so that what is written lies near each other.
+pub(super) fn pack_panel(linear: &Linear, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
+    let mut odd = None;
+    let (features, step_features) = (linear.in_features, 4 / linear.dtype.bytes());
+    for first in (0..features).step_by(FEATURES_AT_ONCE) {
+        let mut numbers = [0.0; FEATURES_AT_ONCE];
+        let numbers = &mut numbers[..FEATURES_AT_ONCE.min(features - first)];
+        let panel = &mut panel[first / step_features * STEP_BYTES..];
+        for (column, row) in rows.iter().enumerate() {
+            let Some(row) = row else { continue };
+            row.numbers(first, numbers);
+            write_numbers(linear.dtype, numbers, column, panel);
+            if !numbers.iter().fold(true, |finite, number| finite & number.is_finite()) {
+                odd = odd.min(Some(column)).or(Some(column));
+            }
+        }
+    }
+    odd
+}
+
+fn write_numbers(dtype: DType, numbers: &[f32], column: usize, panel: &mut [u8]) {
     let steps = panel.chunks_exact_mut(STEP_BYTES);
     match dtype {
         DType::Float32 => {
@@ -35,13 +59,12 @@ pub(super) fn pack_column(dtype: DType, numbers: &[f32], column: usize, panel: &
         }
         DType::Bfloat16 => {
             for (pair, step) in numbers.chunks(2).zip(steps) {
-                for (number, cell) in pair.iter().zip(step[column * 4..].chunks_exact_mut(2)) {
-                    cell.copy_from_slice(&round_to_bfloat16(*number).to_ne_bytes());
-                }
+                let halves = [pair[0], pair.get(1).copied().unwrap_or(0.0)].map(round_to_bfloat16);
+                let [[a, b], [c, d]] = halves.map(u16::to_ne_bytes);
+                step[column * 4..column * 4 + 4].copy_from_slice(&[a, b, c, d]);
             }
         }
     }
-    numbers.iter().fold(true, |finite, number| finite & number.is_finite())
 }
 
 /// Copy one column of a panel, which is a row of the matrix, back out.

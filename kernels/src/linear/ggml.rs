@@ -28,7 +28,7 @@ use super::format::{GROUP, GgmlType};
 use super::integer_rows::IntegerFormat;
 use crate::isa::Isa;
 pub(super) use blocks::group_numbers;
-pub(super) use panel::{pack_column, panel_bytes, unpack_column};
+pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
 use tile::{Factors, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
 
 impl IntegerFormat for GgmlType {

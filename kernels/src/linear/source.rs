@@ -102,14 +102,16 @@ pub(super) struct Content<'a> {
 }
 
 impl Content<'_> {
-    pub(super) fn numbers(&self, out: &mut [f32]) {
-        let bytes = self.bytes;
-        match self.source {
+    /// The numbers of some features from `first` on; of blocks, of whole ones.
+    pub(super) fn numbers(&self, first: usize, out: &mut [f32]) {
+        let (source, last) = (self.source, first + out.len());
+        let bytes = &self.bytes[source.row_bytes(first)..source.row_bytes(last)];
+        match source {
             Source::Elements(DType::Float32) => fill(out, bytes, f32::from_ne_bytes),
             Source::Elements(DType::Bfloat16) => fill(out, bytes, |bits| from_bfloat16(u16::from_ne_bytes(bits))),
             Source::Float16 => fill(out, bytes, |bits| from_float16(u16::from_ne_bytes(bits))),
-            Source::Int8 => self.fill_scaled(out, |byte| f32::from(byte.cast_signed())),
-            Source::Float8 => self.fill_scaled(out, from_float8),
+            Source::Int8 => self.fill_scaled(first, out, bytes, |byte| f32::from(byte.cast_signed())),
+            Source::Float8 => self.fill_scaled(first, out, bytes, from_float8),
             Source::Ggml(format) => {
                 let blocks = bytes.chunks_exact(format.block_bytes());
                 for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_features())) {
@@ -129,12 +131,15 @@ impl Content<'_> {
         }
     }
 
-    fn fill_scaled(&self, out: &mut [f32], number: impl Fn(u8) -> f32) {
-        let groups = out.chunks_mut(self.scale_features).zip(self.bytes.chunks(self.scale_features));
-        for ((out, bytes), scale) in groups.zip(self.scales) {
-            for (out, byte) in out.iter_mut().zip(bytes) {
-                *out = scale * number(*byte);
+    fn fill_scaled(&self, first: usize, out: &mut [f32], bytes: &[u8], number: impl Fn(u8) -> f32) {
+        let mut start = 0;
+        while start < out.len() {
+            let group = (first + start) / self.scale_features;
+            let end = out.len().min((group + 1) * self.scale_features - first);
+            for (out, byte) in out[start..end].iter_mut().zip(&bytes[start..end]) {
+                *out = self.scales[group] * number(*byte);
             }
+            start = end;
         }
     }
 }
@@ -151,7 +156,7 @@ pub(crate) unsafe fn read_rows(rows: &[Row], in_features: usize, out: &mut [f32]
         let mut out = outs[index].lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as the caller promises.
         match unsafe { rows[index].content(in_features) } {
-            Some(content) => content.numbers(&mut out),
+            Some(content) => content.numbers(0, &mut out),
             None => out.fill(0.0),
         }
     });

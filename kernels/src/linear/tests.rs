@@ -623,11 +623,13 @@ fn bytes_are_multiplied_with_the_scales_of_their_row_and_group() {
     let rows = scaled(Source::Int8, &bytes, &scales, 2, 2);
     // SAFETY: the rows and their scales are there.
     unsafe { read_rows(&rows, 5, &mut out, &mut Pool::new(1)) };
-    assert_eq!(out, [1.0, -2.0, 1270.0, -1280.0, 500.0, 3.0, 3.5, 2.0, 2.25, 20.0]);
+    let expected = [1.0, -2.0, 1270.0, -1280.0, 500.0, 3.0, 3.5, 2.0, 2.25, 20.0];
+    assert_eq!(out.map(f32::to_bits), expected.map(f32::to_bits));
     let rows = scaled(Source::Float8, &[0x38, 0xb8, 0x7e, 0x40, 0x01, 0x00], &[2.0, 3.0], 1, 4);
+    let mut out = [0.0; 6];
     // SAFETY: as above.
-    unsafe { read_rows(&rows, 6, &mut out[..6], &mut Pool::new(1)) };
-    assert_eq!(out[..6], [2.0, -2.0, 896.0, 4.0, 3.0 / 512.0, 0.0]);
+    unsafe { read_rows(&rows, 6, &mut out, &mut Pool::new(1)) };
+    assert_eq!(out.map(f32::to_bits), [2.0, -2.0, 896.0, 4.0, 3.0 / 512.0, 0.0].map(f32::to_bits));
 }
 
 #[test]

@@ -8,12 +8,11 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
-from pyllm_kernels import BLOCKS, INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, zero_rows
+from pyllm_kernels import BLOCKS, INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, empty_bytes, zero_rows
 from torch import Tensor
 
 from pyllm.workers.layers.placement import Placement
-from pyllm.workers.loaders.transforms import check_finite
-from pyllm.workers.loaders.weights import WHOLE, WeightReader
+from pyllm.workers.loaders.weights import WHOLE, WeightReader, check_finite
 
 
 class MatrixPart(NamedTuple):
@@ -43,14 +42,21 @@ def pack(
     """
     if placement.device.type != "cpu":
         return (placement.kernels.pack_linear(_read_floats(reader, placement, parts, num_padding_rows)),)
+    cache, name = placement.cache, repr((parts, num_padding_rows))
+    if cache is not None and (packed := cache.find(name)) is not None:
+        return packed
     as_blocks = _keeps_blocks(placement)
     found = [(part, reader.rows(*part, as_blocks=as_blocks)) for part in parts]
     runs = [(kind, list(run)) for kind, run in groupby(found, lambda part: _packed_as(part[1], placement))]
-    packed = []
-    for (weight_format, _), run in runs:
-        padding = num_padding_rows if run is runs[-1][1] else 0
-        packed.append(_pack_run(run, weight_format, placement, padding))
-    return tuple(packed)
+    paddings = [0] * (len(runs) - 1) + [num_padding_rows]
+    packed = tuple(
+        _pack_run(run, weight_format, placement, padding)
+        for ((weight_format, _), run), padding in zip(runs, paddings, strict=True)
+    )
+    if cache is not None:
+        cache.add(name, packed)
+    reader.release([part.name for part in parts])
+    return packed
 
 
 def _keeps_blocks(placement: Placement) -> bool:
@@ -76,7 +82,8 @@ def _pack_run(
     if num_padding_rows:
         rows.append(zero_rows(rows[-1], num_padding_rows))
     try:
-        return placement.kernels.pack_rows(rows, weight_format, placement.dtype)
+        room = empty_bytes if placement.cache is None else placement.cache.room
+        return placement.kernels.pack_rows(rows, weight_format, placement.dtype, room)
     except NotFiniteError as error:
         ends = accumulate(len(rows) for _, rows in run)
         check_finite(next(part.name for (part, _), end in zip(run, ends, strict=True) if error.row < end), False)

@@ -13,17 +13,22 @@ from torch import Tensor
 
 from pyllm.config.options import EngineConfig
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.loaders.packed_cache import PackedCache
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The device and dtype of a rank's parameters, its group, and the kernels that its matrices are packed for."""
+    """The device and dtype of a rank's parameters, its group, and the kernels that its matrices are packed for.
+
+    Packed matrices are looked up in `cache`, if there is one, and added to it.
+    """
 
     group: RankGroup
     dtype: torch.dtype
     device: torch.device
     kernels: Kernels
     quantization: str = "none"
+    cache: PackedCache | None = None
 
     def empty(self, *shape: int) -> Tensor:
         """Uninitialised room for weights."""

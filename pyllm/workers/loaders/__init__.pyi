@@ -1,12 +1,16 @@
 from .formats import weight_reader
+from .packed_cache import PackedCache, open_packed_cache
 from .progress import ProgressReader
 from .tensor_table import TensorTable
-from .weights import WHOLE, WeightReader
+from .weights import WHOLE, WeightReader, check_finite
 
 __all__ = [
     "WHOLE",
+    "PackedCache",
     "ProgressReader",
     "TensorTable",
     "WeightReader",
+    "check_finite",
+    "open_packed_cache",
     "weight_reader",
 ]

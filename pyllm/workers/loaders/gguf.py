@@ -1,6 +1,7 @@
 """Reads weights from a GGUF file: rows of elements or of quantised blocks, where the file has them."""
 
 import logging
+from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from pyllm.errors import ConfigError
 from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import added, check_finite, is_transposed, source_rows
-from pyllm.workers.loaders.weights import WHOLE
+from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.weights import WHOLE, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,10 @@ class GgufReader:
     ) -> MatrixRows:
         """See `WeightReader.rows`; types without kernels are quantised anew, as q8_0."""
         return self._rows(name, shape, rows, columns, as_blocks)
+
+    def release(self, names: Iterable[str]) -> None:
+        """See `WeightReader.release`."""
+        self._table.release(names)
 
     def _rows(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice, as_blocks: bool) -> MatrixRows:
         """A vector has a row an element."""

@@ -1,6 +1,6 @@
 """A reader of weights that tells how much of a checkpoint it has read. Knows no format."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pyllm_kernels import MatrixRows
 from torch import Tensor
@@ -31,6 +31,10 @@ class ProgressReader:
         found = self._reader.rows(name, shape, rows, columns, as_blocks)
         self._note(name)
         return found
+
+    def release(self, names: Iterable[str]) -> None:
+        """See `WeightReader.release`."""
+        self._reader.release(names)
 
     def _note(self, name: str) -> None:
         """Some parameters are read in pieces: the first counts."""

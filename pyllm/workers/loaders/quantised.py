@@ -4,6 +4,7 @@ Knows which format of the kernels comes nearest to a file's, but not what a laye
 """
 
 import logging
+from collections.abc import Iterable
 from math import gcd
 from typing import NamedTuple
 
@@ -18,8 +19,8 @@ from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.workers.loaders.packed_integers import Codes, Words, as_slice, columns_of, unpacked
 from pyllm.workers.loaders.safetensors import DTYPES, SafetensorsReader
 from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import check_finite, source_rows
-from pyllm.workers.loaders.weights import WHOLE
+from pyllm.workers.loaders.transforms import source_rows
+from pyllm.workers.loaders.weights import WHOLE, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +72,10 @@ class QuantisedReader:
                 return elements
         grid = self._grid(entry, share)
         return self._blocks(name, entry, share, grid) if as_blocks else self._exact(entry, share, grid)
+
+    def release(self, names: Iterable[str]) -> None:
+        """See `WeightReader.release`."""
+        self._table.release(names)
 
     def _blocks(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
         """Blocks of the kernels, or what comes nearest."""

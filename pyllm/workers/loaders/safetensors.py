@@ -1,12 +1,14 @@
 """Reads weights from a Hugging Face folder: plain arrays, so a rank's share is a view of the mapped file."""
 
+from collections.abc import Iterable
+
 import torch
 from pyllm_kernels import MatrixRows
 from torch import Tensor
 
 from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
-from pyllm.workers.loaders.transforms import added, check_finite, is_transposed, source_rows
-from pyllm.workers.loaders.weights import WHOLE
+from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
+from pyllm.workers.loaders.weights import WHOLE, check_finite
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -37,6 +39,10 @@ class SafetensorsReader:
         start, stop, _ = columns.indices(shape[1])
         row_format = str(dtype).removeprefix("torch.")
         return rows_of(entry, content, row_format, Cut(rows, start * dtype.itemsize, stop - start))
+
+    def release(self, names: Iterable[str]) -> None:
+        """See `WeightReader.release`."""
+        self._table.release(names)
 
     def _view(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor:
         entry, content = self._table.find(name, shape)

@@ -1,5 +1,8 @@
 """Maps the tensors of a checkpoint. Does not know their element types."""
 
+import mmap
+from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +20,8 @@ class TensorTable:
     """Maps the files privately: pages are read when they are touched, and never written back."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._files = [np.asarray(np.memmap(file, np.uint8, "c")) for file in checkpoint.files]
+        self._maps = [_mapped(file) for file in checkpoint.files]
+        self._files = [np.frombuffer(content, np.uint8) for content in self._maps]
         self._entries = {entry.name: entry for entry in checkpoint.tensors}
 
     def find(self, name: str, shape: tuple[int, ...]) -> tuple[TensorEntry, npt.NDArray[np.uint8]]:
@@ -40,6 +44,20 @@ class TensorTable:
         if len(content) != tensor.num_bytes:
             raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
         return content
+
+    def release(self, names: Iterable[str]) -> None:
+        """Give back the memory of whole pages of these parameters; they are read again where they are touched."""
+        for name in names:
+            source = self._entries[name].source
+            first = -(-source.offset // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = source.offset + source.num_bytes - first
+            if length >= mmap.PAGESIZE:
+                self._maps[source.file].madvise(mmap.MADV_DONTNEED, first, length // mmap.PAGESIZE * mmap.PAGESIZE)
+
+
+def _mapped(path: str) -> mmap.mmap:
+    with Path(path).open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 class Cut(NamedTuple):

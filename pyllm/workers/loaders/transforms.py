@@ -3,7 +3,6 @@
 import numpy as np
 import numpy.typing as npt
 
-from pyllm.errors import ConfigError
 from pyllm.families.tensors import Add, Deinterleave, Rows, TensorEntry, Transpose
 
 
@@ -33,13 +32,3 @@ def is_transposed(entry: TensorEntry) -> bool:
 def added(entry: TensorEntry) -> float:
     """The number that is added to each element."""
     return sum(transform.value for transform in entry.transforms if isinstance(transform, Add))
-
-
-def check_finite(name: str, is_finite: bool) -> None:
-    """Refuse weights with which nothing can be computed.
-
-    Raises:
-        ConfigError: they are not all numbers.
-    """
-    if not is_finite:
-        raise ConfigError(f"parameter {name!r} has a NaN or an infinity: the model's files are damaged")

@@ -1,9 +1,12 @@
 """The interface between layers and weight files. Knows no format."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from pyllm_kernels import MatrixRows
 from torch import Tensor
+
+from pyllm.errors import ConfigError
 
 WHOLE = slice(None)
 
@@ -31,3 +34,16 @@ class WeightReader(Protocol):
         Raises:
             ConfigError: the file has shrunk, or the columns cut through blocks that are to stay.
         """
+
+    def release(self, names: Iterable[str]) -> None:
+        """The parameters have been packed: the process needs their part of the file no more."""
+
+
+def check_finite(name: str, is_finite: bool) -> None:
+    """Refuse weights with which nothing can be computed.
+
+    Raises:
+        ConfigError: they are not all numbers.
+    """
+    if not is_finite:
+        raise ConfigError(f"parameter {name!r} has a NaN or an infinity: the model's files are damaged")

@@ -75,7 +75,7 @@ def sample_by_torch(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, 
 
 def sample_by_kernel(logits: Tensor, parameters: SamplingRows, uniforms: Tensor, rows: Tensor | None = None) -> Tensor:
     """Like `sample`, by the Triton kernel: one launch for all rows, without waiting for it."""
-    from pyllm_kernels import sampling
+    from pyllm_kernels.gpu import sampling
 
     if rows is None:
         rows = torch.arange(len(uniforms), device=logits.device)

@@ -1,5 +1,6 @@
 """What a layer's matrices are packed as: in which format, and in how many pieces."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -38,6 +39,9 @@ class Reader:
             return MatrixRows.scaled(torch.zeros(num_rows, num_columns, dtype=SCALED[kind]), scales)
         features, block_bytes = BLOCKS[kind]
         return MatrixRows.of(torch.zeros(num_rows, num_columns // features * block_bytes, dtype=torch.uint8), kind)
+
+    def release(self, names: Iterable[str]) -> None:
+        del names
 
 
 @pytest.mark.parametrize(

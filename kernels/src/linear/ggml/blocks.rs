@@ -26,7 +26,8 @@ pub(super) fn super_scales(format: GgmlType, block: &[u8]) -> [u16; 2] {
 }
 
 /// A block's group of this number; the only one has the number 0.
-#[inline]
+#[inline(always)] // so that it is compiled anew for each format
+#[expect(clippy::inline_always, reason = "see above")]
 pub(super) fn group(format: GgmlType, block: &[u8], number: usize) -> Group {
     debug_assert!(number < format.block_features() / GROUP);
     let (part, within) = (number / 4, number % 4); // of three formats, which have two parts of 128 features

@@ -11,9 +11,9 @@
 
 use super::blocks::{self, Group};
 use crate::dtype::{from_float16, write};
-use crate::linear::Linear;
 use crate::linear::format::{CODEBOOK, Encoding, GROUP, GgmlType, Scales};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
+use crate::linear::{Content, Linear};
 
 /// Pairs of steps of a group.
 pub(super) const PAIRS: usize = GROUP / STEP_FEATURES / 2;
@@ -22,26 +22,53 @@ pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize
     format.encoding().panel_bytes(linear.in_features / GROUP, PANEL)
 }
 
-/// Pack a row of the matrix as a column of a panel that was all zeros. Gives back whether its scales are numbers.
-pub(in crate::linear) fn pack_column(format: GgmlType, row: &[u8], column: usize, panel: &mut [u8]) -> bool {
+/// Pack rows of the matrix as the columns of a panel that was all zeros. Gives back the first whose scales are not finite.
+///
+/// All rows advance together, so that what is written lies near each other.
+pub(in crate::linear) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
     let encoding = format.encoding();
-    let groups_per_block = format.block_features() / GROUP;
-    let block_bytes = encoding.panel_bytes(groups_per_block, PANEL);
-    let mut is_finite = true;
-    for (block, panel) in row.chunks_exact(format.block_bytes()).zip(panel.chunks_exact_mut(block_bytes)) {
-        let (supers, groups) = panel.split_at_mut(encoding.super_bytes(PANEL));
-        let super_scales = blocks::super_scales(format, block);
-        is_finite &= super_scales.into_iter().all(is_number);
-        for (supers, scale) in supers.chunks_exact_mut(PANEL * 2).zip(super_scales) {
-            supers[column * 2..column * 2 + 2].copy_from_slice(&scale.to_ne_bytes());
-        }
-        for (number, packed) in groups.chunks_exact_mut(encoding.group_bytes(PANEL)).enumerate() {
-            let group = blocks::group(format, block, number);
-            is_finite &= encoding.scales != Scales::Half || is_number(group.scales[0]) && is_number(group.mins[0]);
-            pack_group(encoding, &group, column, packed);
+    let panel_bytes = encoding.panel_bytes(format.block_features() / GROUP, PANEL);
+    let mut odd = None;
+    for (index, panel) in panel.chunks_exact_mut(panel_bytes).enumerate() {
+        for (column, row) in rows.iter().enumerate() {
+            let Some(row) = row else { continue };
+            let block = &row.bytes[index * format.block_bytes()..][..format.block_bytes()];
+            if !pack_block(format, block, column, panel) {
+                odd = odd.min(Some(column)).or(Some(column));
+            }
         }
     }
+    odd
+}
+
+#[inline(always)] // so that it is compiled anew for each format
+#[expect(clippy::inline_always, reason = "see above")]
+fn pack_block_of(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -> bool {
+    let encoding = format.encoding();
+    let (supers, groups) = panel.split_at_mut(encoding.super_bytes(PANEL));
+    let super_scales = blocks::super_scales(format, block);
+    let mut is_finite = super_scales.into_iter().all(is_number);
+    for (supers, scale) in supers.chunks_exact_mut(PANEL * 2).zip(super_scales) {
+        supers[column * 2..column * 2 + 2].copy_from_slice(&scale.to_ne_bytes());
+    }
+    for (number, packed) in groups.chunks_exact_mut(encoding.group_bytes(PANEL)).enumerate() {
+        let group = blocks::group(format, block, number);
+        is_finite &= encoding.scales != Scales::Half || is_number(group.scales[0]) && is_number(group.mins[0]);
+        pack_group(encoding, &group, column, packed);
+    }
     is_finite
+}
+
+/// A copy of the code for each format, in which nothing is looked up.
+fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -> bool {
+    macro_rules! of_each {
+        ($($name:ident)*) => {
+            match format {
+                $(GgmlType::$name => pack_block_of(GgmlType::$name, block, column, panel),)*
+            }
+        };
+    }
+    of_each!(Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Q2K Q3K Q4K Q5K Q6K Iq4Xs)
 }
 
 /// Make one column of a panel, which is a row of the matrix, into elements.
@@ -68,7 +95,8 @@ fn is_number(half: u16) -> bool {
     half & 0x7c00 != 0x7c00
 }
 
-#[inline]
+#[inline(always)] // as above
+#[expect(clippy::inline_always, reason = "see above")]
 fn pack_group(encoding: Encoding, group: &Group, column: usize, packed: &mut [u8]) {
     let (integers, factors) = packed.split_at_mut(encoding.integer_bytes(PANEL));
     let steps = group.integers.as_chunks::<STEP_FEATURES>().0;

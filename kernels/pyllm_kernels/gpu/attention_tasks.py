@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.attention_tuning import Card, DecodeTile, PrefillTile
+from pyllm_kernels.cards import Card, DecodeTile, PrefillTile
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, AttentionTasks
 
 _TILES_AT_ONCE = 128

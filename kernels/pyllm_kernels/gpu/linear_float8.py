@@ -1,0 +1,94 @@
+"""`x @ weight.T` on a GPU, of weights in fp8 (e4m3) with a scale for all, for each output or for each block.
+
+`linear_tile.py` says in which order sums are added up.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyllm_kernels.gpu.linear_tile import (
+    float_tile,
+    grid_of,
+    load_block,
+    options_of,
+    output_of,
+    rows_and_outputs,
+    store_block,
+)
+from pyllm_kernels.quantised_shapes import fp8_scale_block
+
+
+def linear_fp8(
+    x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = (128, 128)
+) -> Tensor:
+    block_out, block_in = fp8_scale_block(x, weight, scales, out, block)
+    tile = float_tile(x, 64 if x.element_size() == 2 else 32)
+    output = output_of(x, weight, out)
+    _fp8_kernel[grid_of(output, tile)](
+        x,
+        weight.view(torch.uint8),  # Triton has conversions of e4m3 from Ada on, of bytes everywhere.
+        scales,
+        output,
+        len(x),
+        output.stride(0),
+        IN_FEATURES=x.shape[1],
+        OUT_FEATURES=len(weight),
+        SCALES_A_ROW=scales.shape[1],
+        BLOCK_OUT=block_out,
+        BLOCK_IN=block_in,
+        **options_of(tile),
+    )
+    return output
+
+
+# A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
+@triton.jit(do_not_specialize=["tokens"])
+def _fp8_kernel(
+    x_ptr,
+    weight_ptr,
+    scales_ptr,
+    output_ptr,
+    tokens,
+    output_stride,
+    IN_FEATURES: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
+    SCALES_A_ROW: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    rows, outputs = rows_and_outputs(tokens, OUT_FEATURES, BLOCK_M, BLOCK_N, GROUP_M)
+    is_row, is_output = rows < tokens, outputs < OUT_FEATURES
+    columns = tl.arange(0, BLOCK_K)
+    weight_ptrs = weight_ptr + outputs[:, None] * IN_FEATURES + columns[None, :]
+    x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
+    scales_ptrs = scales_ptr + outputs // BLOCK_OUT * SCALES_A_ROW
+    accumulator = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for start in range(0, IN_FEATURES, BLOCK_K):
+        bits = load_block(weight_ptrs + start, is_output, start + columns, IN_FEATURES, BLOCK_K)
+        x = load_block(x_ptrs + start, is_row, start + columns, IN_FEATURES, BLOCK_K)
+        weight = _e4m3(bits, x.dtype)
+        if SCALES_A_ROW == 1:
+            accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
+        else:
+            partial = tl.dot(weight, tl.trans(x), input_precision="ieee")
+            scales = tl.load(scales_ptrs + start // BLOCK_IN, mask=is_output, other=0.0)
+            accumulator = tl.fma(partial, tl.broadcast_to(scales[:, None], [BLOCK_N, BLOCK_M]), accumulator)
+    if SCALES_A_ROW == 1:
+        accumulator *= tl.load(scales_ptrs, mask=is_output, other=0.0)[:, None]
+    store_block(output_ptr, output_stride, accumulator, rows, outputs, tokens, OUT_FEATURES)
+
+
+@triton.jit
+def _e4m3(bits, dtype: tl.constexpr):
+    """The numbers that e4m3's bytes stand for, exactly: its exponent and mantissa are float16's but for the bias."""
+    halves = ((bits & 0x80).to(tl.uint16) << 8) | ((bits & 0x7F).to(tl.uint16) << 7)
+    numbers = halves.to(tl.float16, bitcast=True) * 256.0
+    return tl.where((bits & 0x7F) == 0x7F, float("nan"), numbers).to(dtype)

@@ -1,0 +1,102 @@
+"""`x @ weight.T` on a GPU, of weights in 4 bits, with a scale and a minimum for each group of features.
+
+`linear_tile.py` says in which order sums are added up. It does not know the files that such weights come from.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyllm_kernels.gpu.linear_tile import (
+    float_tile,
+    grid_of,
+    load_block,
+    options_of,
+    output_of,
+    rows_and_outputs,
+    store_block,
+)
+from pyllm_kernels.quantised_shapes import w4a16_group_size
+
+
+def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None) -> Tensor:
+    group_size = w4a16_group_size(x, integers, scales, minimums, out)
+    # Neither a tile nor a group straddles the end of the other.
+    widest = 128 if x.element_size() == 2 else 32
+    block_k = next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
+    tile = float_tile(x, block_k)
+    output = output_of(x, integers, out)
+    _w4a16_kernel[grid_of(output, tile)](
+        x,
+        integers,
+        scales,
+        minimums,
+        output,
+        len(x),
+        output.stride(0),
+        IN_FEATURES=x.shape[1],
+        OUT_FEATURES=len(integers),
+        GROUP_SIZE=group_size,
+        **options_of(tile),
+    )
+    return output
+
+
+# A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
+@triton.jit(do_not_specialize=["tokens"])
+def _w4a16_kernel(
+    x_ptr,
+    integers_ptr,
+    scales_ptr,
+    minimums_ptr,
+    output_ptr,
+    tokens,
+    output_stride,
+    IN_FEATURES: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    rows, outputs = rows_and_outputs(tokens, OUT_FEATURES, BLOCK_M, BLOCK_N, GROUP_M)
+    is_row, is_output = rows < tokens, outputs < OUT_FEATURES
+    HALF: tl.constexpr = BLOCK_K // 2
+    GROUPS: tl.constexpr = (BLOCK_K + GROUP_SIZE - 1) // GROUP_SIZE
+    GROUPS_A_ROW: tl.constexpr = IN_FEATURES // GROUP_SIZE
+    pairs = tl.arange(0, HALF)
+    low = pairs // 16 * 32 + pairs % 16  # The feature of a byte's low half; that of its high half is 16 later.
+    groups = tl.arange(0, GROUPS)
+    integers_ptrs = integers_ptr + outputs[:, None] * (IN_FEATURES // 2) + pairs[None, :]
+    group_offsets = outputs[:, None] * GROUPS_A_ROW + groups[None, :]
+    x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + low[None, :]
+    accumulator = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    for start in range(0, IN_FEATURES, BLOCK_K):
+        group = start // GROUP_SIZE
+        integers = load_block(integers_ptrs + start // 2, is_output, start // 2 + pairs, IN_FEATURES // 2, HALF)
+        scales = load_block(scales_ptr + group_offsets + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
+        minimums = load_block(minimums_ptr + group_offsets + group, is_output, group + groups, GROUPS_A_ROW, GROUPS)
+        x = load_block(x_ptrs + start, is_row, start + low, IN_FEATURES, BLOCK_K)
+        weight = _dequantise(integers & 15, scales, minimums, x.dtype)
+        accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
+        x = load_block(x_ptrs + start + 16, is_row, start + 16 + low, IN_FEATURES, BLOCK_K)
+        weight = _dequantise(integers >> 4, scales, minimums, x.dtype)
+        accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
+    store_block(output_ptr, output_stride, accumulator, rows, outputs, tokens, OUT_FEATURES)
+
+
+@triton.jit
+def _dequantise(integers, scales, minimums, dtype: tl.constexpr):
+    """[outputs, n] integers of as many groups as there are scales, side by side.
+
+    A scale has 11 bits and an integer 4: their product is exact in float32, so the sum is rounded once, fused or not.
+    """
+    OUTPUTS: tl.constexpr = integers.shape[0]
+    WIDTH: tl.constexpr = integers.shape[1]
+    GROUPS: tl.constexpr = scales.shape[1]
+    grouped = tl.reshape(integers.to(tl.float32), [OUTPUTS, GROUPS, WIDTH // GROUPS])
+    weights = grouped * scales.to(tl.float32)[:, :, None] + minimums.to(tl.float32)[:, :, None]
+    return tl.reshape(weights, [OUTPUTS, WIDTH]).to(dtype)

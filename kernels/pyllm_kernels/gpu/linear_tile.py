@@ -1,0 +1,91 @@
+"""What the linears of quantised weights share: their tiles, and how a program finds, loads and stores its part.
+
+A row's result does not depend on the other rows. The number of rows picks the tile, and with it how many rows and
+outputs a program has, but never the order of a sum: each program adds up all features of its outputs, from the first
+on, in steps that follow from the weight and the dtype of x. No sum is split between programs.
+
+The weight is the left factor of each product and x the right one. Hopper's tensor cores want 64 rows on the left and
+as few as 8 columns on the right, so a step of few tokens wastes little of them, in the same instruction as one of many.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS_OF_A_GROUP = 8
+
+
+class Tile(NamedTuple):
+    """What a program does: `block_m` tokens by `block_n` outputs, `block_k` features at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def float_tile(x: Tensor, block_k: int) -> Tile:
+    if x.element_size() == 4:  # Twice the bytes and no tensor cores.
+        return Tile(32, 32, block_k, 4, 2)
+    return Tile(16, 64, block_k, 4, 4) if len(x) <= 16 else Tile(64, 128, block_k, 4, 3)
+
+
+def output_of(x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:
+    return torch.empty((len(x), len(weight)), dtype=x.dtype, device=x.device) if out is None else out
+
+
+def grid_of(output: Tensor, tile: Tile) -> tuple[int]:
+    tokens, out_features = output.shape
+    return (triton.cdiv(tokens, tile.block_m) * triton.cdiv(out_features, tile.block_n),)
+
+
+def options_of(tile: Tile) -> dict[str, int | bool]:
+    return {
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "GROUP_M": _ROWS_OF_A_GROUP,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages,
+        "enable_fp_fusion": True,
+    }
+
+
+@triton.jit
+def rows_and_outputs(
+    tokens, OUT_FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr
+):
+    """Programs that run side by side share rows of the weight, GROUP_M blocks of tokens at a time."""
+    program = tl.program_id(0)
+    blocks_m = tl.cdiv(tokens, BLOCK_M)
+    programs_of_group = GROUP_M * tl.cdiv(OUT_FEATURES, BLOCK_N)
+    first_m = program // programs_of_group * GROUP_M
+    size_m = tl.minimum(blocks_m - first_m, GROUP_M)
+    block_m = first_m + program % programs_of_group % size_m
+    block_n = program % programs_of_group // size_m
+    rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    outputs = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    return rows.to(tl.int64), outputs.to(tl.int64)
+
+
+@triton.jit
+def load_block(pointers, is_row, columns, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Some columns of a matrix of SIZE columns, which are tested only where blocks do not fill it; 0 elsewhere."""
+    if SIZE % BLOCK == 0:
+        numbers = tl.load(pointers, mask=is_row[:, None], other=0)
+    else:
+        numbers = tl.load(pointers, mask=is_row[:, None] & (columns < SIZE)[None, :], other=0)
+    return numbers
+
+
+@triton.jit
+def store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEATURES: tl.constexpr):
+    pointers = output_ptr + rows[:, None] * output_stride + outputs[None, :]
+    mask = (rows < tokens)[:, None] & (outputs < OUT_FEATURES)[None, :]
+    tl.store(pointers, tl.trans(sums).to(output_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,275 @@
+"""Packed matrices on disk, mapped by every process that has the same model: ranks and restarts share their pages.
+
+A file holds one rank's matrices and ends with their index. It is written while they are packed, beside its final name,
+which it gets once all of it is on disk; so a file of that name is whole, whoever else writes and whenever somebody is
+killed. Does not know what a matrix is for.
+"""
+
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+import numpy as np
+import pyllm_kernels
+import torch
+from pyllm_kernels import LinearLayout, PackedLinear
+from torch import Tensor
+
+from pyllm.checkpoint.cache import cache_folder
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.config.options import EngineConfig
+from pyllm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"pyllm packed 1\n\0"
+_SUFFIX, _UNFINISHED = ".packed", ".part"
+_PAGE = mmap.ALLOCATIONGRANULARITY
+# What is packed faster than a file is opened is not worth one.
+LEAST_BYTES = 64 << 20
+# Of a disk, so much stays free.
+_SPARE_BYTES = 1 << 30
+
+
+class _Matrix(msgspec.Struct, frozen=True, array_like=True):
+    offset: int
+    num_bytes: int
+    format: str
+    dtype: str
+    in_features: int
+    out_features: int
+    blocks: str | None
+
+
+class _Index(msgspec.Struct, frozen=True, array_like=True):
+    key: str
+    matrices: dict[str, list[_Matrix]]
+
+
+class Place(NamedTuple):
+    """Where packed matrices are kept, and most bytes of them together."""
+
+    folder: Path
+    key: str
+    most_bytes: int
+
+
+class PackedCache:
+    """One rank's matrices by name: found in a file, or added to a new one and kept once `finish` is called."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._path = place.folder / f"{place.key}{_SUFFIX}"
+        self._content, index = _open(self._path, place.key)
+        self._matrices = {} if index is None else index.matrices
+        self._file = _Unfinished(place) if index is None else None
+
+    def find(self, name: str) -> tuple[PackedLinear, ...] | None:
+        """The matrices that were added under this name."""
+        if self._content is None or name not in self._matrices:
+            return None
+        return tuple(_packed(self._content, matrix) for matrix in self._matrices[name])
+
+    def room(self, num_bytes: int) -> Tensor:
+        """Memory for a matrix that is to be added: of the file, or any other where the disk is full."""
+        return torch.empty(num_bytes, dtype=torch.uint8) if self._file is None else self._file.room(num_bytes)
+
+    def add(self, name: str, matrices: Iterable[PackedLinear]) -> None:
+        """Keep matrices whose data are from `room`."""
+        if self._file is not None:
+            self._file.add(name, matrices)
+
+    def finish(self) -> threading.Thread:
+        """Nothing more is added: bring the file to the disk under its name, by the thread that this gives back.
+
+        A start does not wait for a disk; whoever dies before leaves no file of that name.
+        """
+        publish = (lambda: None) if self._file is None else self._file.publish
+        thread = threading.Thread(target=publish, name="keep-packed", daemon=True)
+        thread.start()
+        return thread
+
+
+class _Unfinished:
+    """A file that grows matrix by matrix. It is locked as long as its process lives, so that others can tell."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._matrices: dict[str, list[_Matrix]] = {}
+        self._offsets: dict[int, int] = {}  # by the address of the matrix
+        self._size = 0
+        self._name = ""
+        self._file: IO[bytes] | None = None
+        try:
+            _remove_abandoned(place.folder)
+            descriptor, self._name = tempfile.mkstemp(_UNFINISHED, f"{place.key}.", place.folder)
+            self._file = os.fdopen(descriptor, "r+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        except OSError as error:
+            self._give_up(error)
+
+    def room(self, num_bytes: int) -> Tensor:
+        if self._file is not None:
+            try:
+                self._make_room(num_bytes)
+                # Reserved beforehand: to write to a mapped page that the disk has no block for is a fatal signal.
+                os.posix_fallocate(self._file.fileno(), self._size, num_bytes)
+                content = mmap.mmap(self._file.fileno(), num_bytes, offset=self._size)
+                tensor = torch.frombuffer(content, dtype=torch.uint8)
+                self._offsets[tensor.data_ptr()] = self._size
+                self._size += -(-num_bytes // _PAGE) * _PAGE
+                return tensor
+            except (OSError, ValueError) as error:
+                self._give_up(error)
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def add(self, name: str, matrices: Iterable[PackedLinear]) -> None:
+        self._matrices[name] = [self._described(matrix) for matrix in matrices]
+
+    def _described(self, matrix: PackedLinear) -> _Matrix:
+        layout = matrix.layout
+        assert layout is not None, "a matrix that Rust has not packed"
+        return _Matrix(
+            self._offsets.get(matrix.data.data_ptr(), -1),
+            matrix.data.nbytes,
+            matrix.format,
+            str(matrix.dtype).removeprefix("torch."),
+            layout.in_features,
+            layout.out_features,
+            layout.blocks,
+        )
+
+    def publish(self) -> None:
+        if self._file is None:
+            return
+        try:
+            if any(matrix.offset < 0 for matrices in self._matrices.values() for matrix in matrices):
+                raise ValueError("a matrix is elsewhere in memory")
+            index = msgspec.msgpack.encode(_Index(self._place.key, self._matrices))
+            self._file.seek(self._size)
+            self._file.write(index + _trailer(index))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            _touch(self._name)
+            os.replace(self._name, self._place.folder / f"{self._place.key}{_SUFFIX}")
+        except (OSError, ValueError) as error:
+            self._give_up(error)
+        else:
+            self._file.close()  # What is mapped stays so.
+            logger.info("keeping %.2f GB of packed weights in %s", self._size / 1e9, self._place.folder)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Remove the files that were not used for longest, as far as the bound or the disk asks for it."""
+        size, disk = self._size + num_bytes, os.statvfs(self._place.folder)
+        kept = sorted((path.stat().st_mtime, path) for path in self._place.folder.glob(f"*{_SUFFIX}"))
+        excess = size + sum(path.stat().st_size for _, path in kept) - self._place.most_bytes
+        missing = num_bytes + _SPARE_BYTES - disk.f_bavail * disk.f_frsize
+        for _, path in kept:
+            if excess <= 0 and missing <= 0:
+                return
+            freed = path.stat().st_size
+            path.unlink()  # Who has mapped it keeps its pages.
+            excess, missing = excess - freed, missing - freed
+        if size > self._place.most_bytes or missing > 0:
+            raise ValueError(f"{num_bytes} bytes more do not fit into --packed-cache-size or onto the disk")
+
+    def _give_up(self, error: Exception) -> None:
+        logger.warning(
+            "packed weights are not kept in %s, so the next start packs again: %s", self._place.folder, error
+        )
+        if self._file is not None:
+            Path(self._name).unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+
+
+def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -> PackedCache | None:
+    """The cache of a rank's matrices; None where none are packed, where it is not worth it, or not wanted."""
+    model, ranks = engine.model, engine.parallel.tensor_parallel_size
+    is_packed = engine.device.device == "cpu" and engine.device.kernel_backend in {"auto", "cpu"}
+    size = sum(entry.source.num_bytes for entry in checkpoint.tensors)
+    if not (is_packed and model.dtype != "float16" and model.packed_cache_size and size >= LEAST_BYTES):
+        return None
+    try:
+        folder = cache_folder()
+    except ConfigError as error:
+        logger.warning("packed weights are not kept, so the next start packs again: %s", error)
+        return None
+    files = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, checkpoint.files)]
+    weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, rank, ranks)
+    return PackedCache(Place(folder, _key(weights), model.packed_cache_size))
+
+
+def _key(parts: Sequence[object]) -> str:
+    """The key of matrices that follow from these alone, from this code, and from this processor's instructions."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((pyllm_kernels.instruction_set(), *parts)).encode())
+    kernels = Path(pyllm_kernels.__file__).parent
+    # What a matrix is packed from and how follows from these: no version has to be raised when one changes.
+    home = Path(__file__).parents[2]
+    code = [*kernels.glob("_cpu*.so"), *kernels.glob("*linear.py")]
+    for folder in (home / "families", home / "workers" / "loaders", home / "workers" / "layers"):
+        code += folder.glob("*.py")
+    for module in sorted(code):
+        digest.update(module.read_bytes())
+    return digest.hexdigest()
+
+
+def _packed(content: mmap.mmap, matrix: _Matrix) -> PackedLinear:
+    data = torch.from_numpy(np.frombuffer(content, np.uint8, matrix.num_bytes, matrix.offset))
+    layout = LinearLayout(matrix.format, matrix.dtype, matrix.in_features, matrix.out_features, matrix.blocks)
+    dtype: torch.dtype = getattr(torch, matrix.dtype)
+    return PackedLinear(data.view(dtype) if matrix.format == matrix.dtype else data, matrix.format, dtype, layout)
+
+
+def _open(path: Path, key: str) -> tuple[mmap.mmap | None, _Index | None]:
+    """Map a file whose index is whole, and of this key."""
+    try:
+        with path.open("rb") as file:
+            # Private: torch warns of memory that cannot be written to, and nobody writes.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        length = int.from_bytes(content[-_TRAILER_BYTES : -_TRAILER_BYTES + 8], "little")
+        start = len(content) - _TRAILER_BYTES - length
+        index = content[max(start, 0) : max(start, 0) + length]
+        if start < 0 or content[-_TRAILER_BYTES:] != _trailer(index):
+            return None, None
+        found = msgspec.msgpack.decode(index, type=_Index)
+        if found.key != key:
+            return None, None
+        _touch(path)
+        content.madvise(mmap.MADV_WILLNEED)
+    except (OSError, ValueError, msgspec.DecodeError):
+        return None, None
+    return content, found
+
+
+def _touch(path: Path | str) -> None:
+    """It was used now: of the clock's whole precision, unlike the time of a write."""
+    os.utime(path, ns=(time.time_ns(), time.time_ns()))
+
+
+def _trailer(index: bytes) -> bytes:
+    return len(index).to_bytes(8, "little") + hashlib.blake2b(index, digest_size=16).digest() + _MAGIC
+
+
+_TRAILER_BYTES = len(_trailer(b""))
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove files whose writers died."""
+    for path in folder.glob(f"*{_UNFINISHED}"):
+        try:
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+        except OSError:  # It is being written, or somebody else has removed it.
+            continue

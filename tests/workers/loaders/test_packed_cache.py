@@ -1,0 +1,175 @@
+"""Packed matrices on disk: found again bit by bit, and by nobody unless the file is whole."""
+
+import logging
+from pathlib import Path
+
+import msgspec
+import pyllm_kernels
+import pytest
+import torch
+from pyllm_kernels import MatrixRows, PackedLinear, pack_rows
+
+from pyllm.config.options import engine_config
+from pyllm.launch.resolve import resolve_config
+from pyllm.workers.decoder import Decoder
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.loaders.formats import weight_reader
+from pyllm.workers.loaders.packed_cache import PackedCache, Place, open_packed_cache
+from pyllm.workers.loaders.tensor_table import TensorTable
+
+MOST = 1 << 30
+KEY = "0123"
+FORMATS = [("q8_0", "q8_0"), ("float32", "int8"), ("q4_1", "int8"), ("float32", "bfloat16"), ("float32", "float32")]
+
+
+def pack(cache: PackedCache, weight_format: str, packed_as: str) -> PackedLinear:
+    if weight_format == "float32":
+        rows = MatrixRows.of(torch.randn(40, 64))
+    else:
+        rows = MatrixRows.of(torch.full((40, 2 * {"q8_0": 34, "q4_1": 20}[weight_format]), 0x21).byte(), weight_format)
+    dtype = torch.bfloat16 if packed_as != "float32" else torch.float32
+    return pack_rows([rows], packed_as, dtype, cache.room)
+
+
+def fill(cache: PackedCache) -> list[PackedLinear]:
+    matrices = [pack(cache, *formats) for formats in FORMATS]
+    cache.add("all", matrices)
+    return matrices
+
+
+def kept(folder: Path, suffix: str = "packed") -> list[str]:
+    return sorted(path.name.partition(".")[0] for path in folder.glob(f"*.{suffix}"))
+
+
+def test_matrices_are_found_again_bit_by_bit(tmp_path: Path) -> None:
+    cache = PackedCache(Place(tmp_path, KEY, MOST))
+    assert cache.find("all") is None
+    matrices = fill(cache)
+    assert kept(tmp_path) == []
+    cache.finish().join()
+    assert kept(tmp_path) == [KEY]
+    again = PackedCache(Place(tmp_path, KEY, MOST))
+    assert again.find("other") is None
+    found = again.find("all")
+    assert found is not None
+    x = torch.randn(3, 64)
+    for ours, theirs in zip(matrices, found, strict=True):
+        assert (ours.format, ours.dtype, ours.data.dtype) == (theirs.format, theirs.dtype, theirs.data.dtype)
+        assert torch.equal(ours.data.view(torch.uint8), theirs.data.view(torch.uint8))
+        products = [pyllm_kernels.packed_linear(x.to(packed.dtype), packed) for packed in (ours, theirs)]
+        assert torch.equal(*products)
+    again.finish().join()
+    assert kept(tmp_path) == [KEY]
+
+
+def test_two_writers_leave_one_whole_file(tmp_path: Path) -> None:
+    first, second = (PackedCache(Place(tmp_path, KEY, MOST)) for _ in range(2))
+    assert len(kept(tmp_path, "part")) == 2
+    for cache in (first, second):
+        fill(cache)
+    for thread in [first.finish(), second.finish()]:
+        thread.join()
+    assert PackedCache(Place(tmp_path, KEY, MOST)).find("all") is not None
+    assert kept(tmp_path, "part") == []
+
+
+def test_what_a_killed_writer_leaves_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
+    (tmp_path / "dead.x.part").write_bytes(b"half")
+    living = PackedCache(Place(tmp_path, KEY, MOST))
+    assert kept(tmp_path, "part") == [KEY]
+    other = PackedCache(Place(tmp_path, "4567", MOST))
+    assert kept(tmp_path, "part") == [KEY, "4567"]
+    for cache in (living, other):
+        fill(cache)
+        cache.finish().join()
+    assert kept(tmp_path) == [KEY, "4567"]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[:-1], lambda c: c[:100], lambda c: b"", lambda c: c[:-60] + c[-59:] + b"x"]
+)
+def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: object) -> None:
+    cache = PackedCache(Place(tmp_path, KEY, MOST))
+    fill(cache)
+    cache.finish().join()
+    path = tmp_path / f"{KEY}.packed"
+    assert callable(damage)
+    path.write_bytes(damage(path.read_bytes()))
+    anew = PackedCache(Place(tmp_path, KEY, MOST))
+    assert anew.find("all") is None
+    fill(anew)
+    anew.finish().join()
+    assert PackedCache(Place(tmp_path, KEY, MOST)).find("all") is not None
+
+
+def test_a_file_under_the_name_of_another_is_not_taken(tmp_path: Path) -> None:
+    cache = PackedCache(Place(tmp_path, KEY, MOST))
+    fill(cache)
+    cache.finish().join()
+    (tmp_path / f"{KEY}.packed").rename(tmp_path / "4567.packed")
+    other = PackedCache(Place(tmp_path, "4567", MOST))
+    assert other.find("all") is None
+    other.finish().join()
+
+
+def test_files_that_were_not_used_for_longest_make_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sizes = []
+    for key in ("1", "2"):
+        cache = PackedCache(Place(tmp_path, key, MOST))
+        fill(cache)
+        cache.finish().join()
+        sizes.append((tmp_path / f"{key}.packed").stat().st_size)
+    PackedCache(Place(tmp_path, "1", MOST))  # a use
+    cache = PackedCache(Place(tmp_path, "3", 2 * sizes[0] + 100))
+    fill(cache)
+    cache.finish().join()
+    assert kept(tmp_path) == ["1", "3"]
+    with caplog.at_level(logging.WARNING):
+        small = PackedCache(Place(tmp_path, "4", 1000))
+        matrices = fill(small)
+        small.finish().join()
+    assert "do not fit into --packed-cache-size" in caplog.text
+    assert all(matrix.data.any() for matrix in matrices)
+    assert kept(tmp_path, "part") == []
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_done_without(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        cache = PackedCache(Place(tmp_path / "missing", KEY, MOST))
+    assert "packed weights are not kept in" in caplog.text
+    assert len(fill(cache)) == len(FORMATS)
+    cache.finish().join()
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "int8", "none"])
+def test_a_model_from_the_cache_is_the_packed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine, checkpoint = resolve_config(engine_config({"device": "cpu", "quantization": quantization}))
+    models = []
+    for _ in range(2):
+        cache = open_packed_cache(engine, checkpoint, 0)
+        assert cache is not None
+        dtype = torch.float32 if quantization == "none" else torch.bfloat16
+        placement = Placement(
+            RankGroup(), dtype, torch.device("cpu"), pyllm_kernels.select("cpu", "cpu"), quantization, cache
+        )
+        models.append(Decoder(checkpoint.spec, placement))
+        models[-1].load(weight_reader(checkpoint, TensorTable(checkpoint)))
+        cache.finish().join()
+    pairs = zip(*(list(model.matrices()) for model in models), strict=True)
+    assert all(torch.equal(ours.data, theirs.data) for ours, theirs in pairs)
+    assert torch.equal(models[0].embedding.packed.data, models[1].embedding.packed.data)
+    assert len(kept(tmp_path / "pyllm")) == 1
+
+
+def test_no_cache_where_it_is_not_wanted_or_not_worth_it() -> None:
+    engine, checkpoint = resolve_config(engine_config({"device": "cpu"}))
+    for name, value in {"packed_cache_size": 0, "dtype": "float16"}.items():
+        model = msgspec.structs.replace(engine.model, **{name: value})
+        assert open_packed_cache(msgspec.structs.replace(engine, model=model), checkpoint, 0) is None
+    assert open_packed_cache(engine, msgspec.structs.replace(checkpoint, tensors=checkpoint.tensors[:1]), 0) is None
