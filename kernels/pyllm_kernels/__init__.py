@@ -40,13 +40,14 @@ from pyllm_kernels.dispatch import (
 )
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.graph import CaptureError, Graph
-from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, empty_bytes, zero_rows
+from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, SCALED, MatrixRows, Scales, empty_bytes, zero_rows
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
     "BLOCKS",
     "ELEMENTS",
     "INT8_BLOCKS",
+    "SCALED",
     "AttentionLayer",
     "AttentionMetadata",
     "AttentionShape",
@@ -63,6 +64,7 @@ __all__ = [
     "NotFiniteError",
     "PackedLinear",
     "QKNorm",
+    "Scales",
     "activation",
     "add",
     "add_bias",

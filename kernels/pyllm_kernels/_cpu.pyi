@@ -48,8 +48,11 @@ _Edits: TypeAlias = tuple[int, int, int, int, int, int]
 """Addresses of the columns of `edits.py`: starts, ids, bias, repetition, subtracted; and the number of edits."""
 _Masks: TypeAlias = tuple[int, int, tuple[int, int]]
 """Addresses of int32 [samples], each sample's mask or -1, and of the masks; and their shape, in words of 32 bits."""
-_RowsOf: TypeAlias = tuple[str, int, int]
-"""Rows of a matrix: a format or a dtype of `matrix_rows.py`, the address of their int64 addresses, and their number."""
+_RowsOf: TypeAlias = tuple[str, int, int, int, int]
+"""Rows of a matrix: a format or a dtype of `matrix_rows.py`, the address of their int64 addresses, and their number.
+
+Then the address of their float32 scales [rows, groups], and how many features a group has; zeros where there are none.
+"""
 _Columns: TypeAlias = tuple[bytearray, bytearray, bytearray, bytearray, bytearray]
 
 @final
@@ -65,7 +68,8 @@ class Linear:
       `sum = fma(input scale * weight scale, product, sum)`, then for formats with minimums
       `sum = fma(minimum, input scale * sum of the input's integers, sum)`; "q2_k", "q3_k" and "q6_k" have two scales a
       group, and do each for either half. It is the same everywhere.
-    - Of "int8", a row of the matrix is integers from -127 to 127 with a float32 scale, and a row of the input
+    - Of "int8", a row of the matrix is integers from -127 to 127 with a float32 scale, its largest magnitude / 127;
+      rows of "int8" with one scale each are kept as they are, -128 included. A row of the input is
       `scale * (128 * high + low)` with high from -127 to 127 and low from -64 to 63. Integer products are exact; an
       output is `(input scale * weight scale) * fma(128, product of high, product of low)`. It is the same everywhere.
     - "int8" of blocks stays in their 4 bits. With a row's scale s, its largest possible magnitude / 127, a group's

@@ -33,7 +33,7 @@ class PackedLinear:
 
     `format` is the weight's dtype, "int8" or one of `BLOCKS`; `dtype` that of inputs and outputs. `data` is all of its
     memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is None, it is the floats
-    that the matrix stands for.
+    that the matrix stands for, or of "int8" the scale of each row and then its integers, as floats.
     """
 
     data: Tensor

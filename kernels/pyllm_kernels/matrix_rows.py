@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +25,23 @@ BLOCKS = {
 }
 """Features and bytes of a block of GGUF's formats that have kernels: a row may be cut where a block ends."""
 ELEMENTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SCALED = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+"""Elements of a byte, which are numbers only together with their scales."""
+
+
+class Scales(NamedTuple):
+    """What the elements of some rows are multiplied with.
+
+    `numbers` is float32 [rows, groups], contiguous: one for each `features` of a row, of which the last may have fewer.
+    """
+
+    numbers: Tensor
+    features: int
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
-    """Rows on the CPU, of `in_features` in a format of `BLOCKS` or a dtype of `ELEMENTS`.
+    """Rows on the CPU, of `in_features` in a format of `BLOCKS` or a dtype of `ELEMENTS` or `SCALED`.
 
     `addresses` is int64 [rows], 0 for a row of zeros; `owners` keeps what they point to where it is.
     """
@@ -37,6 +50,18 @@ class MatrixRows:
     in_features: int
     addresses: Tensor
     owners: tuple[object, ...]
+    scales: Scales | None = None
+
+    def __post_init__(self) -> None:
+        if (self.format in SCALED) != (self.scales is not None):
+            raise ValueError(f"rows of {self.format}, {'without' if self.scales is None else 'with'} scales")
+        if self.scales is not None:
+            numbers, features = self.scales
+            shape = (len(self), -(-self.in_features // features))
+            if numbers.shape != shape or numbers.dtype is not torch.float32 or not numbers.is_contiguous():
+                raise ValueError(
+                    f"scales are {numbers.dtype} {list(numbers.shape)}: give contiguous float32 {list(shape)}"
+                )
 
     @classmethod
     def of(cls, rows: Tensor, weight_format: str = "") -> "MatrixRows":
@@ -61,8 +86,19 @@ class MatrixRows:
             )
         return cls(weight_format, num_blocks * features, addresses, (rows,))
 
+    @classmethod
+    def scaled(cls, rows: Tensor, scales: Scales) -> "MatrixRows":
+        """A contiguous matrix [rows, in_features] of a dtype of `SCALED`."""
+        addresses = rows.data_ptr() + torch.arange(len(rows)) * rows.shape[1]
+        return cls(str(rows.dtype).removeprefix("torch."), rows.shape[1], addresses, (rows,), scales)
+
     def __len__(self) -> int:
         return len(self.addresses)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether they are integers with a scale a row, which "int8" keeps as they are."""
+        return self.format == "int8" and self.scales is not None and self.scales.numbers.shape[1] == 1
 
     def numbers(self) -> Tensor:
         """float32 [rows, in_features]."""
@@ -73,12 +109,13 @@ class MatrixRows:
 
 def zero_rows(like: MatrixRows, num_rows: int) -> MatrixRows:
     """So many rows of zeros."""
-    return MatrixRows(like.format, like.in_features, torch.zeros(num_rows, dtype=torch.int64), ())
+    scales = like.scales and Scales(torch.zeros(num_rows, like.scales.numbers.shape[1]), like.scales.features)
+    return MatrixRows(like.format, like.in_features, torch.zeros(num_rows, dtype=torch.int64), (), scales)
 
 
-def sources(parts: Iterable[MatrixRows]) -> list[tuple[str, int, int]]:
+def sources(parts: Iterable[MatrixRows]) -> list[tuple[str, int, int, int, int]]:
     """The parts as `_cpu` takes them, which must live as long as it uses them."""
-    return [(part.format, part.addresses.data_ptr(), len(part)) for part in parts]
+    return [(part.format, part.addresses.data_ptr(), len(part), *_scales(part)) for part in parts]
 
 
 def empty_bytes(num_bytes: int) -> Tensor:
@@ -96,3 +133,7 @@ def check_alike(parts: Sequence[MatrixRows]) -> int:
     if len(features) != 1:
         raise ValueError(f"rows of {sorted(features)} features cannot lie one below the other")
     return features.pop()
+
+
+def _scales(part: MatrixRows) -> tuple[int, int]:
+    return (0, 0) if part.scales is None else (part.scales.numbers.data_ptr(), part.scales.features)

@@ -6,6 +6,7 @@ It reads lengths on the host, so on CUDA it waits for the device; `dispatch.py` 
 import ctypes
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -45,8 +46,9 @@ def pack_rows(
         raise NotFiniteError(int(odd[0]))
     if weight_format in ELEMENTS:
         return PackedLinear(numbers.to(dtype), weight_format, dtype, None)
-    if weight_format == "int8" and len(kinds) == 1 and kinds <= set(INT8_BLOCKS):
-        numbers = torch.cat([_int8_of_blocks(part) for part in parts])
+    if weight_format == "int8":
+        in_blocks = len(kinds) == 1 and kinds <= set(INT8_BLOCKS)
+        numbers = torch.cat([_int8(part, in_blocks) for part in parts])
     return PackedLinear(numbers, weight_format, dtype, None)
 
 
@@ -58,7 +60,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if packed.format != "int8":
         return F.embedding(rows, packed.data).to(packed.dtype)
-    scales, integers = _quantise(packed.data[rows].float())
+    scales, integers = packed.data[rows].tensor_split([1], dim=1)
     return (scales * integers).to(packed.dtype)
 
 
@@ -240,12 +242,20 @@ def _product(x: Tensor, packed: PackedLinear) -> Tensor:
     if packed.format in ELEMENTS:
         return F.linear(x, packed.data)
     if packed.format == "int8":
-        scales, integers = _quantise(packed.data.float())
+        scales, integers = packed.data.tensor_split([1], dim=1)
         x_scales, x_integers = _quantise(x.float(), 127 * 128)
         # float64 has room for every sum of integers that is exact in Rust.
         return (x_scales * scales[:, 0]) * (x_integers.double() @ integers.double().T).float()
     x_scales, x_integers = _quantise(x.float().view(len(x), x.shape[1] // _GROUP, _GROUP))
     return ((x_scales.double() * x_integers).flatten(1) @ packed.data.double().T).float()
+
+
+def _int8(part: MatrixRows, in_blocks: bool) -> Tensor:
+    """The scale of each row, then its integers: [rows, 1 + in_features]."""
+    if part.is_int8 and part.scales is not None:
+        unscaled = replace(part, scales=part.scales._replace(numbers=torch.ones(len(part), 1)))
+        return torch.cat((part.scales.numbers, unscaled.numbers()), dim=1)
+    return torch.cat(_quantise(_int8_of_blocks(part) if in_blocks else part.numbers()), dim=1)
 
 
 def _int8_of_blocks(part: MatrixRows) -> Tensor:

@@ -52,6 +52,18 @@ pub(crate) fn from_float16(bits: u16) -> f32 {
     f32::from_bits(value.to_bits() | sign)
 }
 
+/// From E4M3 without infinities, exact.
+#[inline]
+pub(crate) fn from_float8(bits: u8) -> f32 {
+    let (exponent, mantissa) = (u32::from(bits >> 3 & 0xf), u32::from(bits & 7));
+    let magnitude = match (exponent, mantissa) {
+        (15, 7) => f32::NAN,
+        (0, _) => f32::from(bits & 7) / 512.0,
+        _ => f32::from_bits((exponent + 127 - 7) << 23 | mantissa << 20),
+    };
+    if bits >> 7 == 1 { -magnitude } else { magnitude }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,5 +99,15 @@ mod tests {
             assert_eq!(from_float16(bits).to_bits(), f32::to_bits(expected), "{bits:#x}");
         }
         assert!(from_float16(0x7e00).is_nan());
+    }
+
+    #[test]
+    fn float8_is_widened_exactly() {
+        let cases =
+            [(0x00, 0.0), (0x01, 1.0 / 512.0), (0x07, 7.0 / 512.0), (0x08, 1.0 / 64.0), (0x39, 1.125), (0xfe, -448.0)];
+        for (bits, expected) in cases {
+            assert_eq!(from_float8(bits).to_bits(), f32::to_bits(expected), "{bits:#x}");
+        }
+        assert!([0x7f, 0xff].into_iter().all(|bits| from_float8(bits).is_nan()));
     }
 }

@@ -29,7 +29,7 @@ use pyo3::prelude::*;
 
 use dtype::DType;
 use isa::Isa;
-use linear::{Format, GgmlType, Int8Source, Lookup, Product, Row, Source};
+use linear::{Format, GgmlType, Int8Source, Lookup, Product, Row, Scales, Source};
 use linear_ops::{PackedLinear, PackedRows};
 use ops::execute;
 use pool::pool;
@@ -99,7 +99,7 @@ impl Linear {
     /// The pointers are to what the stub says.
     unsafe fn pack(&self, py: Python<'_>, rows: Vec<RowsOf>, packed: usize) -> PyResult<Option<usize>> {
         // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
-        let (rows, packed) = unsafe { (all_rows(rows)?, slice_mut(packed, self.0.packed_bytes())) };
+        let (rows, packed) = unsafe { (all_rows(rows, self.0.in_features)?, slice_mut(packed, self.0.packed_bytes())) };
         if rows.len() != self.0.out_features {
             return Err(PyValueError::new_err(format!("{} rows of a matrix of {}", rows.len(), self.0.out_features)));
         }
@@ -154,20 +154,28 @@ impl Linear {
     }
 }
 
-/// The name of a source, the address of the rows' addresses, and their number.
-type RowsOf = (String, usize, usize);
+/// The name of a source, the address of the rows' addresses, and their number; the address of their scales, and the
+/// features that share one, or zeros.
+type RowsOf = (String, usize, usize, usize, usize);
 
 /// # Safety
 ///
 /// The addresses are to so many addresses.
-unsafe fn all_rows(parts: Vec<RowsOf>) -> PyResult<Vec<Row>> {
+unsafe fn all_rows(parts: Vec<RowsOf>, in_features: usize) -> PyResult<Vec<Row>> {
     let mut rows = Vec::new();
-    for (name, addresses, num_rows) in parts {
+    for (name, addresses, num_rows, scales, features) in parts {
         let source =
             Source::named(&name).ok_or_else(|| PyValueError::new_err(format!("no rows of {name} can be read")))?;
+        if source.has_scales() != (features > 0) {
+            return Err(PyValueError::new_err(format!("rows of {name} with a scale for each {features} features")));
+        }
+        let scale_bytes = if features > 0 { in_features.div_ceil(features) * size_of::<f32>() } else { 0 };
         // SAFETY: as the caller promises.
         let addresses: &[usize] = unsafe { slice(addresses, num_rows) };
-        rows.extend(addresses.iter().map(|&address| Row { source, address }));
+        rows.extend(addresses.iter().enumerate().map(|(row, &address)| {
+            let scales = Scales { address: scales + row * scale_bytes, features };
+            Row { source, address, scales }
+        }));
     }
     Ok(rows)
 }
@@ -179,7 +187,7 @@ unsafe fn all_rows(parts: Vec<RowsOf>) -> PyResult<Vec<Row>> {
 unsafe fn read_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: usize) -> PyResult<()> {
     // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
     unsafe {
-        let rows = all_rows(rows)?;
+        let rows = all_rows(rows, in_features)?;
         let out = slice_mut(out, rows.len() * in_features);
         py.detach(|| linear::read_rows(&rows, in_features, out, &mut pool()));
     }

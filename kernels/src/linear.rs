@@ -27,7 +27,8 @@ use crate::threads::{Memory, Pool};
 pub(crate) use format::{Format, GgmlType, Int8Source};
 use integer_rows::{IntegerFormat, IntegerRows};
 use output::{Output, PANEL, SIDE};
-pub(crate) use source::{Row, Source, read_rows};
+use source::Content;
+pub(crate) use source::{Row, Scales, Source, read_rows};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
 const FLOAT_ROWS_AT_ONCE: usize = 192;
@@ -42,7 +43,7 @@ const AHEAD: usize = 4096;
 const BLOCK_ROWS: usize = 32;
 
 const MAX_FEATURES: usize = i32::MAX as usize;
-/// So many products of two numbers up to 127 fit in 31 bits.
+/// So many products of numbers up to 127 and up to 128 fit in 31 bits.
 const MAX_INT8_FEATURES: usize = 1 << 17;
 
 /// A matrix as it lies packed: in panels of `PANEL` outputs, the last of which may end early.
@@ -137,20 +138,22 @@ impl Linear {
     /// As for `pack`.
     unsafe fn pack_panel(&self, rows: &[Row], panel: &mut [u8]) -> Option<usize> {
         // SAFETY: as the caller promises.
-        let rows: Vec<_> = rows.iter().map(|row| (row.source, unsafe { row.bytes(self.in_features) })).collect();
+        let rows: Vec<_> = rows.iter().map(|row| unsafe { row.content(self.in_features) }).collect();
         match self.format {
             Format::Ggml(format) => ggml::pack_panel(format, &rows, panel),
             Format::Float => floats::pack_panel(self, &rows, panel),
             Format::Int8(source) => {
                 let mut numbers = vec![0.0; self.in_features];
                 let mut odd = None;
-                for (column, (from, row)) in rows.into_iter().enumerate() {
+                for (column, row) in rows.into_iter().enumerate() {
                     let Some(row) = row else { continue };
-                    let is_finite = if source == Int8Source::Elements {
-                        from.numbers(row, &mut numbers);
-                        int8::pack_numbers(&numbers, column, panel)
+                    let is_finite = if source != Int8Source::Elements {
+                        int8::pack_blocks(self, source, row.bytes, column, panel)
+                    } else if let Some(scale) = row.only_scale() {
+                        int8::pack_integers(row.bytes, scale, column, panel)
                     } else {
-                        int8::pack_blocks(self, source, row, column, panel)
+                        row.numbers(0, &mut numbers);
+                        int8::pack_numbers(&numbers, column, panel)
                     };
                     if !is_finite {
                         odd = odd.or(Some(column));

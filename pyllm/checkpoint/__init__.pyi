@@ -5,6 +5,7 @@ from .hub import Hub, find_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
 from .huggingface import read_generation_config
 from .model_name import HubName, parse_hub_name, parse_model
+from .quantization_config import QuantizationMethod
 from .reader import embedded_model, read_checkpoint
 from .types import Checkpoint, TokenizerFiles
 
@@ -16,6 +17,7 @@ __all__ = [
     "Checkpoint",
     "Hub",
     "HubName",
+    "QuantizationMethod",
     "SamplingDefaults",
     "TokenizerFiles",
     "cache_folder",

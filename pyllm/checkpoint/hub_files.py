@@ -19,7 +19,12 @@ _DESCRIPTIONS = (*_TOKENIZER, INDEX, "modules.json", "1_Pooling/config.json")
 # Those that llama.cpp takes where none is asked for, and the parts of names of its files that are no models.
 _PREFERRED = ("Q4_K_M", "Q8_0")
 _NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
-_WEIGHTS = {".safetensors", ".bin", ".pth", ".pt", ".onnx"}
+PICKLED = {".bin", ".pth", ".pt"}
+CONVERT = (
+    "a pickle may run code when it is read; convert it with transformers' `from_pretrained` and `save_pretrained`, or "
+    "at https://huggingface.co/spaces/safetensors/convert"
+)
+_WEIGHTS = {".safetensors", ".onnx"} | PICKLED
 _QUANTIZATION = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|BF16|F16|F32))(?=[-./])", re.IGNORECASE)
 
 
@@ -66,7 +71,9 @@ def choose_gguf(name: HubName, names: Iterable[str]) -> str:
         weights = sorted(file for file in names if Path(file).suffix in _WEIGHTS)
         found = f"it has {_some(weights)}" if weights else "it has no weights"
         wanted = "no GGUF file" if name.quantization or name.file else f"neither {WEIGHTS} nor a GGUF file"
-        raise ConfigError(f"{name.repository} has {wanted}: {found}; name a repository with such files")
+        is_pickled = any(Path(file).suffix in PICKLED for file in weights)
+        hint = CONVERT if is_pickled else "name a repository with such files"
+        raise ConfigError(f"{name.repository} has {wanted}: {found}; {hint}")
     if name.file:
         chosen = [file for file in models if file.lower() == part_names(name.file)[0].lower()]
     elif name.quantization:

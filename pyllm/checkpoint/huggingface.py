@@ -4,6 +4,7 @@ Format of the headers: https://github.com/huggingface/safetensors#format
 """
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,14 +18,16 @@ from pyllm.checkpoint.embedding_config import (
     embedding_spec,
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
-from pyllm.checkpoint.hub_files import INDEX, WEIGHTS, shards
+from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
+from pyllm.checkpoint.quantised_tensors import gather
+from pyllm.checkpoint.quantization_config import read_quantization_config
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_family
 from pyllm.families.tensors import FileTensor, map_tensors
 
-_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "I32": 4, "I64": 8}
 _GENERATION_CONFIG = "generation_config.json"
 # The format's own limit on a header.
 _MAX_HEADER_BYTES = 100_000_000
@@ -84,10 +87,13 @@ def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> C
     """
     config = Config(_read_json(folder / "config.json", dict[str, Any]))
     files, tensors = _read_tensors(folder)
-    config.refuse_unless(quantization_config=None)
+    quantization = read_quantization_config(config)
+    gathered = gather(tensors, quantization, files)
+    plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
     family = find_family(str(config.items("architectures", 1)[0]))
-    spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(tensors))
-    entries, skipped = map_tensors(spec, family.tensors, tensors)
+    spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(plain))
+    names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
+    entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, spec)
     return Checkpoint(
@@ -97,10 +103,11 @@ def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> C
         spec=spec,
         tensors=entries,
         tokenizer=tokenizer,
-        fingerprint=weights_fingerprint(files, [entry.source for entry in entries]),
+        fingerprint=weights_fingerprint(files, entries),
         sampling=_sampling(folder),
         embedding=_embedding(folder),
         skipped=skipped,
+        quantization=quantization.method if quantization and gathered.quantised else "",
     )
 
 
@@ -146,7 +153,9 @@ def _read_tensors(folder: Path) -> tuple[tuple[str, ...], tuple[FileTensor, ...]
     paths = [folder / name for name in (shards(index) if index.is_file() else (WEIGHTS,))]
     for path in paths:
         if not path.is_file():
-            raise ConfigError(f"{folder} has no {path.name}; weights are read from safetensors files only")
+            pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
+            convert = f", and not from {pickled[0]}: {CONVERT}" if pickled else ""
+            raise ConfigError(f"{folder} has no {path.name}; weights are read from safetensors files only{convert}")
     entries = [entry for number, path in enumerate(paths) for entry in _read_header(path, number)]
     return tuple(str(path) for path in paths), tuple(entries)
 

@@ -37,6 +37,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     `fingerprint` is a hash of the tensor table and of the beginning of each tensor, equal on every machine that has the
     same model; hashing all of the bytes would take longer than loading them. `skipped` names the tensors that the text
     model does not need. `sampling` has the defaults of requests, `embedding` says how prompts are embedded.
+    `quantization` is the method by which safetensors are quantised, empty where they are not.
     """
 
     name: str  # for the API, unless the user names it otherwise
@@ -49,6 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     sampling: SamplingDefaults = SamplingDefaults()
     embedding: EmbeddingSpec = EmbeddingSpec()
     skipped: tuple[str, ...] = ()
+    quantization: str = ""
 
 
 def check_vocabulary(tokenizer: TokenizerFiles, spec: ModelSpec) -> None:
@@ -73,15 +75,22 @@ def weights_dtype(tensors: Sequence[FileTensor]) -> str:
     return {"F16": "float16", "BF16": "bfloat16"}.get(types.pop(), "float32") if len(types) == 1 else "float32"
 
 
-def weights_fingerprint(files: tuple[str, ...], tensors: Sequence[FileTensor]) -> str:
-    """BLAKE2b over each tensor's name, type, shape and first 4 KiB, in the order of their names."""
+def weights_fingerprint(files: tuple[str, ...], entries: Sequence[TensorEntry]) -> str:
+    """BLAKE2b over each tensor's name, type, shape and first 4 KiB, in the order of their names.
+
+    Of quantised ones also over how they become numbers, which a config.json may say.
+    """
     digest = hashlib.blake2b(digest_size=16)
+    tensors = [tensor for entry in entries for tensor in entry.file_tensors]
+    for entry in entries:
+        if (found := entry.quantised) is not None:
+            digest.update(msgspec.msgpack.encode((found.layout, found.bits, found.block, found.zero_offset)))
     opened = [Path(file).open("rb") for file in files]  # noqa: SIM115  closed below, all together
     try:
-        for entry in sorted(tensors, key=lambda entry: entry.name):
-            digest.update(msgspec.msgpack.encode((entry.name, entry.type, entry.shape, entry.num_bytes)))
-            opened[entry.file].seek(entry.offset)
-            digest.update(opened[entry.file].read(min(entry.num_bytes, 4096)))
+        for tensor in sorted(tensors, key=lambda tensor: tensor.name):
+            digest.update(msgspec.msgpack.encode((tensor.name, tensor.type, tensor.shape, tensor.num_bytes)))
+            opened[tensor.file].seek(tensor.offset)
+            digest.update(opened[tensor.file].read(min(tensor.num_bytes, 4096)))
     finally:
         for file in opened:
             file.close()

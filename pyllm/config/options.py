@@ -19,7 +19,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
-Quantization = Literal["auto", "none", "int8", "gguf"]
+Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 # Names of parsers, as vLLM has them; those of one line read the same form.
 TOOL_CALL_PARSERS = (
@@ -88,8 +88,8 @@ class ModelConfig(_Config, frozen=True):
     quantization: Annotated[
         Quantization,
         Meta(
-            description="weights on a CPU: int8, gguf (as the file's blocks), none; "
-            "auto: the fastest for a quantised file"
+            description="weights on a CPU: int8, gguf (as the file's blocks), none (as floats), or the method of a "
+            "quantised model, as it has them or nearly; auto: the fastest for a quantised model"
         ),
     ] = "auto"
     packed_cache_size: Annotated[

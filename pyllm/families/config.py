@@ -1,7 +1,7 @@
 """Checked access to the fields of a config.json, or of what stands for one. Knows no family."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyllm.errors import ConfigError
@@ -23,6 +23,12 @@ class Config:
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
 
     def integer(self, name: str, default: int = _REQUIRED, least: int = 1, most: int = _LARGEST) -> int:
         """A whole number from `least` to `most`."""

@@ -6,7 +6,8 @@ Knows no format: readers give it what they found (`FileTensor`), and loaders fol
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -57,13 +58,43 @@ class Add(msgspec.Struct, frozen=True, array_like=True, tag=3):
 Transform = Rows | Deinterleave | Transpose | Add
 
 
+class Quantised(msgspec.Struct, frozen=True, array_like=True):
+    """How the integers or small floats of a matrix become its numbers: `scale * (element - zero point)`.
+
+    `layout` says how they lie in their tensor. In "bytes" it is [out_features, in_features], an element a byte. The
+    others pack integers into int32, the first in the lowest bits: in "packed" each row's, in "gptq" each column's, both
+    as they follow one another, and in "awq" each column's in the order 0, 2, 4, 6, 1, 3, 5, 7. "gptq" and "awq" have a
+    column an output, and [groups, out_features] scales.
+    """
+
+    layout: Literal["bytes", "packed", "gptq", "awq"]
+    bits: int
+    block: tuple[int, int]  # rows and columns that share a scale
+    scales: FileTensor
+    zeros: FileTensor | None = None  # None: the middle of the integers, or 0 in "bytes"
+    zero_offset: int = 0  # what a stored zero point is too small by
+    groups: FileTensor | None = None  # int32 [in_features]; None: one group after the other
+
+
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One parameter of the model: its name and shape, the tensor that fills it, and the transforms in their order."""
+    """One parameter of the model: its name and shape, the tensor that fills it, and the transforms in their order.
+
+    The shape of a `source` that is `quantised` is that of the matrix it stands for.
+    """
 
     name: str
     shape: Shape
     source: FileTensor
     transforms: tuple[Transform, ...] = ()
+    quantised: Quantised | None = None
+
+    @property
+    def file_tensors(self) -> tuple[FileTensor, ...]:
+        """All that it is made of."""
+        if self.quantised is None:
+            return (self.source,)
+        beside = (self.quantised.scales, self.quantised.zeros, self.quantised.groups)
+        return (self.source, *(tensor for tensor in beside if tensor is not None))
 
 
 LLAMA_PARTS = {
@@ -193,9 +224,14 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
 
 
 def map_tensors(
-    spec: ModelSpec, names: TensorNames, found: Sequence[FileTensor]
+    spec: ModelSpec,
+    names: TensorNames,
+    found: Sequence[FileTensor],
+    quantised: Mapping[str, Quantised] = MappingProxyType({}),
 ) -> tuple[tuple[TensorEntry, ...], tuple[str, ...]]:
     """The entry of every parameter of a model, and the names of the tensors that were skipped.
+
+    `quantised` has those of `found`, by their names, that are not plain numbers.
 
     Raises:
         ConfigError: a tensor is missing, has another shape than the model needs, or belongs to no parameter.
@@ -227,6 +263,7 @@ def map_tensors(
     entries.append(_with_transforms(final, _offset(spec.norm, names)))
     if not spec.tie_word_embeddings:
         entries.append(_entry(tensors, "head.weight", vocabulary, _Place(f"{head}.weight")))
+    entries = [_with_quantised(entry, quantised.get(entry.source.name)) for entry in entries]
     return tuple(entries), _left_over(spec, names, tensors, entries, head)
 
 
@@ -281,6 +318,14 @@ def _offset(norm: NormSpec | None, names: TensorNames) -> tuple[Transform, ...]:
 
 def _with_transforms(entry: TensorEntry, transforms: tuple[Transform, ...]) -> TensorEntry:
     return msgspec.structs.replace(entry, transforms=entry.transforms + transforms) if transforms else entry
+
+
+def _with_quantised(entry: TensorEntry, quantised: Quantised | None) -> TensorEntry:
+    if quantised is None:
+        return entry
+    if len(entry.shape) != 2 or any(isinstance(transform, Transpose | Add) for transform in entry.transforms):
+        raise ConfigError(f"tensor {entry.source.name!r} is quantised, and its architecture needs it to be floats")
+    return msgspec.structs.replace(entry, quantised=quantised)
 
 
 def _left_over(

@@ -8,7 +8,7 @@ from pyllm.checkpoint.gguf_types import CONVERTED, ELEMENTS
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.errors import ConfigError
-from pyllm.families.tensors import FileTensor, num_parameters
+from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
 from pyllm.supervision.memory import Memory, host_memory
 
 logger = logging.getLogger(__name__)
@@ -23,15 +23,17 @@ _PROCESS_BYTES = 256 << 20
 def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """What the weights take once they are loaded, on all ranks together."""
     spec = checkpoint.spec
+    element_bytes = _ELEMENT_BYTES[engine.model.dtype]
     match engine.model.quantization:
         case "gguf":
-            element_bytes = _ELEMENT_BYTES[engine.model.dtype]
             sources = {entry.source.name: entry.source for entry in checkpoint.tensors}
             return sum(_kept_bytes(source, element_bytes) for source in sources.values())
         case "int8":
             return num_parameters(spec)
+        case "none":
+            return num_parameters(spec) * element_bytes
         case _:
-            return num_parameters(spec) * _ELEMENT_BYTES[engine.model.dtype]
+            return sum(_quantised_bytes(entry, element_bytes) for entry in checkpoint.tensors)
 
 
 def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -107,6 +109,19 @@ def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
     if source.type in CONVERTED:
         return math.prod(source.shape) * 34 // 32
     return math.prod(source.shape) * _WIDENED.get(source.type, 0) // 256 or source.num_bytes
+
+
+def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
+    """Of a matrix of a quantised folder, as `workers/loaders/quantised.py` chooses its format."""
+    count, quantised = math.prod(entry.shape), entry.quantised
+    if quantised is None or entry.source.type == "F8_E4M3":
+        return count * element_bytes
+    columns, group = entry.shape[1], quantised.block[1]
+    if columns % 32:
+        return count * (1 if quantised.bits == 8 and group >= columns else element_bytes)
+    if quantised.bits == 8 or quantised.groups is not None or (group % 32 and group < columns):
+        return count * 34 // 32
+    return count * (18 if quantised.zeros is None else 20) // 32
 
 
 def _gigabytes(count: int) -> str:

@@ -8,11 +8,12 @@ import importlib.util
 import logging
 from collections.abc import Set
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import msgspec
 
 from pyllm.checkpoint.gguf_types import BLOCK_ELEMENTS
+from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.api_keys import ApiKey, read_api_keys
@@ -87,6 +88,8 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device)
+    if checkpoint.quantization and quantization == "none":
+        logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
     check_supported(spec, config.device, device, {dtype, kv_cache_dtype})
     checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(spec, max_model_len))
     resolved = msgspec.structs.replace(
@@ -171,13 +174,20 @@ def resolve_precision(
         ConfigError: two of them do not go together, or not with the device or the model's format.
     """
     model, file_dtype = config.model, cast(Dtype, checkpoint.spec.dtype)
-    quantization = model.quantization
-    if quantization == "auto":
+    quantization, own = model.quantization, cast(QuantizationMethod | None, checkpoint.quantization or None)
+    if quantization in get_args(QuantizationMethod) and quantization != own:
+        found = f"quantised by {own}" if own else "not quantised like this"
+        raise ConfigError(f"quantization {quantization} is not the model's, which is {found}: use quantization auto")
+    if quantization == "auto" and own is not None:
+        quantization = own if device == "cpu" and model.dtype == "auto" else "none"
+    elif quantization == "auto":
         is_quantised = any(entry.source.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
         is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
         ranks = config.parallel.tensor_parallel_size
         quantization = fastest_quantization(checkpoint, ranks, instructions()) if is_wanted else "none"
     dtype = model.dtype
+    if quantization == own and device != "cpu":
+        quantization = "none"
     if dtype == "auto":
         dtype = file_dtype if quantization == "none" else "bfloat16"
     if config.cache.kv_cache_dtype == "fp8" and device != "cuda":

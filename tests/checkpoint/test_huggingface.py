@@ -135,7 +135,10 @@ def test_a_chat_template_may_be_a_file_or_one_of_several(tmp_path: Path) -> None
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu, swish, gelu,"),
         ({"partial_rotary_factor": 0.32}, "RoPE of 5 of a head's 16 dimensions is not supported"),
         ({"num_key_value_heads": 4}, "num_key_value_heads is 4; it must be a divisor of num_attention_heads, 6"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes"}},
+            "has method 'bitsandbytes'; supported are",
+        ),
         ({"hidden_size": "large"}, "hidden_size is 'large'; it must be a whole number"),
         ({"hidden_size": 64}, r"'model\.embed_tokens\.weight' has the shape \(290, 48\), .* needs \(290, 64\)"),
         ({"vocab_size": None}, "no field vocab_size"),
@@ -162,6 +165,13 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str, message: str) -> Non
     folder = Path(write_tiny_model(tmp_path))
     (folder / name).unlink()
     with pytest.raises(ConfigError, match=message):
+        read_checkpoint(str(folder))
+
+
+def test_pickled_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    folder = Path(write_tiny_model(tmp_path))
+    (folder / "model.safetensors").rename(folder / "pytorch_model-00001-of-00002.bin")
+    with pytest.raises(ConfigError, match=r"and not from pytorch_model-00001-of-00002\.bin: .* convert"):
         read_checkpoint(str(folder))
 
 

@@ -15,10 +15,12 @@ from pyllm_kernels import (
     MatrixRows,
     NotFiniteError,
     PackedLinear,
+    Scales,
     _cpu,
     pack_linear,
     pack_rows,
     select,
+    zero_rows,
 )
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -315,9 +317,9 @@ def test_rows_of_another_kind_are_refused() -> None:
         with pytest.raises(ValueError, match="cannot be packed from rows of"):
             kernels.pack_rows([rows], "q4_0", torch.float32)
     with pytest.raises(ValueError, match="no rows of odd can be read"):
-        _cpu.read_rows([("odd", 0, 0)], 32, 0)
+        _cpu.read_rows([("odd", 0, 0, 0, 0)], 32, 0)
     with pytest.raises(ValueError, match="1 rows of a matrix of 3"):
-        _cpu.Linear("float32", "float32", 32, 3).pack([("float32", rows.addresses.data_ptr(), 1)], 0)
+        _cpu.Linear("float32", "float32", 32, 3).pack([("float32", rows.addresses.data_ptr(), 1, 0, 0)], 0)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -383,3 +385,63 @@ def test_a_forked_process_computes() -> None:
         stop.set()
         busy.join()
         pyllm_kernels.set_num_threads(before)
+
+
+def scaled_rows(dtype: torch.dtype, num_rows: int, in_features: int, features: int) -> MatrixRows:
+    """Bytes of any value that is a number, with a scale for each row and so many features."""
+    bits = torch.randint(-128, 128, (num_rows, in_features), dtype=torch.int8)
+    if dtype is torch.float8_e4m3fn:
+        bits[bits & 0x7F == 0x7F] = 0
+    scales = Scales(torch.rand(num_rows, -(-in_features // features)) + 0.01, features)
+    return MatrixRows.scaled(bits.view(dtype), scales)
+
+
+def numbers_of_scaled(rows: MatrixRows) -> torch.Tensor:
+    (elements,) = rows.owners
+    assert isinstance(elements, torch.Tensor)
+    assert rows.scales is not None
+    scales = rows.scales.numbers.repeat_interleave(rows.scales.features, dim=1)
+    return scales[:, : rows.in_features] * elements.float()
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("features", [1, 7, 32, 100, 700])
+@pytest.mark.parametrize("in_features", [77, 600])
+def test_bytes_are_numbers_by_their_scales(dtype: torch.dtype, features: int, in_features: int) -> None:
+    rows = scaled_rows(dtype, 70, in_features, features)
+    assert torch.equal(rows.numbers(), numbers_of_scaled(rows))
+    assert torch.equal(zero_rows(rows, 3).numbers(), torch.zeros(3, in_features))
+    packed = pack_rows([rows, zero_rows(rows, 3)], "float32", torch.float32)
+    x = torch.eye(in_features)
+    expected = torch.cat((numbers_of_scaled(rows), torch.zeros(3, in_features)))
+    assert torch.equal(select("cpu", "cpu").packed_linear(x, packed), expected.T)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_integers_with_a_scale_a_row_are_kept_as_they_are(backend: str) -> None:
+    kernels = select(backend, "cpu")
+    kept, anew = scaled_rows(torch.int8, 40, 64, 64), scaled_rows(torch.int8, 33, 64, 32)
+    packed = kernels.pack_rows([kept, anew, zero_rows(kept, 2)], "int8", torch.float32)
+    found = kernels.packed_rows(packed, torch.arange(75, dtype=torch.int32))
+    assert torch.equal(found[:40], numbers_of_scaled(kept))
+    assert torch.equal(found[73:], torch.zeros(2, 64))
+    steps = numbers_of_scaled(anew).abs().amax(1, keepdim=True) / 127
+    assert ((found[40:73] - numbers_of_scaled(anew)).abs() <= 0.501 * steps).all()
+    x = torch.randint(-127, 128, (5, 64)).float()
+    x[:, 0] = 127.0
+    products = select("reference", "cpu").packed_linear(
+        x, select("reference", "cpu").pack_rows([kept, anew, zero_rows(kept, 2)], "int8", torch.float32)
+    )
+    torch.testing.assert_close(kernels.packed_linear(x, packed), products, rtol=1e-6, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("scales", "message"),
+    [(None, "without scales"), (Scales(torch.ones(2, 2), 32), r"give contiguous float32 \[2, 1\]")],
+)
+def test_scales_must_fit_their_rows(scales: Scales | None, message: str) -> None:
+    elements = torch.ones(2, 32, dtype=torch.int8)
+    with pytest.raises(ValueError, match=message):
+        MatrixRows("int8", 32, torch.zeros(2, dtype=torch.int64), (elements,), scales)
+    with pytest.raises(ValueError, match="with a scale for each 0 features"):
+        _cpu.read_rows([("int8", 0, 0, 0, 0)], 32, 0)

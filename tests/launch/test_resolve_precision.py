@@ -1,11 +1,18 @@
 """What `auto` stands for."""
 
+import logging
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.options import engine_config
+from pyllm.errors import ConfigError
 from pyllm.launch import cpu_features
-from pyllm.launch.resolve import fastest_quantization, resolve_config
+from pyllm.launch.resolve import fastest_quantization, resolve_config, resolve_precision
+from tests.tiny_model import write_tiny_model
+from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 
 
 @pytest.mark.parametrize(
@@ -51,3 +58,46 @@ def test_the_embedded_model_is_computed_in_integers_unless_a_dtype_is_asked_for(
     assert (config.model.quantization, config.model.dtype) == (expected, "bfloat16")
     config, _ = resolve_config(engine_config({"device": "cpu", "dtype": "float32"}))
     assert config.model.quantization == "none"
+
+
+@pytest.fixture(scope="module")
+def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A folder of each method."""
+    source = write_tiny_model(tmp_path_factory.mktemp("tiny"), **SIZES)
+    names = {"awq": "awq", "gptq": "gptq", "compressed-tensors": "int8", "fp8": "fp8 of blocks"}
+    return {
+        method: write_quantised(source, tmp_path_factory.mktemp(method), VARIANTS[name][0])
+        for method, name in names.items()
+    }
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "fp8"])
+def test_a_quantised_folder_is_computed_by_its_own_method(quantised: dict[str, str], method: str) -> None:
+    checkpoint = read_checkpoint(quantised[method])
+
+    def precision(device: str, **options: object) -> tuple[str, str, str]:
+        return resolve_precision(engine_config(options), checkpoint, device)
+
+    assert precision("cpu") == ("bfloat16", method, "bfloat16")
+    assert precision("cpu", quantization=method, dtype="float32") == ("float32", method, "bfloat16")
+    assert precision("cpu", dtype="float32") == ("float32", "none", "float32")
+    assert precision("cpu", quantization="int8") == ("bfloat16", "int8", "bfloat16")
+    assert precision("cpu", quantization="none") == ("float32", "none", "float32")
+    assert precision("cuda") == precision("cuda", quantization=method) == ("float32", "none", "float32")
+    other = "gptq" if method == "awq" else "awq"
+    with pytest.raises(ConfigError, match=f"quantization {other} is not the model's, which is quantised by {method}"):
+        precision("cpu", quantization=other)
+    with pytest.raises(ConfigError, match="quantization gguf needs a GGUF file"):
+        precision("cpu", quantization="gguf")
+
+
+def test_methods_of_folders_are_not_those_of_other_models(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(write_tiny_model(tmp_path))
+    with pytest.raises(ConfigError, match="quantization awq is not the model's, which is not quantised like this"):
+        resolve_precision(engine_config({"quantization": "awq"}), checkpoint, "cpu")
+
+
+def test_dequantised_weights_are_told(quantised: dict[str, str], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        resolve_config(engine_config({"model": quantised["awq"], "device": "cpu", "quantization": "none"}))
+    assert "the weights, which are awq, are dequantised to float32 on cpu" in caplog.text

@@ -11,7 +11,7 @@ mod tile;
 mod x86;
 
 use super::output::{Output, PANEL};
-use super::{Linear, Part, Source, equal_parts};
+use super::{Content, Linear, Part, equal_parts};
 use crate::dtype::{DType, round_to_bfloat16};
 use crate::isa::Isa;
 use tile::{Multiply, Tile};
@@ -30,16 +30,16 @@ pub(super) fn panel_bytes(linear: &Linear) -> usize {
 /// Pack rows of the matrix as the columns of a panel that was all zeros. Gives back the first that is not finite.
 ///
 /// All rows advance together, so that what is written lies near each other.
-pub(super) fn pack_panel(linear: &Linear, rows: &[(Source, Option<&[u8]>)], panel: &mut [u8]) -> Option<usize> {
+pub(super) fn pack_panel(linear: &Linear, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
     let mut odd = None;
     let (features, step_features) = (linear.in_features, 4 / linear.dtype.bytes());
     for first in (0..features).step_by(FEATURES_AT_ONCE) {
         let mut numbers = [0.0; FEATURES_AT_ONCE];
         let numbers = &mut numbers[..FEATURES_AT_ONCE.min(features - first)];
         let panel = &mut panel[first / step_features * STEP_BYTES..];
-        for (column, (source, row)) in rows.iter().enumerate() {
+        for (column, row) in rows.iter().enumerate() {
             let Some(row) = row else { continue };
-            source.numbers(&row[source.row_bytes(first)..source.row_bytes(first + numbers.len())], numbers);
+            row.numbers(first, numbers);
             write_numbers(linear.dtype, numbers, column, panel);
             if !numbers.iter().fold(true, |finite, number| finite & number.is_finite()) {
                 odd = odd.min(Some(column)).or(Some(column));

@@ -5,7 +5,7 @@
 pub(crate) enum Format {
     /// Numbers of the same kind as the input's.
     Float,
-    /// -127 to 127, with one float32 scale an output: made here.
+    /// -127 to 127, with one float32 scale an output: made here, or -128 to 127 as they came.
     Int8(Int8Source),
     Ggml(GgmlType),
 }

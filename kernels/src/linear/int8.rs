@@ -20,7 +20,7 @@ mod tile;
 use super::format::Int8Source;
 use super::integer_rows::IntegerFormat;
 use crate::isa::Isa;
-pub(super) use panel::{pack_blocks, pack_numbers, panel_bytes, unpack_column};
+pub(super) use panel::{pack_blocks, pack_integers, pack_numbers, panel_bytes, unpack_column};
 use tile::{Bytes, CHUNK, Factors, Nibbles, PLANES, Panel, Tile, Weights};
 
 impl IntegerFormat for Int8Source {

@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::format::{GROUP, GgmlType};
 use super::ggml;
-use crate::dtype::{DType, from_bfloat16, from_float16};
+use crate::dtype::{DType, from_bfloat16, from_float8, from_float16};
 use crate::threads::Pool;
 
 /// What the rows of a matrix are made of before it is packed.
@@ -13,6 +13,10 @@ use crate::threads::Pool;
 pub(crate) enum Source {
     Elements(DType),
     Float16,
+    /// Integers, to be multiplied with the row's scales.
+    Int8,
+    /// E4M3 without infinities, to be multiplied with the row's scales.
+    Float8,
     Ggml(GgmlType),
 }
 
@@ -23,6 +27,8 @@ impl Source {
             "float32" => Some(Self::Elements(DType::Float32)),
             "bfloat16" => Some(Self::Elements(DType::Bfloat16)),
             "float16" => Some(Self::Float16),
+            "int8" => Some(Self::Int8),
+            "float8_e4m3fn" => Some(Self::Float8),
             _ => GgmlType::named(name).map(Self::Ggml),
         }
     }
@@ -32,25 +38,13 @@ impl Source {
         match self {
             Self::Elements(dtype) => in_features * dtype.bytes(),
             Self::Float16 => in_features * 2,
+            Self::Int8 | Self::Float8 => in_features,
             Self::Ggml(format) => in_features / format.block_features() * format.block_bytes(),
         }
     }
 
-    /// The numbers of a row.
-    pub(super) fn numbers(self, row: &[u8], out: &mut [f32]) {
-        match self {
-            Self::Elements(DType::Float32) => fill(out, row, f32::from_ne_bytes),
-            Self::Elements(DType::Bfloat16) => fill(out, row, |bytes| from_bfloat16(u16::from_ne_bytes(bytes))),
-            Self::Float16 => fill(out, row, |bytes| from_float16(u16::from_ne_bytes(bytes))),
-            Self::Ggml(format) => {
-                let blocks = row.chunks_exact(format.block_bytes());
-                for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_features())) {
-                    for (number, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
-                        ggml::group_numbers(format, block, number, out);
-                    }
-                }
-            }
-        }
+    pub(crate) fn has_scales(self) -> bool {
+        matches!(self, Self::Int8 | Self::Float8)
     }
 }
 
@@ -60,19 +54,93 @@ pub(crate) struct Row {
     pub(crate) source: Source,
     /// 0 is a row of zeros.
     pub(crate) address: usize,
+    /// Only of a source that has scales.
+    pub(crate) scales: Scales,
+}
+
+/// Where the float32 scales of a row are: one for each so many features, of which the last may have fewer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Scales {
+    pub(crate) address: usize,
+    pub(crate) features: usize,
 }
 
 impl Row {
-    /// The row's bytes; None of a row of zeros.
+    /// The row's content; None of a row of zeros.
     ///
     /// # Safety
     ///
-    /// The row is there with so many features, and nothing writes to it while the slice lives.
-    pub(super) unsafe fn bytes<'a>(self, in_features: usize) -> Option<&'a [u8]> {
-        let length = self.source.row_bytes(in_features);
+    /// The row is there with so many features, and its scales are, aligned; nothing writes to them while the content
+    /// lives.
+    pub(super) unsafe fn content<'a>(self, in_features: usize) -> Option<Content<'a>> {
+        let Self { source, address, scales } = self;
+        if address == 0 {
+            return None;
+        }
+        let num_scales = if source.has_scales() { in_features.div_ceil(scales.features) } else { 0 };
         // SAFETY: as the caller promises.
-        (self.address != 0)
-            .then(|| unsafe { std::slice::from_raw_parts(with_exposed_provenance(self.address), length) })
+        let (bytes, scales_found) = unsafe {
+            let bytes = std::slice::from_raw_parts(with_exposed_provenance(address), source.row_bytes(in_features));
+            let found = if num_scales == 0 {
+                &[]
+            } else {
+                std::slice::from_raw_parts(with_exposed_provenance(scales.address), num_scales)
+            };
+            (bytes, found)
+        };
+        Some(Content { source, bytes, scales: scales_found, scale_features: scales.features })
+    }
+}
+
+/// A row as it lies in memory.
+#[derive(Clone, Copy)]
+pub(super) struct Content<'a> {
+    pub(super) source: Source,
+    pub(super) bytes: &'a [u8],
+    scales: &'a [f32],
+    scale_features: usize,
+}
+
+impl Content<'_> {
+    /// The numbers of some features from `first` on; of blocks, of whole ones.
+    pub(super) fn numbers(&self, first: usize, out: &mut [f32]) {
+        let (source, last) = (self.source, first + out.len());
+        let bytes = &self.bytes[source.row_bytes(first)..source.row_bytes(last)];
+        match source {
+            Source::Elements(DType::Float32) => fill(out, bytes, f32::from_ne_bytes),
+            Source::Elements(DType::Bfloat16) => fill(out, bytes, |bits| from_bfloat16(u16::from_ne_bytes(bits))),
+            Source::Float16 => fill(out, bytes, |bits| from_float16(u16::from_ne_bytes(bits))),
+            Source::Int8 => self.fill_scaled(first, out, bytes, |byte| f32::from(byte.cast_signed())),
+            Source::Float8 => self.fill_scaled(first, out, bytes, from_float8),
+            Source::Ggml(format) => {
+                let blocks = bytes.chunks_exact(format.block_bytes());
+                for (block, out) in blocks.zip(out.chunks_exact_mut(format.block_features())) {
+                    for (number, out) in out.as_chunks_mut::<GROUP>().0.iter_mut().enumerate() {
+                        ggml::group_numbers(format, block, number, out);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The scale of a row of integers that has only one.
+    pub(super) fn only_scale(&self) -> Option<f32> {
+        match *self.scales {
+            [scale] if self.source == Source::Int8 => Some(scale),
+            _ => None,
+        }
+    }
+
+    fn fill_scaled(&self, first: usize, out: &mut [f32], bytes: &[u8], number: impl Fn(u8) -> f32) {
+        let mut start = 0;
+        while start < out.len() {
+            let group = (first + start) / self.scale_features;
+            let end = out.len().min((group + 1) * self.scale_features - first);
+            for (out, byte) in out[start..end].iter_mut().zip(&bytes[start..end]) {
+                *out = self.scales[group] * number(*byte);
+            }
+            start = end;
+        }
     }
 }
 
@@ -80,15 +148,15 @@ impl Row {
 ///
 /// # Safety
 ///
-/// The rows are there with so many features, and nothing writes to them during the call.
+/// The rows and their scales are there with so many features, and nothing writes to them during the call.
 pub(crate) unsafe fn read_rows(rows: &[Row], in_features: usize, out: &mut [f32], pool: &mut Pool) {
     assert_eq!(out.len(), rows.len() * in_features);
     let outs: Vec<Mutex<&mut [f32]>> = out.chunks_exact_mut(in_features).map(Mutex::new).collect();
     pool.run(outs.len(), &|index| {
         let mut out = outs[index].lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as the caller promises.
-        match unsafe { rows[index].bytes(in_features) } {
-            Some(bytes) => rows[index].source.numbers(bytes, &mut out),
+        match unsafe { rows[index].content(in_features) } {
+            Some(content) => content.numbers(0, &mut out),
             None => out.fill(0.0),
         }
     });

@@ -42,10 +42,14 @@ fn packed(linear: &Linear, weight: &[u8]) -> Vec<u8> {
     packed_from(linear, source_of(linear), weight).0
 }
 
+fn row_at(source: Source, address: usize) -> Row {
+    Row { source, address, scales: Scales::default() }
+}
+
 /// And the first row whose numbers are not finite.
 fn packed_from(linear: &Linear, source: Source, weight: &[u8]) -> (Vec<u8>, Option<usize>) {
     let rows = weight.chunks_exact(source.row_bytes(linear.in_features));
-    let rows: Vec<Row> = rows.map(|row| Row { source, address: row.as_ptr().expose_provenance() }).collect();
+    let rows: Vec<Row> = rows.map(|row| row_at(source, row.as_ptr().expose_provenance())).collect();
     let mut packed = vec![0xff; linear.packed_bytes()];
     // SAFETY: the rows are there.
     let odd = unsafe { linear.pack(&rows, &mut packed, &mut Pool::new(2)) };
@@ -560,14 +564,13 @@ fn rows_come_from_anywhere_and_what_is_not_finite_is_named() {
         let row_bytes = row_bytes(&format);
         let weight = vec![0x11; row_bytes * 3];
         let whole = packed(&format, &weight);
-        let row = |index: usize| Row { source, address: weight[index * row_bytes..].as_ptr().expose_provenance() };
+        let row = |index: usize| row_at(source, weight[index * row_bytes..].as_ptr().expose_provenance());
         let mut reversed = vec![0; format.packed_bytes()];
         // SAFETY: the rows are there.
         let odd = unsafe { format.pack(&[row(2), row(1), row(0)], &mut reversed, &mut Pool::new(2)) };
         assert_eq!((odd, &reversed), (Ok(None), &whole));
         // SAFETY: as above; a row at 0 is zeros.
-        let odd =
-            unsafe { format.pack(&[row(0), Row { source, address: 0 }, row(1)], &mut reversed, &mut Pool::new(1)) };
+        let odd = unsafe { format.pack(&[row(0), row_at(source, 0), row(1)], &mut reversed, &mut Pool::new(1)) };
         assert_eq!(odd, Ok(None));
         let zeros = look_up(&format, &reversed, &[1]).expect("it is there");
         assert_eq!(numbers(DType::Bfloat16, &zeros), [0.0; 256], "{format:?}");
@@ -599,4 +602,60 @@ fn floats_are_packed_from_any_source() {
     let linear = Linear { format: Format::Float, dtype: DType::Bfloat16, in_features: 2, out_features: 1 };
     let (packed, _) = packed_from(&linear, Source::Float16, &[0x00, 0x3c, 0x00, 0xc5]);
     assert_eq!(look_up(&linear, &packed, &[0]), Ok(elements(DType::Bfloat16, &[1.0, -5.0])));
+}
+
+/// Rows of bytes [-128, -127 ...], with scales for each so many features.
+fn scaled(source: Source, bytes: &[u8], scales: &[f32], num_rows: usize, features: usize) -> Vec<Row> {
+    let (row_bytes, row_scales) = (bytes.len() / num_rows, scales.len() / num_rows);
+    let row = |row: usize| Row {
+        source,
+        address: bytes[row * row_bytes..].as_ptr().expose_provenance(),
+        scales: Scales { address: scales[row * row_scales..].as_ptr().expose_provenance(), features },
+    };
+    (0..num_rows).map(row).collect()
+}
+
+#[test]
+fn bytes_are_multiplied_with_the_scales_of_their_row_and_group() {
+    let bytes = [1, 0xfe, 127, 0x80, 5, 6, 7, 8, 9, 10];
+    let scales = [1.0, 10.0, 100.0, 0.5, 0.25, 2.0];
+    let mut out = [0.0; 10];
+    let rows = scaled(Source::Int8, &bytes, &scales, 2, 2);
+    // SAFETY: the rows and their scales are there.
+    unsafe { read_rows(&rows, 5, &mut out, &mut Pool::new(1)) };
+    let expected = [1.0, -2.0, 1270.0, -1280.0, 500.0, 3.0, 3.5, 2.0, 2.25, 20.0];
+    assert_eq!(out.map(f32::to_bits), expected.map(f32::to_bits));
+    let rows = scaled(Source::Float8, &[0x38, 0xb8, 0x7e, 0x40, 0x01, 0x00], &[2.0, 3.0], 1, 4);
+    let mut out = [0.0; 6];
+    // SAFETY: as above.
+    unsafe { read_rows(&rows, 6, &mut out, &mut Pool::new(1)) };
+    assert_eq!(out.map(f32::to_bits), [2.0, -2.0, 896.0, 4.0, 3.0 / 512.0, 0.0].map(f32::to_bits));
+}
+
+#[test]
+fn integers_with_one_scale_are_kept() {
+    let int8 = Format::Int8(Int8Source::Elements);
+    let linear = Linear { format: int8, dtype: DType::Float32, in_features: 200, out_features: 2 };
+    let bytes: Vec<u8> = (0..400).map(|at| if at < 200 { (at % 8) as u8 } else { 0x80 }).collect();
+    let pack = |scales: [f32; 2]| {
+        let rows = scaled(Source::Int8, &bytes, &scales, 2, 200);
+        let mut packed = vec![0xff; linear.packed_bytes()];
+        // SAFETY: the rows and their scales are there.
+        let odd = unsafe { linear.pack(&rows, &mut packed, &mut Pool::new(1)) };
+        (packed, odd)
+    };
+    let (packed, odd) = pack([0.3, 7.0]);
+    assert_eq!(odd, Ok(None));
+    let expected: Vec<f32> =
+        (0..400).map(|at| if at < 200 { 0.3 * f32::from((at % 8) as u8) } else { -896.0 }).collect();
+    assert_eq!(look_up(&linear, &packed, &[0, 1]), Ok(elements(DType::Float32, &expected)));
+    // Inputs that are whole numbers up to 127 × 128 are not rounded: every sum is exact, on every instruction set.
+    let mut x = vec![16_256.0_f32; 200];
+    x[1] = -16_256.0;
+    let exact = -128.0 * 7.0 * 16_256.0 * 198.0;
+    for isa in Isa::available() {
+        let products = numbers(DType::Float32, &run(&linear, isa, 1, bytemuck::cast_slice(&x), &packed));
+        assert_eq!(products[1].to_bits(), f32::to_bits(exact), "{isa:?}");
+    }
+    assert_eq!(pack([0.3, f32::NAN]).1, Ok(Some(1)));
 }

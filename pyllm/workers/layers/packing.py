@@ -35,7 +35,7 @@ def pack(
 ) -> tuple[PackedLinear, ...]:
     """Read the parts and pack them, one below the other, with rows of zeros at the end.
 
-    The result is one matrix, or several if a GGUF file has the parts in different formats.
+    The result is one matrix, or several if the parts are quantised in different formats.
 
     Raises:
         ConfigError: the file lacks a part, or cannot be cut like this, or has a number that is not finite.
@@ -45,7 +45,7 @@ def pack(
     cache, name = placement.cache, repr((parts, num_padding_rows))
     if cache is not None and (packed := cache.find(name)) is not None:
         return packed
-    as_blocks = placement.quantization == "gguf"
+    as_blocks = _keeps_blocks(placement)
     found = [(part, reader.rows(*part, as_blocks=as_blocks)) for part in parts]
     runs = [(kind, list(run)) for kind, run in groupby(found, lambda part: _packed_as(part[1], placement))]
     paddings = [0] * (len(runs) - 1) + [num_padding_rows]
@@ -59,10 +59,17 @@ def pack(
     return packed
 
 
+def _keeps_blocks(placement: Placement) -> bool:
+    """Whether quantised weights stay as the file has them, or as near to it as the kernels can."""
+    return placement.quantization not in {"none", "int8"}
+
+
 def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:
     """The format to pack rows in, and what of their own must be the same to lie in one matrix."""
-    if placement.quantization == "gguf" and rows.format in BLOCKS:
+    if _keeps_blocks(placement) and rows.format in BLOCKS:
         return rows.format, rows.format
+    if _keeps_blocks(placement) and rows.is_int8:
+        return "int8", ""
     if placement.quantization == "int8":
         return "int8", rows.format if rows.format in INT8_BLOCKS else ""
     return str(placement.dtype).removeprefix("torch."), ""

@@ -1,6 +1,8 @@
 """Chooses the reader for a checkpoint's format. Knows no tensor."""
 
 from pyllm.checkpoint.types import Checkpoint
+from pyllm.workers.loaders.quantised import QuantisedReader
+from pyllm.workers.loaders.safetensors import SafetensorsReader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.loaders.weights import WeightReader
 
@@ -12,6 +14,5 @@ def weight_reader(checkpoint: Checkpoint, table: TensorTable) -> WeightReader:
         from pyllm.workers.loaders.gguf import GgufReader
 
         return GgufReader(table)
-    from pyllm.workers.loaders.safetensors import SafetensorsReader
-
-    return SafetensorsReader(table)
+    plain = SafetensorsReader(table)
+    return QuantisedReader(table, plain, checkpoint.quantization) if checkpoint.quantization else plain

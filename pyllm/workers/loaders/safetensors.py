@@ -10,7 +10,7 @@ from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, check_finite
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class SafetensorsReader:
@@ -35,7 +35,7 @@ class SafetensorsReader:
         entry, content = self._table.find(name, shape)
         if is_transposed(entry):
             return MatrixRows.of(self._view(name, shape, rows)[:, columns])
-        dtype = _DTYPES[entry.source.type]
+        dtype = DTYPES[entry.source.type]
         start, stop, _ = columns.indices(shape[1])
         row_format = str(dtype).removeprefix("torch.")
         return rows_of(entry, content, row_format, Cut(rows, start * dtype.itemsize, stop - start))
@@ -47,7 +47,7 @@ class SafetensorsReader:
     def _view(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor:
         entry, content = self._table.find(name, shape)
         # A tensor may start at any byte of the file: copy it if its elements are not aligned.
-        dtype = _DTYPES[entry.source.type]
+        dtype = DTYPES[entry.source.type]
         aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
         tensor = torch.from_numpy(aligned).view(dtype).view(entry.source.shape)
         return (tensor.T if is_transposed(entry) else tensor)[source_rows(entry, rows)]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import MatrixRows
+from pyllm_kernels import MatrixRows, Scales
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
-from pyllm.families.tensors import TensorEntry
+from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.workers.loaders.transforms import source_rows
 
 
@@ -32,11 +32,18 @@ class TensorTable:
         """
         entry = self._entries[name]
         assert entry.shape == shape, f"{name} has the shape {entry.shape}, not {shape}"
-        source = entry.source
-        content = self._files[source.file][source.offset : source.offset + source.num_bytes]
-        if len(content) != source.num_bytes:
-            raise ConfigError(f"tensor {source.name!r} ends behind the end of its file: was the file changed just now?")
-        return entry, content
+        return entry, self.content(entry.source)
+
+    def content(self, tensor: FileTensor) -> npt.NDArray[np.uint8]:
+        """The bytes of a tensor.
+
+        Raises:
+            ConfigError: the file has shrunk.
+        """
+        content = self._files[tensor.file][tensor.offset : tensor.offset + tensor.num_bytes]
+        if len(content) != tensor.num_bytes:
+            raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
+        return content
 
     def release(self, names: Iterable[str]) -> None:
         """Give back the memory of whole pages of these parameters; they are read again where they are touched."""
@@ -61,10 +68,12 @@ class Cut(NamedTuple):
     in_features: int
 
 
-def rows_of(entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, cut: Cut) -> MatrixRows:
-    """Some rows of a tensor where they lie, in the order of the parameter."""
+def rows_of(
+    entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, cut: Cut, scales: Scales | None = None
+) -> MatrixRows:
+    """Some rows of a tensor where they lie, in the order of the parameter; the scales are those of the rows."""
     num_rows = entry.source.shape[0]
     row_bytes = len(content) // num_rows
     order = source_rows(entry, cut.rows)
     addresses = (content.ctypes.data + cut.first_byte + np.arange(num_rows, dtype=np.int64) * row_bytes)[order]
-    return MatrixRows(row_format, cut.in_features, torch.from_numpy(addresses), (content,))
+    return MatrixRows(row_format, cut.in_features, torch.from_numpy(addresses), (content,), scales)

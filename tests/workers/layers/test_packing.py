@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from pyllm_kernels import BLOCKS, MatrixRows, select
+from pyllm_kernels import BLOCKS, ELEMENTS, SCALED, MatrixRows, Scales, select
 from torch import Tensor
 
 from pyllm.errors import ConfigError
@@ -31,8 +31,12 @@ class Reader:
         self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
     ) -> MatrixRows:
         kind, num_rows, num_columns = self.kinds[name], len(range(shape[0])[rows]), len(range(shape[1])[columns])
-        if kind not in BLOCKS:
+        if kind in ELEMENTS:
             return MatrixRows.of(torch.ones(num_rows, num_columns, dtype=getattr(torch, kind)))
+        if kind in SCALED:
+            groups = 1 if kind == "int8" else 2
+            scales = Scales(torch.zeros(num_rows, groups), num_columns // groups)
+            return MatrixRows.scaled(torch.zeros(num_rows, num_columns, dtype=SCALED[kind]), scales)
         features, block_bytes = BLOCKS[kind]
         return MatrixRows.of(torch.zeros(num_rows, num_columns // features * block_bytes, dtype=torch.uint8), kind)
 
@@ -49,6 +53,11 @@ class Reader:
         ("int8", ["float16", "q4_0", "float32"], [10, 20, 30 + 4], ["int8"]),
         ("gguf", ["q4_k", "q4_k", "q6_k"], [30, 30 + 4], ["q4_k", "q6_k"]),
         ("gguf", ["q4_k", "float16", "bfloat16"], [10, 50 + 4], ["q4_k", "float32"]),
+        ("awq", ["q4_1", "q4_1", "float32"], [30, 30 + 4], ["q4_1", "float32"]),
+        ("compressed-tensors", ["int8", "q8_0", "float8_e4m3fn"], [10, 20, 30 + 4], ["int8", "q8_0", "float32"]),
+        ("compressed-tensors", ["int8", "int8", "int8"], [60 + 4], ["int8"]),
+        ("int8", ["int8", "float8_e4m3fn", "float32"], [60 + 4], ["int8"]),
+        ("none", ["int8", "float8_e4m3fn", "q4_1"], [60 + 4], ["float32"]),
         ("none", ["q4_k", "q8_0", "float32"], [60 + 4], ["float32"]),
     ],
 )
@@ -62,7 +71,7 @@ def test_parts_lie_in_one_matrix_where_they_are_packed_alike(
     assert list(dict.fromkeys(part.format for part in packed)) == formats
     assert [part.out_features for part in packed] == sizes
     products = torch.cat([placement.kernels.packed_linear(torch.ones(1, IN_FEATURES), part)[0] for part in packed])
-    ones = torch.tensor([kind not in BLOCKS for kind in kinds])
+    ones = torch.tensor([kind in ELEMENTS for kind in kinds])
     expected = torch.cat([ones.repeat_interleave(torch.tensor([10, 20, 30])), torch.zeros(4, dtype=torch.bool)])
     torch.testing.assert_close(products, expected * float(IN_FEATURES))
 

@@ -13,7 +13,7 @@ use super::blocks::{self, Group};
 use crate::dtype::{from_float16, write};
 use crate::linear::format::{CODEBOOK, Encoding, GROUP, GgmlType, Scales};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
-use crate::linear::{Linear, Source};
+use crate::linear::{Content, Linear};
 
 /// Pairs of steps of a group.
 pub(super) const PAIRS: usize = GROUP / STEP_FEATURES / 2;
@@ -25,18 +25,14 @@ pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize
 /// Pack rows of the matrix as the columns of a panel that was all zeros. Gives back the first whose scales are not finite.
 ///
 /// All rows advance together, so that what is written lies near each other.
-pub(in crate::linear) fn pack_panel(
-    format: GgmlType,
-    rows: &[(Source, Option<&[u8]>)],
-    panel: &mut [u8],
-) -> Option<usize> {
+pub(in crate::linear) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
     let encoding = format.encoding();
     let panel_bytes = encoding.panel_bytes(format.block_features() / GROUP, PANEL);
     let mut odd = None;
     for (index, panel) in panel.chunks_exact_mut(panel_bytes).enumerate() {
-        for (column, (_, row)) in rows.iter().enumerate() {
+        for (column, row) in rows.iter().enumerate() {
             let Some(row) = row else { continue };
-            let block = &row[index * format.block_bytes()..][..format.block_bytes()];
+            let block = &row.bytes[index * format.block_bytes()..][..format.block_bytes()];
             if !pack_block(format, block, column, panel) {
                 odd = odd.min(Some(column)).or(Some(column));
             }

@@ -1,7 +1,7 @@
 //! A panel of integers of 8 bits: those of its 32 columns as VNNI and AMX take them, then the columns' scales.
 //!
 //! A step is 4 features of each column. Integers are stored without a sign, by adding 128. A column's scale is its
-//! largest magnitude / 127.
+//! largest magnitude / 127, or the one that its integers came with.
 //!
 //! Of GGUF's 4 bits they are made by `(D × q + M) / 256`, rounded down, in wrapping arithmetic of 16 bits. D and M are
 //! the group's scale and minimum by the column's scale, times 256, M with 128 × 256 for the offset and 128 to round to
@@ -36,6 +36,17 @@ pub(in crate::linear) fn pack_numbers(numbers: &[f32], column: usize, panel: &mu
     let Scale { scale, inverse } = Scale::of(numbers.iter().copied(), LARGEST);
     for (feature, number) in numbers.iter().enumerate() {
         integers[cell(column, feature)] = nearest(number * inverse) as u8 ^ 0x80;
+    }
+    scales[column * 4..column * 4 + 4].copy_from_slice(&scale.to_ne_bytes());
+    scale.is_finite()
+}
+
+/// Pack integers with their scale, as they are, as a column of a panel that was all zeros. Gives back whether the scale
+/// is finite.
+pub(in crate::linear) fn pack_integers(row: &[u8], scale: f32, column: usize, panel: &mut [u8]) -> bool {
+    let (integers, scales) = panel.split_at_mut(integer_bytes(row.len(), Int8Source::Elements));
+    for (feature, integer) in row.iter().enumerate() {
+        integers[cell(column, feature)] = integer ^ 0x80;
     }
     scales[column * 4..column * 4 + 4].copy_from_slice(&scale.to_ne_bytes());
     scale.is_finite()

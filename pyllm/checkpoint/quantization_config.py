@@ -1,0 +1,171 @@
+"""What a config.json says of quantised weights: the method, and the schemes that its modules may have.
+
+Knows no tensor: which modules are quantised, and by which of the schemes, the files say themselves.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from pyllm.errors import ConfigError
+from pyllm.families.config import Config
+
+QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8"]
+
+_INSTEAD = "use the unquantised model, or a GGUF of it"
+
+
+class Scheme(msgspec.Struct, frozen=True, kw_only=True):
+    """How the weights of some modules are written down; the layouts are those of `families.tensors.Quantised`."""
+
+    layout: Literal["bytes", "packed", "gptq", "awq"]
+    element: Literal["int", "float8"] = "int"
+    bits: int
+    block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
+    symmetric: bool
+    zero_offset: int = 0
+
+
+class QuantizationConfig(msgspec.Struct, frozen=True):
+    """The method, and its schemes: a module has the first that its tensors fit."""
+
+    method: QuantizationMethod
+    schemes: tuple[Scheme, ...]
+
+
+def read_quantization_config(config: Config) -> QuantizationConfig | None:
+    """What a config.json, or its part for text, says; None where weights are plain numbers.
+
+    Raises:
+        ConfigError: the method, or a feature of it, is not supported; the text names it.
+    """
+    for place in (config, config.section("text_config")):
+        for name in ("quantization_config", "compression_config"):
+            if name in place:
+                return _read(place.section(name))
+    return None
+
+
+def _read(config: Config) -> QuantizationConfig | None:
+    method = config.text("quant_method", "")
+    match method:
+        case "compressed-tensors":
+            return QuantizationConfig("compressed-tensors", _compressed_tensors(config))
+        case "awq":
+            return QuantizationConfig("awq", (_awq(config),))
+        case "gptq":
+            return QuantizationConfig("gptq", (_gptq(config),))
+        case "fp8":
+            return QuantizationConfig("fp8", _fp8(config))
+        case _:
+            named = f"method {method!r}" if method else "no quant_method"
+            raise ConfigError(
+                f"{config.place} has {named}; supported are compressed-tensors, awq, gptq and fp8: {_INSTEAD}"
+            )
+
+
+def _compressed_tensors(config: Config) -> tuple[Scheme, ...]:
+    if config.section("sparsity_config").text("format", "dense") != "dense":
+        raise _refusal(config, "sparsity_config")
+    if len(config.section("transform_config").section("config_groups")):
+        raise _refusal(config, "transform_config")
+    formats, schemes = config.text("format", "dense"), []
+    groups = config.section("config_groups")
+    for name in groups:
+        group = groups.section(name)
+        weights = group.section("weights")
+        if len(weights):
+            schemes.append(_of_group(weights, group.text("format", formats), group.place))
+    if not schemes:
+        raise ConfigError(f"{config.place} has no config_groups with weights")
+    return tuple(schemes)
+
+
+def _of_group(weights: Config, storage: str, place: str) -> Scheme:
+    kind, bits = weights.text("type", "int"), weights.integer("num_bits", 8)
+    symmetric = weights.flag("symmetric", True)
+    block = _block_of(weights)
+    if kind == "int" and storage == "pack-quantized" and bits in {4, 8} and block[0] == 1:
+        return Scheme(layout="packed", bits=bits, block=block, symmetric=symmetric)
+    if kind == "int" and storage in {"int-quantized", "naive-quantized"} and bits <= 8:
+        return Scheme(layout="bytes", bits=8, block=block, symmetric=symmetric)
+    if kind == "float" and storage in {"float-quantized", "naive-quantized"} and bits == 8 and symmetric:
+        return Scheme(layout="bytes", element="float8", bits=8, block=block, symmetric=True)
+    raise ConfigError(
+        f"{place}: {kind} weights of {bits} bits, strategy {weights.text('strategy', 'tensor')!r}, in the format "
+        f"{storage!r} are not supported; supported are pack-quantized (4 and 8 bits), int-quantized, float-quantized "
+        f"and naive-quantized: {_INSTEAD}"
+    )
+
+
+def _block_of(weights: Config) -> tuple[int, int]:
+    group_size = weights.integer("group_size", 0, least=-1)
+    implied = {-1: "channel", 0: "tensor"}.get(group_size, "group")
+    match strategy := weights.text("strategy", implied):
+        case "tensor":
+            return (0, 0)
+        case "channel":
+            return (1, 0)
+        case "group" if group_size > 0:
+            return (1, group_size)
+        case "block":
+            return _pair(weights, "block_structure")
+        case _:
+            raise weights.error("strategy", strategy, "tensor, channel, group (with a group_size) or block")
+
+
+def _awq(config: Config) -> Scheme:
+    if (version := config.text("version", "gemm")).lower() != "gemm":
+        raise config.error("version", version, f"gemm; for others, {_INSTEAD}")
+    if (backend := config.text("backend", "autoawq")) != "autoawq":
+        raise config.error("backend", backend, f"autoawq; for others, {_INSTEAD}")
+    config.with_defaults(zero_point=True).refuse_unless(zero_point=True)
+    bits = config.integer("bits", config.integer("w_bit", 4))
+    if bits != 4:
+        raise config.error("bits", bits, f"4; for others, {_INSTEAD}")
+    block = (1, _group_size(config, "group_size" if "group_size" in config else "q_group_size"))
+    return Scheme(layout="awq", bits=4, block=block, symmetric=False)
+
+
+def _gptq(config: Config) -> Scheme:
+    bits = config.integer("bits")
+    if bits not in {4, 8}:
+        raise config.error("bits", bits, f"4 or 8; for others, {_INSTEAD}")
+    checkpoint_format = config.text("checkpoint_format", "gptq")
+    if checkpoint_format not in {"gptq", "gptq_v2"}:
+        raise config.error("checkpoint_format", checkpoint_format, f"gptq or gptq_v2; for others, {_INSTEAD}")
+    config.refuse_unless(is_marlin_format=False)
+    overrides = config.section("dynamic")
+    if not all(name.startswith("-:") for name in overrides):  # those are of modules that are left as they are
+        raise _refusal(config, "dynamic")
+    # The first version stores zero points that are smaller by one.
+    return Scheme(
+        layout="gptq",
+        bits=bits,
+        block=(1, _group_size(config, "group_size")),
+        symmetric=config.flag("sym", True),
+        zero_offset=int(checkpoint_format == "gptq"),
+    )
+
+
+def _fp8(config: Config) -> tuple[Scheme, ...]:
+    if (kind := config.text("fmt", "e4m3")) not in {"e4m3", "float8_e4m3fn"}:
+        raise config.error("fmt", kind, f"e4m3; for others, {_INSTEAD}")
+    blocks = [(1, 0), (0, 0)] if "weight_block_size" not in config else [_pair(config, "weight_block_size")]
+    return tuple(Scheme(layout="bytes", element="float8", bits=8, block=block, symmetric=True) for block in blocks)
+
+
+def _group_size(config: Config, name: str) -> int:
+    size = config.integer(name, 128, least=-1)
+    if size == 0:
+        raise config.error(name, size, "-1, or a whole number from 1")
+    return max(0, size)
+
+
+def _pair(config: Config, name: str) -> tuple[int, int]:
+    rows, columns = (Config({name: size}, config.place).integer(name) for size in config.items(name, 2))
+    return rows, columns
+
+
+def _refusal(config: Config, name: str) -> ConfigError:
+    return ConfigError(f"{config.place}: {name} is not supported: {_INSTEAD}")

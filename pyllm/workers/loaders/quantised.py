@@ -1,0 +1,267 @@
+"""Reads the quantised matrices of a Hugging Face folder: as blocks that the kernels multiply, or as numbers.
+
+Knows which format of the kernels comes nearest to a file's, but not what a layer is packed as.
+"""
+
+import logging
+from collections.abc import Iterable
+from math import gcd
+from typing import NamedTuple
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from pyllm_kernels import BLOCKS, MatrixRows, Scales
+from torch import Tensor
+
+from pyllm.families.tensors import FileTensor, TensorEntry
+from pyllm.workers.loaders.packed_integers import Codes, Words, as_slice, columns_of, unpacked
+from pyllm.workers.loaders.safetensors import DTYPES, SafetensorsReader
+from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
+from pyllm.workers.loaders.transforms import source_rows
+from pyllm.workers.loaders.weights import WHOLE, check_finite
+
+logger = logging.getLogger(__name__)
+
+_GROUP = 32  # features of a block
+# Elements that are unpacked at once: temporary arrays fit into the CPU's cache.
+_CHUNK = 1 << 20
+
+
+class QuantisedReader:
+    """Reads through `table`, and what is not quantised by `plain`. Logs once what weights are multiplied as."""
+
+    def __init__(self, table: TensorTable, plain: SafetensorsReader, method: str) -> None:
+        self._table = table
+        self._plain = plain
+        self._method = method
+        self._logged: set[str] = set()
+
+    def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
+        """See `WeightReader.read`."""
+        entry, _ = self._table.find(name, shape)
+        if entry.quantised is None:
+            self._plain.read(name, shape, out, rows, columns)
+            return
+        wanted = range(shape[0])[rows]
+        for part in _chunks(len(wanted), shape[1]):
+            chunk = slice(wanted.start + part.start, wanted.start + part.stop)
+            numbers = self.rows(name, (shape[0], shape[1]), chunk, columns).numbers()
+            check_finite(name, bool(numbers.isfinite().all()))
+            out[part].copy_(numbers)
+
+    def rows(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+    ) -> MatrixRows:
+        """See `WeightReader.rows`. Without `as_blocks` they are exact: elements with their scales, or floats."""
+        entry, content = self._table.find(name, shape)
+        quantised = entry.quantised
+        if quantised is None:
+            return self._plain.rows(name, shape, rows, columns, as_blocks)
+        start, stop, _ = columns.indices(shape[1])
+        share = _Share(np.arange(entry.source.shape[0])[source_rows(entry, rows)], start, stop)
+        if quantised.layout == "bytes" and quantised.zeros is None and quantised.groups is None:
+            kind = "int8" if entry.source.type == "I8" else "float8_e4m3fn"
+            scales = _of_columns(self._scales(entry, share), quantised.block[1], share)
+            elements = rows_of(entry, content, kind, Cut(rows, start, share.width), scales)
+            if not as_blocks:
+                return elements
+            if kind == "float8_e4m3fn" or elements.is_int8:
+                self._log("int8" if kind == "int8" else "floats of the activations' dtype")
+                return elements
+        grid = self._grid(entry, share)
+        return self._blocks(name, entry, share, grid) if as_blocks else self._exact(entry, share, grid)
+
+    def release(self, names: Iterable[str]) -> None:
+        """See `WeightReader.release`."""
+        self._table.release(names)
+
+    def _blocks(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
+        """Blocks of the kernels, or what comes nearest."""
+        if grid.is_int8:
+            self._log("int8")
+            return self._exact(entry, share, grid)
+        if share.width % _GROUP:
+            self._log(f"floats where a rank's {share.width} columns do not fill groups of {_GROUP}")
+            return self._exact(entry, share, grid)
+        if grid.blocks is None or (grid.bits == 8 and not grid.is_symmetric):
+            self._log("Q8_0 where groups are in act-order or not of 32, or 8 bits are asymmetric, for a small loss")
+            return self._anew(name, entry, share, grid)
+        scales = grid.scales[:, grid.blocks].half()  # [rows, blocks]
+        minimums = (-scales.float() * grid.zeros[:, grid.blocks]).half()
+        if not (_nearly(scales, grid.scales[:, grid.blocks]) and minimums.isfinite().all()):
+            self._log("floats where float16 cannot hold their scales")
+            return self._exact(entry, share, grid)
+        kind = "q8_0" if grid.bits == 8 else "q4_0" if grid.is_symmetric else "q4_1"
+        self._log(kind.upper())
+        factors = [scales, minimums] if kind == "q4_1" else [scales]
+        blocks = torch.empty(*scales.shape, BLOCKS[kind][1], dtype=torch.uint8)
+        for index, factor in enumerate(factors):
+            blocks[..., 2 * index : 2 * index + 2] = factor.unsqueeze(-1).view(torch.uint8)
+        for part in _chunks(*share.shape):
+            codes = torch.from_numpy(self._codes(entry, share.part(part))).view(-1, scales.shape[1], _GROUP)
+            lows, highs = codes.chunk(2, dim=-1)
+            blocks[part, :, 2 * len(factors) :] = codes ^ 0x80 if kind == "q8_0" else lows | highs << 4
+        return MatrixRows.of(blocks.flatten(1), kind)
+
+    def _anew(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
+        blocks = []
+        for part in _chunks(*share.shape):
+            numbers = self._numbers(entry, share, grid, part)
+            check_finite(name, bool(numbers.isfinite().all()))
+            blocks.append(torch.from_numpy(gguf.quants.quantize(numbers.numpy(), gguf.GGMLQuantizationType.Q8_0)))
+        return MatrixRows.of(torch.cat(blocks), "q8_0")
+
+    def _exact(self, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
+        """Integers of 8 bits with scales, without a zero point; floats if that cannot be."""
+        if grid.is_int8:
+            scales = Scales(grid.scales, share.width)
+        elif grid.blocks is not None and (grid.bits == 4 or grid.is_symmetric):
+            scales = Scales(grid.scales[:, grid.blocks].contiguous(), _GROUP)
+        else:
+            return MatrixRows.of(torch.cat([self._numbers(entry, share, grid, part) for part in _chunks(*share.shape)]))
+        integers = torch.empty(share.shape, dtype=torch.int8)
+        for part in _chunks(*share.shape):
+            integers[part] = self._integers(entry, share, grid, part).to(torch.int8)
+        return MatrixRows.scaled(integers, scales)
+
+    def _numbers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Tensor:
+        """float32 [rows, width]"""
+        return grid.scales[rows][:, grid.groups] * self._integers(entry, share, grid, rows)
+
+    def _integers(self, entry: TensorEntry, share: "_Share", grid: "_Grid", rows: slice) -> Tensor:
+        """Without their zero points: int16 [rows, width]."""
+        codes = torch.from_numpy(self._codes(entry, share.part(rows))).to(torch.int16)
+        return codes - grid.zeros[rows][:, grid.groups]
+
+    def _codes(self, entry: TensorEntry, share: "_Share") -> Codes:
+        """The integers from 0 up, [rows, width]."""
+        quantised, content = entry.quantised, self._table.content(entry.source)
+        assert quantised is not None
+        (rows, columns), rest = entry.source.shape, slice(share.start, share.stop)
+        order, per_word = as_slice(share.order), 32 // quantised.bits
+        words_share = slice(share.start // per_word, -(-share.stop // per_word))
+        within = slice(share.start % per_word, share.start % per_word + share.width)
+        match quantised.layout:
+            case "bytes":
+                return content.reshape(rows, columns)[order, rest] ^ np.uint8(0x80)
+            case "packed":
+                words = _integers(content).reshape(rows, -1)[order, words_share]
+                return np.ascontiguousarray(unpacked(words, quantised.bits)[:, within])
+            case "gptq":
+                words = _integers(content).reshape(-1, rows)[words_share, order].T
+                return np.ascontiguousarray(unpacked(words, quantised.bits)[:, within])
+            case "awq":
+                words = _integers(content).reshape(columns, -1)[rest]
+                return np.ascontiguousarray(columns_of(words, 4, share.order, is_awq=True).T)
+
+    def _grid(self, entry: TensorEntry, share: "_Share") -> "_Grid":
+        quantised = entry.quantised
+        assert quantised is not None
+        groups = torch.arange(share.start, share.stop) // quantised.block[1]
+        if quantised.groups is not None:
+            stored = _integers(self._table.content(quantised.groups))[share.start : share.stop]
+            groups = torch.from_numpy(stored.astype(np.int64))
+        scales = self._scales(entry, share)
+        zeros = torch.full(scales.shape, 1 << (quantised.bits - 1), dtype=torch.int16)
+        if quantised.zeros is not None:
+            codes = self._stored_zeros(entry, quantised.zeros, share)
+            zeros.copy_(torch.from_numpy(np.ascontiguousarray(codes))).add_(quantised.zero_offset)
+        return _Grid.of(quantised.bits, scales, zeros, groups)
+
+    def _stored_zeros(self, entry: TensorEntry, zeros: FileTensor, share: "_Share") -> Codes:
+        """[rows, groups]"""
+        quantised, content = entry.quantised, self._table.content(zeros)
+        assert quantised is not None
+        if quantised.layout == "bytes":
+            rows = share.order // quantised.block[0]
+            return content.reshape(-(-entry.source.shape[0] // quantised.block[0]), -1)[rows] ^ np.uint8(0x80)
+        words = _integers(content).reshape(zeros.shape)
+        words = words.T if quantised.layout == "packed" else words
+        return columns_of(words, quantised.bits, share.order, quantised.layout == "awq").T
+
+    def _scales(self, entry: TensorEntry, share: "_Share") -> Tensor:
+        """float32 [rows, groups], of all columns of the matrix."""
+        quantised = entry.quantised
+        assert quantised is not None
+        stored = quantised.scales
+        # Copied, as a tensor may start at any byte of the file.
+        scales = torch.from_numpy(self._table.content(stored).copy()).view(DTYPES[stored.type]).float()
+        if quantised.layout in {"gptq", "awq"}:
+            return scales.view(stored.shape)[:, torch.from_numpy(share.order)].T.contiguous()
+        num_groups = -(-entry.source.shape[1] // quantised.block[1])
+        return scales.view(-1, num_groups)[torch.from_numpy(share.order // quantised.block[0])]
+
+    def _log(self, kind: str) -> None:
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.info("%s weights are multiplied as %s", self._method, kind)
+
+
+class _Share(NamedTuple):
+    """Part of a matrix: which of the source's rows, in their order, and from which column to which."""
+
+    order: npt.NDArray[np.int64]
+    start: int
+    stop: int
+
+    @property
+    def width(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.order), self.width
+
+    def part(self, rows: slice) -> "_Share":
+        return self._replace(order=self.order[rows])
+
+
+class _Grid(NamedTuple):
+    """What integers become numbers with: `scales * (integer - zeros)`, float32 and int16 [rows, groups].
+
+    `groups` is the group of each column; `blocks` that of each 32, None where not all of 32 have the same one.
+    """
+
+    bits: int
+    scales: Tensor
+    zeros: Tensor
+    groups: Tensor
+    blocks: Tensor | None
+    is_symmetric: bool
+
+    @classmethod
+    def of(cls, bits: int, scales: Tensor, zeros: Tensor, groups: Tensor) -> "_Grid":
+        blocks = None
+        if not len(groups) % _GROUP:
+            by_block = groups.view(-1, _GROUP)
+            blocks = by_block[:, 0] if bool((by_block == by_block[:, :1]).all()) else None
+        return cls(bits, scales, zeros, groups, blocks, bool((zeros == 1 << (bits - 1)).all()))
+
+    @property
+    def is_int8(self) -> bool:
+        return self.bits == 8 and self.is_symmetric and self.scales.shape[1] == 1
+
+
+def _of_columns(scales: Tensor, features: int, share: _Share) -> Scales:
+    """Of the scales of a matrix's groups, those of some columns, which may begin and end within a group."""
+    is_one = share.start // features == (share.stop - 1) // features
+    unit = share.width if is_one else gcd(features, share.start)
+    groups = torch.arange(share.start, share.stop, unit) // features
+    return Scales(scales[:, groups].contiguous(), unit)
+
+
+def _nearly(rounded: Tensor, scales: Tensor) -> bool:
+    """Whether scales are off by no more than float16 rounds the largest of their row."""
+    largest = scales.abs().amax(1, keepdim=True)
+    return bool(((rounded.float() - scales).abs() <= largest * 2.0**-11).all())
+
+
+def _integers(content: npt.NDArray[np.uint8]) -> Words:
+    return content.view("<i4")
+
+
+def _chunks(num_rows: int, width: int) -> list[slice]:
+    step = max(_GROUP, _CHUNK // width // _GROUP * _GROUP)
+    return [slice(start, min(start + step, num_rows)) for start in range(0, num_rows, step)]

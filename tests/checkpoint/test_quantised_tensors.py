@@ -1,0 +1,172 @@
+"""Quantised matrices among a folder's tensors: which belong together, and what does not fit."""
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from pyllm.checkpoint.huggingface import read_huggingface
+from pyllm.errors import ConfigError
+from tests.checkpoint.test_hostile import damaged
+from tests.tiny_model import write_tiny_model
+from tests.tiny_quantised import SIZES, VARIANTS, Variant, awq, fp8, gptq, int8, packed, write_quantised
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+ACT_ORDER = gptq(act_order=True)
+
+
+def quantised(folder: Path, variant: Variant, tied: bool = True) -> Path:
+    source = write_tiny_model(folder / "tiny", **SIZES, tied=tied)
+    return Path(write_quantised(source, folder / "quantised", variant))
+
+
+def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    """Change the tensors of the folder."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq in act-order", "packed asymmetric", "int8", "fp8 of blocks"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_matrix_is_one_entry_of_all_its_tensors(tmp_path: Path, name: str, tied: bool) -> None:
+    folder = quantised(tmp_path, VARIANTS[name][0], tied)
+    checkpoint = read_huggingface(folder)
+    entries = {entry.name: entry for entry in checkpoint.tensors}
+    query = entries["layers.0.attention.query.weight"]
+    assert (query.source.name, query.source.shape) == (f"{Q_PROJ}.weight", (128, 64))
+    assert entries["embedding.weight"].quantised is None
+    assert ("head.weight" in entries) is not tied
+    tensors = load_file(folder / "model.safetensors")
+    of_query = {tensor.name for tensor in query.file_tensors} - {query.source.name}
+    unused = ("weight_shape", "bias", "input_scale", "qweight", "weight_packed", "weight")
+    assert of_query == {
+        tensor for tensor in tensors if tensor.startswith(Q_PROJ) and tensor.rpartition(".")[2] not in unused
+    }
+    assert checkpoint.spec.dtype == "float32"
+
+
+def test_the_fingerprint_covers_scales(tmp_path: Path) -> None:
+    folder = quantised(tmp_path, awq())
+    before = read_huggingface(folder).fingerprint
+    edit(folder, lambda tensors: tensors[f"{Q_PROJ}.scales"].mul_(2))
+    assert read_huggingface(folder).fingerprint != before
+
+
+def test_a_group_index_in_order_is_none(tmp_path: Path) -> None:
+    checkpoint = read_huggingface(quantised(tmp_path, gptq()))
+    assert all(entry.quantised is None or entry.quantised.groups is None for entry in checkpoint.tensors)
+    checkpoint = read_huggingface(quantised(tmp_path, ACT_ORDER))
+    assert all(entry.quantised is None or entry.quantised.groups is not None for entry in checkpoint.tensors)
+
+
+def test_a_folder_may_have_several_schemes(tmp_path: Path) -> None:
+    folder = quantised(tmp_path, packed())
+    other = quantised(tmp_path / "other", packed(-1, bits=8))
+    others = load_file(other / "model.safetensors")
+    edit(folder, lambda tensors: tensors.update({name: others[name] for name in tensors if "down_proj" in name}))
+    config = json.loads((folder / "config.json").read_text())
+    groups = config["quantization_config"]["config_groups"]
+    groups["group_1"] = packed(-1, bits=8).config["config_groups"]["group_0"] | {"targets": ["re:.*down_proj"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = {entry.name: entry.quantised.bits for entry in read_huggingface(folder).tensors if entry.quantised}
+    assert found["layers.0.feed_forward.down.weight"] == 8
+    assert found["layers.0.feed_forward.up.weight"] == 4
+
+
+def test_modules_that_are_left_out_are_floats(tmp_path: Path) -> None:
+    folder = quantised(tmp_path, awq())
+    plain = load_file(tmp_path / "tiny/model.safetensors")
+
+    def leave_out(tensors: dict[str, Tensor]) -> None:
+        for ending in ("qweight", "qzeros", "scales"):
+            del tensors[f"{Q_PROJ}.{ending}"]
+        tensors[f"{Q_PROJ}.weight"] = plain[f"{Q_PROJ}.weight"]
+
+    edit(folder, leave_out)
+    entries = {entry.name: entry for entry in read_huggingface(folder).tensors}
+    assert entries["layers.0.attention.query.weight"].quantised is None
+    assert entries["layers.0.attention.key.weight"].quantised is not None
+
+
+def without(name: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda tensors: tensors.pop(f"{Q_PROJ}.{name}")
+
+
+def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], object]:
+    key = f"{Q_PROJ}.{name}"
+    return lambda tensors: tensors.update({key: change(tensors[key]).contiguous()})
+
+
+@pytest.mark.parametrize(
+    ("variant", "change", "message"),
+    [
+        (awq(), without("qzeros"), "qweight' is quantised, and the files have no qzeros of it"),
+        (awq(), without("qweight"), r"q_proj\.qzeros' has type I32, .* beside a matrix that is quantised otherwise"),
+        (awq(), changed("scales", lambda found: found[1:]), r"\(1, 128\), and its matrix needs \(2, 128\)"),
+        (awq(), changed("scales", Tensor.int), "has type I32, and must be F16 or BF16 or F32"),
+        (awq(), changed("qweight", lambda found: found.view(-1)), "must be a matrix"),
+        (awq(), changed("qweight", Tensor.float), "has type F32, and must be I32"),
+        (gptq(), changed("qweight", lambda found: found[:4]), r"has the shape \(2, 128\), and its matrix needs \(1, "),
+        (gptq(), changed("qzeros", lambda found: found[:, :3]), r"\(2, 3\), and its matrix needs \(2, 16\)"),
+        (gptq(), changed("g_idx", lambda found: found[:3]), r"\(3,\), and its matrix needs \(64,\)"),
+        (ACT_ORDER, changed("g_idx", lambda found: found + 1), "has groups 1 to 2: there are 0 to 1"),
+        (ACT_ORDER, changed("g_idx", lambda found: found - 1), "has groups -1 to 0: there are 0 to 1"),
+        (gptq(), changed("bias", lambda found: found + 1), r"1 tensors belong to no layer .*q_proj\.bias"),
+        (packed(), without("weight_shape"), "no weight_shape of it"),
+        (packed(), changed("weight_shape", lambda found: found * 2), r"does not hold 4 bits of a matrix of \(256, 128"),
+        (packed(), changed("weight_shape", lambda found: -found), "does not hold 4 bits"),
+        (packed(), changed("weight_shape", lambda found: found[:1]), r"has the shape \(1,\), and its matrix needs"),
+        (packed(symmetric=False), without("weight_zero_point"), "no weight_zero_point of it"),
+        (int8(), without("weight_scale"), "no weight_scale of it"),
+        (int8(), changed("weight_scale", lambda found: found[:5]), r"\(5, 1\), and its matrix needs \(128, 1\)"),
+        (int8(symmetric=False), without("weight_zero_point"), "is asymmetric, and the files have no weight_zero_point"),
+        (int8(), changed("weight", lambda found: found.to(torch.uint8)), "has type U8"),
+        (fp8((48, 32)), without("weight_scale_inv"), "no weight_scale of it"),
+        (fp8((48, 32)), changed("weight_scale_inv", Tensor.t), r"\(2, 3\), and its matrix needs \(3, 2\)"),
+        (fp8((1, 0)), changed("weight_scale", lambda found: found[:7]), r"\(7, 1\), and its matrix needs \(128, 1\)"),
+        (fp8((0, 0)), changed("weight", lambda found: found[:, :0]), "must be a matrix"),
+        (fp8((48, 32)), changed("weight", Tensor.char), "has type I8, and must be F8_E4M3"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    tmp_path: Path, variant: Variant, change: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    folder = quantised(tmp_path, variant)
+    edit(folder, change)
+    with pytest.raises(ConfigError, match=message):
+        read_huggingface(folder)
+
+
+def test_quantised_tensors_without_a_configuration_are_refused(tmp_path: Path) -> None:
+    folder = quantised(tmp_path, awq())
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="has type I32, which is not supported without a quantization_config in conf"):
+        read_huggingface(folder)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["gptq in act-order", "packed asymmetric", "fp8 of blocks"])
+def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
+    folder = quantised(tmp_path, VARIANTS[name][0])
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    generator, refused = random.Random(2), 0
+    for number in range(150):
+        file = config if number % 3 else weights
+        content = file.read_bytes()
+        start = content.index(b"quantization_config") if file == config else 0
+        header = len(content) - start if file == config else int.from_bytes(content[:8], "little") + 8
+        file.write_bytes(content[:start] + damaged(content[start:], header, generator))
+        try:
+            read_huggingface(folder)
+        except ConfigError:
+            refused += 1
+        file.write_bytes(content)
+    assert refused > 20

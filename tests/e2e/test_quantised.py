@@ -1,0 +1,62 @@
+"""Quantised Hugging Face folders through the whole engine, beside the model of their dequantised weights."""
+
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from pyllm import LLM, SamplingParams
+from tests.tiny_model import write_tiny_model
+from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
+
+PROMPTS = [[(seed * 97 + 41 * place * place + 7 * place) % 256 for place in range(9)] for seed in range(32)]
+GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=2)
+# Nearer than this the rounding of inputs to 8 bits may decide between the two best tokens.
+MARGIN = 0.5
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), **SIZES)
+
+
+def answers(model: str, **options: object) -> Iterator[list[tuple[int, float]]]:
+    """The tokens after each prompt, each with the distance between the two best."""
+    llm = LLM(model, device="cpu", max_model_len=64, **options)
+    try:
+        for output in llm.generate(PROMPTS, GREEDY):
+            (completion,) = output.outputs
+            assert completion.logprobs is not None
+            best = [sorted((found.logprob for found in at.values()), reverse=True) for at in completion.logprobs]
+            margins = [first - second for first, second, *_ in best]
+            yield list(zip(completion.token_ids, margins, strict=True))
+    finally:
+        llm.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "ranks"),
+    [
+        ("awq", "auto", 2),
+        ("gptq in act-order", "auto", 1),
+        ("int8", "auto", 2),
+        ("fp8 of blocks", "auto", 1),
+        ("packed asymmetric", "int8", 2),
+    ],
+)
+def test_tokens_are_those_of_the_dequantised_model(
+    tmp_path: Path, tiny: str, name: str, quantization: str, ranks: int
+) -> None:
+    variant, _ = VARIANTS[name]
+    floats = tmp_path / "floats"
+    folder = write_quantised(tiny, tmp_path / "quantised", variant, floats)
+    expected = list(answers(str(floats), dtype="float32"))
+    assert list(answers(folder, dtype="float32", quantization="none")) == expected
+    found = answers(folder, quantization=quantization, tensor_parallel_size=ranks)
+    num_clear = 0
+    for tokens, other in zip(expected, found, strict=True):
+        clear = list(takewhile(lambda token: token[1] > MARGIN, tokens))
+        assert [token for token, _ in other[: len(clear)]] == [token for token, _ in clear]
+        num_clear += len(clear)
+    assert num_clear >= 20

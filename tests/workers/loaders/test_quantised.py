@@ -1,0 +1,194 @@
+"""Quantised folders: exact numbers, the nearest blocks, the shares of ranks, and damage that only a reader can see."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.checkpoint.types import Checkpoint
+from pyllm.errors import ConfigError
+from pyllm.workers.loaders.formats import weight_reader
+from pyllm.workers.loaders.tensor_table import TensorTable
+from pyllm.workers.loaders.weights import WHOLE, WeightReader
+from tests.tiny_model import write_tiny_model
+from tests.tiny_quantised import SIZES, VARIANTS, awq, fp8, gptq, int8, packed, write_quantised
+
+QUERY = "layers.0.attention.query.weight"
+DOWN = "layers.1.feed_forward.down.weight"
+
+
+def tiny(folder: Path, **sizes: object) -> str:
+    return write_tiny_model(folder, **(SIZES | {"vocab_size": 260} | sizes))  # type: ignore[arg-type] # sizes are whole numbers
+
+
+def reader_of(checkpoint: Checkpoint) -> WeightReader:
+    return weight_reader(checkpoint, TensorTable(checkpoint))
+
+
+def matrices(checkpoint: Checkpoint) -> dict[str, tuple[int, int]]:
+    return {entry.name: (entry.shape[0], entry.shape[1]) for entry in checkpoint.tensors if entry.quantised is not None}
+
+
+def read_whole(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    reader, found = reader_of(checkpoint), {}
+    for entry in checkpoint.tensors:
+        found[entry.name] = torch.full(entry.shape, torch.nan)
+        reader.read(entry.name, entry.shape, found[entry.name])
+    return found
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_numbers_are_those_of_the_dequantised_model(tmp_path: Path, name: str) -> None:
+    variant, _ = VARIANTS[name]
+    folder = write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", variant, tmp_path / "floats")
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.quantization == variant.config["quant_method"]
+    assert len(matrices(checkpoint)) == 14
+    expected = read_whole(read_checkpoint(str(tmp_path / "floats")))
+    found = read_whole(checkpoint)
+    assert found.keys() == expected.keys()
+    for parameter, numbers in found.items():
+        torch.testing.assert_close(numbers, expected[parameter], rtol=0, atol=0, msg=parameter)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_blocks_are_the_nearest_of_the_kernels(tmp_path: Path, name: str) -> None:
+    variant, kind = VARIANTS[name]
+    folder = write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", variant, tmp_path / "floats")
+    checkpoint = read_checkpoint(folder)
+    expected, reader = read_whole(read_checkpoint(str(tmp_path / "floats"))), reader_of(checkpoint)
+    is_anew = (kind == "q8_0" and "8 bits" not in name and name != "int8 of groups") or "8 bits asymmetric" in name
+    for parameter, shape in matrices(checkpoint).items():
+        rows = reader.rows(parameter, shape, as_blocks=True)
+        assert rows.format == kind
+        largest = float(expected[parameter].abs().max())
+        # Q4_1 rounds its minimum to float16, and what is quantised anew its numbers to 8 bits.
+        tolerance = largest / 127 if is_anew else largest * 2.0**-10 if kind == "q4_1" else 0.0
+        torch.testing.assert_close(rows.numbers(), expected[parameter], rtol=0, atol=tolerance)
+
+
+def test_transformers_reads_the_same(tmp_path: Path) -> None:
+    folder = write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", fp8((32, 32)))
+    oracle = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    checkpoint = read_checkpoint(folder)
+    found = read_whole(checkpoint)
+    for entry in checkpoint.tensors:
+        assert torch.equal(found[entry.name], oracle[entry.source.name]), entry.name
+
+
+@pytest.mark.parametrize("as_blocks", [False, True])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_share_is_a_part_of_the_whole(tmp_path: Path, name: str, as_blocks: bool) -> None:
+    variant, kind = VARIANTS[name]
+    folder = write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", variant)
+    checkpoint = read_checkpoint(folder)
+    reader = reader_of(checkpoint)
+    cuts = [(slice(64, 128), WHOLE), (slice(3, 29), WHOLE), (WHOLE, slice(32, 64)), (slice(7), slice(0, 32))]
+    for rows, columns in cuts:
+        whole = reader.rows(QUERY, (128, 64), as_blocks=as_blocks).numbers()
+        share = reader.rows(QUERY, (128, 64), rows, columns, as_blocks=as_blocks)
+        assert not as_blocks or share.format == kind or share.is_int8  # of one group
+        torch.testing.assert_close(share.numbers(), whole[rows, columns], rtol=0, atol=0)
+    # A cut that no block allows.
+    odd = reader.rows(DOWN, (64, 128), columns=slice(20, 100), as_blocks=as_blocks)
+    whole = reader.rows(DOWN, (64, 128)).numbers()
+    torch.testing.assert_close(odd.numbers(), whole[:, 20:100], rtol=0, atol=0)
+    assert odd.format in {"int8", "float32", "float8_e4m3fn"}
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq", "gptq in act-order", "packed", "int8", "fp8 of blocks"])
+def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path, name: str) -> None:
+    variant, _ = VARIANTS[name]
+    source = Path(tiny(tmp_path / "tiny"))
+    tensors = load_file(source / "model.safetensors")
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        parts = [tensors.pop(f"{prefix}.self_attn.{part}_proj.weight") for part in "qkv"]
+        tensors[f"{prefix}.self_attn.qkv_proj.weight"] = torch.cat(parts)
+        parts = [tensors.pop(f"{prefix}.mlp.{part}_proj.weight") for part in ("gate", "up")]
+        tensors[f"{prefix}.mlp.gate_up_proj.weight"] = torch.cat(parts)
+    save_file(tensors, source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"architectures": ["Phi3ForCausalLM"]}))
+    folder = write_quantised(str(source), tmp_path / "quantised", variant, tmp_path / "floats")
+    expected, checkpoint = read_whole(read_checkpoint(str(tmp_path / "floats"))), read_checkpoint(folder)
+    found = read_whole(checkpoint)
+    for parameter, numbers in found.items():
+        torch.testing.assert_close(numbers, expected[parameter], rtol=0, atol=0, msg=parameter)
+    key = reader_of(checkpoint).rows("layers.0.attention.key.weight", (64, 64), slice(5, 37), as_blocks=True)
+    error = (key.numbers() - expected["layers.0.attention.key.weight"][5:37]).abs().max()
+    assert error < 0.02
+
+
+@pytest.mark.parametrize("name", ["awq", "packed asymmetric", "gptq 8 bits"])
+def test_rows_may_be_reordered(tmp_path: Path, name: str) -> None:
+    variant, kind = VARIANTS[name]
+    source = Path(tiny(tmp_path / "tiny"))
+    tensors = load_file(source / "model.safetensors")
+    for layer in range(2):
+        prefix = f"model.layers.{layer}.mlp"
+        parts = [tensors.pop(f"{prefix}.{part}_proj.weight") for part in ("gate", "up")]
+        tensors[f"{prefix}.gate_up_proj.weight"] = torch.cat(parts)
+    save_file(tensors, source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(
+        json.dumps(config | {"architectures": ["GlmForCausalLM"], "attention_bias": False})
+    )
+    folder = write_quantised(str(source), tmp_path / "quantised", variant, tmp_path / "floats")
+    expected, checkpoint = read_whole(read_checkpoint(str(tmp_path / "floats"))), read_checkpoint(folder)
+    torch.testing.assert_close(read_whole(checkpoint)[QUERY], expected[QUERY], rtol=0, atol=0)
+    rows = reader_of(checkpoint).rows(QUERY, (128, 64), slice(33, 97), as_blocks=True)
+    assert rows.format == kind
+    assert (rows.numbers() - expected[QUERY][33:97]).abs().max() < 0.02
+
+
+def test_tensors_at_odd_bytes_are_read(tmp_path: Path) -> None:
+    for number, variant in enumerate((awq(), gptq(act_order=True), packed(symmetric=False), int8(symmetric=False))):
+        source = tiny(tmp_path / f"tiny{number}")
+        folder = Path(write_quantised(source, tmp_path / f"{number}", variant, tmp_path / f"floats{number}"))
+        content = (folder / "model.safetensors").read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        moved = (length + 1).to_bytes(8, "little") + content[8 : 8 + length] + b" " + content[8 + length :]
+        (folder / "model.safetensors").write_bytes(moved)
+        expected = read_whole(read_checkpoint(str(tmp_path / f"floats{number}")))
+        for parameter, numbers in read_whole(read_checkpoint(str(folder))).items():
+            assert torch.equal(numbers, expected[parameter])
+
+
+def test_scales_that_float16_cannot_hold_make_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = Path(write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", packed()))
+    tensors = load_file(folder / "model.safetensors")
+    name = "model.layers.0.self_attn.q_proj.weight_scale"
+    tensors[name] = tensors[name].float() * 2.0**-30
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint = read_checkpoint(str(folder))
+    reader = reader_of(checkpoint)
+    with caplog.at_level(logging.INFO):
+        rows = reader.rows(QUERY, (128, 64), as_blocks=True)
+        assert reader.rows(DOWN, (64, 128), as_blocks=True).format == "q4_0"
+        reader.rows(QUERY, (128, 64), as_blocks=True)
+    assert (rows.format, rows.is_int8) == ("int8", False)
+    assert torch.equal(rows.numbers(), read_whole(checkpoint)[QUERY])
+    assert [record.getMessage() for record in caplog.records] == [
+        "compressed-tensors weights are multiplied as floats where float16 cannot hold their scales",
+        "compressed-tensors weights are multiplied as Q4_0",
+    ]
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq in act-order", "packed", "int8", "int8 of groups", "fp8 of blocks"])
+def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, name: str) -> None:
+    folder = Path(write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", VARIANTS[name][0]))
+    tensors = load_file(folder / "model.safetensors")
+    scales = next(
+        name for name in tensors if "layers.0.self_attn.q_proj" in name and "scale" in name and "input" not in name
+    )
+    tensors[scales].view(-1)[3] = torch.inf
+    save_file(tensors, folder / "model.safetensors")
+    checkpoint = read_checkpoint(str(folder))
+    with pytest.raises(ConfigError, match=f"parameter '{QUERY}' has a NaN or an infinity"):
+        read_whole(checkpoint)
