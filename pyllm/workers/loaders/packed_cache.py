@@ -28,6 +28,7 @@ from pyllm.checkpoint.cache import cache_folder
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import EngineConfig
 from pyllm.errors import ConfigError
+from pyllm.families.tensors import num_parameters
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +37,9 @@ _SUFFIX, _UNFINISHED = ".packed", ".part"
 _PAGE = mmap.ALLOCATIONGRANULARITY
 # What is packed faster than a file is opened is not worth one.
 LEAST_BYTES = 64 << 20
+# Floats made of a quantised file would fill the disk with several times what was downloaded.
+MOST_GROWTH = 1.25
+_FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 # Of a disk, so much stays free.
 _SPARE_BYTES = 1 << 30
 
@@ -198,6 +202,11 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
     is_packed = engine.device.device == "cpu" and engine.device.kernel_backend in {"auto", "cpu"}
     size = sum(entry.source.num_bytes for entry in checkpoint.tensors)
     if not (is_packed and model.dtype != "float16" and model.packed_cache_size and size >= LEAST_BYTES):
+        return None
+    if (
+        model.quantization == "none"
+        and num_parameters(checkpoint.spec) * _FLOAT_BYTES[model.dtype] > MOST_GROWTH * size
+    ):
         return None
     try:
         folder = cache_folder()

@@ -144,7 +144,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_done_without(
     cache.finish().join()
 
 
-@pytest.mark.parametrize("quantization", ["gguf", "int8", "none"])
+@pytest.mark.parametrize("quantization", ["gguf", "int8"])
 def test_a_model_from_the_cache_is_the_packed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
 ) -> None:
@@ -154,10 +154,8 @@ def test_a_model_from_the_cache_is_the_packed_one(
     for _ in range(2):
         cache = open_packed_cache(engine, checkpoint, 0)
         assert cache is not None
-        dtype = torch.float32 if quantization == "none" else torch.bfloat16
-        placement = Placement(
-            RankGroup(), dtype, torch.device("cpu"), pyllm_kernels.select("cpu", "cpu"), quantization, cache
-        )
+        kernels = pyllm_kernels.select("cpu", "cpu")
+        placement = Placement(RankGroup(), torch.bfloat16, torch.device("cpu"), kernels, quantization, cache)
         models.append(Decoder(checkpoint.spec, placement))
         models[-1].load(weight_reader(checkpoint, TensorTable(checkpoint)))
         cache.finish().join()
@@ -169,7 +167,7 @@ def test_a_model_from_the_cache_is_the_packed_one(
 
 def test_no_cache_where_it_is_not_wanted_or_not_worth_it() -> None:
     engine, checkpoint = resolve_config(engine_config({"device": "cpu"}))
-    for name, value in {"packed_cache_size": 0, "dtype": "float16"}.items():
-        model = msgspec.structs.replace(engine.model, **{name: value})
+    for changes in ({"packed_cache_size": 0}, {"dtype": "float16"}, {"quantization": "none", "dtype": "bfloat16"}):
+        model = msgspec.structs.replace(engine.model, **changes)
         assert open_packed_cache(msgspec.structs.replace(engine, model=model), checkpoint, 0) is None
     assert open_packed_cache(engine, msgspec.structs.replace(checkpoint, tensors=checkpoint.tensors[:1]), 0) is None
