@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from math import gcd
 from typing import NamedTuple
 
-import gguf
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -106,6 +105,8 @@ class QuantisedReader:
         return MatrixRows.of(blocks.flatten(1), kind)
 
     def _anew(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
+        import gguf  # which takes a third of a second to import
+
         blocks = []
         for part in _chunks(*share.shape):
             numbers = self._numbers(entry, share, grid, part)
