@@ -4,11 +4,11 @@ Needs pyllm itself beside the kernels. Does not know the scheduler: the step is 
 its copies from and to the host.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
-from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels
+from pyllm_kernels import AttentionMetadata, AttentionShape, Kernels, MatrixRows
 from pyllm_kernels.gpu import sampling
 from torch import Tensor
 
@@ -19,6 +19,7 @@ from pyllm.families.spec import ModelSpec
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.loaders.weights import WHOLE
 from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
@@ -49,18 +50,22 @@ def spec(**changes: int) -> ModelSpec:
 class RandomWeights:
     """Stands where weights are read: what is asked for is drawn."""
 
-    def read(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        target: Tensor,
-        rows: slice | None = None,
-        columns: slice | None = None,
-    ) -> None:
+    def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
+        """See `WeightReader.read`."""
         if len(shape) == 1:
-            target.fill_(1)
+            out.fill_(1)
         else:
-            target.normal_(std=shape[-1] ** -0.5)
+            out.normal_(std=shape[-1] ** -0.5)
+
+    def rows(
+        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+    ) -> MatrixRows:
+        """See `WeightReader.rows`."""
+        num_rows, num_columns = (len(range(size)[part]) for size, part in zip(shape, (rows, columns), strict=True))
+        return MatrixRows.of(torch.randn(num_rows, num_columns) * shape[1] ** -0.5)
+
+    def release(self, names: Iterable[str]) -> None:
+        """See `WeightReader.release`."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Model:
         """With weights that keep activations as large as they came."""
         placement = Placement(RankGroup(), dtype, device, kernels)
         decoder = Decoder(shape, placement)
-        decoder.load(RandomWeights())  # type: ignore[arg-type]  # It is no file, and no reader of one.
+        decoder.load(RandomWeights())
         return cls(decoder, placement, shape, PositionTables.of(shape, shape.max_position_embeddings, device))
 
     def decode_step(self, num_rows: int, context: int) -> Callable[[], Tensor]:

@@ -22,6 +22,7 @@ __all__ = [
     "add",
     "add_bias",
     "copy_blocks",
+    "copy_rows",
     "edit_logits",
     "forget_threads",
     "instruction_set",
@@ -110,6 +111,12 @@ class Linear:
 
         Output rows begin `out_stride` elements apart; `ValueError` where that is fewer than they have.
         """
+
+def copy_rows(rows: list[_RowsOf], in_features: int, out: int) -> None:
+    """Write to out the bytes of the rows, one behind the other; zeros for a row of zeros.
+
+    `ValueError` for formats that are not known, or several of them.
+    """
 
 def read_rows(rows: list[_RowsOf], in_features: int, out: int) -> None:
     """Write to out, float32 [rows, in_features], what the rows stand for; `ValueError` for formats not known."""

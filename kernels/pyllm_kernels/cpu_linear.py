@@ -5,14 +5,14 @@ which this does not hold.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph
-from pyllm_kernels.matrix_rows import MatrixRows, check_alike, empty_bytes, sources
+from pyllm_kernels.matrix_rows import BLOCKS, MatrixRows, check_alike, empty_bytes, sources
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 INT8_BLOCKS = ("q4_0", "q4_1")
@@ -31,15 +31,19 @@ class NotFiniteError(ValueError):
 class PackedLinear:
     """A matrix in the form that its backend multiplies with.
 
-    `format` is the weight's dtype, "int8" or one of `BLOCKS`; `dtype` that of inputs and outputs. `data` is all of its
-    memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is None, it is the floats
-    that the matrix stands for, or of "int8" the scale of each row and then its integers, as floats.
+    `format` is the weight's dtype, "int8", "float8_e4m3fn" or one of `BLOCKS`; `dtype` that of inputs and outputs. On a
+    CPU `data` is all of its memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is
+    None, it is the floats that the matrix stands for, or of "int8" the scale of each row and then its integers, as
+    floats; or, with `factors`, the elements that a GPU multiplies, whose scales these are, and minimums: one for each
+    `scale_features` of a row, of "int8" for each row.
     """
 
     data: Tensor
     format: str
     dtype: torch.dtype
     layout: _cpu.Linear | None
+    factors: tuple[Tensor, ...] = ()
+    scale_features: int = 0
 
     def __post_init__(self) -> None:
         layout, data = self.layout, self.data
@@ -50,8 +54,21 @@ class PackedLinear:
             )
 
     @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + sum(factor.nbytes for factor in self.factors)
+
+    def to(self, device: torch.device) -> "PackedLinear":
+        """The same on a device."""
+        factors = tuple(factor.to(device) for factor in self.factors)
+        return replace(self, data=self.data.to(device), factors=factors)
+
+    @property
     def out_features(self) -> int:
         return len(self.data) if self.layout is None else self.layout.out_features
+
+
+def kept_format(rows: MatrixRows) -> str:
+    return rows.format if rows.format in BLOCKS or rows.is_int8 else ""
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:

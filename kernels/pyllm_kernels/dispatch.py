@@ -125,6 +125,7 @@ class Kernels:
 
     backend: str
     pack_linear: Callable[[Tensor], PackedLinear]
+    kept_format: Callable[[MatrixRows], str]
     pack_rows: PackRowsOp
     packed_linear: PackedLinearOp
     packed_rows: Callable[[PackedLinear, Tensor], Tensor]
@@ -180,6 +181,15 @@ def batch_invariant(kernels: Kernels) -> Kernels:
 def pack_linear(weight: Tensor) -> PackedLinear:
     """A matrix [out_features, in_features] in the form that `packed_linear` takes, which may share its memory."""
     return select("auto", weight.device).pack_linear(weight)
+
+
+def kept_format(rows: MatrixRows) -> str:
+    """The format in which `pack_rows` can keep quantised rows as they are; empty where they must become another.
+
+    On a CPU those of `BLOCKS`, and "int8" with a scale a row; on a GPU "q4_0", "q4_1", such "int8", and "float8_e4m3fn"
+    whose scales are each for a multiple of 64 features or for a row.
+    """
+    return select("auto", "cpu").kept_format(rows)
 
 
 def pack_rows(
@@ -450,6 +460,7 @@ def _reference() -> Kernels:
     return Kernels(
         backend="reference",
         pack_linear=reference.pack_linear,
+        kept_format=cpu_linear.kept_format,
         pack_rows=reference.pack_rows,
         packed_linear=reference.packed_linear,
         packed_rows=reference.packed_rows,
@@ -506,14 +517,25 @@ def _triton(device_type: str) -> Kernels:
             f"the triton backend runs on cuda, not on {device_type}: use the reference, or set TRITON_INTERPRET=1 "
             "before the start to run it, slowly, in Triton's interpreter"
         )
-    from pyllm_kernels.gpu import attention, blocks, elementwise, linear_float8, linear_int4, linear_int8, norm, rope
+    from pyllm_kernels.gpu import (
+        attention,
+        blocks,
+        elementwise,
+        linear_float8,
+        linear_int4,
+        linear_int8,
+        linear_packed,
+        norm,
+        rope,
+    )
 
     return Kernels(
         backend="triton",
         pack_linear=reference.pack_linear,  # Floats are cuBLAS's to multiply...
-        pack_rows=reference.pack_rows,
-        packed_linear=reference.packed_linear,
-        packed_rows=reference.packed_rows,
+        kept_format=linear_packed.kept_format,
+        pack_rows=linear_packed.pack_rows,
+        packed_linear=linear_packed.packed_linear,
+        packed_rows=linear_packed.packed_rows,
         linear_w4a16=linear_int4.linear_w4a16,
         linear_w8a8=linear_int8.linear_w8a8,
         linear_fp8=linear_float8.linear_fp8,

@@ -106,6 +106,18 @@ class MatrixRows:
         _cpu.read_rows(sources([self]), self.in_features, out.data_ptr())
         return out
 
+    def stored(self) -> Tensor:
+        """As they lie in the file: uint8 [rows, bytes]."""
+        out = torch.empty(len(self), self._row_bytes(), dtype=torch.uint8)
+        _cpu.copy_rows(sources([self]), self.in_features, out.data_ptr())
+        return out
+
+    def _row_bytes(self) -> int:
+        if self.format in BLOCKS:
+            features, block_bytes = BLOCKS[self.format]
+            return self.in_features // features * block_bytes
+        return self.in_features * (ELEMENTS | SCALED)[self.format].itemsize
+
 
 def zero_rows(like: MatrixRows, num_rows: int) -> MatrixRows:
     """So many rows of zeros."""

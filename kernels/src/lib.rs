@@ -184,6 +184,23 @@ unsafe fn all_rows(parts: Vec<RowsOf>, in_features: usize) -> PyResult<Vec<Row>>
 ///
 /// The pointers are to what the stub says.
 #[pyfunction]
+unsafe fn copy_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: usize) -> PyResult<()> {
+    // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
+    unsafe {
+        let rows = all_rows(rows, in_features)?;
+        if rows.iter().any(|row| row.source != rows[0].source) {
+            return Err(PyValueError::new_err("rows of several formats cannot lie one behind the other"));
+        }
+        let out = slice_mut(out, rows.iter().map(|row| row.source.row_bytes(in_features)).sum());
+        py.detach(|| linear::copy_rows(&rows, in_features, out, &mut pool()));
+    }
+    Ok(())
+}
+
+/// # Safety
+///
+/// The pointers are to what the stub says.
+#[pyfunction]
 unsafe fn read_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: usize) -> PyResult<()> {
     // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
     unsafe {
@@ -253,5 +270,5 @@ mod _cpu {
         sample, scale_and_cap,
     };
     #[pymodule_export]
-    use super::{Linear, forget_threads, instruction_set, num_threads, read_rows, set_num_threads};
+    use super::{Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads};
 }

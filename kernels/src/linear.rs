@@ -28,7 +28,7 @@ pub(crate) use format::{Format, GgmlType, Int8Source};
 use integer_rows::{IntegerFormat, IntegerRows};
 use output::{Output, PANEL, SIDE};
 use source::Content;
-pub(crate) use source::{Row, Scales, Source, read_rows};
+pub(crate) use source::{Row, Scales, Source, copy_rows, read_rows};
 
 /// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
 const FLOAT_ROWS_AT_ONCE: usize = 192;

@@ -179,15 +179,13 @@ def resolve_precision(
         found = f"quantised by {own}" if own else "not quantised like this"
         raise ConfigError(f"quantization {quantization} is not the model's, which is {found}: use quantization auto")
     if quantization == "auto" and own is not None:
-        quantization = own if device == "cpu" and model.dtype == "auto" else "none"
+        quantization = own if model.dtype == "auto" else "none"
     elif quantization == "auto":
         is_quantised = any(entry.source.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
         is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
         ranks = config.parallel.tensor_parallel_size
         quantization = fastest_quantization(checkpoint, ranks, instructions()) if is_wanted else "none"
     dtype = model.dtype
-    if quantization == own and device != "cpu":
-        quantization = "none"
     if dtype == "auto":
         dtype = file_dtype if quantization == "none" else "bfloat16"
     if config.cache.kv_cache_dtype == "fp8" and device != "cuda":
@@ -195,13 +193,14 @@ def resolve_precision(
     if quantization == "none":
         kv_cache_dtype = config.cache.kv_cache_dtype
         return dtype, quantization, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    if device != "cpu":
+    if device != "cpu" and quantization != own:
         raise ConfigError(f"quantization {quantization} is for CPUs, and the device is {device}: use quantization none")
     if quantization == "gguf" and checkpoint.format != "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, and the model is in {checkpoint.format}: use int8")
-    if dtype == "float16":
+    if dtype == "float16" and device == "cpu":
         raise ConfigError(f"quantization {quantization} has no float16 activations: use dtype float32 or bfloat16")
-    return dtype, quantization, "bfloat16" if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+    usual_dtype = "bfloat16" if device == "cpu" else dtype
+    return dtype, quantization, usual_dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
 
 
 def cpu_memory_needed(checkpoint: Checkpoint) -> int:

@@ -223,8 +223,8 @@ class ModelRunner:
         num_blocks = 0 if self._kv_cache is None else self._kv_cache.num_blocks
         num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
         return {
-            "linear_bytes": sum(packed.data.nbytes for packed in self.model.matrices()),
-            "embedding_bytes": self.model.embedding.packed.data.nbytes,
+            "linear_bytes": sum(packed.nbytes for packed in self.model.matrices()),
+            "embedding_bytes": self.model.embedding.packed.nbytes,
             "kv_cache_bytes": num_blocks * self._block_bytes,
             "host_kv_cache_bytes": num_host_blocks * self._block_bytes,
         }

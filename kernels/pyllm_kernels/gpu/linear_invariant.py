@@ -12,14 +12,17 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cpu_linear import PackedLinear
+from pyllm_kernels.gpu import linear_packed
 
 _BLOCK_M = 64
 _ROWS_OF_A_GROUP = 8
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    if packed.factors:
+        return linear_packed.packed_linear(x, packed, out)  # which is so for quantised weights
     if packed.format not in {"float32", "bfloat16", "float16"}:
-        raise ValueError(f"weights are {packed.format}: batch-invariant products on a GPU are of floats only")
+        raise ValueError(f"weights are {packed.format}: batch-invariant products on a GPU are of floats or quantised")
     tokens, in_features = x.shape
     out_features = packed.data.shape[0]
     if packed.data.shape[1] != in_features or x.dtype is not packed.dtype or not x.is_contiguous():

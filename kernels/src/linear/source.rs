@@ -144,6 +144,25 @@ impl Content<'_> {
     }
 }
 
+/// The bytes of rows, [rows, bytes of one]; a row of zeros is zeros.
+///
+/// # Safety
+///
+/// The rows are there with so many features, and nothing writes to them during the call.
+pub(crate) unsafe fn copy_rows(rows: &[Row], in_features: usize, out: &mut [u8], pool: &mut Pool) {
+    let Some(first) = rows.first() else { return };
+    let outs: Vec<Mutex<&mut [u8]>> =
+        out.chunks_exact_mut(first.source.row_bytes(in_features)).map(Mutex::new).collect();
+    pool.run(outs.len(), &|index| {
+        let mut out = outs[index].lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: as the caller promises.
+        match unsafe { rows[index].content(in_features) } {
+            Some(content) => out.copy_from_slice(content.bytes),
+            None => out.fill(0),
+        }
+    });
+}
+
 /// The numbers of rows, [rows, `in_features`].
 ///
 /// # Safety

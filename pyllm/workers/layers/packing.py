@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
-from pyllm_kernels import BLOCKS, INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, empty_bytes, zero_rows
+from pyllm_kernels import INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, empty_bytes, zero_rows
 from torch import Tensor
 
 from pyllm.workers.layers.placement import Placement
@@ -40,7 +40,7 @@ def pack(
     Raises:
         ConfigError: the file lacks a part, or cannot be cut like this, or has a number that is not finite.
     """
-    if placement.device.type != "cpu":
+    if placement.device.type != "cpu" and not _keeps_blocks(placement):
         return (placement.kernels.pack_linear(_read_floats(reader, placement, parts, num_padding_rows)),)
     cache, name = placement.cache, repr((parts, num_padding_rows))
     if cache is not None and (packed := cache.find(name)) is not None:
@@ -50,7 +50,7 @@ def pack(
     runs = [(kind, list(run)) for kind, run in groupby(found, lambda part: _packed_as(part[1], placement))]
     paddings = [0] * (len(runs) - 1) + [num_padding_rows]
     packed = tuple(
-        _pack_run(run, weight_format, placement, padding)
+        _pack_run(run, weight_format, placement, padding).to(placement.device)
         for ((weight_format, _), run), padding in zip(runs, paddings, strict=True)
     )
     if cache is not None:
@@ -66,10 +66,9 @@ def _keeps_blocks(placement: Placement) -> bool:
 
 def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:
     """The format to pack rows in, and what of their own must be the same to lie in one matrix."""
-    if _keeps_blocks(placement) and rows.format in BLOCKS:
-        return rows.format, rows.format
-    if _keeps_blocks(placement) and rows.is_int8:
-        return "int8", ""
+    if _keeps_blocks(placement) and (kept := placement.kernels.kept_format(rows)):
+        scale_features = 0 if rows.scales is None or rows.is_int8 else rows.scales.features
+        return kept, f"{rows.format} {scale_features}"
     if placement.quantization == "int8":
         return "int8", rows.format if rows.format in INT8_BLOCKS else ""
     return str(placement.dtype).removeprefix("torch."), ""

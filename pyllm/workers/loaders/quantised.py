@@ -67,7 +67,7 @@ class QuantisedReader:
             if not as_blocks:
                 return elements
             if kind == "float8_e4m3fn" or elements.is_int8:
-                self._log("int8" if kind == "int8" else "floats of the activations' dtype")
+                self._log("int8" if kind == "int8" else "fp8, on a CPU as floats of the activations' dtype")
                 return elements
         grid = self._grid(entry, share)
         return self._blocks(name, entry, share, grid) if as_blocks else self._exact(entry, share, grid)

@@ -1,0 +1,81 @@
+"""Matrices of files in the form that the Triton linears take, and the choice between these. Knows no file."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from pyllm_kernels import reference
+from pyllm_kernels.cpu_linear import NotFiniteError, PackedLinear
+from pyllm_kernels.gpu.linear_float8 import linear_fp8
+from pyllm_kernels.gpu.linear_int4 import linear_w4a16
+from pyllm_kernels.gpu.linear_int8 import linear_w8a8
+from pyllm_kernels.matrix_rows import BLOCKS, MatrixRows, check_alike, empty_bytes
+
+_FLOAT8 = "float8_e4m3fn"
+# A scale of fp8 is for so many features, or for a multiple, or for a whole row.
+_FLOAT8_UNIT = 64
+_HALF_OF_A_GROUP = 16
+
+
+def kept_format(rows: MatrixRows) -> str:
+    if rows.format in {"q4_0", "q4_1"} or rows.is_int8:
+        return rows.format
+    if rows.format == _FLOAT8 and rows.scales is not None:
+        features = rows.scales.features
+        return _FLOAT8 if features % _FLOAT8_UNIT == 0 or features >= rows.in_features else ""
+    return ""
+
+
+def pack_rows(
+    parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
+) -> PackedLinear:
+    if any(kept_format(part) != weight_format for part in parts):
+        return reference.pack_rows(parts, weight_format, dtype, room)
+    check_alike(parts)
+    stored = torch.cat([part.stored() for part in parts])
+    scales = [part.scales for part in parts if part.scales is not None]
+    scale_features = 0
+    if weight_format in BLOCKS:
+        blocks = stored.view(len(stored), -1, BLOCKS[weight_format][1])
+        halves = blocks[..., :-_HALF_OF_A_GROUP].contiguous().view(torch.float16)  # [rows, blocks, 1 or 2]
+        minimums = halves[..., 1] if weight_format == "q4_1" else -8 * halves[..., 0]
+        data = blocks[..., -_HALF_OF_A_GROUP:].flatten(1).contiguous()
+        factors = [halves[..., 0].contiguous(), minimums.contiguous()]
+    else:
+        data, numbers = stored.view(getattr(torch, weight_format)), torch.cat([part.numbers for part in scales])
+        factors = [numbers.view(-1) if weight_format == "int8" else numbers]
+        scale_features = scales[0].features
+    odd = torch.stack([~factor.view(len(stored), -1).isfinite().all(1) for factor in factors]).any(0)
+    if weight_format == _FLOAT8:
+        odd |= (stored & 0x7F == 0x7F).any(1)  # which are not numbers
+    if odd.any():
+        raise NotFiniteError(int(odd.nonzero()[0]))
+    return PackedLinear(data, weight_format, dtype, None, tuple(factors), scale_features)
+
+
+def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    if not packed.factors:
+        return reference.packed_linear(x, packed, out)
+    if packed.format == "int8":
+        return linear_w8a8(x, packed.data, packed.factors[0], out)
+    if packed.format == _FLOAT8:
+        features = packed.scale_features if packed.factors[0].shape[1] > 1 else _FLOAT8_UNIT
+        return linear_fp8(x, packed.data, packed.factors[0], out, (1, features))
+    scales, minimums = packed.factors
+    return linear_w4a16(x, packed.data, scales, minimums, out)
+
+
+def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
+    if not packed.factors:
+        return reference.packed_rows(packed, rows)
+    stored, factors = packed.data.view(torch.uint8)[rows], [factor[rows].float() for factor in packed.factors]
+    if packed.format in BLOCKS:
+        halves = stored.view(len(rows), -1, _HALF_OF_A_GROUP)
+        integers = torch.cat((halves & 15, halves >> 4), dim=-1)  # [rows, groups, 32]
+        return (factors[0].unsqueeze(-1) * integers + factors[1].unsqueeze(-1)).flatten(1).to(packed.dtype)
+    elements = stored.view(packed.data.dtype).float()
+    if packed.format == "int8":
+        return (factors[0].unsqueeze(-1) * elements).to(packed.dtype)
+    scales = factors[0].repeat_interleave(packed.scale_features, dim=1)[:, : elements.shape[1]]
+    return (scales * elements).to(packed.dtype)

@@ -1,0 +1,94 @@
+"""Matrices of files on a GPU: what is kept as it is, what it is multiplied to, and what is refused."""
+
+from dataclasses import replace
+
+import gguf
+import pytest
+import torch
+from pyllm_kernels import MatrixRows, NotFiniteError, PackedLinear, Scales, batch_invariant, select
+
+FEATURES = 128
+KINDS = ["q4_0", "q4_1", "int8", "fp8 128", "fp8 64", "fp8 4"]
+
+
+def rows_of(kind: str, num_rows: int) -> MatrixRows:
+    weight = torch.randn(num_rows, FEATURES)
+    if kind.startswith("q4"):
+        blocks = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind.upper()])
+        return MatrixRows.of(torch.from_numpy(blocks), kind)
+    if kind == "int8":
+        scales = weight.abs().amax(1, keepdim=True) / 127
+        return MatrixRows.scaled((weight / scales).round().to(torch.int8), Scales(scales, FEATURES))
+    features = int(kind.split()[1])
+    scales = torch.rand(num_rows, FEATURES // features) + 0.5
+    return MatrixRows.scaled(weight.to(torch.float8_e4m3fn), Scales(scales, features))
+
+
+def packed(backend: str, parts: list[MatrixRows], dtype: torch.dtype) -> PackedLinear:
+    kernels = select(backend, "cpu")
+    return kernels.pack_rows(parts, kernels.kept_format(parts[0]) or str(dtype).removeprefix("torch."), dtype)
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"), [*((kind, kind.split()[0]) for kind in KINDS[:3]), ("fp8 64", "float8_e4m3fn")]
+)
+def test_what_is_kept_is_the_files(kind: str, kept: str) -> None:
+    rows = rows_of(kind, 5)
+    assert select("triton", "cpu").kept_format(rows) == kept
+    found = packed("triton", [rows], torch.float32)
+    assert (found.format, found.out_features) == (kept, 5)
+    assert found.nbytes <= 5 * FEATURES * 1.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_and_rows_are_those_of_the_numbers(kind: str, dtype: torch.dtype) -> None:
+    parts = [rows_of(kind, 40), rows_of(kind, 7)]
+    kernels, numbers = select("triton", "cpu"), torch.cat([part.numbers() for part in parts])
+    found = packed("triton", parts, dtype)
+    x = torch.randn(3, FEATURES).to(dtype)
+    expected = x.double() @ numbers.double().T
+    tolerance = 0.05 if kind == "int8" else 1e-5 if dtype is torch.float32 else 0.02
+    product = kernels.packed_linear(x, found)
+    assert product.dtype == dtype
+    assert (product.double() - expected).norm() <= tolerance * expected.norm()
+    out = torch.zeros(3, 60, dtype=dtype)[:, 5:52]
+    assert torch.equal(kernels.packed_linear(x, found, out), product)
+    if found.factors:
+        assert torch.equal(batch_invariant(kernels).packed_linear(x, found), product)
+    chosen = torch.tensor([46, 0, 7], dtype=torch.int32)
+    torch.testing.assert_close(kernels.packed_rows(found, chosen), numbers[chosen].to(dtype), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["q4_1", "int8", "fp8 64"])
+def test_numbers_that_are_not_finite_are_named(kind: str) -> None:
+    rows = rows_of(kind, 6)
+    if rows.scales is None:
+        (blocks,) = rows.owners
+        assert isinstance(blocks, torch.Tensor)
+        blocks[4, :2] = torch.tensor([torch.nan]).half().view(torch.uint8)
+    else:
+        rows.scales.numbers[4, 0] = torch.inf
+    with pytest.raises(NotFiniteError, match="row 4"):
+        packed("triton", [rows], torch.float32)
+    whole = rows_of("fp8 64", 6)
+    (elements,) = whole.owners
+    assert isinstance(elements, torch.Tensor)
+    elements.view(torch.uint8)[5, 3] = 0xFF
+    with pytest.raises(NotFiniteError, match="row 5"):
+        packed("triton", [whole], torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_cpu_keeps_blocks_and_int8(backend: str) -> None:
+    kernels = select(backend, "cpu")
+    assert [kernels.kept_format(rows_of(kind, 2)) for kind in KINDS] == ["q4_0", "q4_1", "int8", "", "", ""]
+
+
+def test_stored_bytes_are_those_of_the_rows() -> None:
+    rows = rows_of("q4_0", 4)
+    (blocks,) = rows.owners
+    assert isinstance(blocks, torch.Tensor)
+    assert torch.equal(rows.stored(), blocks)
+    reversed_rows = replace(rows, addresses=torch.cat((rows.addresses.flip(0), torch.zeros(1, dtype=torch.int64))))
+    assert torch.equal(reversed_rows.stored(), torch.cat((blocks.flip(0), torch.zeros_like(blocks[:1]))))
