@@ -83,7 +83,9 @@ def test_a_quantised_folder_is_computed_by_its_own_method(quantised: dict[str, s
     assert precision("cpu", dtype="float32") == ("float32", "none", "float32")
     assert precision("cpu", quantization="int8") == ("bfloat16", "int8", "bfloat16")
     assert precision("cpu", quantization="none") == ("float32", "none", "float32")
-    assert precision("cuda") == precision("cuda", quantization=method) == ("float32", "none", "float32")
+    assert precision("cuda") == precision("cuda", quantization=method) == ("bfloat16", method, "bfloat16")
+    assert precision("cuda", quantization=method, dtype="float16") == ("float16", method, "float16")
+    assert precision("cuda", quantization="none") == ("float32", "none", "float32")
     other = "gptq" if method == "awq" else "awq"
     with pytest.raises(ConfigError, match=f"quantization {other} is not the model's, which is quantised by {method}"):
         precision("cpu", quantization=other)
