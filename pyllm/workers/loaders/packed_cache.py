@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyllm_kernels
 import torch
-from pyllm_kernels import LinearLayout, PackedLinear
+from pyllm_kernels import LinearLayout, PackedLinear, empty_bytes
 from torch import Tensor
 
 from pyllm.checkpoint.cache import cache_folder
@@ -85,7 +85,7 @@ class PackedCache:
 
     def room(self, num_bytes: int) -> Tensor:
         """Memory for a matrix that is to be added: of the file, or any other where the disk is full."""
-        return torch.empty(num_bytes, dtype=torch.uint8) if self._file is None else self._file.room(num_bytes)
+        return empty_bytes(num_bytes) if self._file is None else self._file.room(num_bytes)
 
     def add(self, name: str, matrices: Iterable[PackedLinear]) -> None:
         """Keep matrices whose data are from `room`."""
@@ -134,7 +134,7 @@ class _Unfinished:
                 return tensor
             except (OSError, ValueError) as error:
                 self._give_up(error)
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        return empty_bytes(num_bytes)
 
     def add(self, name: str, matrices: Iterable[PackedLinear]) -> None:
         self._matrices[name] = [self._described(matrix) for matrix in matrices]
