@@ -4,11 +4,10 @@
 
 use std::cell::RefCell;
 
-use super::panel::PAIRS;
+use super::panel::{PAIRS, factor};
 use super::tile::{Tile, Weights};
-use crate::dtype::from_float16;
 use crate::isa::Isa;
-use crate::linear::format::{CODEBOOK, SUPER_GROUPS, Scales};
+use crate::linear::format::{CODEBOOK, SUPER_GROUPS};
 use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::memory::scratch::Scratch;
 
@@ -103,17 +102,7 @@ fn expand_integers<W: Weights>(integers: &[u8], out: &mut [u8]) {
 #[inline(always)] // as above
 #[expect(clippy::inline_always, reason = "see above")]
 fn expand_factors<W: Weights>(supers: &[u8], factors: &[u8], out: &mut [u8]) {
-    let half = |bytes: &[u8], at: usize| from_float16(u16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]));
     for (at, out) in out.as_chunks_mut().0.iter_mut().enumerate() {
-        let (index, column) = (at / PANEL, at % PANEL);
-        let factor = match W::ENCODING.scales {
-            Scales::Half => half(factors, at),
-            Scales::SuperBlock => {
-                let all = half(supers, index / W::ENCODING.scales_per_group * PANEL + column);
-                all * f32::from(factors[at].cast_signed())
-            }
-            Scales::Single => unreachable!("nothing is packed so"),
-        };
-        *out = factor.to_ne_bytes();
+        *out = factor(W::ENCODING, supers, factors, at / PANEL, at % PANEL).to_ne_bytes();
     }
 }

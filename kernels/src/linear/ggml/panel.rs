@@ -82,7 +82,8 @@ pub(in crate::linear) fn unpack_column(linear: &Linear, format: GgmlType, panel:
         for group in groups.chunks_exact(encoding.group_bytes(PANEL)) {
             for (feature, out) in out.by_ref().take(GROUP).enumerate() {
                 let half = feature * encoding.scales_per_group / GROUP;
-                let factor = |index: usize| factor(encoding, supers, group, index, column);
+                let factor =
+                    |index: usize| factor(encoding, supers, &group[encoding.integer_bytes(PANEL)..], index, column);
                 let scale = factor(half);
                 let min = if encoding.has_min { factor(encoding.scales_per_group + half) } else { 0.0 };
                 write(linear.dtype, scale * integer(encoding, group, column, feature) as f32 + min, out);
@@ -157,9 +158,10 @@ fn integer(encoding: Encoding, group: &[u8], column: usize, feature: usize) -> i
     i32::from((low | high) & mask) - encoding.offset
 }
 
-/// A scale or a minimum of a column, the scales first.
-fn factor(encoding: Encoding, supers: &[u8], group: &[u8], index: usize, column: usize) -> f32 {
-    let factors = &group[encoding.integer_bytes(PANEL)..];
+/// A scale or a minimum of a column, the scales first; `factors` are those of the group.
+#[inline(always)] // so that it is compiled anew for each instruction set
+#[expect(clippy::inline_always, reason = "see above")]
+pub(super) fn factor(encoding: Encoding, supers: &[u8], factors: &[u8], index: usize, column: usize) -> f32 {
     let half = |bytes: &[u8], at: usize| from_float16(u16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]));
     let at = index * PANEL + column;
     match encoding.scales {
