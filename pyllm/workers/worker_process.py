@@ -87,6 +87,7 @@ def _import_everything() -> None:
     gc.disable()  # What is imported stays: to look through it again and again takes a tenth of the time.
     import pyllm.workers.model_runner  # noqa: F401 - for `load`
 
+    gc.freeze()
     gc.enable()
 
 
