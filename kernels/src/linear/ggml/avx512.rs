@@ -16,7 +16,7 @@ use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::linear::{AHEAD, for_rows};
 
 /// Of more rows it is worth to expand the panel first.
-pub(super) const MOST_PACKED_ROWS: usize = 8;
+pub(super) const MOST_PACKED_ROWS: usize = 64;
 
 /// Steps of a group.
 const STEPS: usize = 2 * PAIRS;
