@@ -35,9 +35,13 @@ const FLOAT_ROWS_AT_ONCE: usize = 192;
 /// The same of quantised rows, in bytes.
 const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
 
-/// How far ahead of the integers in use memory is asked for more, in bytes.
+/// How far ahead of the integers in use memory is asked for more, in bytes. For few rows processors look ahead by
+/// themselves, and a lone row reads 5 to 25 % less a second with 4096; with more rows between its reads they do not, and
+/// 8 rows lose as much with 256.
 #[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 4096;
+const fn ahead(rows: usize) -> usize {
+    if rows < 4 { 256 } else { 4096 }
+}
 
 /// A block of rows is a multiple of it, but for the last.
 const BLOCK_ROWS: usize = 32;

@@ -13,7 +13,7 @@ use super::panel::PAIRS;
 use super::tile::{Tile, Weights};
 use crate::linear::format::{CODEBOOK, GROUP, SUPER_GROUPS, Scales};
 use crate::linear::output::{PANEL, STEP_BYTES};
-use crate::linear::{AHEAD, for_rows};
+use crate::linear::{ahead, for_rows};
 
 /// Of more rows it is worth to expand the panel first.
 pub(super) const MOST_PACKED_ROWS: usize = 64;
@@ -39,16 +39,17 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
     let mut supers = [[_mm512_setzero_ps(); 2]; 2];
+    let ahead = ahead(MOST_PACKED_ROWS);
     let mut weights = panel.as_ptr();
     for (group, out) in out.chunks_exact_mut(W::Expanded::GROUP_BYTES).enumerate() {
         let (integers, factors) = out.split_at_mut(W::Expanded::INTEGER_BYTES);
         // SAFETY: as the caller promises: the panel has this group, and `out` its steps and factors.
         unsafe {
             if W::IN_SUPER_BLOCKS && group.is_multiple_of(SUPER_GROUPS) {
-                supers = next_supers::<W>(&mut weights);
+                supers = next_supers::<W>(&mut weights, ahead);
             }
             for half in 0..W::ENCODING.scales_per_group {
-                unpack::<W>(weights, half, |step, bytes| {
+                unpack::<W>(weights, half, ahead, |step, bytes| {
                     let to = integers.as_mut_ptr().add(step * STEP_BYTES);
                     _mm512_storeu_si512(to.cast(), bytes[0]);
                     _mm512_storeu_si512(to.add(64).cast(), bytes[1]);
@@ -56,7 +57,7 @@ pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
             }
             for index in 0..W::ENCODING.factors_per_group() {
                 let to = factors.as_mut_ptr().cast::<f32>().add(index * PANEL);
-                let [first, second] = factor::<W>(weights, index, &supers);
+                let [first, second] = factor::<W>(weights, index, &supers, ahead);
                 _mm512_storeu_ps(to, first);
                 _mm512_storeu_ps(to.add(16), second);
             }
@@ -72,26 +73,27 @@ pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     let mut supers = [[_mm512_setzero_ps(); 2]; 2];
+    let ahead = ahead(ROWS);
     let mut weights = tile.panel;
     // SAFETY: as the caller promises.
     unsafe {
         for group in 0..tile.num_chunks {
             if W::IN_SUPER_BLOCKS && group.is_multiple_of(SUPER_GROUPS) {
-                supers = next_supers::<W>(&mut weights);
+                supers = next_supers::<W>(&mut weights, ahead);
             }
             let factors = tile.chunk_factors(group);
             let x = tile.chunk(group, 0);
             for half in 0..W::ENCODING.scales_per_group {
                 let mut products: [_; ROWS] =
                     std::array::from_fn(|row| [_mm512_set1_epi32((*factors.add(row)).starts[half]); 2]);
-                unpack::<W>(weights, half, |step, bytes| {
+                unpack::<W>(weights, half, ahead, |step, bytes| {
                     for (row, products) in products.iter_mut().enumerate() {
                         let x = _mm512_set1_epi32(x.add(row * GROUP).cast::<i32>().add(step).read_unaligned());
                         products[0] = _mm512_dpbusd_epi32(products[0], bytes[0], x);
                         products[1] = _mm512_dpbusd_epi32(products[1], bytes[1], x);
                     }
                 });
-                let scales = factor::<W>(weights, half, &supers);
+                let scales = factor::<W>(weights, half, &supers, ahead);
                 for (row, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
                     let scale = _mm512_set1_ps((*factors.add(row)).scale);
                     for side in 0..2 {
@@ -102,7 +104,7 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
             }
             if W::HAS_MIN {
                 for half in 0..W::ENCODING.scales_per_group {
-                    let mins = factor::<W>(weights, W::ENCODING.scales_per_group + half, &supers);
+                    let mins = factor::<W>(weights, W::ENCODING.scales_per_group + half, &supers, ahead);
                     for (row, sums) in sums.iter_mut().enumerate() {
                         let scaled_sum = _mm512_set1_ps((*factors.add(row)).scaled_sums[half]);
                         sums[0] = _mm512_fmadd_ps(mins[0], scaled_sum, sums[0]);
@@ -127,13 +129,13 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
 /// The group is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn unpack<W: Weights>(group: *const u8, half: usize, mut each: impl FnMut(usize, [__m512i; 2])) {
+unsafe fn unpack<W: Weights>(group: *const u8, half: usize, ahead: usize, mut each: impl FnMut(usize, [__m512i; 2])) {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     let line = |line: usize| unsafe {
         let at = group.add(line * STEP_BYTES);
         if half == 0 || W::ENCODING.bits == 8 {
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD + 64).cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead + 64).cast());
         }
         [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())]
     };
@@ -196,15 +198,15 @@ fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i;
 /// The group is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn factor<W: Weights>(group: *const u8, index: usize, supers: &[[__m512; 2]; 2]) -> [__m512; 2] {
+unsafe fn factor<W: Weights>(group: *const u8, index: usize, supers: &[[__m512; 2]; 2], ahead: usize) -> [__m512; 2] {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     unsafe {
         let factors = group.add(W::INTEGER_BYTES + index * PANEL * W::ENCODING.scale_bytes());
         match W::ENCODING.scales {
-            Scales::Half => half_floats(factors),
+            Scales::Half => half_floats(factors, ahead),
             Scales::SuperBlock => {
                 if index.is_multiple_of(2) {
-                    _mm_prefetch::<_MM_HINT_T0>(factors.wrapping_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(factors.wrapping_add(ahead).cast());
                 }
                 let byte = |side: usize| _mm512_cvtepi8_epi32(_mm_loadu_si128(factors.add(side * 16).cast()));
                 let supers = supers[index / W::ENCODING.scales_per_group];
@@ -222,13 +224,13 @@ unsafe fn factor<W: Weights>(group: *const u8, index: usize, supers: &[[__m512; 
 /// A super-block is there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn next_supers<W: Weights>(weights: &mut *const u8) -> [[__m512; 2]; 2] {
+unsafe fn next_supers<W: Weights>(weights: &mut *const u8, ahead: usize) -> [[__m512; 2]; 2] {
     // SAFETY: as the caller promises.
     unsafe {
         let here = *weights;
         *weights = here.add(W::SUPER_BYTES);
-        let scales = half_floats(here);
-        [scales, if W::HAS_MIN { half_floats(here.add(PANEL * 2)) } else { scales }]
+        let scales = half_floats(here, ahead);
+        [scales, if W::HAS_MIN { half_floats(here.add(PANEL * 2), ahead) } else { scales }]
     }
 }
 
@@ -237,10 +239,10 @@ unsafe fn next_supers<W: Weights>(weights: &mut *const u8) -> [[__m512; 2]; 2] {
 /// A panel's float16 are there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn half_floats(from: *const u8) -> [__m512; 2] {
+unsafe fn half_floats(from: *const u8, ahead: usize) -> [__m512; 2] {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead).cast());
         [0, 32].map(|at| _mm512_cvtph_ps(_mm256_loadu_si256(from.add(at).cast())))
     }
 }
