@@ -1,6 +1,7 @@
 """`python kernels/benchmarks/bench_linear.py`: our linears beside torch's bfloat16, on a model's shapes.
 
-One JSON object a line: the best time of many, since other work on the machine only ever adds to it. Every call has
+One JSON object a line: the best time of many, since other work on the machine only ever adds to it. "read" is a sum of
+the same weights as whole numbers, which takes as long as to read them. Every call has
 weights of its own, more in all than the second cache holds, as a step has them. The last line of a format and number of
 rows adds up a step: all layers and the head, each at its best.
 """
@@ -56,7 +57,7 @@ def main() -> None:
     with torch.inference_mode():
         for weight_format in arguments.formats:
             for rows in arguments.rows:
-                step = dict.fromkeys(("pyllm", "torch"), 0.0)
+                step = dict.fromkeys(("pyllm", "torch", "read"), 0.0)
                 for name in arguments.shapes:
                     sides, weight_bytes = linears(weight_format, *shapes[name], rows)
                     times = best_times(sides, arguments.seconds)
@@ -73,9 +74,11 @@ def main() -> None:
                         "GB/s": round(weight_bytes / times["pyllm"] / 1e9, 1),
                         "GOP/s": round(2 * rows * shapes[name][0] * shapes[name][1] / times["pyllm"] / 1e9, 1),
                     }
+                    record["read"] = {"GB/s": round(weight_bytes / times["read"] / 1e9, 1)}
                     print(json.dumps(record | beside(times, 1e6, "us")), flush=True)
                 record = {"name": "linear.step", "format": weight_format, "rows": rows} | machine
                 record["pyllm"] = {"ms": round(step["pyllm"] * 1e3, 2)}
+                record["read"] = {"ms": round(step["read"] * 1e3, 2)}
                 print(json.dumps(record | beside(step, 1e3, "ms")), flush=True)
 
 
@@ -89,7 +92,7 @@ def beside(times: dict[str, float], scale: float, unit: str) -> dict[str, object
 def linears(
     weight_format: str, out_features: int, in_features: int, rows: int
 ) -> tuple[dict[str, list[Callable[[], object]]], int]:
-    """The same products, by us and by torch: calls to be made in turn. And the bytes of one of our matrices."""
+    """Our products, torch's, and reading: calls to be made in turn. And the bytes of one of our matrices."""
     kernels = select("cpu", "cpu")
     torch_dtype = FLOATS.get(weight_format, torch.bfloat16)
     first = pack(weight_format, out_features, in_features)
@@ -103,9 +106,10 @@ def linears(
     their_out = torch.empty(rows, out_features, dtype=torch_dtype)
     weight = torch.randn(out_features, in_features).to(torch_dtype)
     weights = [weight.clone() for _ in range(max(2, COLD_BYTES // weight.nbytes))]
-    calls = {
+    calls: dict[str, list[Callable[[], object]]] = {
         "pyllm": [lambda packed=packed: kernels.packed_linear(ours, packed, out) for packed in packed],
         "torch": [lambda weight=weight: torch.mm(theirs, weight.T, out=their_out) for weight in weights],
+        "read": [lambda packed=packed: packed.data.view(torch.int64).sum() for packed in packed],
     }
     return calls, first.data.nbytes
 
