@@ -11,8 +11,8 @@ mod tile;
 mod x86;
 
 use super::output::{Output, PANEL};
-use super::{Content, Linear, Part, equal_parts};
-use crate::dtype::{DType, round_to_bfloat16};
+use super::{Content, Linear, Part, Source, equal_parts};
+use crate::dtype::{DType, from_bfloat16, round_to_bfloat16};
 use crate::isa::Isa;
 use tile::{Multiply, Tile};
 
@@ -39,14 +39,40 @@ pub(super) fn pack_panel(linear: &Linear, rows: &[Option<Content>], panel: &mut 
         let panel = &mut panel[first / step_features * STEP_BYTES..];
         for (column, row) in rows.iter().enumerate() {
             let Some(row) = row else { continue };
-            row.numbers(first, numbers);
-            write_numbers(linear.dtype, numbers, column, panel);
-            if !numbers.iter().fold(true, |finite, number| finite & number.is_finite()) {
+            let is_finite = if row.source == Source::Elements(linear.dtype) {
+                let bytes = [first, first + numbers.len()].map(|feature| feature * linear.dtype.bytes());
+                copy_elements(linear.dtype, &row.bytes[bytes[0]..bytes[1]], column, panel)
+            } else {
+                row.numbers(first, numbers);
+                write_numbers(linear.dtype, numbers, column, panel);
+                numbers.iter().fold(true, |finite, number| finite & number.is_finite())
+            };
+            if !is_finite {
                 odd = odd.min(Some(column)).or(Some(column));
             }
         }
     }
     odd
+}
+
+/// Copy a row's elements as they are, two bfloat16 at once. Gives back whether all are finite.
+fn copy_elements(dtype: DType, elements: &[u8], column: usize, panel: &mut [u8]) -> bool {
+    let (cells, half) = elements.as_chunks::<4>();
+    let mut steps = panel.chunks_exact_mut(STEP_BYTES).map(|step| &mut step[column * 4..column * 4 + 4]);
+    for (cell, out) in cells.iter().zip(&mut steps) {
+        out.copy_from_slice(cell);
+    }
+    if !half.is_empty() {
+        steps.next().expect("a panel has a step for the last feature")[..half.len()].copy_from_slice(half);
+    }
+    match dtype {
+        DType::Float32 => cells.iter().fold(true, |finite, &cell| finite & f32::from_ne_bytes(cell).is_finite()),
+        DType::Bfloat16 => elements
+            .as_chunks()
+            .0
+            .iter()
+            .fold(true, |finite, &bits| finite & from_bfloat16(u16::from_ne_bytes(bits)).is_finite()),
+    }
 }
 
 fn write_numbers(dtype: DType, numbers: &[f32], column: usize, panel: &mut [u8]) {
