@@ -245,7 +245,7 @@ def _read(exchange: _Exchange) -> _Answer:
     if exchange.status != 200:
         text = b"".join(body for _, body in exchange.pieces).decode(errors="replace")
         raise RuntimeError(f"the server answered {exchange.status}: {text[:500]}")
-    arrivals, usage = [], None
+    arrivals, usage, last = [], None, None
     decoder = msgspec.json.Decoder(_Event)
     for now, data in _events(exchange.pieces):
         if data == b"[DONE]":
@@ -255,8 +255,10 @@ def _read(exchange: _Exchange) -> _Answer:
         # Some servers say in a chunk of its own, without text, that an answer has ended.
         if any(choice.text or choice.finish_reason is None for choice in event.choices):
             arrivals.append(now)
-    if usage is None or not arrivals:
+        last = now if event.choices else last
+    if usage is None or last is None:
         raise RuntimeError(f"an answer of {len(arrivals)} chunks has no usage: the server must give it")
+    arrivals = arrivals or [last]  # An only token without text, as half of a character, is said with the end.
     return _Answer(exchange.sent, arrivals, exchange.pieces[-1][0], usage.prompt_tokens, usage.completion_tokens)
 
 
