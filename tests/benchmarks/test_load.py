@@ -79,6 +79,8 @@ async def test_an_empty_chunk_counts_unless_it_only_says_that_the_answer_has_end
         await load([answer(*tokens[:2], chunk("b"), chunk("", "length"), usage(5, 3), DONE)])
     ).tokens_per_chunk == 1.0
     assert (await load([answer(chunk("ab"), chunk("c", "length"), usage(5, 3), DONE)])).tokens_per_chunk == 1.5
+    only = answer(chunk("", "length"), usage(5, 1), DONE)
+    assert (await load([only], output_tokens=1)).tokens_per_chunk == 1.0
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@
 //! instruction set.
 //!
 //! GGUF has many formats, and here are few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with factors
-//! in one of two forms (see `Encoding`), from which the compiler makes the kernel of each for a few rows; for many rows
-//! the panel is first expanded to bytes and float32, so that there are four kernels for all.
+//! in one of two forms (see `Encoding`). In AVX-512 the compiler makes a kernel from each for up to `MOST_PACKED_ROWS`
+//! rows; otherwise the panel is first expanded to bytes and float32, so that there are four kernels for all.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

@@ -150,17 +150,9 @@ impl Content<'_> {
 ///
 /// The rows are there with so many features, and nothing writes to them during the call.
 pub(crate) unsafe fn copy_rows(rows: &[Row], in_features: usize, out: &mut [u8], pool: &mut Pool) {
-    let Some(first) = rows.first() else { return };
-    let outs: Vec<Mutex<&mut [u8]>> =
-        out.chunks_exact_mut(first.source.row_bytes(in_features)).map(Mutex::new).collect();
-    pool.run(outs.len(), &|index| {
-        let mut out = outs[index].lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: as the caller promises.
-        match unsafe { rows[index].content(in_features) } {
-            Some(content) => out.copy_from_slice(content.bytes),
-            None => out.fill(0),
-        }
-    });
+    let copy = |content: Content, out: &mut [u8]| out.copy_from_slice(content.bytes);
+    // SAFETY: as the caller promises.
+    unsafe { fill_rows(rows, in_features, out, pool, copy) };
 }
 
 /// The numbers of rows, [rows, `in_features`].
@@ -169,14 +161,34 @@ pub(crate) unsafe fn copy_rows(rows: &[Row], in_features: usize, out: &mut [u8],
 ///
 /// The rows and their scales are there with so many features, and nothing writes to them during the call.
 pub(crate) unsafe fn read_rows(rows: &[Row], in_features: usize, out: &mut [f32], pool: &mut Pool) {
-    assert_eq!(out.len(), rows.len() * in_features);
-    let outs: Vec<Mutex<&mut [f32]>> = out.chunks_exact_mut(in_features).map(Mutex::new).collect();
+    let read = |content: Content, out: &mut [f32]| content.numbers(0, out);
+    // SAFETY: as the caller promises.
+    unsafe { fill_rows(rows, in_features, out, pool, read) };
+}
+
+/// Call `write` with the content of each row and its equal part of `out`; a row of zeros becomes zeros.
+///
+/// # Safety
+///
+/// The rows and their scales are there with so many features, and nothing writes to them during the call.
+unsafe fn fill_rows<T: Copy + Default + Send>(
+    rows: &[Row],
+    in_features: usize,
+    out: &mut [T],
+    pool: &mut Pool,
+    write: impl Fn(Content, &mut [T]) + Sync,
+) {
+    if out.is_empty() {
+        return;
+    }
+    let outs: Vec<Mutex<&mut [T]>> = out.chunks_exact_mut(out.len() / rows.len()).map(Mutex::new).collect();
+    assert_eq!(outs.len(), rows.len());
     pool.run(outs.len(), &|index| {
         let mut out = outs[index].lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: as the caller promises.
         match unsafe { rows[index].content(in_features) } {
-            Some(content) => content.numbers(0, &mut out),
-            None => out.fill(0.0),
+            Some(content) => write(content, &mut out),
+            None => out.fill(T::default()),
         }
     });
 }
