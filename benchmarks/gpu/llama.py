@@ -58,7 +58,12 @@ class RandomWeights:
             out.normal_(std=shape[-1] ** -0.5)
 
     def rows(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        keep_quantised: bool = False,
     ) -> MatrixRows:
         """See `WeightReader.rows`."""
         num_rows, num_columns = (len(range(size)[part]) for size, part in zip(shape, (rows, columns), strict=True))

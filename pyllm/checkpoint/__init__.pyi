@@ -1,6 +1,6 @@
 from .cache import cache_folder
 from .generation_config import SamplingDefaults, parse_overrides
-from .gguf_types import BLOCK_ELEMENTS, CONVERTED, ELEMENTS
+from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from .hub import Hub, find_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
 from .huggingface import read_generation_config
@@ -10,9 +10,9 @@ from .reader import embedded_model, read_checkpoint
 from .types import Checkpoint, TokenizerFiles
 
 __all__ = [
-    "BLOCK_ELEMENTS",
-    "CONVERTED",
-    "ELEMENTS",
+    "BLOCK_SIZES",
+    "FLOAT_TYPES",
+    "REQUANTISED_TYPES",
     "CachedModel",
     "Checkpoint",
     "Hub",

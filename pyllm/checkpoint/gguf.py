@@ -12,7 +12,14 @@ from pyllm.checkpoint.generation_config import GGUF_FIELDS, sampling_defaults
 from pyllm.checkpoint.gguf_config import PLACE, ROPE_FACTORS, gguf_config
 from pyllm.checkpoint.gguf_header import read_header
 from pyllm.checkpoint.gguf_tokenizer import end_tokens, tokenizer_json
-from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
+from pyllm.checkpoint.types import (
+    Checkpoint,
+    TokenizerFiles,
+    check_vocabulary,
+    read_tensor,
+    weights_dtype,
+    weights_fingerprint,
+)
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.registry import find_gguf_family
@@ -68,9 +75,7 @@ def _numbers(tensor: FileTensor, files: Sequence[str]) -> list[float]:
     """The values of a small tensor that belongs to the configuration."""
     if tensor.type != "F32":
         raise ConfigError(f"tensor {tensor.name!r} has type {tensor.type}, and must be F32")
-    with Path(files[tensor.file]).open("rb") as file:
-        file.seek(tensor.offset)
-        return list(struct.unpack(f"<{tensor.num_bytes // 4}f", file.read(tensor.num_bytes)))
+    return list(struct.unpack(f"<{tensor.num_bytes // 4}f", read_tensor(tensor, files)))
 
 
 def _tokenizer(fields: Fields, path: str) -> TokenizerFiles:

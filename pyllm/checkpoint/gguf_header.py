@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyllm.checkpoint.gguf_types import CONVERTED, ELEMENTS, TENSOR_TYPES, WITH_KERNELS
+from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES, TENSOR_TYPES, WITH_KERNELS
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
 
@@ -129,8 +129,10 @@ class _Reader:
         if kind not in TENSOR_TYPES:
             raise ConfigError(f"{path}: tensor {name!r:.80} has the type {kind}, which is not known")
         kind_name, block_elements, block_bytes = TENSOR_TYPES[kind]
-        if kind_name not in ELEMENTS | WITH_KERNELS | CONVERTED:
-            raise ConfigError(f"tensor {name!r:.80} has type {kind_name}, which is not supported")
+        if kind_name not in FLOAT_TYPES | WITH_KERNELS | REQUANTISED_TYPES:
+            raise ConfigError(
+                f"tensor {name!r:.80} has type {kind_name}, which is not supported: use a file of another quantisation"
+            )
         if not shape or shape[-1] % block_elements:
             raise ConfigError(f"tensor {name!r:.80}: rows of {shape[-1:]} do not fill blocks of {block_elements}")
         num_bytes = math.prod(shape) // block_elements * block_bytes

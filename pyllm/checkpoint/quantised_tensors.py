@@ -5,10 +5,10 @@ Knows no parameter of a model, and reads no weights: only the small tensors that
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyllm.checkpoint.quantization_config import QuantizationConfig, Scheme
+from pyllm.checkpoint.types import read_tensor
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor, Quantised
 
@@ -75,12 +75,7 @@ class _Folder:
         self._files = files
 
     def content(self, tensor: FileTensor) -> bytes:
-        with Path(self._files[tensor.file]).open("rb") as file:
-            file.seek(tensor.offset)
-            content = file.read(tensor.num_bytes)
-        if len(content) != tensor.num_bytes:
-            raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
-        return content
+        return read_tensor(tensor, self._files)
 
     def has_zeros(self, name: str) -> bool:
         return name in self.tensors and not any(self.content(self.tensors[name]))

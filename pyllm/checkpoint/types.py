@@ -1,6 +1,6 @@
 """The description of a model's files, as structs: what it computes, its tensors, its tokenizer.
 
-Reads no file but the beginnings of tensors. Knows neither torch nor transformers.
+Reads no file but small tensors and the beginnings of others. Knows neither torch nor transformers.
 """
 
 import hashlib
@@ -14,6 +14,20 @@ from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.errors import ConfigError
 from pyllm.families.spec import ModelSpec
 from pyllm.families.tensors import FileTensor, TensorEntry
+
+
+def read_tensor(tensor: FileTensor, files: Sequence[str]) -> bytes:
+    """The bytes of a small tensor.
+
+    Raises:
+        ConfigError: the file has shrunk.
+    """
+    with Path(files[tensor.file]).open("rb") as file:
+        file.seek(tensor.offset)
+        content = file.read(tensor.num_bytes)
+    if len(content) != tensor.num_bytes:
+        raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
+    return content
 
 
 class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):

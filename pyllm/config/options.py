@@ -88,15 +88,15 @@ class ModelConfig(_Config, frozen=True):
     quantization: Annotated[
         Quantization,
         Meta(
-            description="weights on a CPU: int8, gguf (as the file's blocks), none (as floats), or the method of a "
-            "quantised model, as it has them or nearly; auto: the fastest for a quantised model"
+            description="how weights are multiplied: none (as floats); on a CPU int8 or gguf (the file's blocks); or "
+            "the method of a quantised folder; auto: the fastest for the model"
         ),
     ] = "auto"
     packed_cache_size: Annotated[
         int,
         Meta(
-            description="most bytes of weights that are kept in the user's cache folder as a CPU multiplies them, "
-            "for the next start to map: 64GiB, or in GiB; 0: none",
+            description="limit on packed weights that are kept in the cache folder for the next start, such as 64GiB, "
+            "or a number of GiB; 0 keeps none",
             ge=0,
         ),
     ] = 64 << 30

@@ -54,7 +54,7 @@ def main(config: ApiConfig, connection: Connection, listener: socket.socket) -> 
 
 async def _serve(config: ApiConfig, listener: socket.socket, parent: ParentLink) -> int:
     parent.enter("importing the frontend")
-    gc.disable()  # What is made until the server starts stays: to look through it takes a tenth of that time.
+    gc.disable()  # Imports leave almost no garbage: to look for it again and again takes a tenth of their time.
     from pyllm.client.client import EngineClient
     from pyllm.frontend.http_server import HttpServer
     from pyllm.frontend.observability.tracing import Tracer

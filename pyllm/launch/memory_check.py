@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Callable
 
-from pyllm.checkpoint.gguf_types import CONVERTED, ELEMENTS
+from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.errors import ConfigError
@@ -14,8 +14,8 @@ from pyllm.supervision.memory import Memory, host_memory
 logger = logging.getLogger(__name__)
 
 _ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
-# Bytes of 256 elements of the types that are kept in 4 bits and have fewer.
-_WIDENED = {"Q2_K": 164, "Q3_K": 146}
+# Bytes that 256 weights take packed, where the file has fewer (`Encoding` in kernels/src/linear/format.rs).
+_PACKED_BYTES = {"Q2_K": 164, "Q3_K": 146, "Q4_K": 148, "Q5_K": 180, "IQ4_XS": 138}
 # Of a process that has imported torch, with its buffers: each rank has one, and so have the processes around it.
 _PROCESS_BYTES = 256 << 20
 
@@ -104,11 +104,11 @@ def _kept_bytes(source: FileTensor, element_bytes: int) -> int:
     """Of a matrix: blocks as the file has them, or Q8_0 where they have no kernel; else elements."""
     if len(source.shape) == 1:
         return source.num_bytes
-    if source.type in ELEMENTS:
+    if source.type in FLOAT_TYPES:
         return math.prod(source.shape) * element_bytes
-    if source.type in CONVERTED:
+    if source.type in REQUANTISED_TYPES:
         return math.prod(source.shape) * 34 // 32
-    return math.prod(source.shape) * _WIDENED.get(source.type, 0) // 256 or source.num_bytes
+    return math.prod(source.shape) * _PACKED_BYTES.get(source.type, 0) // 256 or source.num_bytes
 
 
 def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:

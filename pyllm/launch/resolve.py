@@ -12,7 +12,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from pyllm.checkpoint.gguf_types import BLOCK_ELEMENTS
+from pyllm.checkpoint.gguf_types import BLOCK_SIZES
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -220,7 +220,7 @@ def fastest_quantization(checkpoint: Checkpoint, ranks: int, flags: Set[str]) ->
     `docs/performance.md` has the figures.
     """
     cut = [entry for entry in checkpoint.tensors if entry.name.endswith(CUT_BY_COLUMNS)]
-    is_cut = any(entry.shape[1] // ranks % BLOCK_ELEMENTS[entry.source.type] for entry in cut)
+    is_cut = any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
     return "int8" if is_cut or "amx_int8" in flags else "gguf"
 
 

@@ -206,8 +206,7 @@ def _work(config: ForkServerConfig, parent: ParentLink) -> NoReturn:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     worker_main: WorkerMain = pkgutil.resolve_name(config.entry)()
     _check_threads()
-    # What is collected would be written to: pages stay shared as long as nobody does. Garbage of importing is so little
-    # that to look for it, a tenth of the time, does not pay.
+    # A collection would write to pages, which are shared as long as nobody does.
     gc.freeze()
     return_freed_memory()
     forget_files()

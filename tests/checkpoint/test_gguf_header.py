@@ -73,8 +73,8 @@ def test_types_are_those_of_the_gguf_package_and_of_the_kernels() -> None:
     del expected[9], known[9]  # Q8_1 is for activations: the package and ggml do not agree on its size.
     assert known == expected
     assert {name.lower() for name in gguf_types.WITH_KERNELS} == BLOCKS.keys()
-    assert len(gguf_types.ELEMENTS) == len(ELEMENTS)
-    for name in gguf_types.CONVERTED:
+    assert len(gguf_types.FLOAT_TYPES) == len(ELEMENTS)
+    for name in gguf_types.REQUANTISED_TYPES:
         features, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
         numbers = gguf.quants.dequantize(np.zeros((1, size), np.uint8), gguf.GGMLQuantizationType[name])
         assert numbers.shape == (1, features)

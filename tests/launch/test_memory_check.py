@@ -42,7 +42,7 @@ def test_weights_are_counted_in_their_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [("Q4_K", 4.5), ("Q2_K", 5.125), ("Q3_K", 4.5625), ("IQ2_XS", 8.5), ("F16", 16), ("F32", 16)]
+    ("kind", "bits"), [("Q4_K", 4.625), ("Q2_K", 5.125), ("Q3_K", 4.5625), ("IQ2_XS", 8.5), ("F16", 16), ("F32", 16)]
 )
 def test_matrices_of_a_file_are_counted_as_they_are_kept(kind: str, bits: float) -> None:
     engine, checkpoint = resolved(quantization="gguf", dtype="auto")

@@ -40,13 +40,12 @@ def pack(
     Raises:
         ConfigError: the file lacks a part, or cannot be cut like this, or has a number that is not finite.
     """
-    if placement.device.type != "cpu" and not _keeps_blocks(placement):
+    if placement.device.type != "cpu" and not _keeps_quantised(placement):
         return (placement.kernels.pack_linear(_read_floats(reader, placement, parts, num_padding_rows)),)
     cache, name = placement.cache, repr((parts, num_padding_rows))
     if cache is not None and (packed := cache.find(name)) is not None:
         return packed
-    as_blocks = _keeps_blocks(placement)
-    found = [(part, reader.rows(*part, as_blocks=as_blocks)) for part in parts]
+    found = [(part, _read_rows(reader, placement, part)) for part in parts]
     runs = [(kind, list(run)) for kind, run in groupby(found, lambda part: _packed_as(part[1], placement))]
     paddings = [0] * (len(runs) - 1) + [num_padding_rows]
     packed = tuple(
@@ -59,14 +58,22 @@ def pack(
     return packed
 
 
-def _keeps_blocks(placement: Placement) -> bool:
+def _keeps_quantised(placement: Placement) -> bool:
     """Whether quantised weights stay as the file has them, or as near to it as the kernels can."""
     return placement.quantization not in {"none", "int8"}
 
 
+def _read_rows(reader: WeightReader, placement: Placement, part: MatrixPart) -> MatrixRows:
+    if not _keeps_quantised(placement):
+        return reader.rows(*part)
+    rows = reader.rows(*part, keep_quantised=True)
+    # What this device has no kernel for becomes floats: of the exact numbers, not of the nearest format.
+    return rows if placement.kernels.kept_format(rows) else reader.rows(*part)
+
+
 def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:
     """The format to pack rows in, and what of their own must be the same to lie in one matrix."""
-    if _keeps_blocks(placement) and (kept := placement.kernels.kept_format(rows)):
+    if _keeps_quantised(placement) and (kept := placement.kernels.kept_format(rows)):
         scale_features = 0 if rows.scales is None or rows.is_int8 else rows.scales.features
         return kept, f"{rows.format} {scale_features}"
     if placement.quantization == "int8":

@@ -1,4 +1,4 @@
-"""Weights from files: one reader for each format, each filling a rank's share of a tensor and no more.
+"""Weights from files, by a reader for each format, and packed matrices that are kept on disk.
 
 Know no layer and no model.
 """

@@ -1,6 +1,7 @@
 """Chooses the reader for a checkpoint's format. Knows no tensor."""
 
 from pyllm.checkpoint.types import Checkpoint
+from pyllm.workers.loaders.gguf import GgufReader
 from pyllm.workers.loaders.quantised import QuantisedReader
 from pyllm.workers.loaders.safetensors import SafetensorsReader
 from pyllm.workers.loaders.tensor_table import TensorTable
@@ -9,10 +10,7 @@ from pyllm.workers.loaders.weights import WeightReader
 
 def weight_reader(checkpoint: Checkpoint, table: TensorTable) -> WeightReader:
     """The reader for the checkpoint's format."""
-    # Imported here because the gguf package takes a third of a second to import.
     if checkpoint.format == "gguf":
-        from pyllm.workers.loaders.gguf import GgufReader
-
         return GgufReader(table)
     plain = SafetensorsReader(table)
     return QuantisedReader(table, plain, checkpoint.quantization) if checkpoint.quantization else plain

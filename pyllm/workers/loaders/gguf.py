@@ -9,7 +9,8 @@ from pyllm_kernels import BLOCKS, MatrixRows
 from torch import Tensor
 
 from pyllm.errors import ConfigError
-from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
+from pyllm.workers.loaders.requantise import as_q8_0
+from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, check_finite
 
@@ -25,7 +26,7 @@ class GgufReader:
 
     def __init__(self, table: TensorTable) -> None:
         self._table = table
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def read(self, name: str, shape: tuple[int, ...], out: Tensor, rows: slice = WHOLE, columns: slice = WHOLE) -> None:
         """See `WeightReader.read`."""
@@ -36,21 +37,26 @@ class GgufReader:
         step = max(1, _CHUNK_BYTES // (4 * width))
         for start in range(0, len(wanted), step):
             chunk = slice(wanted.start + start, wanted.start + min(start + step, len(wanted)))
-            numbers = self._rows(name, shape, chunk, columns, as_blocks=False).numbers()
+            numbers = self._rows(name, shape, chunk, columns, keep_quantised=False).numbers()
             check_finite(name, bool(numbers.isfinite().all()))
             matrix[start : start + step].copy_(numbers + offset)
 
     def rows(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        keep_quantised: bool = False,
     ) -> MatrixRows:
-        """See `WeightReader.rows`; types without kernels are quantised anew, as q8_0."""
-        return self._rows(name, shape, rows, columns, as_blocks)
+        """See `WeightReader.rows`; types without kernels are requantised to Q8_0."""
+        return self._rows(name, shape, rows, columns, keep_quantised)
 
     def release(self, names: Iterable[str]) -> None:
         """See `WeightReader.release`."""
         self._table.release(names)
 
-    def _rows(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice, as_blocks: bool) -> MatrixRows:
+    def _rows(self, name: str, shape: tuple[int, ...], rows: slice, columns: slice, keep_quantised: bool) -> MatrixRows:
         """A vector has a row an element."""
         entry, content = self._table.find(name, shape)
         kind = entry.source.type
@@ -60,39 +66,37 @@ class GgufReader:
         start, stop, _ = columns.indices(width)
         row_format, element_bytes = _ELEMENTS.get(kind, (kind.lower(), 0))
         if element_bytes:
-            return rows_of(entry, content, row_format, Cut(rows, start * element_bytes, stop - start))
+            return rows_of(entry, content, row_format, RowSlice(rows, start * element_bytes, stop - start))
         if row_format not in BLOCKS:
             stored = content.reshape(entry.source.shape[0], -1)[source_rows(entry, rows)]
-            return self._converted(kind, stored, slice(start, stop), as_blocks)
+            return self._converted(kind, stored, slice(start, stop), keep_quantised)
         features, block_bytes = BLOCKS[row_format]
         if not start % features and not stop % features:
-            return rows_of(entry, content, row_format, Cut(rows, start // features * block_bytes, stop - start))
-        if as_blocks:
+            return rows_of(entry, content, row_format, RowSlice(rows, start // features * block_bytes, stop - start))
+        if keep_quantised:
             raise _cut_error(entry.source.name, start, stop, width, features)
-        return MatrixRows.of(rows_of(entry, content, row_format, Cut(rows, 0, width)).numbers()[:, start:stop])
+        return MatrixRows.of(rows_of(entry, content, row_format, RowSlice(rows, 0, width)).numbers()[:, start:stop])
 
     def _converted(
-        self, kind: str, stored: np.ndarray[tuple[int, int], np.dtype[np.uint8]], columns: slice, as_blocks: bool
+        self, kind: str, stored: np.ndarray[tuple[int, int], np.dtype[np.uint8]], columns: slice, keep_quantised: bool
     ) -> MatrixRows:
         """Rows of a type that only the gguf package can read."""
-        import gguf  # which takes a third of a second to import
+        import gguf  # Few models need it, and its import takes a third of a second.
 
-        if as_blocks and kind not in self._told:
-            self._told.add(kind)
-            logger.info(
-                "tensors of type %s have no kernel: they are multiplied as Q8_0, which loses nearly nothing", kind
-            )
-        source, q8_0 = gguf.GGMLQuantizationType[kind], gguf.GGMLQuantizationType.Q8_0
-        parts = []
+        source = gguf.GGMLQuantizationType[kind]
         step = max(1, _CHUNK_BYTES // max(1, 32 * stored.shape[1]))
-        for start in range(0, len(stored), step):
-            numbers = np.ascontiguousarray(gguf.quants.dequantize(stored[start : start + step], source)[:, columns])
-            parts.append(torch.from_numpy(gguf.quants.quantize(numbers, q8_0) if as_blocks else numbers))
-        return MatrixRows.of(torch.cat(parts), "q8_0" if as_blocks else "")
+        chunks = (gguf.quants.dequantize(stored[at : at + step], source) for at in range(0, len(stored), step))
+        numbers = (torch.from_numpy(np.ascontiguousarray(chunk[:, columns])) for chunk in chunks)
+        if not keep_quantised:
+            return MatrixRows.of(torch.cat(list(numbers)))
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.info("tensors of type %s have no kernel, and are requantised to Q8_0", kind)
+        return as_q8_0(numbers)
 
 
 def _cut_error(name: str, start: int, stop: int, width: int, features: int) -> ConfigError:
     return ConfigError(
-        f"tensor {name!r}: columns {start} to {stop} of {width} cut through its groups of {features}; use fewer ranks, "
+        f"tensor {name!r}: columns {start} to {stop} of {width} cut through its blocks of {features}; use fewer ranks, "
         "or quantization int8"
     )

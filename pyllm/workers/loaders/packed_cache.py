@@ -35,12 +35,11 @@ logger = logging.getLogger(__name__)
 _MAGIC = b"pyllm packed 1\n\0"
 _SUFFIX, _UNFINISHED = ".packed", ".part"
 _PAGE = mmap.ALLOCATIONGRANULARITY
-# What is packed faster than a file is opened is not worth one.
+# Below this size, packing is faster than opening a file.
 LEAST_BYTES = 64 << 20
 # Floats made of a quantised file would fill the disk with several times what was downloaded.
 MOST_GROWTH = 1.25
-_FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
-# Of a disk, so much stays free.
+# Free disk space to leave.
 _SPARE_BYTES = 1 << 30
 
 
@@ -59,7 +58,7 @@ class _Index(msgspec.Struct, frozen=True, array_like=True):
     matrices: dict[str, list[_Matrix]]
 
 
-class Place(NamedTuple):
+class CacheLocation(NamedTuple):
     """Where packed matrices are kept, and most bytes of them together."""
 
     folder: Path
@@ -70,12 +69,12 @@ class Place(NamedTuple):
 class PackedCache:
     """One rank's matrices by name: found in a file, or added to a new one and kept once `finish` is called."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._path = place.folder / f"{place.key}{_SUFFIX}"
-        self._content, index = _open(self._path, place.key)
+    def __init__(self, location: CacheLocation) -> None:
+        self._location = location
+        self._path = location.folder / f"{location.key}{_SUFFIX}"
+        self._content, index = _open(self._path, location.key)
         self._matrices = {} if index is None else index.matrices
-        self._file = _Unfinished(place) if index is None else None
+        self._file = _Unfinished(location) if index is None else None
 
     def find(self, name: str) -> tuple[PackedLinear, ...] | None:
         """The matrices that were added under this name."""
@@ -93,9 +92,9 @@ class PackedCache:
             self._file.add(name, matrices)
 
     def finish(self) -> threading.Thread:
-        """Nothing more is added: bring the file to the disk under its name, by the thread that this gives back.
+        """Publish the file in a background thread, and return the thread. The start does not wait for the disk.
 
-        A start does not wait for a disk; whoever dies before leaves no file of that name.
+        A process that dies before leaves no file of the final name.
         """
         publish = (lambda: None) if self._file is None else self._file.publish
         thread = threading.Thread(target=publish, name="keep-packed", daemon=True)
@@ -106,16 +105,16 @@ class PackedCache:
 class _Unfinished:
     """A file that grows matrix by matrix. It is locked as long as its process lives, so that others can tell."""
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
+    def __init__(self, location: CacheLocation) -> None:
+        self._location = location
         self._matrices: dict[str, list[_Matrix]] = {}
         self._offsets: dict[int, int] = {}  # by the address of the matrix
         self._size = 0
         self._name = ""
         self._file: IO[bytes] | None = None
         try:
-            _remove_abandoned(place.folder)
-            descriptor, self._name = tempfile.mkstemp(_UNFINISHED, f"{place.key}.", place.folder)
+            _remove_abandoned(location.folder)
+            descriptor, self._name = tempfile.mkstemp(_UNFINISHED, f"{location.key}.", location.folder)
             self._file = os.fdopen(descriptor, "r+b")
             fcntl.flock(self._file, fcntl.LOCK_EX)
         except OSError as error:
@@ -156,26 +155,29 @@ class _Unfinished:
         if self._file is None:
             return
         try:
-            if any(matrix.offset < 0 for matrices in self._matrices.values() for matrix in matrices):
-                raise ValueError("a matrix is elsewhere in memory")
-            index = msgspec.msgpack.encode(_Index(self._place.key, self._matrices))
+            for name, matrices in self._matrices.items():
+                if any(matrix.offset < 0 for matrix in matrices):
+                    raise ValueError(f"matrix {name} is not in the file")
+            index = msgspec.msgpack.encode(_Index(self._location.key, self._matrices))
             self._file.seek(self._size)
             self._file.write(index + _trailer(index))
             self._file.flush()
             os.fsync(self._file.fileno())
             _touch(self._name)
-            os.replace(self._name, self._place.folder / f"{self._place.key}{_SUFFIX}")
+            os.replace(self._name, self._location.folder / f"{self._location.key}{_SUFFIX}")
         except (OSError, ValueError) as error:
             self._give_up(error)
         else:
             self._file.close()  # What is mapped stays so.
-            logger.info("keeping %.2f GB of packed weights in %s", self._size / 1e9, self._place.folder)
+            logger.info("keeping %.2f GB of packed weights in %s", self._size / 1e9, self._location.folder)
 
     def _make_room(self, num_bytes: int) -> None:
         """Remove the files that were not used for longest, as far as the bound or the disk asks for it."""
-        size, disk = self._size + num_bytes, os.statvfs(self._place.folder)
-        kept = sorted((path.stat().st_mtime, path) for path in self._place.folder.glob(f"*{_SUFFIX}"))
-        excess = size + sum(path.stat().st_size for _, path in kept) - self._place.most_bytes
+        size, disk = self._size + num_bytes, os.statvfs(self._location.folder)
+        if size > (most := self._location.most_bytes):
+            raise ValueError(f"they need {size} bytes or more, and --packed-cache-size is {most}: raise it, or set 0")
+        kept = sorted((path.stat().st_mtime, path) for path in self._location.folder.glob(f"*{_SUFFIX}"))
+        excess = size + sum(path.stat().st_size for _, path in kept) - self._location.most_bytes
         missing = num_bytes + _SPARE_BYTES - disk.f_bavail * disk.f_frsize
         for _, path in kept:
             if excess <= 0 and missing <= 0:
@@ -183,12 +185,12 @@ class _Unfinished:
             freed = path.stat().st_size
             path.unlink()  # Who has mapped it keeps its pages.
             excess, missing = excess - freed, missing - freed
-        if size > self._place.most_bytes or missing > 0:
-            raise ValueError(f"{num_bytes} bytes more do not fit into --packed-cache-size or onto the disk")
+        if missing > 0:
+            raise ValueError(f"the disk lacks {missing} bytes: free them, or set --packed-cache-size 0")
 
     def _give_up(self, error: Exception) -> None:
         logger.warning(
-            "packed weights are not kept in %s, so the next start packs again: %s", self._place.folder, error
+            "packed weights are not kept in %s, so the next start packs again: %s", self._location.folder, error
         )
         if self._file is not None:
             Path(self._name).unlink(missing_ok=True)
@@ -203,10 +205,10 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
     size = sum(entry.source.num_bytes for entry in checkpoint.tensors)
     if not (is_packed and model.dtype != "float16" and model.packed_cache_size and size >= LEAST_BYTES):
         return None
-    if (
-        model.quantization == "none"
-        and num_parameters(checkpoint.spec) * _FLOAT_BYTES[model.dtype] > MOST_GROWTH * size
-    ):
+    # Numbers of fp8, too, become floats on a CPU.
+    are_floats = model.quantization == "none" or any(entry.source.type == "F8_E4M3" for entry in checkpoint.tensors)
+    float_bytes = num_parameters(checkpoint.spec) * getattr(torch, model.dtype).itemsize
+    if are_floats and float_bytes > MOST_GROWTH * size:
         return None
     try:
         folder = cache_folder()
@@ -215,7 +217,7 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
         return None
     files = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, checkpoint.files)]
     weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, rank, ranks)
-    return PackedCache(Place(folder, _key(weights), model.packed_cache_size))
+    return PackedCache(CacheLocation(folder, _key(weights), model.packed_cache_size))
 
 
 def _key(parts: Sequence[object]) -> str:
@@ -225,7 +227,7 @@ def _key(parts: Sequence[object]) -> str:
     kernels = Path(pyllm_kernels.__file__).parent
     # What a matrix is packed from and how follows from these: no version has to be raised when one changes.
     home = Path(__file__).parents[2]
-    code = [*kernels.glob("_cpu*.so"), *kernels.glob("*linear.py")]
+    code = [*kernels.glob("_cpu*.so"), kernels / "cpu_linear.py", kernels / "matrix_rows.py"]
     for folder in (home / "families", home / "workers" / "loaders", home / "workers" / "layers"):
         code += folder.glob("*.py")
     for module in sorted(code):

@@ -25,10 +25,15 @@ class ProgressReader:
         self._note(name)
 
     def rows(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        keep_quantised: bool = False,
     ) -> MatrixRows:
         """See `WeightReader.rows`."""
-        found = self._reader.rows(name, shape, rows, columns, as_blocks)
+        found = self._reader.rows(name, shape, rows, columns, keep_quantised)
         self._note(name)
         return found
 

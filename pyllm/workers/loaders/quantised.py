@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.workers.loaders.packed_integers import Codes, Words, as_slice, columns_of, unpacked
+from pyllm.workers.loaders.requantise import as_q8_0
 from pyllm.workers.loaders.safetensors import DTYPES, SafetensorsReader
-from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
+from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import source_rows
 from pyllm.workers.loaders.weights import WHOLE, check_finite
 
@@ -51,26 +52,31 @@ class QuantisedReader:
             out[part].copy_(numbers)
 
     def rows(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        keep_quantised: bool = False,
     ) -> MatrixRows:
-        """See `WeightReader.rows`. Without `as_blocks` they are exact: elements with their scales, or floats."""
+        """See `WeightReader.rows`. Without `keep_quantised` they are exact: elements with their scales, or floats."""
         entry, content = self._table.find(name, shape)
         quantised = entry.quantised
         if quantised is None:
-            return self._plain.rows(name, shape, rows, columns, as_blocks)
+            return self._plain.rows(name, shape, rows, columns, keep_quantised)
         start, stop, _ = columns.indices(shape[1])
         share = _Share(np.arange(entry.source.shape[0])[source_rows(entry, rows)], start, stop)
         if quantised.layout == "bytes" and quantised.zeros is None and quantised.groups is None:
             kind = "int8" if entry.source.type == "I8" else "float8_e4m3fn"
             scales = _of_columns(self._scales(entry, share), quantised.block[1], share)
-            elements = rows_of(entry, content, kind, Cut(rows, start, share.width), scales)
-            if not as_blocks:
+            elements = rows_of(entry, content, kind, RowSlice(rows, start, share.width), scales)
+            if not keep_quantised:
                 return elements
             if kind == "float8_e4m3fn" or elements.is_int8:
                 self._log("int8" if kind == "int8" else "fp8, on a CPU as floats of the activations' dtype")
                 return elements
         grid = self._grid(entry, share)
-        return self._blocks(name, entry, share, grid) if as_blocks else self._exact(entry, share, grid)
+        return self._blocks(name, entry, share, grid) if keep_quantised else self._exact(entry, share, grid)
 
     def release(self, names: Iterable[str]) -> None:
         """See `WeightReader.release`."""
@@ -86,7 +92,7 @@ class QuantisedReader:
             return self._exact(entry, share, grid)
         if grid.blocks is None or (grid.bits == 8 and not grid.is_symmetric):
             self._log("Q8_0 where groups are in act-order or not of 32, or 8 bits are asymmetric, for a small loss")
-            return self._anew(name, entry, share, grid)
+            return self._requantised(name, entry, share, grid)
         scales = grid.scales[:, grid.blocks].half()  # [rows, blocks]
         minimums = (-scales.float() * grid.zeros[:, grid.blocks]).half()
         if not (_nearly(scales, grid.scales[:, grid.blocks]) and minimums.isfinite().all()):
@@ -104,15 +110,13 @@ class QuantisedReader:
             blocks[part, :, 2 * len(factors) :] = codes ^ 0x80 if kind == "q8_0" else lows | highs << 4
         return MatrixRows.of(blocks.flatten(1), kind)
 
-    def _anew(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
-        import gguf  # which takes a third of a second to import
-
-        blocks = []
-        for part in _chunks(*share.shape):
+    def _requantised(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
+        def finite_numbers(part: slice) -> Tensor:
             numbers = self._numbers(entry, share, grid, part)
             check_finite(name, bool(numbers.isfinite().all()))
-            blocks.append(torch.from_numpy(gguf.quants.quantize(numbers.numpy(), gguf.GGMLQuantizationType.Q8_0)))
-        return MatrixRows.of(torch.cat(blocks), "q8_0")
+            return numbers
+
+        return as_q8_0(map(finite_numbers, _chunks(*share.shape)))
 
     def _exact(self, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
         """Integers of 8 bits with scales, without a zero point; floats if that cannot be."""

@@ -6,7 +6,7 @@ import torch
 from pyllm_kernels import MatrixRows
 from torch import Tensor
 
-from pyllm.workers.loaders.tensor_table import Cut, TensorTable, rows_of
+from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, check_finite
 
@@ -28,17 +28,22 @@ class SafetensorsReader:
             out += offset
 
     def rows(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        keep_quantised: bool = False,
     ) -> MatrixRows:
         """See `WeightReader.rows`: nothing is in blocks here."""
-        del as_blocks
+        del keep_quantised
         entry, content = self._table.find(name, shape)
         if is_transposed(entry):
             return MatrixRows.of(self._view(name, shape, rows)[:, columns])
         dtype = DTYPES[entry.source.type]
         start, stop, _ = columns.indices(shape[1])
         row_format = str(dtype).removeprefix("torch.")
-        return rows_of(entry, content, row_format, Cut(rows, start * dtype.itemsize, stop - start))
+        return rows_of(entry, content, row_format, RowSlice(rows, start * dtype.itemsize, stop - start))
 
     def release(self, names: Iterable[str]) -> None:
         """See `WeightReader.release`."""

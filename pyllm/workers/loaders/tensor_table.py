@@ -60,7 +60,7 @@ def _mapped(path: str) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
-class Cut(NamedTuple):
+class RowSlice(NamedTuple):
     """A part of a tensor's rows: which of the parameter's, and of each `in_features` from a byte on."""
 
     rows: slice
@@ -69,7 +69,7 @@ class Cut(NamedTuple):
 
 
 def rows_of(
-    entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, cut: Cut, scales: Scales | None = None
+    entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, cut: RowSlice, scales: Scales | None = None
 ) -> MatrixRows:
     """Some rows of a tensor where they lie, in the order of the parameter; the scales are those of the rows."""
     num_rows = entry.source.shape[0]

@@ -27,9 +27,9 @@ class WeightReader(Protocol):
         shape: tuple[int, int],
         rows: slice = WHOLE,
         columns: slice = WHOLE,
-        as_blocks: bool = False,
+        keep_quantised: bool = False,
     ) -> MatrixRows:
-        """A part of a matrix as the file has it, to be packed. With `as_blocks`, what is quantised stays so.
+        """A part of a matrix as the file has it, to be packed. With `keep_quantised`, what is quantised stays so.
 
         Raises:
             ConfigError: the file has shrunk, or the columns cut through blocks that are to stay.

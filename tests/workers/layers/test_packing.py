@@ -28,7 +28,12 @@ class Reader:
         raise AssertionError("a CPU packs rows where they lie")
 
     def rows(
-        self, name: str, shape: tuple[int, int], rows: slice = WHOLE, columns: slice = WHOLE, as_blocks: bool = False
+        self,
+        name: str,
+        shape: tuple[int, int],
+        rows: slice = WHOLE,
+        columns: slice = WHOLE,
+        keep_quantised: bool = False,
     ) -> MatrixRows:
         kind, num_rows, num_columns = self.kinds[name], len(range(shape[0])[rows]), len(range(shape[1])[columns])
         if kind in ELEMENTS:
@@ -78,8 +83,8 @@ def test_parts_lie_in_one_matrix_where_they_are_packed_alike(
 
 def test_a_parameter_that_is_not_finite_is_named() -> None:
     class Odd(Reader):
-        def rows(self, name: str, shape: tuple[int, int], *cuts: slice, as_blocks: bool = False) -> MatrixRows:
-            found = super().rows(name, shape, *cuts, as_blocks=as_blocks)
+        def rows(self, name: str, shape: tuple[int, int], *cuts: slice, keep_quantised: bool = False) -> MatrixRows:
+            found = super().rows(name, shape, *cuts, keep_quantised=keep_quantised)
             if name == "1":
                 (floats,) = found.owners
                 floats[5, 0] = torch.inf  # type: ignore[index] # it is a tensor
@@ -88,3 +93,15 @@ def test_a_parameter_that_is_not_finite_is_named() -> None:
     parts = [MatrixPart(str(index), (10, IN_FEATURES)) for index in range(3)]
     with pytest.raises(ConfigError, match="parameter '1' has a NaN or an infinity"):
         pack(Odd(dict.fromkeys("012", "float32")), PLACEMENT, parts)
+
+
+def test_what_a_device_has_no_kernel_for_becomes_floats_of_the_exact_numbers() -> None:
+    class Rounded(Reader):
+        def rows(self, name: str, shape: tuple[int, int], *cuts: slice, keep_quantised: bool = False) -> MatrixRows:
+            return Reader({name: "q8_0" if keep_quantised else "float32"}).rows(name, shape, *cuts)
+
+    nothing = replace(PLACEMENT.kernels, kept_format=lambda rows: "")
+    placement = replace(PLACEMENT, quantization="gptq", kernels=nothing)
+    (packed,) = pack(Rounded({}), placement, [MatrixPart("m", (10, IN_FEATURES))])
+    product = placement.kernels.packed_linear(torch.ones(1, IN_FEATURES), packed)
+    torch.testing.assert_close(product, torch.full((1, 10), float(IN_FEATURES)))

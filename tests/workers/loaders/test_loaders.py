@@ -75,9 +75,9 @@ def test_every_gguf_type_gives_nearly_the_weights_it_was_made_from(tmp_path: Pat
 
 @pytest.mark.parametrize("quantisation", ["F32", "F16", "Q4_0", "Q4_1", "Q5_1", "Q8_0", "TQ2_0"])
 @pytest.mark.parametrize("name", [QUERY, DOWN])
-@pytest.mark.parametrize("as_blocks", [True, False])
+@pytest.mark.parametrize("keep_quantised", [True, False])
 def test_rows_are_those_of_the_file_or_eight_bits(
-    tmp_path: Path, quantisation: str, name: str, as_blocks: bool
+    tmp_path: Path, quantisation: str, name: str, keep_quantised: bool
 ) -> None:
     width = 256 if quantisation == "TQ2_0" else 32
     source = write_tiny_model(
@@ -91,10 +91,10 @@ def test_rows_are_those_of_the_file_or_eight_bits(
     rows, columns = slice(16, 48), slice(width, None)
     expected = torch.empty(32, shape[1] - width)
     reader.read(name, shape, expected, rows, columns)
-    found = reader.rows(name, (shape[0], shape[1]), rows, columns, as_blocks)
-    kinds = {"F32": "float32", "F16": "float16", "TQ2_0": "q8_0" if as_blocks else "float32"}
+    found = reader.rows(name, (shape[0], shape[1]), rows, columns, keep_quantised)
+    kinds = {"F32": "float32", "F16": "float16", "TQ2_0": "q8_0" if keep_quantised else "float32"}
     assert found.format == kinds.get(quantisation, quantisation.lower())
-    tolerance = float(expected.abs().max()) / 127 if quantisation == "TQ2_0" and as_blocks else 0.0
+    tolerance = float(expected.abs().max()) / 127 if quantisation == "TQ2_0" and keep_quantised else 0.0
     torch.testing.assert_close(found.numbers(), expected, rtol=0, atol=tolerance)
 
 
@@ -105,8 +105,8 @@ def test_columns_that_cut_through_blocks_are_floats_or_refused(tmp_path: Path) -
     checkpoint = read_gguf(path, "")[0]
     shape = next(entry.shape for entry in checkpoint.tensors if entry.name == QUERY)
     reader = weight_reader(checkpoint, TensorTable(checkpoint))
-    with pytest.raises(ConfigError, match=r"columns 0 to 16 of 64 cut through its groups of 32; use fewer"):
-        reader.rows(QUERY, (shape[0], 64), columns=slice(16), as_blocks=True)
+    with pytest.raises(ConfigError, match=r"columns 0 to 16 of 64 cut through its blocks of 32; use fewer"):
+        reader.rows(QUERY, (shape[0], 64), columns=slice(16), keep_quantised=True)
     found = reader.rows(QUERY, (shape[0], 64), columns=slice(16))
     whole = torch.empty(shape)
     reader.read(QUERY, shape, whole)

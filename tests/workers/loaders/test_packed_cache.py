@@ -15,7 +15,7 @@ from pyllm.workers.decoder import Decoder
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.loaders.formats import weight_reader
-from pyllm.workers.loaders.packed_cache import PackedCache, Place, open_packed_cache
+from pyllm.workers.loaders.packed_cache import CacheLocation, PackedCache, open_packed_cache
 from pyllm.workers.loaders.tensor_table import TensorTable
 
 MOST = 1 << 30
@@ -43,13 +43,13 @@ def kept(folder: Path, suffix: str = "packed") -> list[str]:
 
 
 def test_matrices_are_found_again_bit_by_bit(tmp_path: Path) -> None:
-    cache = PackedCache(Place(tmp_path, KEY, MOST))
+    cache = PackedCache(CacheLocation(tmp_path, KEY, MOST))
     assert cache.find("all") is None
     matrices = fill(cache)
     assert kept(tmp_path) == []
     cache.finish().join()
     assert kept(tmp_path) == [KEY]
-    again = PackedCache(Place(tmp_path, KEY, MOST))
+    again = PackedCache(CacheLocation(tmp_path, KEY, MOST))
     assert again.find("other") is None
     found = again.find("all")
     assert found is not None
@@ -64,21 +64,21 @@ def test_matrices_are_found_again_bit_by_bit(tmp_path: Path) -> None:
 
 
 def test_two_writers_leave_one_whole_file(tmp_path: Path) -> None:
-    first, second = (PackedCache(Place(tmp_path, KEY, MOST)) for _ in range(2))
+    first, second = (PackedCache(CacheLocation(tmp_path, KEY, MOST)) for _ in range(2))
     assert len(kept(tmp_path, "part")) == 2
     for cache in (first, second):
         fill(cache)
     for thread in [first.finish(), second.finish()]:
         thread.join()
-    assert PackedCache(Place(tmp_path, KEY, MOST)).find("all") is not None
+    assert PackedCache(CacheLocation(tmp_path, KEY, MOST)).find("all") is not None
     assert kept(tmp_path, "part") == []
 
 
 def test_what_a_killed_writer_leaves_is_removed_and_what_a_living_one_writes_is_not(tmp_path: Path) -> None:
     (tmp_path / "dead.x.part").write_bytes(b"half")
-    living = PackedCache(Place(tmp_path, KEY, MOST))
+    living = PackedCache(CacheLocation(tmp_path, KEY, MOST))
     assert kept(tmp_path, "part") == [KEY]
-    other = PackedCache(Place(tmp_path, "4567", MOST))
+    other = PackedCache(CacheLocation(tmp_path, "4567", MOST))
     assert kept(tmp_path, "part") == [KEY, "4567"]
     for cache in (living, other):
         fill(cache)
@@ -90,25 +90,25 @@ def test_what_a_killed_writer_leaves_is_removed_and_what_a_living_one_writes_is_
     "damage", [lambda c: c[:-1], lambda c: c[:100], lambda c: b"", lambda c: c[:-60] + c[-59:] + b"x"]
 )
 def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: object) -> None:
-    cache = PackedCache(Place(tmp_path, KEY, MOST))
+    cache = PackedCache(CacheLocation(tmp_path, KEY, MOST))
     fill(cache)
     cache.finish().join()
     path = tmp_path / f"{KEY}.packed"
     assert callable(damage)
     path.write_bytes(damage(path.read_bytes()))
-    anew = PackedCache(Place(tmp_path, KEY, MOST))
+    anew = PackedCache(CacheLocation(tmp_path, KEY, MOST))
     assert anew.find("all") is None
     fill(anew)
     anew.finish().join()
-    assert PackedCache(Place(tmp_path, KEY, MOST)).find("all") is not None
+    assert PackedCache(CacheLocation(tmp_path, KEY, MOST)).find("all") is not None
 
 
 def test_a_file_under_the_name_of_another_is_not_taken(tmp_path: Path) -> None:
-    cache = PackedCache(Place(tmp_path, KEY, MOST))
+    cache = PackedCache(CacheLocation(tmp_path, KEY, MOST))
     fill(cache)
     cache.finish().join()
     (tmp_path / f"{KEY}.packed").rename(tmp_path / "4567.packed")
-    other = PackedCache(Place(tmp_path, "4567", MOST))
+    other = PackedCache(CacheLocation(tmp_path, "4567", MOST))
     assert other.find("all") is None
     other.finish().join()
 
@@ -116,20 +116,21 @@ def test_a_file_under_the_name_of_another_is_not_taken(tmp_path: Path) -> None:
 def test_files_that_were_not_used_for_longest_make_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sizes = []
     for key in ("1", "2"):
-        cache = PackedCache(Place(tmp_path, key, MOST))
+        cache = PackedCache(CacheLocation(tmp_path, key, MOST))
         fill(cache)
         cache.finish().join()
         sizes.append((tmp_path / f"{key}.packed").stat().st_size)
-    PackedCache(Place(tmp_path, "1", MOST))  # a use
-    cache = PackedCache(Place(tmp_path, "3", 2 * sizes[0] + 100))
+    PackedCache(CacheLocation(tmp_path, "1", MOST))  # a use
+    cache = PackedCache(CacheLocation(tmp_path, "3", 2 * sizes[0] + 100))
     fill(cache)
     cache.finish().join()
     assert kept(tmp_path) == ["1", "3"]
     with caplog.at_level(logging.WARNING):
-        small = PackedCache(Place(tmp_path, "4", 1000))
+        small = PackedCache(CacheLocation(tmp_path, "4", 1000))
         matrices = fill(small)
         small.finish().join()
-    assert "do not fit into --packed-cache-size" in caplog.text
+    assert "--packed-cache-size is 1000: raise it" in caplog.text
+    assert kept(tmp_path) == ["1", "3"]
     assert all(matrix.data.any() for matrix in matrices)
     assert kept(tmp_path, "part") == []
 
@@ -138,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_done_without(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        cache = PackedCache(Place(tmp_path / "missing", KEY, MOST))
+        cache = PackedCache(CacheLocation(tmp_path / "missing", KEY, MOST))
     assert "packed weights are not kept in" in caplog.text
     assert len(fill(cache)) == len(FORMATS)
     cache.finish().join()
@@ -171,3 +172,8 @@ def test_no_cache_where_it_is_not_wanted_or_not_worth_it() -> None:
         model = msgspec.structs.replace(engine.model, **changes)
         assert open_packed_cache(msgspec.structs.replace(engine, model=model), checkpoint, 0) is None
     assert open_packed_cache(engine, msgspec.structs.replace(checkpoint, tensors=checkpoint.tensors[:1]), 0) is None
+    source = msgspec.structs.replace(checkpoint.tensors[0].source, type="F8_E4M3")
+    float8 = msgspec.structs.replace(checkpoint.tensors[0], source=source)
+    assert (
+        open_packed_cache(engine, msgspec.structs.replace(checkpoint, tensors=(float8, *checkpoint.tensors)), 0) is None
+    )

@@ -64,7 +64,7 @@ def test_blocks_are_the_nearest_of_the_kernels(tmp_path: Path, name: str) -> Non
     expected, reader = read_whole(read_checkpoint(str(tmp_path / "floats"))), reader_of(checkpoint)
     is_anew = (kind == "q8_0" and "8 bits" not in name and name != "int8 of groups") or "8 bits asymmetric" in name
     for parameter, shape in matrices(checkpoint).items():
-        rows = reader.rows(parameter, shape, as_blocks=True)
+        rows = reader.rows(parameter, shape, keep_quantised=True)
         assert rows.format == kind
         largest = float(expected[parameter].abs().max())
         # Q4_1 rounds its minimum to float16, and what is quantised anew its numbers to 8 bits.
@@ -81,21 +81,21 @@ def test_transformers_reads_the_same(tmp_path: Path) -> None:
         assert torch.equal(found[entry.name], oracle[entry.source.name]), entry.name
 
 
-@pytest.mark.parametrize("as_blocks", [False, True])
+@pytest.mark.parametrize("keep_quantised", [False, True])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_share_is_a_part_of_the_whole(tmp_path: Path, name: str, as_blocks: bool) -> None:
+def test_a_share_is_a_part_of_the_whole(tmp_path: Path, name: str, keep_quantised: bool) -> None:
     variant, kind = VARIANTS[name]
     folder = write_quantised(tiny(tmp_path / "tiny"), tmp_path / "quantised", variant)
     checkpoint = read_checkpoint(folder)
     reader = reader_of(checkpoint)
     cuts = [(slice(64, 128), WHOLE), (slice(3, 29), WHOLE), (WHOLE, slice(32, 64)), (slice(7), slice(0, 32))]
     for rows, columns in cuts:
-        whole = reader.rows(QUERY, (128, 64), as_blocks=as_blocks).numbers()
-        share = reader.rows(QUERY, (128, 64), rows, columns, as_blocks=as_blocks)
-        assert not as_blocks or share.format == kind or share.is_int8  # of one group
+        whole = reader.rows(QUERY, (128, 64), keep_quantised=keep_quantised).numbers()
+        share = reader.rows(QUERY, (128, 64), rows, columns, keep_quantised=keep_quantised)
+        assert not keep_quantised or share.format == kind or share.is_int8  # of one group
         torch.testing.assert_close(share.numbers(), whole[rows, columns], rtol=0, atol=0)
     # A cut that no block allows.
-    odd = reader.rows(DOWN, (64, 128), columns=slice(20, 100), as_blocks=as_blocks)
+    odd = reader.rows(DOWN, (64, 128), columns=slice(20, 100), keep_quantised=keep_quantised)
     whole = reader.rows(DOWN, (64, 128)).numbers()
     torch.testing.assert_close(odd.numbers(), whole[:, 20:100], rtol=0, atol=0)
     assert odd.format in {"int8", "float32", "float8_e4m3fn"}
@@ -120,7 +120,7 @@ def test_fused_tensors_are_cut_into_their_parts(tmp_path: Path, name: str) -> No
     found = read_whole(checkpoint)
     for parameter, numbers in found.items():
         torch.testing.assert_close(numbers, expected[parameter], rtol=0, atol=0, msg=parameter)
-    key = reader_of(checkpoint).rows("layers.0.attention.key.weight", (64, 64), slice(5, 37), as_blocks=True)
+    key = reader_of(checkpoint).rows("layers.0.attention.key.weight", (64, 64), slice(5, 37), keep_quantised=True)
     error = (key.numbers() - expected["layers.0.attention.key.weight"][5:37]).abs().max()
     assert error < 0.02
 
@@ -142,7 +142,7 @@ def test_rows_may_be_reordered(tmp_path: Path, name: str) -> None:
     folder = write_quantised(str(source), tmp_path / "quantised", variant, tmp_path / "floats")
     expected, checkpoint = read_whole(read_checkpoint(str(tmp_path / "floats"))), read_checkpoint(folder)
     torch.testing.assert_close(read_whole(checkpoint)[QUERY], expected[QUERY], rtol=0, atol=0)
-    rows = reader_of(checkpoint).rows(QUERY, (128, 64), slice(33, 97), as_blocks=True)
+    rows = reader_of(checkpoint).rows(QUERY, (128, 64), slice(33, 97), keep_quantised=True)
     assert rows.format == kind
     assert (rows.numbers() - expected[QUERY][33:97]).abs().max() < 0.02
 
@@ -169,9 +169,9 @@ def test_scales_that_float16_cannot_hold_make_floats(tmp_path: Path, caplog: pyt
     checkpoint = read_checkpoint(str(folder))
     reader = reader_of(checkpoint)
     with caplog.at_level(logging.INFO):
-        rows = reader.rows(QUERY, (128, 64), as_blocks=True)
-        assert reader.rows(DOWN, (64, 128), as_blocks=True).format == "q4_0"
-        reader.rows(QUERY, (128, 64), as_blocks=True)
+        rows = reader.rows(QUERY, (128, 64), keep_quantised=True)
+        assert reader.rows(DOWN, (64, 128), keep_quantised=True).format == "q4_0"
+        reader.rows(QUERY, (128, 64), keep_quantised=True)
     assert (rows.format, rows.is_int8) == ("int8", False)
     assert torch.equal(rows.numbers(), read_whole(checkpoint)[QUERY])
     assert [record.getMessage() for record in caplog.records] == [

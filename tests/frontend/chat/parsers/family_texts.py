@@ -53,7 +53,7 @@ _QWEN = [
     case("Hm. <function=g></function> and", "Hm.and", ("g", "{}")),
     case("<tool_call><function=g></tool_call>", "", ("g", "{}")),
     case("<tool_call><function=f><parameter=city>x</parameter></tool_call>y", "y", ("f", '{"city": "x"}')),
-    # Cut off: what came of it.
+    # RowSlice off: what came of it.
     case("<tool_call>\n<function=f>\n<parameter=city>\nPar", "", ("f", '{"city": "Par')),
     case("<tool_call>\n<function=f>\n<parameter=city>\nPar\n</para", "", ("f", '{"city": "Par\\n</para')),
     case("<tool_call>\n<function=f>\n<parameter=list>\n[1, ", "", ("f", '{"list": [1, ')),

@@ -1,0 +1,15 @@
+"""Numbers made into Q8_0 by the gguf package, for formats that no kernel multiplies. Knows no file."""
+
+from collections.abc import Iterable
+
+import torch
+from pyllm_kernels import MatrixRows
+from torch import Tensor
+
+
+def as_q8_0(chunks: Iterable[Tensor]) -> MatrixRows:
+    """The rows of all chunks, float32 [rows, features] each; each group of 32 features gets a float16 scale."""
+    import gguf  # Few models need it, and its import takes a third of a second.
+
+    quantised = (gguf.quants.quantize(chunk.numpy(), gguf.GGMLQuantizationType.Q8_0) for chunk in chunks)
+    return MatrixRows.of(torch.cat([torch.from_numpy(blocks) for blocks in quantised]), "q8_0")
