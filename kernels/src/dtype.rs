@@ -8,6 +8,14 @@ pub(crate) enum DType {
 }
 
 impl DType {
+    /// As torch calls it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+        }
+    }
+
     pub(crate) fn bytes(self) -> usize {
         match self {
             Self::Float32 => 4,

@@ -167,7 +167,8 @@ unsafe fn all_rows(parts: Vec<RowsOf>, in_features: usize) -> PyResult<Vec<Row>>
         let source =
             Source::named(&name).ok_or_else(|| PyValueError::new_err(format!("no rows of {name} can be read")))?;
         if source.has_scales() != (features > 0) {
-            return Err(PyValueError::new_err(format!("rows of {name} with a scale for each {features} features")));
+            let scales = if source.has_scales() { "need scales" } else { "take no scales" };
+            return Err(PyValueError::new_err(format!("rows of {name} {scales}")));
         }
         let scale_bytes = if features > 0 { in_features.div_ceil(features) * size_of::<f32>() } else { 0 };
         // SAFETY: as the caller promises.
@@ -188,8 +189,12 @@ unsafe fn copy_rows(py: Python<'_>, rows: Vec<RowsOf>, in_features: usize, out: 
     // SAFETY: Python promises that what the stub says is there, and that nothing else touches it during the call.
     unsafe {
         let rows = all_rows(rows, in_features)?;
-        if rows.iter().any(|row| row.source != rows[0].source) {
-            return Err(PyValueError::new_err("rows of several formats cannot lie one behind the other"));
+        if let Some(other) = rows.iter().find(|row| row.source != rows[0].source) {
+            let names = [&rows[0], other].map(|row| row.source.name());
+            return Err(PyValueError::new_err(format!(
+                "rows of {} and rows of {} cannot be copied together: copy one format at a time",
+                names[0], names[1]
+            )));
         }
         let out = slice_mut(out, rows.iter().map(|row| row.source.row_bytes(in_features)).sum());
         py.detach(|| linear::copy_rows(&rows, in_features, out, &mut pool()));

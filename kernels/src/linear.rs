@@ -3,48 +3,49 @@
 //! An output element is one chain of operations that its row and its column alone decide: the number of rows beside it
 //! and of threads change what is computed when, never the order within one.
 
-#![expect(clippy::cast_ptr_alignment, reason = "what may lie anywhere is read as what may: `read_unaligned`, `loadu`")]
+#![expect(
+    clippy::cast_ptr_alignment,
+    reason = "pointers may be unaligned; they are read with `read_unaligned` and `loadu`"
+)]
 #![expect(clippy::cast_precision_loss, reason = "products of integers are rounded to float32 where it is said")]
 
+mod dots;
 mod floats;
 mod format;
 mod ggml;
 mod int8;
 mod integer_rows;
+mod lookup;
 mod output;
+mod product;
 mod rounding;
 mod source;
 
-use std::mem;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::dtype::DType;
-use crate::isa::Isa;
-use crate::op::RowWriter;
-use crate::threads::{Memory, Pool};
+use crate::threads::Pool;
 pub(crate) use format::{Format, GgmlType, Int8Source};
-use integer_rows::{IntegerFormat, IntegerRows};
-use output::{Output, PANEL, SIDE};
+pub(crate) use lookup::Lookup;
+use output::PANEL;
+pub(crate) use product::Product;
 use source::Content;
 pub(crate) use source::{Row, Scales, Source, copy_rows, read_rows};
 
-/// Float rows that are multiplied with one panel after the other, so that they stay in the second cache.
-const FLOAT_ROWS_AT_ONCE: usize = 192;
-/// The same of quantised rows, in bytes.
-const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
-
-/// How far ahead of the integers in use memory is asked for more, in bytes. For few rows processors look ahead by
-/// themselves, and a lone row reads 5 to 25 % less a second with 4096; with more rows between its reads they do not, and
-/// 8 rows lose as much with 256.
+/// How far ahead of the weights in use kernels prefetch, in bytes.
 #[cfg(target_arch = "x86_64")]
-const fn ahead(rows: usize) -> usize {
-    if rows < 4 { 256 } else { 4096 }
-}
+const PREFETCH: usize = 4096;
+/// The same for fewer than 4 rows, where the processor prefetches by itself: with 4096, one row reads 5 to 25 % less a
+/// second. With more work between its reads it does not: with 256, 8 rows lose as much.
+#[cfg(target_arch = "x86_64")]
+const PREFETCH_OF_FEW_ROWS: usize = 256;
 
-/// A block of rows is a multiple of it, but for the last.
-const BLOCK_ROWS: usize = 32;
+#[cfg(target_arch = "x86_64")]
+const fn prefetch_distance(rows: usize) -> usize {
+    if rows < 4 { PREFETCH_OF_FEW_ROWS } else { PREFETCH }
+}
 
 const MAX_FEATURES: usize = i32::MAX as usize;
 /// So many products of numbers up to 127 and up to 128 fit in 31 bits.
@@ -56,7 +57,7 @@ pub(crate) struct Linear {
     pub(crate) format: Format,
     /// What inputs and outputs are made of.
     pub(crate) dtype: DType,
-    /// A multiple of `GROUP` where the format has groups.
+    /// A multiple of the format's `block_features`.
     pub(crate) in_features: usize,
     pub(crate) out_features: usize,
 }
@@ -75,8 +76,8 @@ impl Linear {
                 Err(format!("an int8 linear of {in_features} inputs: its sums are exact up to {MAX_INT8_FEATURES}"))
             }
             _ if !in_features.is_multiple_of(format.block_features()) => {
-                let group = format.block_features();
-                Err(format!("{in_features} inputs in groups of {group}: cut a matrix where a group ends"))
+                let block = format.block_features();
+                Err(format!("{in_features} inputs do not fill blocks of {block}: split the matrix where a block ends"))
             }
             _ => Ok(()),
         }
@@ -107,8 +108,11 @@ impl Linear {
         pool: &mut Pool,
     ) -> Result<Option<usize>, String> {
         assert_eq!((rows.len(), packed.len()), (self.out_features, self.packed_bytes()));
-        if let Some(row) = rows.iter().find(|row| !self.takes(row.source)) {
-            return Err(format!("{self:?} cannot be packed from rows of {:?}", row.source));
+        if let Some(blocks) = self.format.required_blocks()
+            && let Some(row) = rows.iter().find(|row| row.source != Source::Ggml(blocks))
+        {
+            let (format, source, blocks) = (self.format_name(), row.source.name(), blocks.name());
+            return Err(format!("{format} cannot be packed from rows of {source}: give rows of {blocks}"));
         }
         let odd = AtomicUsize::new(usize::MAX);
         let panels: Vec<Mutex<&mut [u8]>> = packed.chunks_exact_mut(self.panel_bytes()).map(Mutex::new).collect();
@@ -125,13 +129,12 @@ impl Linear {
         Ok(Some(odd.into_inner()).filter(|&row| row != usize::MAX))
     }
 
-    /// Whether this can be packed from such rows.
-    fn takes(&self, source: Source) -> bool {
+    /// As Python calls the format.
+    fn format_name(&self) -> &'static str {
         match self.format {
-            Format::Float | Format::Int8(Int8Source::Elements) => true,
-            Format::Int8(Int8Source::Q4_0) => source == Source::Ggml(GgmlType::Q4_0),
-            Format::Int8(Int8Source::Q4_1) => source == Source::Ggml(GgmlType::Q4_1),
-            Format::Ggml(format) => source == Source::Ggml(format),
+            Format::Float => self.dtype.name(),
+            Format::Int8(_) => "int8",
+            Format::Ggml(format) => format.name(),
         }
     }
 
@@ -181,202 +184,15 @@ impl Linear {
     }
 }
 
-/// `out = x @ weight.T`, of as many rows as it is run with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
-    pub(crate) linear: Linear,
-    /// [rows, `in_features`]
-    pub(crate) x: *const u8,
-    pub(crate) packed: *const u8,
-    /// [rows, `out_features`]
-    pub(crate) out: *mut u8,
-    /// Bytes from one output row to the next.
-    pub(crate) out_stride: usize,
-}
-
-// SAFETY: the pointers are followed in `run` alone, whose caller answers for them.
-unsafe impl Send for Product {}
-// SAFETY: as above; tasks write to outputs that no other task has.
-unsafe impl Sync for Product {}
-
-impl Product {
-    /// # Safety
-    ///
-    /// x and out have `num_rows` rows, `packed` has the linear's `packed_bytes`, written by `Linear::pack`; nothing
-    /// writes to x and `packed` during the call and nothing else touches out; this machine has `isa`.
-    pub(crate) unsafe fn run(&self, num_rows: usize, isa: Isa, pool: &mut Pool) {
-        // SAFETY: as the caller promises.
-        unsafe { self.run_after(None, num_rows, isa, pool) };
-    }
-
-    /// Whether a row that `writer` has just written is best taken at once.
-    pub(crate) fn takes_rows_of(&self, writer: &dyn RowWriter) -> bool {
-        let out = writer.out();
-        let is_x = out.address == self.x.addr() && out.stride == self.linear.in_features;
-        is_x && out.dtype == self.linear.dtype && self.linear.format != Format::Float
-    }
-
-    /// Run the writer of x, if one is given, and then this: each row is made into integers where it was written.
-    ///
-    /// # Safety
-    ///
-    /// As for `run`, and for the writer's `write`; where one is given, this takes its rows.
-    pub(crate) unsafe fn run_after(&self, writer: Option<&dyn RowWriter>, num_rows: usize, isa: Isa, pool: &mut Pool) {
-        match self.linear.format {
-            Format::Float => {
-                self.run_parts(num_rows, FLOAT_ROWS_AT_ONCE, pool, &|part, output| {
-                    // SAFETY: as the caller promises.
-                    unsafe { self.multiply_floats(isa, &part, output) };
-                });
-            }
-            // SAFETY: as the caller promises.
-            Format::Int8(source) => unsafe { self.run_integers(source, writer, num_rows, isa, pool) },
-            // SAFETY: as the caller promises.
-            Format::Ggml(ggml_type) => unsafe { self.run_integers(ggml_type, writer, num_rows, isa, pool) },
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As for `run_after`; the weights are of this format.
-    unsafe fn run_integers<F: IntegerFormat>(
-        &self,
-        format: F,
-        writer: Option<&dyn RowWriter>,
-        num_rows: usize,
-        isa: Isa,
-        pool: &mut Pool,
-    ) {
-        let mut scratch = mem::take(&mut pool.scratch);
-        let rows = IntegerRows::within(&mut scratch, format, &self.linear, self.x, num_rows);
-        // SAFETY: as the caller promises; each row is taken once.
-        let quantise = |row: usize| unsafe { rows.quantise_row(row, isa) };
-        match writer {
-            // In the calling thread where they are few.
-            None => pool.run(num_rows.div_ceil(SIDE), &|side| {
-                (side * SIDE..num_rows.min((side + 1) * SIDE)).for_each(quantise);
-            }),
-            // SAFETY: as the caller promises.
-            Some(writer) => unsafe { writer.write(num_rows, isa, pool, &quantise) },
-        }
-        self.run_parts(num_rows, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
-            // SAFETY: as the caller promises; the rows were just quantised.
-            unsafe { rows.multiply(isa, &part, output) };
-        });
-        pool.scratch = scratch;
-    }
-
-    /// What the tasks of a few rows read, a panel each.
-    pub(crate) fn weights(&self) -> Memory {
-        Memory { address: self.packed.addr(), part_bytes: self.linear.panel_bytes(), parts: self.linear.num_panels() }
-    }
-
-    /// Call `run` once for each panel and each block of rows.
-    fn run_parts(&self, num_rows: usize, rows_at_once: usize, pool: &mut Pool, run: &(dyn Fn(Part, Output) + Sync)) {
-        let (num_panels, num_blocks) = (self.linear.num_panels(), num_rows.div_ceil(rows_at_once));
-        let block_rows = num_rows.div_ceil(num_blocks.max(1)).next_multiple_of(BLOCK_ROWS);
-        pool.run(num_rows.div_ceil(block_rows.max(1)) * num_panels, &|task| {
-            let (block, panel) = (task / num_panels, task % num_panels);
-            let rows = block * block_rows..num_rows.min((block + 1) * block_rows);
-            // SAFETY: the matrix has this panel, and so have the outputs its columns.
-            let (panel, output) = unsafe { (self.panel(panel), self.output(panel)) };
-            run(Part { rows, panel }, output);
-        });
-    }
-
-    /// # Safety
-    ///
-    /// As for `run`; the part and the output are some of its own.
-    unsafe fn multiply_floats(&self, isa: Isa, part: &Part, output: Output) {
-        // SAFETY: as the caller promises.
-        unsafe { floats::multiply(&self.linear, isa, self.x, part, output) };
-    }
-
-    /// # Safety
-    ///
-    /// The matrix has the panel.
-    unsafe fn panel(&self, panel: usize) -> *const u8 {
-        // SAFETY: as the caller promises.
-        unsafe { self.packed.add(panel * self.linear.panel_bytes()) }
-    }
-
-    /// # Safety
-    ///
-    /// The matrix has the panel.
-    unsafe fn output(&self, panel: usize) -> Output {
-        let Linear { dtype, out_features, .. } = self.linear;
-        let column = panel * PANEL;
-        // SAFETY: as the caller promises.
-        let first = unsafe { self.out.add(column * dtype.bytes()) };
-        Output { first, stride: self.out_stride, columns: PANEL.min(out_features - column), dtype }
-    }
-}
-
-/// Rows of the matrix as inputs would be, of as many indices as it is run with.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Lookup {
-    pub(crate) linear: Linear,
-    pub(crate) packed: *const u8,
-    /// int32 [rows]
-    pub(crate) indices: *const u8,
-    /// [rows, `in_features`]
-    pub(crate) out: *mut u8,
-}
-
-// SAFETY: the pointers are followed in `run` alone, whose caller answers for them.
-unsafe impl Send for Lookup {}
-// SAFETY: as above; tasks write to rows that no other task has.
-unsafe impl Sync for Lookup {}
-
-impl Lookup {
-    const ROWS_A_TASK: usize = 16;
-
-    /// Or give back the first index that the matrix has no row for, with nothing written.
-    ///
-    /// # Safety
-    ///
-    /// There are `num_rows` indices and rows of out, `packed` has the linear's `packed_bytes`, written by
-    /// `Linear::pack`; nothing writes to what is read during the call and nothing else touches out.
-    pub(crate) unsafe fn run(&self, num_rows: usize, pool: &mut Pool) -> Result<(), i32> {
-        // SAFETY: as the caller promises.
-        let index = |row| unsafe { self.indices.cast::<i32>().add(row).read_unaligned() };
-        let exists = |index: i32| usize::try_from(index).is_ok_and(|index| index < self.linear.out_features);
-        if let Some(missing) = (0..num_rows).map(index).find(|&index| !exists(index)) {
-            return Err(missing);
-        }
-        let num_tasks = num_rows.div_ceil(Self::ROWS_A_TASK);
-        pool.run(num_tasks, &|task| {
-            for row in equal_part(0..num_rows, task, num_tasks) {
-                // SAFETY: as the caller promises; every index was found to be a row's.
-                unsafe { self.copy(row) };
-            }
-        });
-        Ok(())
-    }
-
-    /// # Safety
-    ///
-    /// As for `run`; the matrix has the row that this row's index names.
-    unsafe fn copy(&self, row: usize) {
-        let (panel_bytes, row_bytes) = (self.linear.panel_bytes(), self.linear.in_bytes());
-        // SAFETY: as the caller promises.
-        let (panel, column, out) = unsafe {
-            let index = self.indices.cast::<i32>().add(row).read_unaligned() as usize;
-            let panel = std::slice::from_raw_parts(self.packed.add(index / PANEL * panel_bytes), panel_bytes);
-            (panel, index % PANEL, std::slice::from_raw_parts_mut(self.out.add(row * row_bytes), row_bytes))
-        };
-        match self.linear.format {
-            Format::Float => floats::unpack_column(panel, column, out),
-            Format::Int8(source) => int8::unpack_column(&self.linear, source, panel, column, out),
-            Format::Ggml(format) => ggml::unpack_column(&self.linear, format, panel, column, out),
-        }
-    }
-}
-
 /// What one task multiplies: some rows, and the start of one panel.
 struct Part {
     rows: Range<usize>,
     panel: *const u8,
+}
+
+/// The lower of this column and the one that was found before, if any.
+fn lowest(found: Option<usize>, column: usize) -> usize {
+    found.map_or(column, |found| found.min(column))
 }
 
 /// The fewest parts of at most `largest`, as equal as can be.

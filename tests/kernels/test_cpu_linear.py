@@ -321,7 +321,7 @@ def test_rows_of_another_kind_are_refused() -> None:
     with pytest.raises(ValueError, match=r"rows of \[32, 64\] features cannot lie one below the other"):
         pack_rows([rows, wider], "q8_0", torch.float32)
     for kernels in (select("cpu", "cpu"), select("reference", "cpu")):
-        with pytest.raises(ValueError, match="cannot be packed from rows of"):
+        with pytest.raises(ValueError, match="q4_0 cannot be packed from rows of q8_0"):
             kernels.pack_rows([rows], "q4_0", torch.float32)
     with pytest.raises(ValueError, match="no rows of odd can be read"):
         _cpu.read_rows([("odd", 0, 0, 0, 0)], 32, 0)
@@ -346,7 +346,7 @@ def test_what_cannot_be_is_refused() -> None:
         _cpu.Linear("float32", "bfloat16", 1, 1)
     with pytest.raises(ValueError, match="a linear of 0 inputs and 3 outputs"):
         _cpu.Linear("float32", "float32", 0, 3)
-    with pytest.raises(ValueError, match="33 inputs in groups of 32: cut a matrix where a group ends"):
+    with pytest.raises(ValueError, match="33 inputs do not fill blocks of 32: split the matrix where a block ends"):
         _cpu.Linear("q4_0", "float32", 33, 3)
     with pytest.raises(ValueError, match="output rows of 3 features are 2 apart: leave room"):
         _cpu.Linear("float32", "float32", 1, 3).run(0, 0, 0, 0, 2)
@@ -450,5 +450,7 @@ def test_scales_must_fit_their_rows(scales: Scales | None, message: str) -> None
     elements = torch.ones(2, 32, dtype=torch.int8)
     with pytest.raises(ValueError, match=message):
         MatrixRows("int8", 32, torch.zeros(2, dtype=torch.int64), (elements,), scales)
-    with pytest.raises(ValueError, match="with a scale for each 0 features"):
+    with pytest.raises(ValueError, match="rows of int8 need scales"):
         _cpu.read_rows([("int8", 0, 0, 0, 0)], 32, 0)
+    with pytest.raises(ValueError, match="rows of float16 take no scales"):
+        _cpu.read_rows([("float16", 0, 0, 0, 32)], 32, 0)

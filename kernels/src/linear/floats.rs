@@ -11,7 +11,7 @@ mod tile;
 mod x86;
 
 use super::output::{Output, PANEL};
-use super::{Content, Linear, Part, Source, equal_parts};
+use super::{Content, Linear, Part, Source, equal_parts, lowest};
 use crate::dtype::{DType, from_bfloat16, round_to_bfloat16};
 use crate::isa::Isa;
 use tile::{Multiply, Tile};
@@ -48,7 +48,7 @@ pub(super) fn pack_panel(linear: &Linear, rows: &[Option<Content>], panel: &mut 
                 numbers.iter().fold(true, |finite, number| finite & number.is_finite())
             };
             if !is_finite {
-                odd = odd.min(Some(column)).or(Some(column));
+                odd = Some(lowest(odd, column));
             }
         }
     }

@@ -1,5 +1,7 @@
 //! How the numbers of a matrix are written down. Knows no kernel.
 
+use super::output::PANEL;
+
 /// What weights are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
@@ -19,6 +21,15 @@ pub(crate) enum Int8Source {
 }
 
 impl Format {
+    /// The blocks that this is packed from; None where it is packed from rows of any source.
+    pub(crate) fn required_blocks(self) -> Option<GgmlType> {
+        match self {
+            Self::Float => None,
+            Self::Int8(source) => source.blocks(),
+            Self::Ggml(format) => Some(format),
+        }
+    }
+
     /// Features that are packed together.
     pub(crate) fn block_features(self) -> usize {
         match self {
@@ -30,6 +41,7 @@ impl Format {
 }
 
 impl Int8Source {
+    /// None of elements.
     pub(crate) fn blocks(self) -> Option<GgmlType> {
         match self {
             Self::Elements => None,
@@ -64,7 +76,7 @@ pub(crate) const SUPER_GROUPS: usize = 8;
 
 /// How a group's scales and minimums are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scales {
+pub(crate) enum ScaleType {
     /// float16 each.
     Half,
     /// A signed byte each, to be multiplied with a float16 of the super-block.
@@ -81,7 +93,7 @@ pub(crate) struct Encoding {
     pub(crate) has_codebook: bool,
     /// What is added to an integer for it to have no sign.
     pub(crate) offset: i32,
-    pub(crate) scales: Scales,
+    pub(crate) scale_type: ScaleType,
     /// Scales of a group: one, or one for each half of it.
     pub(crate) scales_per_group: usize,
     pub(crate) has_min: bool,
@@ -118,9 +130,9 @@ impl GgmlType {
             Self::Q6K => (6, 32, 2, false),
             Self::Iq4Nl | Self::Iq4Xs => (4, 128, 1, false),
         };
-        let scales = if self.block_features() == GROUP { Scales::Half } else { Scales::SuperBlock };
+        let scale_type = if self.block_features() == GROUP { ScaleType::Half } else { ScaleType::SuperBlock };
         let has_codebook = matches!(self, Self::Iq4Nl | Self::Iq4Xs);
-        Encoding { bits, has_codebook, offset, scales, scales_per_group, has_min }
+        Encoding { bits, has_codebook, offset, scale_type, scales_per_group, has_min }
     }
 
     /// As gguf calls it, in small letters.
@@ -172,17 +184,17 @@ impl GgmlType {
 }
 
 impl Encoding {
-    /// Bytes of a group's integers in a panel of so many columns.
-    pub(crate) const fn integer_bytes(self, columns: usize) -> usize {
-        columns * GROUP * self.bits / 8
+    /// Bytes of a group's integers in a panel.
+    pub(crate) const fn integer_bytes(self) -> usize {
+        PANEL * GROUP * self.bits / 8
     }
 
     /// Bytes of each scale and minimum.
     pub(crate) const fn scale_bytes(self) -> usize {
-        match self.scales {
-            Scales::Half => 2,
-            Scales::SuperBlock => 1,
-            Scales::Single => 4,
+        match self.scale_type {
+            ScaleType::Half => 2,
+            ScaleType::SuperBlock => 1,
+            ScaleType::Single => 4,
         }
     }
 
@@ -191,21 +203,21 @@ impl Encoding {
         self.scales_per_group * if self.has_min { 2 } else { 1 }
     }
 
-    /// Bytes of a group in a panel of so many columns.
-    pub(crate) const fn group_bytes(self, columns: usize) -> usize {
-        self.integer_bytes(columns) + columns * self.factors_per_group() * self.scale_bytes()
+    /// Bytes of a group in a panel.
+    pub(crate) const fn group_bytes(self) -> usize {
+        self.integer_bytes() + PANEL * self.factors_per_group() * self.scale_bytes()
     }
 
     /// Bytes before a super-block's groups: a float16 for its scales, and one for its minimums.
-    pub(crate) const fn super_bytes(self, columns: usize) -> usize {
-        match self.scales {
-            Scales::SuperBlock => columns * 2 * if self.has_min { 2 } else { 1 },
-            Scales::Half | Scales::Single => 0,
+    pub(crate) const fn super_bytes(self) -> usize {
+        match self.scale_type {
+            ScaleType::SuperBlock => PANEL * 2 * if self.has_min { 2 } else { 1 },
+            ScaleType::Half | ScaleType::Single => 0,
         }
     }
 
-    /// Bytes of so many groups in a panel of so many columns.
-    pub(crate) const fn panel_bytes(self, groups: usize, columns: usize) -> usize {
-        groups * self.group_bytes(columns) + groups / SUPER_GROUPS * self.super_bytes(columns)
+    /// Bytes of so many groups in a panel.
+    pub(crate) const fn panel_bytes(self, groups: usize) -> usize {
+        groups * self.group_bytes() + groups / SUPER_GROUPS * self.super_bytes()
     }
 }

@@ -29,13 +29,13 @@ use super::integer_rows::IntegerFormat;
 use crate::isa::Isa;
 pub(super) use blocks::group_numbers;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{Factors, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
+use tile::{InputFactors, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
 
 impl IntegerFormat for GgmlType {
     const CHUNK: usize = GROUP;
     const PLANES: usize = 1;
     const CHUNKS_HAVE_FACTORS: bool = true;
-    type Factors = Factors;
+    type Factors = InputFactors;
     type Panel = *const u8;
 
     fn panel(self, _: usize, first: *const u8) -> *const u8 {
@@ -49,7 +49,7 @@ impl IntegerFormat for GgmlType {
         numbers: &[[u8; BYTES]],
         widen: impl Fn([u8; BYTES]) -> f32,
         integers: *mut i8,
-        factors: *mut Factors,
+        factors: *mut InputFactors,
     ) {
         // SAFETY: as the caller promises.
         unsafe { quantise::quantise(numbers, widen, self.encoding(), integers, factors) };

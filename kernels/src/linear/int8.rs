@@ -21,13 +21,13 @@ use super::format::Int8Source;
 use super::integer_rows::IntegerFormat;
 use crate::isa::Isa;
 pub(super) use panel::{pack_blocks, pack_integers, pack_numbers, panel_bytes, unpack_column};
-use tile::{Bytes, CHUNK, Factors, Nibbles, PLANES, Panel, Tile, Weights};
+use tile::{Bytes, CHUNK, InputFactors, Nibbles, PLANES, Panel, Tile, Weights};
 
 impl IntegerFormat for Int8Source {
     const CHUNK: usize = CHUNK;
     const PLANES: usize = PLANES;
     const CHUNKS_HAVE_FACTORS: bool = false;
-    type Factors = Factors;
+    type Factors = InputFactors;
     type Panel = Panel;
 
     fn panel(self, in_features: usize, first: *const u8) -> Panel {
@@ -41,7 +41,7 @@ impl IntegerFormat for Int8Source {
         numbers: &[[u8; BYTES]],
         widen: impl Fn([u8; BYTES]) -> f32,
         integers: *mut i8,
-        factors: *mut Factors,
+        factors: *mut InputFactors,
     ) {
         // SAFETY: as the caller promises.
         unsafe { factors.write(quantise::quantise(numbers, widen, integers)) };

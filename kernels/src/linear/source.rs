@@ -33,6 +33,16 @@ impl Source {
         }
     }
 
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Elements(dtype) => dtype.name(),
+            Self::Float16 => "float16",
+            Self::Int8 => "int8",
+            Self::Float8 => "float8_e4m3fn",
+            Self::Ggml(format) => format.name(),
+        }
+    }
+
     /// Bytes of a row of so many features, which fill blocks.
     pub(crate) fn row_bytes(self, in_features: usize) -> usize {
         match self {

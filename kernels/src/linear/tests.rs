@@ -3,7 +3,8 @@ use proptest::prelude::*;
 use super::format::GROUP;
 use super::*;
 use crate::dtype::{from_bfloat16, from_float16, round_to_bfloat16};
-use crate::op::Matrix;
+use crate::isa::Isa;
+use crate::op::{Matrix, RowWriter};
 
 fn formats() -> Vec<Format> {
     let int8 = [Int8Source::Elements, Int8Source::Q4_0, Int8Source::Q4_1].map(Format::Int8);
@@ -541,7 +542,18 @@ fn what_cannot_be_packed_is_refused() {
     let check = |format, in_features| Linear { format, dtype: DType::Float32, in_features, out_features: 1 }.check();
     for format in [Format::Ggml(GgmlType::Q4_0), Format::Int8(Int8Source::Q4_1)] {
         assert_eq!(check(format, 96), Ok(()));
-        assert!(check(format, 100).unwrap_err().contains("100 inputs in groups of 32"));
+        assert!(check(format, 100).unwrap_err().contains("100 inputs do not fill blocks of 32"));
+    }
+    for (format, expected) in [
+        (Format::Ggml(GgmlType::Q4K), "q4_k cannot be packed from rows of q8_0: give rows of q4_k"),
+        (Format::Int8(Int8Source::Q4_1), "int8 cannot be packed from rows of q8_0: give rows of q4_1"),
+    ] {
+        let linear = Linear { format, dtype: DType::Float32, in_features: 256, out_features: 1 };
+        let rows = [row_at(Source::Ggml(GgmlType::Q8_0), 0)];
+        let mut packed = vec![0; linear.packed_bytes()];
+        // SAFETY: a row at 0 is zeros.
+        let error = unsafe { linear.pack(&rows, &mut packed, &mut Pool::new(1)) }.unwrap_err();
+        assert_eq!(error, expected);
     }
     let int8 = Format::Int8(Int8Source::Elements);
     assert_eq!(check(int8, MAX_INT8_FEATURES), Ok(()));

@@ -1,12 +1,12 @@
 //! The micro-kernel in AVX2, of expanded panels: products of 16 bits, whose sums of two cannot overflow.
 
 use std::arch::x86_64::{
-    __m256, __m256i, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_setzero_ps, _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srli_epi16, _mm256_storeu_ps,
+    __m256, _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps, _mm256_set1_epi32,
+    _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps,
 };
 
 use super::tile::{Tile, Weights};
+use crate::linear::dots;
 use crate::linear::for_rows;
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
@@ -68,7 +68,7 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, column: usize) 
                 for step in half * steps..(half + 1) * steps {
                     let bytes = weights.add(step * STEP_BYTES + column * STEP_FEATURES);
                     let bytes = [_mm256_loadu_si256(bytes.cast()), _mm256_loadu_si256(bytes.add(32).cast())];
-                    add_dots(&mut products, bytes, |row| x.add(row * GROUP).cast::<i32>().add(step).read_unaligned());
+                    dots::avx2(&mut products, bytes, |row| x.add(row * GROUP).cast::<i32>().add(step).read_unaligned());
                 }
                 let scales = factor::<W>(weights, half, column);
                 for (row, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
@@ -91,23 +91,6 @@ unsafe fn half_panel<W: Weights, const ROWS: usize>(tile: &Tile, column: usize) 
         }
     }
     sums
-}
-
-/// The features of even number and those of odd number apart, each as 16 bits.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn add_dots(products: &mut [[__m256i; 2]], weights: [__m256i; 2], x: impl Fn(usize) -> i32) {
-    let low_bytes = _mm256_set1_epi16(0xff);
-    let evens = weights.map(|weights| _mm256_and_si256(weights, low_bytes));
-    let odds = weights.map(|weights| _mm256_srli_epi16::<8>(weights));
-    for (row, products) in products.iter_mut().enumerate() {
-        let x = _mm256_set1_epi32(x(row));
-        let (x_evens, x_odds) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
-        for half in 0..2 {
-            let dots = _mm256_add_epi32(_mm256_madd_epi16(evens[half], x_evens), _mm256_madd_epi16(odds[half], x_odds));
-            products[half] = _mm256_add_epi32(products[half], dots);
-        }
-    }
 }
 
 /// Scales or minimums of 16 columns of a group.

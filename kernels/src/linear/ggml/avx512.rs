@@ -11,9 +11,9 @@ use std::arch::x86_64::{
 
 use super::panel::PAIRS;
 use super::tile::{Tile, Weights};
-use crate::linear::format::{CODEBOOK, GROUP, SUPER_GROUPS, Scales};
+use crate::linear::format::{CODEBOOK, GROUP, SUPER_GROUPS, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES};
-use crate::linear::{ahead, for_rows};
+use crate::linear::{PREFETCH, for_rows, prefetch_distance};
 
 /// Of more rows it is worth to expand the panel first.
 pub(super) const MOST_PACKED_ROWS: usize = 64;
@@ -39,17 +39,16 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni")]
 pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
     let mut supers = [[_mm512_setzero_ps(); 2]; 2];
-    let ahead = ahead(MOST_PACKED_ROWS);
     let mut weights = panel.as_ptr();
     for (group, out) in out.chunks_exact_mut(W::Expanded::GROUP_BYTES).enumerate() {
         let (integers, factors) = out.split_at_mut(W::Expanded::INTEGER_BYTES);
         // SAFETY: as the caller promises: the panel has this group, and `out` its steps and factors.
         unsafe {
             if W::IN_SUPER_BLOCKS && group.is_multiple_of(SUPER_GROUPS) {
-                supers = next_supers::<W>(&mut weights, ahead);
+                supers = next_supers::<W>(&mut weights, PREFETCH);
             }
             for half in 0..W::ENCODING.scales_per_group {
-                unpack::<W>(weights, half, ahead, |step, bytes| {
+                unpack::<W>(weights, half, PREFETCH, |step, bytes| {
                     let to = integers.as_mut_ptr().add(step * STEP_BYTES);
                     _mm512_storeu_si512(to.cast(), bytes[0]);
                     _mm512_storeu_si512(to.add(64).cast(), bytes[1]);
@@ -57,7 +56,7 @@ pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
             }
             for index in 0..W::ENCODING.factors_per_group() {
                 let to = factors.as_mut_ptr().cast::<f32>().add(index * PANEL);
-                let [first, second] = factor::<W>(weights, index, &supers, ahead);
+                let [first, second] = factor::<W>(weights, index, &supers, PREFETCH);
                 _mm512_storeu_ps(to, first);
                 _mm512_storeu_ps(to.add(16), second);
             }
@@ -73,27 +72,27 @@ pub(super) unsafe fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     let mut supers = [[_mm512_setzero_ps(); 2]; 2];
-    let ahead = ahead(ROWS);
+    let distance = prefetch_distance(ROWS);
     let mut weights = tile.panel;
     // SAFETY: as the caller promises.
     unsafe {
         for group in 0..tile.num_chunks {
             if W::IN_SUPER_BLOCKS && group.is_multiple_of(SUPER_GROUPS) {
-                supers = next_supers::<W>(&mut weights, ahead);
+                supers = next_supers::<W>(&mut weights, distance);
             }
             let factors = tile.chunk_factors(group);
             let x = tile.chunk(group, 0);
             for half in 0..W::ENCODING.scales_per_group {
                 let mut products: [_; ROWS] =
                     std::array::from_fn(|row| [_mm512_set1_epi32((*factors.add(row)).starts[half]); 2]);
-                unpack::<W>(weights, half, ahead, |step, bytes| {
+                unpack::<W>(weights, half, distance, |step, bytes| {
                     for (row, products) in products.iter_mut().enumerate() {
                         let x = _mm512_set1_epi32(x.add(row * GROUP).cast::<i32>().add(step).read_unaligned());
                         products[0] = _mm512_dpbusd_epi32(products[0], bytes[0], x);
                         products[1] = _mm512_dpbusd_epi32(products[1], bytes[1], x);
                     }
                 });
-                let scales = factor::<W>(weights, half, &supers, ahead);
+                let scales = factor::<W>(weights, half, &supers, distance);
                 for (row, (sums, products)) in sums.iter_mut().zip(products).enumerate() {
                     let scale = _mm512_set1_ps((*factors.add(row)).scale);
                     for side in 0..2 {
@@ -104,7 +103,7 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
             }
             if W::HAS_MIN {
                 for half in 0..W::ENCODING.scales_per_group {
-                    let mins = factor::<W>(weights, W::ENCODING.scales_per_group + half, &supers, ahead);
+                    let mins = factor::<W>(weights, W::ENCODING.scales_per_group + half, &supers, distance);
                     for (row, sums) in sums.iter_mut().enumerate() {
                         let scaled_sum = _mm512_set1_ps((*factors.add(row)).scaled_sums[half]);
                         sums[0] = _mm512_fmadd_ps(mins[0], scaled_sum, sums[0]);
@@ -129,13 +128,18 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
 /// The group is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn unpack<W: Weights>(group: *const u8, half: usize, ahead: usize, mut each: impl FnMut(usize, [__m512i; 2])) {
+unsafe fn unpack<W: Weights>(
+    group: *const u8,
+    half: usize,
+    distance: usize,
+    mut each: impl FnMut(usize, [__m512i; 2]),
+) {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     let line = |line: usize| unsafe {
         let at = group.add(line * STEP_BYTES);
         if half == 0 || W::ENCODING.bits == 8 {
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead + 64).cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(distance).cast());
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(distance + 64).cast());
         }
         [_mm512_loadu_si512(at.cast()), _mm512_loadu_si512(at.add(64).cast())]
     };
@@ -198,21 +202,26 @@ fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i;
 /// The group is there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn factor<W: Weights>(group: *const u8, index: usize, supers: &[[__m512; 2]; 2], ahead: usize) -> [__m512; 2] {
+unsafe fn factor<W: Weights>(
+    group: *const u8,
+    index: usize,
+    supers: &[[__m512; 2]; 2],
+    distance: usize,
+) -> [__m512; 2] {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     unsafe {
         let factors = group.add(W::INTEGER_BYTES + index * PANEL * W::ENCODING.scale_bytes());
-        match W::ENCODING.scales {
-            Scales::Half => half_floats(factors, ahead),
-            Scales::SuperBlock => {
+        match W::ENCODING.scale_type {
+            ScaleType::Half => half_floats(factors, distance),
+            ScaleType::SuperBlock => {
                 if index.is_multiple_of(2) {
-                    _mm_prefetch::<_MM_HINT_T0>(factors.wrapping_add(ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(factors.wrapping_add(distance).cast());
                 }
                 let byte = |side: usize| _mm512_cvtepi8_epi32(_mm_loadu_si128(factors.add(side * 16).cast()));
                 let supers = supers[index / W::ENCODING.scales_per_group];
                 [0, 1].map(|side| _mm512_mul_ps(supers[side], _mm512_cvtepi32_ps(byte(side))))
             }
-            Scales::Single => [_mm512_loadu_ps(factors.cast()), _mm512_loadu_ps(factors.add(64).cast())],
+            ScaleType::Single => [_mm512_loadu_ps(factors.cast()), _mm512_loadu_ps(factors.add(64).cast())],
         }
     }
 }
@@ -224,13 +233,13 @@ unsafe fn factor<W: Weights>(group: *const u8, index: usize, supers: &[[__m512; 
 /// A super-block is there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn next_supers<W: Weights>(weights: &mut *const u8, ahead: usize) -> [[__m512; 2]; 2] {
+unsafe fn next_supers<W: Weights>(weights: &mut *const u8, distance: usize) -> [[__m512; 2]; 2] {
     // SAFETY: as the caller promises.
     unsafe {
         let here = *weights;
         *weights = here.add(W::SUPER_BYTES);
-        let scales = half_floats(here, ahead);
-        [scales, if W::HAS_MIN { half_floats(here.add(PANEL * 2), ahead) } else { scales }]
+        let scales = half_floats(here, distance);
+        [scales, if W::HAS_MIN { half_floats(here.add(PANEL * 2), distance) } else { scales }]
     }
 }
 
@@ -239,10 +248,10 @@ unsafe fn next_supers<W: Weights>(weights: &mut *const u8, ahead: usize) -> [[__
 /// A panel's float16 are there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn half_floats(from: *const u8, ahead: usize) -> [__m512; 2] {
+unsafe fn half_floats(from: *const u8, distance: usize) -> [__m512; 2] {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead).cast());
+        _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(distance).cast());
         [0, 32].map(|at| _mm512_cvtph_ps(_mm256_loadu_si256(from.add(at).cast())))
     }
 }

@@ -1,7 +1,7 @@
 //! The blocks of GGUF's formats taken apart, as ggml's `dequantize_row_*` do. Knows no panel.
 
 use crate::dtype::from_float16;
-use crate::linear::format::{CODEBOOK, GROUP, GgmlType, SUPER_GROUPS, Scales};
+use crate::linear::format::{CODEBOOK, GROUP, GgmlType, SUPER_GROUPS, ScaleType};
 
 /// A group of a block: integers without a sign, or places in the codebook; scales and minimums as they lie in a panel,
 /// float16 or signed bytes, of each half where the format has two.
@@ -144,9 +144,9 @@ fn half(block: &[u8], at: usize) -> u16 {
 pub(in crate::linear) fn group_numbers(format: GgmlType, block: &[u8], number: usize, out: &mut [f32; GROUP]) {
     let encoding = format.encoding();
     let Group { integers, scales, mins } = group(format, block, number);
-    let factors = |all: u16, factors: [u16; 2]| match encoding.scales {
-        Scales::SuperBlock => factors.map(|factor| from_float16(all) * f32::from((factor as u8).cast_signed())),
-        Scales::Half | Scales::Single => factors.map(from_float16),
+    let factors = |all: u16, factors: [u16; 2]| match encoding.scale_type {
+        ScaleType::SuperBlock => factors.map(|factor| from_float16(all) * f32::from((factor as u8).cast_signed())),
+        ScaleType::Half | ScaleType::Single => factors.map(from_float16),
     };
     let [all_scales, all_mins] = super_scales(format, block);
     let (scales, mins) = (factors(all_scales, scales), factors(all_mins, mins));

@@ -21,7 +21,7 @@ thread_local! {
 ///
 /// As for `IntegerFormat::multiply`; the panel's weights are these.
 pub(super) unsafe fn expanded<W: Weights>(tile: &Tile, isa: Isa, run: impl FnOnce(&Tile)) {
-    let bytes = W::ENCODING.panel_bytes(tile.num_chunks, PANEL);
+    let bytes = W::ENCODING.panel_bytes(tile.num_chunks);
     // SAFETY: as the caller promises.
     let panel = unsafe { std::slice::from_raw_parts(tile.panel, bytes) };
     EXPANDED.with_borrow_mut(|scratch| {
@@ -54,7 +54,7 @@ unsafe fn expand_avx2<W: Weights>(panel: &[u8], out: &mut [u8]) {
 #[expect(clippy::inline_always, reason = "see above")]
 fn expand<W: Weights>(panel: &[u8], out: &mut [u8]) {
     let groups = if W::IN_SUPER_BLOCKS { SUPER_GROUPS } else { 1 };
-    let blocks = panel.chunks_exact(W::ENCODING.panel_bytes(groups, PANEL));
+    let blocks = panel.chunks_exact(W::ENCODING.panel_bytes(groups));
     for (block, out) in blocks.zip(out.chunks_exact_mut(groups * W::Expanded::GROUP_BYTES)) {
         let (supers, packed) = block.split_at(W::SUPER_BYTES);
         for (group, out) in packed.chunks_exact(W::GROUP_BYTES).zip(out.chunks_exact_mut(W::Expanded::GROUP_BYTES)) {

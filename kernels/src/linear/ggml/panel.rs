@@ -11,15 +11,15 @@
 
 use super::blocks::{self, Group};
 use crate::dtype::{from_float16, write};
-use crate::linear::format::{CODEBOOK, Encoding, GROUP, GgmlType, Scales};
+use crate::linear::format::{CODEBOOK, Encoding, GROUP, GgmlType, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
-use crate::linear::{Content, Linear};
+use crate::linear::{Content, Linear, lowest};
 
 /// Pairs of steps of a group.
 pub(super) const PAIRS: usize = GROUP / STEP_FEATURES / 2;
 
 pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize {
-    format.encoding().panel_bytes(linear.in_features / GROUP, PANEL)
+    format.encoding().panel_bytes(linear.in_features / GROUP)
 }
 
 /// Pack rows of the matrix as the columns of a panel that was all zeros. Gives back the first whose scales are not finite.
@@ -27,14 +27,14 @@ pub(in crate::linear) fn panel_bytes(linear: &Linear, format: GgmlType) -> usize
 /// All rows advance together, so that what is written lies near each other.
 pub(in crate::linear) fn pack_panel(format: GgmlType, rows: &[Option<Content>], panel: &mut [u8]) -> Option<usize> {
     let encoding = format.encoding();
-    let panel_bytes = encoding.panel_bytes(format.block_features() / GROUP, PANEL);
+    let panel_bytes = encoding.panel_bytes(format.block_features() / GROUP);
     let mut odd = None;
     for (index, panel) in panel.chunks_exact_mut(panel_bytes).enumerate() {
         for (column, row) in rows.iter().enumerate() {
             let Some(row) = row else { continue };
             let block = &row.bytes[index * format.block_bytes()..][..format.block_bytes()];
             if !pack_block(format, block, column, panel) {
-                odd = odd.min(Some(column)).or(Some(column));
+                odd = Some(lowest(odd, column));
             }
         }
     }
@@ -45,15 +45,15 @@ pub(in crate::linear) fn pack_panel(format: GgmlType, rows: &[Option<Content>], 
 #[expect(clippy::inline_always, reason = "see above")]
 fn pack_block_of(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -> bool {
     let encoding = format.encoding();
-    let (supers, groups) = panel.split_at_mut(encoding.super_bytes(PANEL));
+    let (supers, groups) = panel.split_at_mut(encoding.super_bytes());
     let super_scales = blocks::super_scales(format, block);
     let mut is_finite = super_scales.into_iter().all(is_number);
     for (supers, scale) in supers.chunks_exact_mut(PANEL * 2).zip(super_scales) {
         supers[column * 2..column * 2 + 2].copy_from_slice(&scale.to_ne_bytes());
     }
-    for (number, packed) in groups.chunks_exact_mut(encoding.group_bytes(PANEL)).enumerate() {
+    for (number, packed) in groups.chunks_exact_mut(encoding.group_bytes()).enumerate() {
         let group = blocks::group(format, block, number);
-        is_finite &= encoding.scales != Scales::Half || is_number(group.scales[0]) && is_number(group.mins[0]);
+        is_finite &= encoding.scale_type != ScaleType::Half || is_number(group.scales[0]) && is_number(group.mins[0]);
         pack_group(encoding, &group, column, packed);
     }
     is_finite
@@ -75,15 +75,14 @@ fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -
 pub(in crate::linear) fn unpack_column(linear: &Linear, format: GgmlType, panel: &[u8], column: usize, out: &mut [u8]) {
     let encoding = format.encoding();
     let groups_per_block = format.block_features() / GROUP;
-    let block_bytes = encoding.panel_bytes(groups_per_block, PANEL);
+    let block_bytes = encoding.panel_bytes(groups_per_block);
     let mut out = out.chunks_exact_mut(linear.dtype.bytes());
     for panel in panel.chunks_exact(block_bytes) {
-        let (supers, groups) = panel.split_at(encoding.super_bytes(PANEL));
-        for group in groups.chunks_exact(encoding.group_bytes(PANEL)) {
+        let (supers, groups) = panel.split_at(encoding.super_bytes());
+        for group in groups.chunks_exact(encoding.group_bytes()) {
             for (feature, out) in out.by_ref().take(GROUP).enumerate() {
                 let half = feature * encoding.scales_per_group / GROUP;
-                let factor =
-                    |index: usize| factor(encoding, supers, &group[encoding.integer_bytes(PANEL)..], index, column);
+                let factor = |index: usize| factor(encoding, supers, &group[encoding.integer_bytes()..], index, column);
                 let scale = factor(half);
                 let min = if encoding.has_min { factor(encoding.scales_per_group + half) } else { 0.0 };
                 write(linear.dtype, scale * integer(encoding, group, column, feature) as f32 + min, out);
@@ -99,7 +98,7 @@ fn is_number(half: u16) -> bool {
 #[inline(always)] // as above
 #[expect(clippy::inline_always, reason = "see above")]
 fn pack_group(encoding: Encoding, group: &Group, column: usize, packed: &mut [u8]) {
-    let (integers, factors) = packed.split_at_mut(encoding.integer_bytes(PANEL));
+    let (integers, factors) = packed.split_at_mut(encoding.integer_bytes());
     let steps = group.integers.as_chunks::<STEP_FEATURES>().0;
     if encoding.bits == 8 {
         for (step, cell) in steps.iter().enumerate() {
@@ -164,11 +163,11 @@ fn integer(encoding: Encoding, group: &[u8], column: usize, feature: usize) -> i
 pub(super) fn factor(encoding: Encoding, supers: &[u8], factors: &[u8], index: usize, column: usize) -> f32 {
     let half = |bytes: &[u8], at: usize| from_float16(u16::from_ne_bytes([bytes[2 * at], bytes[2 * at + 1]]));
     let at = index * PANEL + column;
-    match encoding.scales {
-        Scales::Half => half(factors, at),
-        Scales::SuperBlock => {
+    match encoding.scale_type {
+        ScaleType::Half => half(factors, at),
+        ScaleType::SuperBlock => {
             half(supers, index / encoding.scales_per_group * PANEL + column) * f32::from(factors[at].cast_signed())
         }
-        Scales::Single => unreachable!("nothing is packed so"),
+        ScaleType::Single => unreachable!("nothing is packed so"),
     }
 }

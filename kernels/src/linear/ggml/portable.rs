@@ -1,6 +1,7 @@
 //! The micro-kernel in plain Rust, of expanded panels.
 
-use super::tile::{Factors, Tile, Weights};
+use super::tile::{InputFactors, Tile, Weights};
+use crate::linear::dots;
 use crate::linear::format::GROUP;
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
@@ -22,7 +23,7 @@ pub(super) unsafe fn multiply<W: Weights>(tile: &Tile) {
     }
 }
 
-fn add_group<W: Weights>(factors: &Factors, x: [i8; GROUP], group: &[u8], sums: &mut [f32; PANEL]) {
+fn add_group<W: Weights>(factors: &InputFactors, x: [i8; GROUP], group: &[u8], sums: &mut [f32; PANEL]) {
     let (integers, scales) = group.split_at(W::INTEGER_BYTES);
     let factor = |index: usize, column: usize| f32::from_ne_bytes(scales.as_chunks().0[index * PANEL + column]);
     let steps: Vec<_> = integers.as_chunks::<STEP_BYTES>().0.iter().zip(x.as_chunks::<STEP_FEATURES>().0).collect();
@@ -30,7 +31,7 @@ fn add_group<W: Weights>(factors: &Factors, x: [i8; GROUP], group: &[u8], sums: 
     for (half, steps) in steps.chunks_exact(steps.len() / num_scales).enumerate() {
         let mut products = [factors.starts[half]; PANEL];
         for (cells, x) in steps {
-            add_dots(&mut products, cells, **x);
+            dots::portable(&mut products, cells, **x);
         }
         for (column, (sum, product)) in sums.iter_mut().zip(products).enumerate() {
             *sum = (factors.scale * factor(half, column)).mul_add(product as f32, *sum);
@@ -40,12 +41,5 @@ fn add_group<W: Weights>(factors: &Factors, x: [i8; GROUP], group: &[u8], sums: 
         for (column, sum) in sums.iter_mut().enumerate() {
             *sum = factor(num_scales + half, column).mul_add(factors.scaled_sums[half], *sum);
         }
-    }
-}
-
-fn add_dots(products: &mut [i32; PANEL], cells: &[u8; STEP_BYTES], x: [i8; STEP_FEATURES]) {
-    for (product, cell) in products.iter_mut().zip(cells.as_chunks::<STEP_FEATURES>().0) {
-        let dot: i32 = cell.iter().zip(x).map(|(&weight, x)| i32::from(weight) * i32::from(x)).sum();
-        *product = product.wrapping_add(dot);
     }
 }

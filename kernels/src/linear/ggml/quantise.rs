@@ -1,6 +1,6 @@
 //! An input row as integers of 8 bits: each group by its largest magnitude. Knows no weights.
 
-use super::tile::Factors;
+use super::tile::InputFactors;
 use crate::linear::format::{Encoding, GROUP};
 use crate::linear::output::SIDE;
 use crate::linear::rounding::{Scale, nearest};
@@ -22,7 +22,7 @@ pub(super) unsafe fn quantise<const BYTES: usize>(
     widen: impl Fn([u8; BYTES]) -> f32,
     encoding: Encoding,
     mut integers: *mut i8,
-    mut factors: *mut Factors,
+    mut factors: *mut InputFactors,
 ) {
     // Of a number that it knows, the compiler makes vectors without loops.
     for elements in elements.as_chunks::<GROUP>().0 {
@@ -39,7 +39,7 @@ pub(super) unsafe fn quantise<const BYTES: usize>(
             }
         }
         // SAFETY: as the caller promises: a row has factors for each of its groups.
-        unsafe { factors.write(Factors::new(scale, sums, encoding)) };
+        unsafe { factors.write(InputFactors::new(scale, sums, encoding)) };
         (integers, factors) = (integers.wrapping_add(SIDE * GROUP), factors.wrapping_add(SIDE));
     }
 }
@@ -59,15 +59,16 @@ mod tests {
         elements[GROUP..GROUP + 2].copy_from_slice(&[3.0, -3.0]);
         let bytes: &[u8] = bytemuck::cast_slice(&elements);
         for isa in Isa::available() {
-            let (mut integers, mut factors) = ([99_i8; 2 * SIDE * GROUP], [Factors::default(); 2 * SIDE]);
+            let (mut integers, mut factors) = ([99_i8; 2 * SIDE * GROUP], [InputFactors::default(); 2 * SIDE]);
             let (first, first_factors) = (integers.as_mut_ptr(), factors.as_mut_ptr());
             // SAFETY: a side of two groups has room for its first row, and the instructions are available ones.
             unsafe { integer_rows::quantise(isa, GgmlType::Q8_0, DType::Float32, bytes, first, first_factors) };
             assert_eq!(integers[..6], [-127, 2, 2, 0, 0, 0]);
             assert_eq!(integers[GROUP - 1..=GROUP], [0, 99]);
             assert_eq!(integers[SIDE * GROUP..SIDE * GROUP + 3], [127, -127, 0]);
-            let bits =
-                |factors: Factors| (factors.scale.to_bits(), factors.starts, factors.scaled_sums.map(f32::to_bits));
+            let bits = |factors: InputFactors| {
+                (factors.scale.to_bits(), factors.starts, factors.scaled_sums.map(f32::to_bits))
+            };
             assert_eq!(bits(factors[0]), (2.0_f32.to_bits(), [123 * 128, 0], [(-246.0_f32).to_bits(), 0]));
             assert_eq!(bits(factors[SIDE]), ((3.0_f32 / 127.0).to_bits(), [0; 2], [0; 2]));
         }

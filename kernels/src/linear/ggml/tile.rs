@@ -1,6 +1,6 @@
 //! What the micro-kernels of these formats know of rows and panels when they are compiled.
 
-use crate::linear::format::{Encoding, GROUP, GgmlType, Scales};
+use crate::linear::format::{Encoding, GROUP, GgmlType, ScaleType};
 use crate::linear::integer_rows;
 use crate::linear::output::PANEL;
 
@@ -9,10 +9,10 @@ pub(super) type Tile = integer_rows::Tile<GgmlType>;
 /// What a micro-kernel must know of a panel's weights when it is compiled.
 pub(super) trait Weights {
     const ENCODING: Encoding;
-    const GROUP_BYTES: usize = Self::ENCODING.group_bytes(PANEL);
-    const INTEGER_BYTES: usize = Self::ENCODING.integer_bytes(PANEL);
-    const SUPER_BYTES: usize = Self::ENCODING.super_bytes(PANEL);
-    const IN_SUPER_BLOCKS: bool = matches!(Self::ENCODING.scales, Scales::SuperBlock);
+    const GROUP_BYTES: usize = Self::ENCODING.group_bytes();
+    const INTEGER_BYTES: usize = Self::ENCODING.integer_bytes();
+    const SUPER_BYTES: usize = Self::ENCODING.super_bytes();
+    const IN_SUPER_BLOCKS: bool = matches!(Self::ENCODING.scale_type, ScaleType::SuperBlock);
     const HAS_MIN: bool = Self::ENCODING.has_min;
     /// Each half of a group has a scale, and a minimum, of its own.
     const HALVES: bool = Self::ENCODING.scales_per_group == 2;
@@ -44,7 +44,7 @@ impl<const SCALES: usize, const HAS_MIN: bool> Weights for Expanded<SCALES, HAS_
         bits: 8,
         has_codebook: false,
         offset: 0,
-        scales: Scales::Single,
+        scale_type: ScaleType::Single,
         scales_per_group: SCALES,
         has_min: HAS_MIN,
     };
@@ -55,7 +55,7 @@ impl<const SCALES: usize, const HAS_MIN: bool> Weights for Expanded<SCALES, HAS_
 /// the first of two stands for the whole group.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub(crate) struct Factors {
+pub(crate) struct InputFactors {
     pub(super) scale: f32,
     /// What the products of each half begin with, so that the weights' offset is gone in the end.
     pub(super) starts: [i32; 2],
@@ -63,7 +63,7 @@ pub(crate) struct Factors {
     pub(super) scaled_sums: [f32; 2],
 }
 
-impl Factors {
+impl InputFactors {
     /// Of the sums of the integers of both halves.
     #[inline]
     pub(super) fn new(scale: f32, sums: [i32; 2], encoding: Encoding) -> Self {

@@ -1,12 +1,12 @@
 //! The micro-kernel in AVX2: products of 16 bits, whose sums of two cannot overflow.
 
 use std::arch::x86_64::{
-    __m256i, _mm256_add_epi32, _mm256_and_si256, _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
-    _mm256_loadu_si256, _mm256_madd_epi16, _mm256_mul_ps, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_set1_ps,
-    _mm256_slli_epi16, _mm256_srai_epi16, _mm256_srli_epi16, _mm256_storeu_ps,
+    __m256i, _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_mul_ps,
+    _mm256_set1_epi32, _mm256_set1_ps, _mm256_storeu_ps,
 };
 
 use super::tile::{CHUNK, PLANES, Tile};
+use crate::linear::dots;
 use crate::linear::output::{PANEL, SIDE, STEP_BYTES, STEP_FEATURES};
 
 /// Columns of a vector, of which there are two at a time.
@@ -61,28 +61,11 @@ unsafe fn products(row: &Tile, starts: [i32; PLANES], column: usize) -> [[__m256
             for step in 0..CHUNK / STEP_FEATURES {
                 let bytes = [0, 32].map(|at| _mm256_loadu_si256(weights.add(at).cast()));
                 weights = weights.add(STEP_BYTES);
-                let x =
-                    std::array::from_fn(|plane| x.add(plane * SIDE * CHUNK / STEP_FEATURES + step).read_unaligned());
-                add_dots(&mut products, bytes, x);
+                dots::avx2(&mut products, bytes, |plane| {
+                    x.add(plane * SIDE * CHUNK / STEP_FEATURES + step).read_unaligned()
+                });
             }
         }
     }
     products
-}
-
-/// The features of even number and those of odd number apart, each as 16 bits.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn add_dots(products: &mut [[__m256i; 2]; PLANES], weights: [__m256i; 2], x: [i32; PLANES]) {
-    let low_bytes = _mm256_set1_epi16(0xff);
-    let evens = weights.map(|weights| _mm256_and_si256(weights, low_bytes));
-    let odds = weights.map(|weights| _mm256_srli_epi16::<8>(weights));
-    for (products, x) in products.iter_mut().zip(x) {
-        let x = _mm256_set1_epi32(x);
-        let (x_evens, x_odds) = (_mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(x)), _mm256_srai_epi16::<8>(x));
-        for half in 0..2 {
-            let dots = _mm256_add_epi32(_mm256_madd_epi16(evens[half], x_evens), _mm256_madd_epi16(odds[half], x_odds));
-            products[half] = _mm256_add_epi32(products[half], dots);
-        }
-    }
 }

@@ -6,12 +6,11 @@ use std::arch::x86_64::{
 };
 
 use super::nibbles::{self, GROUP_BYTES, VectorFactors};
-use super::tile::{Bytes, CHUNK, Factors, PLANES, Tile, Weights};
+use super::tile::{Bytes, CHUNK, InputFactors, PLANES, Tile, Weights};
 use crate::isa::Isa;
-use crate::linear::ahead;
-use crate::linear::for_rows;
 use crate::linear::format::GROUP;
 use crate::linear::output::{SIDE, STEP_BYTES, STEP_FEATURES};
+use crate::linear::{for_rows, prefetch_distance};
 
 /// Rows at once: four products of each, among 32 registers. Of more, a panel of 4 bits is made into bytes beforehand.
 const MOST_ROWS: usize = 6;
@@ -51,9 +50,9 @@ type Products = [[__m512i; 2]; PLANES];
 unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
     // SAFETY: as the caller promises.
     unsafe {
-        let factors: [Factors; ROWS] = std::array::from_fn(|row| tile.factors.add(row).read());
+        let factors: [InputFactors; ROWS] = std::array::from_fn(|row| tile.factors.add(row).read());
         let mut products = factors.map(|factors| factors.starts.map(|start| [_mm512_set1_epi32(start); 2]));
-        let ahead = ahead(ROWS);
+        let distance = prefetch_distance(ROWS);
         let mut weights = tile.panel.integers;
         for group in 0..tile.num_chunks * (CHUNK / GROUP) {
             let x = tile.chunk(group * GROUP / CHUNK, 0).add(group * GROUP % CHUNK);
@@ -61,9 +60,9 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
                 x.add((plane * SIDE + row) * CHUNK).cast::<i32>().add(step).read_unaligned()
             };
             if W::NIBBLES {
-                let factors = VectorFactors::load(weights, ahead);
+                let factors = VectorFactors::load(weights, distance);
                 for step in 0..STEPS / 2 {
-                    let [first, second] = vectors(weights.add(step * STEP_BYTES), ahead);
+                    let [first, second] = vectors(weights.add(step * STEP_BYTES), distance);
                     let ([low, high], [next_low, next_high]) = (factors.expand(0, first), factors.expand(1, second));
                     add_dots(&mut products, [low, next_low], |row, plane| x(row, plane, step));
                     add_dots(&mut products, [high, next_high], |row, plane| x(row, plane, step + STEPS / 2));
@@ -71,7 +70,7 @@ unsafe fn rows<W: Weights, const ROWS: usize>(tile: &Tile) {
                 weights = weights.add(GROUP_BYTES);
             } else {
                 for step in 0..STEPS {
-                    let bytes = vectors(weights.add(step * STEP_BYTES), ahead);
+                    let bytes = vectors(weights.add(step * STEP_BYTES), distance);
                     add_dots(&mut products, bytes, |row, plane| x(row, plane, step));
                 }
                 weights = weights.add(STEPS * STEP_BYTES);
@@ -119,11 +118,11 @@ fn add_dots(products: &mut [Products], weights: [__m512i; 2], x: impl Fn(usize, 
 /// A step's bytes are there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn vectors(step: *const u8, ahead: usize) -> [__m512i; 2] {
+unsafe fn vectors(step: *const u8, distance: usize) -> [__m512i; 2] {
     // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(ahead).cast());
-        _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(ahead + 64).cast());
+        _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(distance).cast());
+        _mm_prefetch::<_MM_HINT_T0>(step.wrapping_add(distance + 64).cast());
         [_mm512_loadu_si512(step.cast()), _mm512_loadu_si512(step.add(64).cast())]
     }
 }

@@ -12,9 +12,9 @@ use std::arch::x86_64::{
 use super::tile::{CHUNK, Panel, Tile, Weights};
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
-use crate::linear::ahead;
+use crate::linear::PREFETCH;
 use crate::linear::format::GROUP;
-use crate::linear::output::{PANEL, SIDE, STEP_BYTES, STEP_FEATURES};
+use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 use crate::memory::scratch::Scratch;
 
 /// Bytes of a group's integers in a panel.
@@ -102,15 +102,14 @@ unsafe fn expand_avx2(panel: &[u8], bytes: &mut [u8]) {
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn expand_avx512(panel: &[u8], bytes: &mut [u8]) {
-    let ahead = ahead(SIDE);
     for (group, bytes) in panel.chunks_exact(GROUP_BYTES).zip(bytes.chunks_exact_mut(GROUP * PANEL)) {
         let (lows, highs) = bytes.split_at_mut(INTEGER_BYTES);
         // SAFETY: a group has its factors, and each of its vectors is there; asking for memory that is not there does
         // nothing.
         unsafe {
-            let factors = VectorFactors::load(group.as_ptr(), ahead);
+            let factors = VectorFactors::load(group.as_ptr(), PREFETCH);
             for at in (0..INTEGER_BYTES).step_by(64) {
-                _mm_prefetch::<_MM_HINT_T0>(group.as_ptr().wrapping_add(ahead + at).cast());
+                _mm_prefetch::<_MM_HINT_T0>(group.as_ptr().wrapping_add(PREFETCH + at).cast());
                 let pairs = _mm512_loadu_si512(group.as_ptr().add(at).cast());
                 let [low, high] = factors.expand(at % STEP_BYTES / 64, pairs);
                 _mm512_store_si512(lows.as_mut_ptr().add(at).cast(), low);
@@ -134,7 +133,7 @@ impl VectorFactors {
     /// The group is there.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) unsafe fn load(group: *const u8, ahead: usize) -> Self {
+    pub(super) unsafe fn load(group: *const u8, distance: usize) -> Self {
         let first = _mm512_set_epi16(
             15, 15, 14, 14, 13, 13, 12, 12, 11, 11, 10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0,
         );
@@ -142,7 +141,7 @@ impl VectorFactors {
         let spread = |factors| [_mm512_permutexvar_epi16(first, factors), _mm512_permutexvar_epi16(second, factors)];
         // SAFETY: as the caller promises; asking for memory that is not there does nothing.
         let [scales, starts] = [INTEGER_BYTES, INTEGER_BYTES + 64].map(|at| unsafe {
-            _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(ahead + at).cast());
+            _mm_prefetch::<_MM_HINT_T0>(group.wrapping_add(distance + at).cast());
             _mm512_loadu_si512(group.add(at).cast())
         });
         Self { scales: spread(scales), starts: spread(starts) }

@@ -1,6 +1,7 @@
 //! The micro-kernel in plain Rust.
 
 use super::tile::{CHUNK, PLANES, Tile};
+use crate::linear::dots;
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 
 /// # Safety
@@ -20,7 +21,7 @@ pub(super) unsafe fn multiply(tile: &Tile) {
                     let cells = weights.read();
                     weights = weights.add(1);
                     for (products, x) in products.iter_mut().zip(&x) {
-                        add_dots(products, &cells, x.as_chunks().0[step]);
+                        dots::portable(products, &cells, x.as_chunks().0[step]);
                     }
                 }
             }
@@ -30,12 +31,5 @@ pub(super) unsafe fn multiply(tile: &Tile) {
             });
             row.output.store(0, &sums);
         }
-    }
-}
-
-fn add_dots(products: &mut [i32; PANEL], cells: &[u8; STEP_BYTES], x: [i8; STEP_FEATURES]) {
-    for (product, cell) in products.iter_mut().zip(cells.as_chunks::<STEP_FEATURES>().0) {
-        let dot: i32 = cell.iter().zip(x).map(|(&weight, x)| i32::from(weight) * i32::from(x)).sum();
-        *product = product.wrapping_add(dot);
     }
 }

@@ -1,6 +1,6 @@
 //! An input row as integers of 15 bits, each in two parts of 8 bits. Knows no weights.
 
-use super::tile::{CHUNK, Factors, PLANES};
+use super::tile::{CHUNK, InputFactors, PLANES};
 use crate::linear::output::SIDE;
 use crate::linear::rounding::{Scale, nearest};
 
@@ -21,7 +21,7 @@ pub(super) unsafe fn quantise<const BYTES: usize>(
     elements: &[[u8; BYTES]],
     widen: impl Fn([u8; BYTES]) -> f32,
     first: *mut i8,
-) -> Factors {
+) -> InputFactors {
     let Scale { scale, inverse } = Scale::of(elements.iter().map(|&bytes| widen(bytes)), LARGEST);
     let mut sums = [0; PLANES];
     let mut next = first.cast::<[i8; CHUNK]>();
@@ -44,7 +44,7 @@ pub(super) unsafe fn quantise<const BYTES: usize>(
         chunk[..rest.len()].copy_from_slice(rest);
         fill(&chunk);
     }
-    Factors { scale, starts: sums.map(|sum: i32| sum.wrapping_mul(-128)) }
+    InputFactors { scale, starts: sums.map(|sum: i32| sum.wrapping_mul(-128)) }
 }
 
 #[cfg(test)]
@@ -55,8 +55,8 @@ mod tests {
     use crate::linear::format::Int8Source;
     use crate::linear::integer_rows;
 
-    fn quantised(isa: Isa, elements: &[f32], integers: &mut [i8]) -> Factors {
-        let (bytes, mut factors) = (bytemuck::cast_slice(elements), Factors::default());
+    fn quantised(isa: Isa, elements: &[f32], integers: &mut [i8]) -> InputFactors {
+        let (bytes, mut factors) = (bytemuck::cast_slice(elements), InputFactors::default());
         assert!(integers.len() >= elements.len().div_ceil(CHUNK) * PLANES * SIDE * CHUNK);
         let first = integers.as_mut_ptr();
         // SAFETY: the side has room for its first row, and the instructions are available ones.

@@ -30,7 +30,7 @@ impl Weights for Nibbles {
 /// What the products of an input row begin with and are scaled with.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-pub(crate) struct Factors {
+pub(crate) struct InputFactors {
     pub(super) scale: f32,
     /// So that the weights' offset is gone in the end, of each plane.
     pub(super) starts: [i32; PLANES],
