@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 import triton
 from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, QKNorm, reference
-from pyllm_kernels.cards import Card, decode_tile, prefill_tile
+from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu import (
     attention_decode,
     attention_prefill,
@@ -27,6 +27,7 @@ from pyllm_kernels.gpu import (
     sampling,
 )
 from pyllm_kernels.gpu.attention_tasks import make_tasks
+from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 from triton.backends.compiler import GPUTarget
 
 # Of one program, in bytes (CUDA C++ guide).
