@@ -15,6 +15,7 @@ from pyllm_kernels import (
     LogitsEdits,
     QKNorm,
     batch_invariant,
+    dtype_name,
     edit_logits,
     logprobs,
     reference,
@@ -101,7 +102,7 @@ def checks(setting: Setting, float8: bool) -> Checks:
 
 def judge(setting: Setting, found: Checks) -> Iterator[Result]:
     """What became of each check."""
-    dtype = str(setting.dtype).removeprefix("torch.")
+    dtype = dtype_name(setting.dtype)
     for name, (check, tolerance) in found.items():
         try:
             error = max((_difference(actual, expected) for actual, expected in check(setting)), default=0.0)

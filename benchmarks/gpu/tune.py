@@ -1,4 +1,4 @@
-"""Times the tiles near those of `cards.py`, for a card whose row of that table is a guess.
+"""Times the tiles near those of `attention_tuning.py`, for a card whose row of that table is a guess.
 
 Prints; it changes nothing.
 """
@@ -9,10 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from pyllm_kernels.cards import DecodeTile, PrefillTile, card_of, decode_tile, prefill_tile
+from pyllm_kernels.cards import card_of
 from pyllm_kernels.gpu.attention_decode import decode_attention
 from pyllm_kernels.gpu.attention_prefill import prefill_attention
 from pyllm_kernels.gpu.attention_tasks import make_tasks
+from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu.batches import paged_batch

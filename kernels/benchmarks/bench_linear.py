@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 import pyllm_kernels
-from pyllm_kernels import BLOCKS, INT8_BLOCKS, MatrixRows, PackedLinear, select
+from pyllm_kernels import GGUF_BLOCKS, INT8_BLOCKS, MatrixRows, PackedLinear, select
 
 MODELS = {
     # SmolLM2-135M, whose inputs K-quants do not fill, and a Llama of 1B.
@@ -37,7 +37,7 @@ MODELS = {
 NUM_LAYERS = {"135m": 30, "1b": 16}
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 INT8_OF_BLOCKS = {f"int8 of {kind}": kind for kind in INT8_BLOCKS}
-FORMATS = [*FLOATS, "int8", *INT8_OF_BLOCKS, *BLOCKS]
+FORMATS = [*FLOATS, "int8", *INT8_OF_BLOCKS, *GGUF_BLOCKS]
 COLD_BYTES = 64 << 20
 
 
@@ -117,8 +117,8 @@ def linears(
 def pack(weight_format: str, out_features: int, in_features: int) -> PackedLinear:
     kernels = select("cpu", "cpu")
     block_format = INT8_OF_BLOCKS.get(weight_format, weight_format)
-    if block_format in BLOCKS:
-        features, block_bytes = BLOCKS[block_format]
+    if block_format in GGUF_BLOCKS:
+        features, block_bytes = GGUF_BLOCKS[block_format]
         # Small scales, whatever integers.
         blocks = torch.full((out_features, in_features // features * block_bytes), 0x21, dtype=torch.uint8)
         rows = MatrixRows.of(blocks, block_format)

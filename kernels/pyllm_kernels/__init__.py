@@ -21,7 +21,6 @@ from pyllm_kernels.dispatch import (
     batch_invariant,
     copy_blocks,
     edit_logits,
-    kept_format,
     layer_norm,
     linear_fp8,
     linear_w4a16,
@@ -41,14 +40,23 @@ from pyllm_kernels.dispatch import (
 )
 from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.graph import CaptureError, Graph
-from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, SCALED, MatrixRows, Scales, empty_bytes, zero_rows
+from pyllm_kernels.matrix_rows import (
+    FLOAT_DTYPES,
+    GGUF_BLOCKS,
+    SCALED_DTYPES,
+    MatrixRows,
+    Scales,
+    dtype_name,
+    empty_bytes,
+    zero_rows,
+)
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
 __all__ = [
-    "BLOCKS",
-    "ELEMENTS",
+    "FLOAT_DTYPES",
+    "GGUF_BLOCKS",
     "INT8_BLOCKS",
-    "SCALED",
+    "SCALED_DTYPES",
     "AttentionLayer",
     "AttentionMetadata",
     "AttentionShape",
@@ -74,10 +82,10 @@ __all__ = [
     "batch_invariant",
     "check_card",
     "copy_blocks",
+    "dtype_name",
     "edit_logits",
     "empty_bytes",
     "instruction_set",
-    "kept_format",
     "layer_norm",
     "linear_fp8",
     "linear_w4a16",

@@ -1,4 +1,6 @@
-"""The kernels for CPUs, written in Rust: `kernels/src`. `linear.py`, `cpu.py` and `graph.py` are its callers.
+"""The kernels for CPUs, written in Rust: `kernels/src`.
+
+Its callers are `cpu_linear.py`, `matrix_rows.py`, `cpu.py` and `graph.py`.
 
 Tensors cross as addresses. Their sizes follow from the other arguments, their elements lie one after the other, and the
 caller keeps them alive and lets nobody write to them during the call. The interpreter lock is released while a kernel
@@ -82,7 +84,7 @@ class Linear:
         """`dtype`, of inputs and outputs, is "float32" or "bfloat16"; `format` the same, or one of integers.
 
         "int8" is made of `dtype`, or of `blocks`, "q4_0" or "q4_1".
-        Formats of integers are those of `matrix_rows.BLOCKS`. Raises `ValueError` for others, where there are no
+        Formats of integers are those of `matrix_rows.GGUF_BLOCKS`. Raises `ValueError` for others, where there are no
         features, more than 131,072 inputs of "int8", or a number of inputs that blocks do not fill.
         """
     @property

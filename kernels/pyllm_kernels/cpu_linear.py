@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pyllm_kernels import _cpu, graph
-from pyllm_kernels.matrix_rows import BLOCKS, MatrixRows, check_alike, empty_bytes, sources
+from pyllm_kernels.matrix_rows import GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes, sources
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 INT8_BLOCKS = ("q4_0", "q4_1")
@@ -31,11 +31,15 @@ class NotFiniteError(ValueError):
 class PackedLinear:
     """A matrix in the form that its backend multiplies with.
 
-    `format` is the weight's dtype, "int8", "float8_e4m3fn" or one of `BLOCKS`; `dtype` that of inputs and outputs. On a
-    CPU `data` is all of its memory, as `layout` says: of floats in their dtype, of integers in bytes. Where `layout` is
-    None, it is the floats that the matrix stands for, or of "int8" the scale of each row and then its integers, as
-    floats; or, with `factors`, the elements that a GPU multiplies, whose scales these are, and minimums: one for each
-    `scale_features` of a row, of "int8" for each row.
+    `format` is the weight's dtype, "int8", "float8_e4m3fn" or one of `GGUF_BLOCKS`; `dtype` that of inputs and outputs.
+    The other fields say what `data` is:
+
+    - `layout` set: all memory of the matrix, packed by Rust; floats in their dtype, integers in bytes.
+    - `factors` set: elements for Triton. The factors are their scales, then minimums if the format has them: one per
+      group of 32 features of "q4_0" and "q4_1", one per row of "int8", one per `scale_features` of a row of
+      "float8_e4m3fn".
+    - Neither: floats [out_features, in_features]; of the reference's "int8", column 0 is the scale of the row, and its
+      integers follow.
     """
 
     data: Tensor
@@ -68,27 +72,27 @@ class PackedLinear:
 
 
 def kept_format(rows: MatrixRows) -> str:
-    return rows.format if rows.format in BLOCKS or rows.is_int8 else ""
+    return rows.format if rows.format in GGUF_BLOCKS or rows.is_int8 else ""
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
-    return pack_rows([MatrixRows.of(weight)], _name(weight.dtype), weight.dtype)
+    return pack_rows([MatrixRows.of(weight)], dtype_name(weight.dtype), weight.dtype)
 
 
 def pack_rows(
     parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
 ) -> PackedLinear:
     in_features, num_rows = check_alike(parts), sum(map(len, parts))
-    if dtype not in _DTYPES and weight_format == _name(dtype):
+    if dtype not in _DTYPES and weight_format == dtype_name(dtype):
         return PackedLinear(torch.cat([part.numbers() for part in parts]).to(dtype), weight_format, dtype, None)
     kinds = {part.format for part in parts}
     blocks = kinds.pop() if weight_format == "int8" and len(kinds) == 1 and kinds <= set(INT8_BLOCKS) else None
-    layout = _cpu.Linear(weight_format, _name(dtype), in_features, num_rows, blocks)
+    layout = _cpu.Linear(weight_format, dtype_name(dtype), in_features, num_rows, blocks)
     data = room(layout.packed_bytes)
     row = layout.pack(sources(parts), data.data_ptr())
     if row is not None:
         raise NotFiniteError(row)
-    return PackedLinear(data.view(dtype) if weight_format == _name(dtype) else data, weight_format, dtype, layout)
+    return PackedLinear(data.view(dtype) if weight_format == dtype_name(dtype) else data, weight_format, dtype, layout)
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
@@ -130,10 +134,6 @@ def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     packed.layout.unpack_rows(packed.data.data_ptr(), rows.data_ptr(), num_rows, out.data_ptr())
     graph.keep(packed.data, rows)
     return out
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _stride(out: Tensor) -> int | None:

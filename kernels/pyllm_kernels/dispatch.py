@@ -121,7 +121,12 @@ class PlanAttentionOp(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The ops of one backend. Each field has the signature and meaning of the function of that name below."""
+    """The ops of one backend. Each field has the signature and meaning of the function of that name below.
+
+    `kept_format` gives the format in which `pack_rows` can keep quantised rows as they are, or an empty text where it
+    cannot. On a CPU that is one of `GGUF_BLOCKS`, or "int8" with a scale a row. In Triton it is "q4_0", "q4_1", such
+    "int8", or "float8_e4m3fn" whose scales are each for a multiple of 64 features or for a row.
+    """
 
     backend: str
     pack_linear: Callable[[Tensor], PackedLinear]
@@ -183,25 +188,16 @@ def pack_linear(weight: Tensor) -> PackedLinear:
     return select("auto", weight.device).pack_linear(weight)
 
 
-def kept_format(rows: MatrixRows) -> str:
-    """The format in which `pack_rows` can keep quantised rows as they are; empty where they must become another.
-
-    On a CPU those of `BLOCKS`, and "int8" with a scale a row; on a GPU "q4_0", "q4_1", such "int8", and "float8_e4m3fn"
-    whose scales are each for a multiple of 64 features or for a row.
-    """
-    return select("auto", "cpu").kept_format(rows)
-
-
 def pack_rows(
     parts: Sequence[MatrixRows], weight_format: str, dtype: torch.dtype, room: Callable[[int], Tensor] = empty_bytes
 ) -> PackedLinear:
-    """The same, of rows on the CPU, the parts one below the other; `packed_linear` takes x of `dtype` then.
+    """Pack rows of a file, the parts one below the other, for `packed_linear` with x of `dtype`.
 
-    `weight_format` is the name of `dtype`; or one of `BLOCKS`, which all rows must have, then each 32 features of x are
-    made into integers with a scale of their own; or "int8", then a row of the matrix becomes integers from -127 to 127
-    with one float32 scale, its largest magnitude / 127, and a row of x integers from -16,256 to 16,256. int8 made of
-    `INT8_BLOCKS` stays in 4 bits, with two factors a group that make them 8 as they are multiplied. `room` gives the
-    memory that Rust packs into, uint8 [bytes].
+    `weight_format` is the name of `dtype`; or one of `GGUF_BLOCKS`, which all rows must have, then each 32 features of
+    x are made into integers with a scale of their own; or "int8", then a row of the matrix becomes integers from -127
+    to 127 with one float32 scale, its largest magnitude / 127, and a row of x integers from -16,256 to 16,256. int8
+    made of `INT8_BLOCKS` stays in 4 bits, with two factors a group that make them 8 as they are multiplied. `room`
+    gives the memory that Rust packs into, uint8 [bytes].
 
     Raises `NotFiniteError` where a number is not finite, and `ValueError` for rows that cannot be packed so.
     """
@@ -232,8 +228,9 @@ def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, 
     - scales and minimums float16 [out_features, in_features / group_size]; group_size is a multiple of 32.
     - out [tokens, out_features] of x's dtype, to be written to and returned; it may be some columns of a wider tensor.
 
-    Gives [tokens, out_features] of x's dtype. Sums are float32 and rounded once. In Triton a row's result does not
-    depend on the others.
+    Gives [tokens, out_features] of x's dtype. Sums are float32 and rounded once. In Triton, except for float32, the
+    number of rows picks one of two tiles. Both tiles add up features in the same steps. That this makes rows bitwise
+    equal across the two tiles has not been tested on a GPU.
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
@@ -270,8 +267,8 @@ def linear_fp8(
     - block: outputs, and features in a multiple of 64. The last block of a side may be smaller.
 
     Gives [tokens, out_features] of x's dtype. Each weight is exact in x's dtype; sums and scales are float32, rounded
-    once. In Triton a row's result does not depend on the others. x stays in its dtype: products of fp8 with fp8 need
-    Ada or Hopper, and this runs on each card that Triton supports.
+    once. The tiles of Triton, and what is not tested about them, are as for `linear_w4a16`. x stays in its dtype:
+    products of fp8 with fp8 need Ada or Hopper, and this runs on each card that Triton supports.
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
@@ -521,10 +518,10 @@ def _triton(device_type: str) -> Kernels:
         attention,
         blocks,
         elementwise,
-        linear_float8,
-        linear_int4,
-        linear_int8,
+        linear_fp8,
         linear_packed,
+        linear_w4a16,
+        linear_w8a8,
         norm,
         rope,
     )
@@ -536,9 +533,9 @@ def _triton(device_type: str) -> Kernels:
         pack_rows=linear_packed.pack_rows,
         packed_linear=linear_packed.packed_linear,
         packed_rows=linear_packed.packed_rows,
-        linear_w4a16=linear_int4.linear_w4a16,
-        linear_w8a8=linear_int8.linear_w8a8,
-        linear_fp8=linear_float8.linear_fp8,
+        linear_w4a16=linear_w4a16.linear_w4a16,
+        linear_w8a8=linear_w8a8.linear_w8a8,
+        linear_fp8=linear_fp8.linear_fp8,
         rms_norm=norm.rms_norm,
         add_rms_norm=norm.add_rms_norm,
         layer_norm=norm.layer_norm,

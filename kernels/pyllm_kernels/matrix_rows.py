@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pyllm_kernels import _cpu
 
-BLOCKS = {
+GGUF_BLOCKS = {
     "q8_0": (32, 34),
     "q4_0": (32, 18),
     "q4_1": (32, 20),
@@ -24,8 +24,8 @@ BLOCKS = {
     "iq4_xs": (256, 136),
 }
 """Features and bytes of a block of GGUF's formats that have kernels: a row may be cut where a block ends."""
-ELEMENTS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-SCALED = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+FLOAT_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SCALED_DTYPES = {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
 """Elements of a byte, which are numbers only together with their scales."""
 
 
@@ -41,7 +41,7 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows:
-    """Rows on the CPU, of `in_features` in a format of `BLOCKS` or a dtype of `ELEMENTS` or `SCALED`.
+    """Rows on the CPU, of `in_features` in a format of `GGUF_BLOCKS` or a dtype of `FLOAT_DTYPES` or `SCALED_DTYPES`.
 
     `addresses` is int64 [rows], 0 for a row of zeros; `owners` keeps what they point to where it is.
     """
@@ -53,7 +53,7 @@ class MatrixRows:
     scales: Scales | None = None
 
     def __post_init__(self) -> None:
-        if (self.format in SCALED) != (self.scales is not None):
+        if (self.format in SCALED_DTYPES) != (self.scales is not None):
             raise ValueError(f"rows of {self.format}, {'without' if self.scales is None else 'with'} scales")
         if self.scales is not None:
             numbers, features = self.scales
@@ -65,7 +65,7 @@ class MatrixRows:
 
     @classmethod
     def of(cls, rows: Tensor, weight_format: str = "") -> "MatrixRows":
-        """A matrix [rows, in_features], or uint8 [rows, bytes] of a format of `BLOCKS`.
+        """A matrix [rows, in_features], or uint8 [rows, bytes] of a format of `GGUF_BLOCKS`.
 
         Raises:
             ValueError: it is no matrix of the format.
@@ -75,10 +75,10 @@ class MatrixRows:
         rows = rows.contiguous()
         addresses = rows.data_ptr() + torch.arange(len(rows)) * rows.stride(0) * rows.element_size()
         if not weight_format:
-            return cls(str(rows.dtype).removeprefix("torch."), rows.shape[1], addresses, (rows,))
-        if weight_format not in BLOCKS:
-            raise ValueError(f"no blocks of {weight_format}: use {', '.join(BLOCKS)}, or floats")
-        features, block_bytes = BLOCKS[weight_format]
+            return cls(dtype_name(rows.dtype), rows.shape[1], addresses, (rows,))
+        if weight_format not in GGUF_BLOCKS:
+            raise ValueError(f"no blocks of {weight_format}: use {', '.join(GGUF_BLOCKS)}, or floats")
+        features, block_bytes = GGUF_BLOCKS[weight_format]
         num_blocks, rest = divmod(rows.shape[1], block_bytes)
         if rows.dtype is not torch.uint8 or rest:
             raise ValueError(
@@ -88,9 +88,9 @@ class MatrixRows:
 
     @classmethod
     def scaled(cls, rows: Tensor, scales: Scales) -> "MatrixRows":
-        """A contiguous matrix [rows, in_features] of a dtype of `SCALED`."""
+        """A contiguous matrix [rows, in_features] of a dtype of `SCALED_DTYPES`."""
         addresses = rows.data_ptr() + torch.arange(len(rows)) * rows.shape[1]
-        return cls(str(rows.dtype).removeprefix("torch."), rows.shape[1], addresses, (rows,), scales)
+        return cls(dtype_name(rows.dtype), rows.shape[1], addresses, (rows,), scales)
 
     def __len__(self) -> int:
         return len(self.addresses)
@@ -113,10 +113,15 @@ class MatrixRows:
         return out
 
     def _row_bytes(self) -> int:
-        if self.format in BLOCKS:
-            features, block_bytes = BLOCKS[self.format]
+        if self.format in GGUF_BLOCKS:
+            features, block_bytes = GGUF_BLOCKS[self.format]
             return self.in_features // features * block_bytes
-        return self.in_features * (ELEMENTS | SCALED)[self.format].itemsize
+        return self.in_features * (FLOAT_DTYPES | SCALED_DTYPES)[self.format].itemsize
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of a dtype as a format: "bfloat16" of `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def zero_rows(like: MatrixRows, num_rows: int) -> MatrixRows:

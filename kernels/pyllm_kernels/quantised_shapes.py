@@ -10,7 +10,8 @@ _FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 _GROUP_UNIT = 32
 # Of the widest row whose sum of int8 products (-128 * 127 each) fits int32.
 _MAX_INT8_FEATURES = (2**31 - 1) // (128 * 127)
-_BLOCK_IN_UNIT = 64
+FP8_SCALE_UNIT = 64
+"""A scale of fp8 is for so many features of a row, for a multiple of them, or for the whole row."""
 
 
 def w4a16_group_size(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None) -> int:
@@ -51,8 +52,8 @@ def fp8_scale_block(
     out_features, in_features = weight.shape
     _check_input_and_output(x, in_features, out_features, out)
     block_out, block_in = block
-    if block_out < 1 or block_in < _BLOCK_IN_UNIT or block_in % _BLOCK_IN_UNIT != 0:
-        raise ValueError(f"block is {block}: it takes 1 or more outputs and a multiple of {_BLOCK_IN_UNIT} features")
+    if block_out < 1 or block_in < FP8_SCALE_UNIT or block_in % FP8_SCALE_UNIT != 0:
+        raise ValueError(f"block is {block}: it takes 1 or more outputs and a multiple of {FP8_SCALE_UNIT} features")
     if in_features == 0:
         raise ValueError("weight has no features")
     rows, columns = scales.shape

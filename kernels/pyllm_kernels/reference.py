@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.matrix_rows import BLOCKS, ELEMENTS, MatrixRows, check_alike, empty_bytes
+from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size
 
@@ -30,7 +30,7 @@ _EXPONENTIAL_UNIT = 2.0**-42
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
-    return PackedLinear(weight, str(weight.dtype).removeprefix("torch."), weight.dtype, None)
+    return PackedLinear(weight, dtype_name(weight.dtype), weight.dtype, None)
 
 
 def pack_rows(
@@ -39,12 +39,12 @@ def pack_rows(
     del room
     check_alike(parts)
     kinds = {part.format for part in parts}
-    if weight_format not in ("int8", *ELEMENTS) and kinds != {weight_format}:
+    if weight_format not in ("int8", *FLOAT_DTYPES) and kinds != {weight_format}:
         raise ValueError(f"{weight_format} cannot be packed from rows of {', '.join(sorted(kinds))}")
     numbers = torch.cat([part.numbers() for part in parts])
     if len(odd := (~numbers.isfinite().all(1)).nonzero()):
         raise NotFiniteError(int(odd[0]))
-    if weight_format in ELEMENTS:
+    if weight_format in FLOAT_DTYPES:
         return PackedLinear(numbers.to(dtype), weight_format, dtype, None)
     if weight_format == "int8":
         in_blocks = len(kinds) == 1 and kinds <= set(INT8_BLOCKS)
@@ -239,7 +239,7 @@ def logprobs(logits: Tensor, rows: Tensor, chosen: Tensor, num_top: int) -> tupl
 
 
 def _product(x: Tensor, packed: PackedLinear) -> Tensor:
-    if packed.format in ELEMENTS:
+    if packed.format in FLOAT_DTYPES:
         return F.linear(x, packed.data)
     if packed.format == "int8":
         scales, integers = packed.data.tensor_split([1], dim=1)
@@ -260,7 +260,7 @@ def _int8(part: MatrixRows, in_blocks: bool) -> Tensor:
 
 def _int8_of_blocks(part: MatrixRows) -> Tensor:
     """The numbers that 8 bits make of GGUF's 4: see `_cpu.Linear`."""
-    features, block_bytes = BLOCKS[part.format]
+    features, block_bytes = GGUF_BLOCKS[part.format]
     row_bytes = part.in_features // features * block_bytes
     rows = [
         ctypes.string_at(address, row_bytes) if address else bytes(row_bytes) for address in part.addresses.tolist()

@@ -6,7 +6,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from pyllm_kernels import BLOCKS, ELEMENTS
+from pyllm_kernels import FLOAT_DTYPES, GGUF_BLOCKS
 
 from pyllm.checkpoint import gguf_types
 from pyllm.checkpoint.gguf import read_gguf
@@ -72,8 +72,8 @@ def test_types_are_those_of_the_gguf_package_and_of_the_kernels() -> None:
     known = {number: tuple(kind) for number, kind in gguf_types.TENSOR_TYPES.items()}
     del expected[9], known[9]  # Q8_1 is for activations: the package and ggml do not agree on its size.
     assert known == expected
-    assert {name.lower() for name in gguf_types.WITH_KERNELS} == BLOCKS.keys()
-    assert len(gguf_types.FLOAT_TYPES) == len(ELEMENTS)
+    assert {name.lower() for name in gguf_types.WITH_KERNELS} == GGUF_BLOCKS.keys()
+    assert len(gguf_types.FLOAT_TYPES) == len(FLOAT_DTYPES)
     for name in gguf_types.REQUANTISED_TYPES:
         features, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
         numbers = gguf.quants.dequantize(np.zeros((1, size), np.uint8), gguf.GGMLQuantizationType[name])

@@ -10,23 +10,24 @@ from dataclasses import replace
 
 import torch
 import triton
-from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, QKNorm, reference
-from pyllm_kernels.cards import Card, decode_tile, prefill_tile
+from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, PackedLinear, QKNorm, reference
+from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu import (
     attention_decode,
     attention_prefill,
     attention_tasks,
     blocks,
     elementwise,
-    linear_float8,
-    linear_int4,
-    linear_int8,
+    linear_fp8,
     linear_invariant,
+    linear_w4a16,
+    linear_w8a8,
     norm,
     rope,
     sampling,
 )
 from pyllm_kernels.gpu.attention_tasks import make_tasks
+from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 from triton.backends.compiler import GPUTarget
 
 # Of one program, in bytes (CUDA C++ guide).
@@ -40,9 +41,9 @@ MODULES = (
     attention_tasks,
     sampling,
     linear_invariant,
-    linear_int4,
-    linear_int8,
-    linear_float8,
+    linear_w4a16,
+    linear_w8a8,
+    linear_fp8,
     attention_prefill,
     attention_decode,
 )
@@ -92,6 +93,7 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     elementwise.scale_and_cap(hidden, 2.0)
     elementwise.scale_and_cap(hidden, 2.0, 30.0)
     linear_invariant.packed_linear(hidden, reference.pack_linear(hidden))
+    launch_invariant_linears(hidden)
     launch_quantised_linears(hidden, Card(capability, 100))
     query = hidden.view(tokens, heads, head_dim)
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
@@ -134,16 +136,29 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
         rope.rope_and_kv_write(*arguments, query_scales=cos_sin[:, 0].contiguous())
 
 
+def launch_invariant_linears(hidden: torch.Tensor) -> None:
+    """Quantised weights under `batch_invariant`: one version of a kernel for few rows and many, so one tile."""
+    size, dtype = hidden.shape[1], hidden.dtype
+    bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, 1)
+    halves = torch.ones(size, size // 32, dtype=torch.float16)
+    q4 = PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves))
+    fp8 = PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), size)
+    for packed, kernel in ((q4, linear_w4a16._w4a16_kernel), (fp8, linear_fp8._fp8_kernel)):
+        for x in (hidden[:3], hidden):
+            linear_invariant.packed_linear(x, packed)
+        assert len(kernel.device_caches[0][0]) == 1, f"{packed.format} has several tiles"
+
+
 def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
     size = hidden.shape[1]
     bytes_ = torch.zeros(size, size, dtype=torch.uint8)
     for x in (hidden[:3], hidden):  # Few rows have a tile of their own.
         for group_size in (32, 128):
             scales = torch.zeros(size, size // group_size, dtype=torch.float16)
-            linear_int4.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales)
-        linear_int8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
+            linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales)
+        linear_w8a8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
         for scales in (torch.zeros(size, 1), torch.zeros(size // 128, size // 128)):
-            linear_float8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales)
+            linear_fp8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales)
 
 
 def main(capability: int, dtype: torch.dtype) -> None:

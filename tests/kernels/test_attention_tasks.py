@@ -40,8 +40,9 @@ def used(tasks: Tensor) -> list[tuple[int, int]]:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=ROWS, batch_invariant=st.booleans())
 def test_tiles_and_splits_cover_each_row_once(rows: list[tuple[int, int]], batch_invariant: bool) -> None:
-    from pyllm_kernels.cards import card_of, decode_tile, prefill_tile
+    from pyllm_kernels.cards import card_of
     from pyllm_kernels.gpu.attention_tasks import queries_of_tile
+    from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 
     tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), SHAPE).tasks
     assert tasks is not None

@@ -9,7 +9,7 @@ import pyllm_kernels
 import pytest
 import torch
 from pyllm_kernels import (
-    BLOCKS,
+    GGUF_BLOCKS,
     BackendError,
     Kernels,
     MatrixRows,
@@ -26,7 +26,7 @@ from pyllm_kernels import (
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 OURS = [torch.float32, torch.bfloat16]
 INT8_OF_BLOCKS = ["int8 of q4_0", "int8 of q4_1"]
-QUANTISED = ["int8", *INT8_OF_BLOCKS, *BLOCKS]
+QUANTISED = ["int8", *INT8_OF_BLOCKS, *GGUF_BLOCKS]
 # Where the float16 of a block are.
 HALVES = {"q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "iq4_nl": [0], "iq4_xs": [0]}
 HALVES |= {"q2_k": [80, 82], "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
@@ -64,7 +64,7 @@ def test_rows_come_out_as_they_went_in(kernels: Kernels, dtype: torch.dtype, dev
 
 def blocks_of(out_features: int, in_features: int, block_format: str) -> MatrixRows:
     """Blocks of any bits whose float16 are small: uint8 [out_features, bytes]."""
-    features, block_bytes = BLOCKS[block_format]
+    features, block_bytes = GGUF_BLOCKS[block_format]
     blocks = torch.randint(0, 256, (out_features, in_features // features, block_bytes), dtype=torch.uint8)
     for at in HALVES[block_format]:
         scales = (torch.rand(blocks.shape[:2]) * 0.02).half()
@@ -88,7 +88,7 @@ def numbers_of(rows: MatrixRows) -> torch.Tensor:
 
 def width_of(weight_format: str, features: int) -> int:
     """At least so many features, in whole blocks."""
-    block = BLOCKS.get(weight_format.removeprefix("int8 of "), (1, 0))[0]
+    block = GGUF_BLOCKS.get(weight_format.removeprefix("int8 of "), (1, 0))[0]
     return -(-features // block) * block
 
 
@@ -99,9 +99,9 @@ def quantised(kernels: Kernels, shape: tuple[int, int], weight_format: str, dtyp
     return kernels.pack_rows([blocks_of(*shape, block_format)], weight_format.partition(" ")[0], dtype)
 
 
-@pytest.mark.parametrize("weight_format", [*BLOCKS, "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("weight_format", [*GGUF_BLOCKS, "float32", "float16", "bfloat16"])
 def test_numbers_are_those_of_the_gguf_package(weight_format: str) -> None:
-    if weight_format in BLOCKS:
+    if weight_format in GGUF_BLOCKS:
         rows = blocks_of(70, 512, weight_format)
         expected = numbers_of(rows)
     else:
@@ -110,14 +110,14 @@ def test_numbers_are_those_of_the_gguf_package(weight_format: str) -> None:
     assert torch.equal(rows.numbers(), expected.float())
 
 
-@pytest.mark.parametrize("weight_format", sorted(BLOCKS.keys() - {"q2_k", "q3_k"}))
+@pytest.mark.parametrize("weight_format", sorted(GGUF_BLOCKS.keys() - {"q2_k", "q3_k"}))
 def test_packed_blocks_take_hardly_more_memory_than_in_the_file(weight_format: str) -> None:
-    features, block_bytes = BLOCKS[weight_format]
+    features, block_bytes = GGUF_BLOCKS[weight_format]
     packed = pack_rows([blocks_of(64, 512, weight_format)], weight_format, torch.bfloat16)
     assert packed.data.nbytes <= 1.03 * (64 * (512 // features) * block_bytes)
 
 
-@pytest.mark.parametrize("weight_format", BLOCKS)
+@pytest.mark.parametrize("weight_format", GGUF_BLOCKS)
 def test_products_of_whole_numbers_are_those_with_the_dequantised_matrix(weight_format: str) -> None:
     """Inputs that are integers from -127 to 127, both ends in each group, are not rounded."""
     cpu = select("cpu", "cpu")
@@ -175,7 +175,7 @@ def test_quantising_loses_little(weight_format: str, most: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", OURS, ids=str)
-@pytest.mark.parametrize("weight_format", BLOCKS)
+@pytest.mark.parametrize("weight_format", GGUF_BLOCKS)
 def test_rows_of_blocks_come_out_as_numbers(weight_format: str, dtype: torch.dtype) -> None:
     blocks = blocks_of(70, 256, weight_format)
     rows = torch.tensor([69, 0, 31, 32, 0], dtype=torch.int32)

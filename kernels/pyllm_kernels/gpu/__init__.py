@@ -1,4 +1,4 @@
-"""The Triton kernels, one op a file.
+"""The Triton kernels, and the helpers they share. `dispatch.py` decides which device uses them.
 
-Know no device: `dispatch.py` decides where they run. Importing a module of this package imports Triton.
+Importing this package imports no Triton. Importing a module of it does, except `attention_tuning`.
 """

@@ -10,10 +10,11 @@ import torch
 import triton
 from torch import Tensor
 
-from pyllm_kernels.cards import DecodeTile, PrefillTile, card_of, decode_tile, prefill_tile
+from pyllm_kernels.cards import card_of
 from pyllm_kernels.gpu.attention_decode import decode_attention
 from pyllm_kernels.gpu.attention_prefill import prefill_attention
 from pyllm_kernels.gpu.attention_tasks import make_tasks
+from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile, decode_tile, prefill_tile
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, AttentionTasks
 
 

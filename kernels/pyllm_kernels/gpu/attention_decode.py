@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.cards import DecodeTile
 from pyllm_kernels.gpu.attention_tile import attend
+from pyllm_kernels.gpu.attention_tuning import DecodeTile
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
 _MERGED_SPLITS = 16

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.cards import PrefillTile
 from pyllm_kernels.gpu.attention_tasks import queries_of_tile
 from pyllm_kernels.gpu.attention_tile import attend
+from pyllm_kernels.gpu.attention_tuning import PrefillTile
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 
 

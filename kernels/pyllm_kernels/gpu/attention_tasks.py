@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.cards import Card, DecodeTile, PrefillTile
+from pyllm_kernels.cards import Card
+from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, AttentionTasks
 
 _TILES_AT_ONCE = 128

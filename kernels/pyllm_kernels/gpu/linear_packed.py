@@ -7,14 +7,13 @@ from torch import Tensor
 
 from pyllm_kernels import reference
 from pyllm_kernels.cpu_linear import NotFiniteError, PackedLinear
-from pyllm_kernels.gpu.linear_float8 import linear_fp8
-from pyllm_kernels.gpu.linear_int4 import linear_w4a16
-from pyllm_kernels.gpu.linear_int8 import linear_w8a8
-from pyllm_kernels.matrix_rows import BLOCKS, MatrixRows, check_alike, empty_bytes
+from pyllm_kernels.gpu.linear_fp8 import linear_fp8
+from pyllm_kernels.gpu.linear_w4a16 import linear_w4a16
+from pyllm_kernels.gpu.linear_w8a8 import linear_w8a8
+from pyllm_kernels.matrix_rows import GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes
+from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
 
 _FLOAT8 = "float8_e4m3fn"
-# A scale of fp8 is for so many features, or for a multiple, or for a whole row.
-_FLOAT8_UNIT = 64
 _HALF_OF_A_GROUP = 16
 
 
@@ -23,7 +22,7 @@ def kept_format(rows: MatrixRows) -> str:
         return rows.format
     if rows.format == _FLOAT8 and rows.scales is not None:
         features = rows.scales.features
-        return _FLOAT8 if features % _FLOAT8_UNIT == 0 or features >= rows.in_features else ""
+        return _FLOAT8 if features % FP8_SCALE_UNIT == 0 or features >= rows.in_features else ""
     return ""
 
 
@@ -36,8 +35,8 @@ def pack_rows(
     stored = torch.cat([part.stored() for part in parts])
     scales = [part.scales for part in parts if part.scales is not None]
     scale_features = 0
-    if weight_format in BLOCKS:
-        blocks = stored.view(len(stored), -1, BLOCKS[weight_format][1])
+    if weight_format in GGUF_BLOCKS:
+        blocks = stored.view(len(stored), -1, GGUF_BLOCKS[weight_format][1])
         halves = blocks[..., :-_HALF_OF_A_GROUP].contiguous().view(torch.float16)  # [rows, blocks, 1 or 2]
         minimums = halves[..., 1] if weight_format == "q4_1" else -8 * halves[..., 0]
         data = blocks[..., -_HALF_OF_A_GROUP:].flatten(1).contiguous()
@@ -54,23 +53,27 @@ def pack_rows(
     return PackedLinear(data, weight_format, dtype, None, tuple(factors), scale_features)
 
 
-def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+def packed_linear(
+    x: Tensor, packed: PackedLinear, out: Tensor | None = None, *, batch_invariant: bool = False
+) -> Tensor:
+    """Of weights with factors, `batch_invariant` takes one tile for any number of rows."""
     if not packed.factors:
         return reference.packed_linear(x, packed, out)
     if packed.format == "int8":
         return linear_w8a8(x, packed.data, packed.factors[0], out)
     if packed.format == _FLOAT8:
-        features = packed.scale_features if packed.factors[0].shape[1] > 1 else _FLOAT8_UNIT
-        return linear_fp8(x, packed.data, packed.factors[0], out, (1, features))
+        features = packed.scale_features if packed.factors[0].shape[1] > 1 else FP8_SCALE_UNIT
+        block = (1, features)
+        return linear_fp8(x, packed.data, packed.factors[0], out, block, batch_invariant=batch_invariant)
     scales, minimums = packed.factors
-    return linear_w4a16(x, packed.data, scales, minimums, out)
+    return linear_w4a16(x, packed.data, scales, minimums, out, batch_invariant=batch_invariant)
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
     if not packed.factors:
         return reference.packed_rows(packed, rows)
     stored, factors = packed.data.view(torch.uint8)[rows], [factor[rows].float() for factor in packed.factors]
-    if packed.format in BLOCKS:
+    if packed.format in GGUF_BLOCKS:
         halves = stored.view(len(rows), -1, _HALF_OF_A_GROUP)
         integers = torch.cat((halves & 15, halves >> 4), dim=-1)  # [rows, groups, 32]
         return (factors[0].unsqueeze(-1) * integers + factors[1].unsqueeze(-1)).flatten(1).to(packed.dtype)

@@ -1,11 +1,12 @@
-"""What the linears of quantised weights share: their tiles, and how a program finds, loads and stores its part.
+"""What the linears share: tiles, and how a program finds, loads and stores its part.
 
-A row's result does not depend on the other rows. The number of rows picks the tile, and with it how many rows and
-outputs a program has, but never the order of a sum: each program adds up all features of its outputs, from the first
-on, in steps that follow from the weight and the dtype of x. No sum is split between programs.
+Each program adds up all features of its outputs, from the first on, in steps that follow from the weight and the dtype
+of x. No sum is split between programs. For quantised weights the number of rows picks one of two tiles, except for
+float32. Both tiles add up features in the same steps. That this makes rows bitwise equal across the two tiles has not
+been tested on a GPU. `batch_invariant` takes one tile for any number of rows.
 
-The weight is the left factor of each product and x the right one. Hopper's tensor cores want 64 rows on the left and
-as few as 8 columns on the right, so a step of few tokens wastes little of them, in the same instruction as one of many.
+Quantised weights are the left factor of each product and x the right one. Hopper's tensor cores want 64 rows on the
+left and as few as 8 columns on the right, so a step of few tokens wastes little of them.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -30,10 +31,13 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def float_tile(x: Tensor, block_k: int) -> Tile:
+def float_tile(x: Tensor, block_k: int, batch_invariant: bool) -> Tile:
+    """The tile of quantised weights that become floats."""
     if x.element_size() == 4:  # Twice the bytes and no tensor cores.
         return Tile(32, 32, block_k, 4, 2)
-    return Tile(16, 64, block_k, 4, 4) if len(x) <= 16 else Tile(64, 128, block_k, 4, 3)
+    if len(x) <= 16 and not batch_invariant:
+        return Tile(16, 64, block_k, 4, 4)
+    return Tile(64, 128, block_k, 4, 3)
 
 
 def output_of(x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
-from pyllm_kernels import INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, empty_bytes, zero_rows
+from pyllm_kernels import INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, dtype_name, empty_bytes, zero_rows
 from torch import Tensor
 
 from pyllm.workers.layers.placement import Placement
@@ -78,7 +78,7 @@ def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:
         return kept, f"{rows.format} {scale_features}"
     if placement.quantization == "int8":
         return "int8", rows.format if rows.format in INT8_BLOCKS else ""
-    return str(placement.dtype).removeprefix("torch."), ""
+    return dtype_name(placement.dtype), ""
 
 
 def _pack_run(

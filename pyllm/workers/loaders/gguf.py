@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from pyllm_kernels import BLOCKS, MatrixRows
+from pyllm_kernels import GGUF_BLOCKS, MatrixRows
 from torch import Tensor
 
 from pyllm.errors import ConfigError
@@ -67,10 +67,10 @@ class GgufReader:
         row_format, element_bytes = _ELEMENTS.get(kind, (kind.lower(), 0))
         if element_bytes:
             return rows_of(entry, content, row_format, RowSlice(rows, start * element_bytes, stop - start))
-        if row_format not in BLOCKS:
+        if row_format not in GGUF_BLOCKS:
             stored = content.reshape(entry.source.shape[0], -1)[source_rows(entry, rows)]
             return self._converted(kind, stored, slice(start, stop), keep_quantised)
-        features, block_bytes = BLOCKS[row_format]
+        features, block_bytes = GGUF_BLOCKS[row_format]
         if not start % features and not stop % features:
             return rows_of(entry, content, row_format, RowSlice(rows, start // features * block_bytes, stop - start))
         if keep_quantised:

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyllm_kernels
 import torch
-from pyllm_kernels import LinearLayout, PackedLinear, empty_bytes
+from pyllm_kernels import LinearLayout, PackedLinear, dtype_name, empty_bytes
 from torch import Tensor
 
 from pyllm.checkpoint.cache import cache_folder
@@ -145,7 +145,7 @@ class _Unfinished:
             self._offsets.get(matrix.data.data_ptr(), -1),
             matrix.data.nbytes,
             matrix.format,
-            str(matrix.dtype).removeprefix("torch."),
+            dtype_name(matrix.dtype),
             layout.in_features,
             layout.out_features,
             layout.blocks,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from pyllm_kernels import BLOCKS, MatrixRows, Scales
+from pyllm_kernels import GGUF_BLOCKS, MatrixRows, Scales
 from torch import Tensor
 
 from pyllm.families.tensors import FileTensor, TensorEntry
@@ -101,7 +101,7 @@ class QuantisedReader:
         kind = "q8_0" if grid.bits == 8 else "q4_0" if grid.is_symmetric else "q4_1"
         self._log(kind.upper())
         factors = [scales, minimums] if kind == "q4_1" else [scales]
-        blocks = torch.empty(*scales.shape, BLOCKS[kind][1], dtype=torch.uint8)
+        blocks = torch.empty(*scales.shape, GGUF_BLOCKS[kind][1], dtype=torch.uint8)
         for index, factor in enumerate(factors):
             blocks[..., 2 * index : 2 * index + 2] = factor.unsqueeze(-1).view(torch.uint8)
         for part in _chunks(*share.shape):

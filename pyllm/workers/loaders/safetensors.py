@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import torch
-from pyllm_kernels import MatrixRows
+from pyllm_kernels import MatrixRows, dtype_name
 from torch import Tensor
 
 from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
@@ -42,7 +42,7 @@ class SafetensorsReader:
             return MatrixRows.of(self._view(name, shape, rows)[:, columns])
         dtype = DTYPES[entry.source.type]
         start, stop, _ = columns.indices(shape[1])
-        row_format = str(dtype).removeprefix("torch.")
+        row_format = dtype_name(dtype)
         return rows_of(entry, content, row_format, RowSlice(rows, start * dtype.itemsize, stop - start))
 
     def release(self, names: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from pyllm_kernels import BLOCKS, ELEMENTS, SCALED, MatrixRows, Scales, select
+from pyllm_kernels import FLOAT_DTYPES, GGUF_BLOCKS, SCALED_DTYPES, MatrixRows, Scales, select
 from torch import Tensor
 
 from pyllm.errors import ConfigError
@@ -36,13 +36,13 @@ class Reader:
         keep_quantised: bool = False,
     ) -> MatrixRows:
         kind, num_rows, num_columns = self.kinds[name], len(range(shape[0])[rows]), len(range(shape[1])[columns])
-        if kind in ELEMENTS:
+        if kind in FLOAT_DTYPES:
             return MatrixRows.of(torch.ones(num_rows, num_columns, dtype=getattr(torch, kind)))
-        if kind in SCALED:
+        if kind in SCALED_DTYPES:
             groups = 1 if kind == "int8" else 2
             scales = Scales(torch.zeros(num_rows, groups), num_columns // groups)
-            return MatrixRows.scaled(torch.zeros(num_rows, num_columns, dtype=SCALED[kind]), scales)
-        features, block_bytes = BLOCKS[kind]
+            return MatrixRows.scaled(torch.zeros(num_rows, num_columns, dtype=SCALED_DTYPES[kind]), scales)
+        features, block_bytes = GGUF_BLOCKS[kind]
         return MatrixRows.of(torch.zeros(num_rows, num_columns // features * block_bytes, dtype=torch.uint8), kind)
 
     def release(self, names: Iterable[str]) -> None:
@@ -76,7 +76,7 @@ def test_parts_lie_in_one_matrix_where_they_are_packed_alike(
     assert list(dict.fromkeys(part.format for part in packed)) == formats
     assert [part.out_features for part in packed] == sizes
     products = torch.cat([placement.kernels.packed_linear(torch.ones(1, IN_FEATURES), part)[0] for part in packed])
-    ones = torch.tensor([kind in ELEMENTS for kind in kinds])
+    ones = torch.tensor([kind in FLOAT_DTYPES for kind in kinds])
     expected = torch.cat([ones.repeat_interleave(torch.tensor([10, 20, 30])), torch.zeros(4, dtype=torch.bool)])
     torch.testing.assert_close(products, expected * float(IN_FEATURES))
 

@@ -23,10 +23,16 @@ from pyllm_kernels.quantised_shapes import fp8_scale_block
 
 
 def linear_fp8(
-    x: Tensor, weight: Tensor, scales: Tensor, out: Tensor | None = None, block: tuple[int, int] = (128, 128)
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    out: Tensor | None = None,
+    block: tuple[int, int] = (128, 128),
+    *,
+    batch_invariant: bool = False,
 ) -> Tensor:
     block_out, block_in = fp8_scale_block(x, weight, scales, out, block)
-    tile = float_tile(x, 64 if x.element_size() == 2 else 32)
+    tile = float_tile(x, 64 if x.element_size() == 2 else 32, batch_invariant)
     output = output_of(x, weight, out)
     _fp8_kernel[grid_of(output, tile)](
         x,

@@ -21,12 +21,20 @@ from pyllm_kernels.gpu.linear_tile import (
 from pyllm_kernels.quantised_shapes import w4a16_group_size
 
 
-def linear_w4a16(x: Tensor, integers: Tensor, scales: Tensor, minimums: Tensor, out: Tensor | None = None) -> Tensor:
+def linear_w4a16(
+    x: Tensor,
+    integers: Tensor,
+    scales: Tensor,
+    minimums: Tensor,
+    out: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+) -> Tensor:
     group_size = w4a16_group_size(x, integers, scales, minimums, out)
     # Neither a tile nor a group straddles the end of the other.
     widest = 128 if x.element_size() == 2 else 32
     block_k = next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
-    tile = float_tile(x, block_k)
+    tile = float_tile(x, block_k, batch_invariant)
     output = output_of(x, integers, out)
     _w4a16_kernel[grid_of(output, tile)](
         x,

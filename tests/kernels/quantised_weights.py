@@ -1,0 +1,42 @@
+"""Random quantised weights, and how far from float64 their products may be.
+
+Triton 3.9's interpreter gets bfloat16 `tl.dot` wrong, so bfloat16 needs a card. Its `tl.dot` of int8 is right, and its
+loads of fp8 are right but for NaN: the kernels load bytes and decode them, as Triton does it on no card before Ada.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DTYPES = [
+    torch.float32,
+    torch.float16,
+    pytest.param(torch.bfloat16, marks=[pytest.mark.gpu, needs_card]),
+]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+TOKENS = [0, 1, 3, 50]
+
+
+def random_w4(outer: int, inner: int, group_size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    integers = torch.randint(0, 256, (outer, inner // 2), dtype=torch.uint8, device=device)
+    scales = torch.rand(outer, inner // group_size, device=device) * 0.02 + 0.01
+    return integers, scales.half(), (-8 * scales + 0.01 * torch.randn_like(scales)).half()
+
+
+def random_w8(outer: int, inner: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    integers = torch.randint(-128, 128, (outer, inner), dtype=torch.int8, device=device)
+    return integers, torch.rand(outer, device=device) * 0.002 + 0.001
+
+
+def random_fp8(outer: int, inner: int, scales: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
+    weight = torch.randn(outer, inner, device=device).to(torch.float8_e4m3fn)
+    return weight, torch.rand(scales, device=device) * 0.2 + 0.1
+
+
+def check(output: Tensor, x: Tensor, weight: Tensor) -> None:
+    """Against float64, to what the sum and its dtype allow."""
+    assert output.dtype is x.dtype
+    expected = x.double() @ weight.T
+    tolerance = TOLERANCE[x.dtype]
+    torch.testing.assert_close(output.double(), expected, atol=tolerance * x.shape[1] ** 0.5, rtol=tolerance)
