@@ -8,7 +8,16 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import torch
-from pyllm_kernels import INT8_BLOCKS, MatrixRows, NotFiniteError, PackedLinear, dtype_name, empty_bytes, zero_rows
+from pyllm_kernels import (
+    GGUF_BLOCKS,
+    INT8_BLOCKS,
+    MatrixRows,
+    NotFiniteError,
+    PackedLinear,
+    dtype_name,
+    empty_bytes,
+    zero_rows,
+)
 from torch import Tensor
 
 from pyllm.workers.layers.placement import Placement
@@ -67,8 +76,9 @@ def _read_rows(reader: WeightReader, placement: Placement, part: MatrixPart) -> 
     if not _keeps_quantised(placement):
         return reader.rows(*part)
     rows = reader.rows(*part, keep_quantised=True)
-    # What this device has no kernel for becomes floats: of the exact numbers, not of the nearest format.
-    return rows if placement.kernels.kept_format(rows) else reader.rows(*part)
+    if rows.format in GGUF_BLOCKS and not placement.kernels.kept_format(rows):
+        return reader.rows(*part)  # They become floats here: of the exact numbers, not of the nearest format.
+    return rows
 
 
 def _packed_as(rows: MatrixRows, placement: Placement) -> tuple[str, str]:

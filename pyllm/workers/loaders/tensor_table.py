@@ -69,11 +69,11 @@ class RowSlice(NamedTuple):
 
 
 def rows_of(
-    entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, cut: RowSlice, scales: Scales | None = None
+    entry: TensorEntry, content: npt.NDArray[np.uint8], row_format: str, part: RowSlice, scales: Scales | None = None
 ) -> MatrixRows:
     """Some rows of a tensor where they lie, in the order of the parameter; the scales are those of the rows."""
     num_rows = entry.source.shape[0]
     row_bytes = len(content) // num_rows
-    order = source_rows(entry, cut.rows)
-    addresses = (content.ctypes.data + cut.first_byte + np.arange(num_rows, dtype=np.int64) * row_bytes)[order]
-    return MatrixRows(row_format, cut.in_features, torch.from_numpy(addresses), (content,), scales)
+    order = source_rows(entry, part.rows)
+    addresses = (content.ctypes.data + part.first_byte + np.arange(num_rows, dtype=np.int64) * row_bytes)[order]
+    return MatrixRows(row_format, part.in_features, torch.from_numpy(addresses), (content,), scales)
