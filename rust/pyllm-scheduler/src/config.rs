@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::kv_layout::KvGroup;
 
 /// What the scheduler may use, how much it may plan, and whom it serves first. Sizes are counts, not bytes.
 ///
@@ -24,6 +25,8 @@ pub struct Config {
     pub max_model_len: u32,
     /// Token ids the model has: those from 0 to below this.
     pub vocab_size: u32,
+    /// The groups of layers, each with a block of its own for the same tokens.
+    pub kv_groups: Vec<KvGroup>,
     /// Whether full blocks are kept by the hash of their contents, and found again.
     pub enable_prefix_caching: bool,
     /// Blocks that pins may keep from eviction. What pins may take, no request may count on.
@@ -82,6 +85,7 @@ impl Default for Config {
             max_num_seqs: 0,
             max_model_len: 0,
             vocab_size: 0,
+            kv_groups: vec![KvGroup::default()],
             enable_prefix_caching: true,
             max_pinned_blocks: 0,
             enable_kv_cache_events: false,
@@ -103,6 +107,8 @@ impl Default for Config {
 impl Config {
     /// Most slots a scheduler takes.
     pub const MAX_NUM_SEQS: u32 = 65_536;
+    /// Most groups of layers.
+    pub const MAX_KV_GROUPS: u32 = 64;
 
     /// Errors: `Error::Config` naming the setting, its value and its range.
     pub fn validate(&self) -> Result<()> {
@@ -114,6 +120,10 @@ impl Config {
         in_range("max_num_batched_tokens", self.max_num_batched_tokens, 1, most)?;
         in_range("max_model_len", self.max_model_len, 2, most)?;
         in_range("vocab_size", self.vocab_size, 1, most)?;
+        in_range("the number of kv_groups", self.kv_groups.len() as u32, 1, Self::MAX_KV_GROUPS)?;
+        for window in self.kv_groups.iter().filter_map(|group| group.window) {
+            in_range("a window", window, 1, most)?;
+        }
         in_range("max_pinned_blocks", self.max_pinned_blocks, 0, self.num_blocks - 1)?;
         for &weight in self.tenant_weights.values() {
             in_range("a tenant's weight", weight, 1, Self::MAX_TENANT_WEIGHT)?;
@@ -139,7 +149,7 @@ impl Config {
     /// Largest weight of a tenant.
     pub const MAX_TENANT_WEIGHT: u32 = 1_000_000;
 
-    /// Blocks that hold `num_tokens` tokens.
+    /// Blocks of one group that hold `num_tokens` tokens.
     pub(crate) fn blocks_for(&self, num_tokens: u32) -> u32 {
         num_tokens.div_ceil(self.block_size)
     }
@@ -163,6 +173,7 @@ impl Config {
             max_num_seqs,
             max_model_len,
             vocab_size,
+            kv_groups,
             enable_prefix_caching,
             max_pinned_blocks,
             enable_kv_cache_events,
@@ -185,6 +196,7 @@ impl Config {
             ("max_num_seqs", *max_num_seqs == other.max_num_seqs),
             ("max_model_len", *max_model_len == other.max_model_len),
             ("vocab_size", *vocab_size == other.vocab_size),
+            ("kv_groups", *kv_groups == other.kv_groups),
             ("enable_prefix_caching", *enable_prefix_caching == other.enable_prefix_caching),
             ("max_pinned_blocks", *max_pinned_blocks == other.max_pinned_blocks),
             ("enable_kv_cache_events", *enable_kv_cache_events == other.enable_kv_cache_events),

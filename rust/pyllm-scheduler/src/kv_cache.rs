@@ -12,16 +12,18 @@ pub(crate) mod tier_cache;
 
 use crate::ids::{BlockId, HostBlockId, StepId};
 use crate::kv_cache::events::{EventLog, Events, Snapshot, Tier};
-use crate::kv_cache::hash::{BlockHash, Content};
+use crate::kv_cache::hash::{BlockHash, Content, GroupHash};
 use crate::kv_cache::pending_swaps::PendingSwaps;
 use crate::kv_cache::pins::Pins;
 use crate::kv_cache::prefix::Name;
 use crate::kv_cache::tier_cache::{Evicted, TierCache};
+use crate::kv_layout::GroupLayout;
 
 pub(crate) use crate::kv_cache::pending_swaps::Swap;
 
 #[derive(Clone, Debug)]
 pub(crate) struct CacheLimits {
+    pub(crate) groups: Vec<GroupLayout>,
     pub(crate) block_size: u32,
     pub(crate) num_blocks: u32,
     pub(crate) num_host_blocks: u32,
@@ -36,6 +38,29 @@ pub(crate) struct CacheLimits {
 pub(crate) enum Found {
     Device(BlockId),
     Host(HostBlockId),
+}
+
+/// Where a group has the blocks of a sequence from `first` on; what is before them is out of its window.
+#[derive(Clone, Default)]
+pub(crate) struct FoundChain {
+    pub(crate) first: u32,
+    pub(crate) blocks: Vec<Found>,
+}
+
+/// The start of a sequence that all groups know, as far as they read it.
+#[derive(Default)]
+pub(crate) struct FoundStart {
+    /// In blocks.
+    pub(crate) length: u32,
+    /// No token before this one is computed again.
+    pub(crate) lowest: u32,
+    pub(crate) chains: Vec<FoundChain>, // one a group
+}
+
+impl FoundStart {
+    pub(crate) fn places(&self) -> impl Iterator<Item = Found> {
+        self.chains.iter().flat_map(|chain| chain.blocks.iter().copied())
+    }
 }
 
 pub(crate) struct KvCache {
@@ -64,6 +89,12 @@ impl KvCache {
         self.device.num_free()
     }
 
+    /// Free device blocks that may be given to whoever asks first; below 0 where pins have taken what others will need.
+    /// Taking a block takes one, whether it is free or shared in a window, and letting one of a window go gives one.
+    pub(crate) fn num_available(&self) -> i64 {
+        i64::from(self.device.num_free()) - i64::from(self.device.num_owed())
+    }
+
     /// Device blocks that hold something known.
     pub(crate) fn num_cached(&self) -> usize {
         self.device.num_cached()
@@ -78,14 +109,15 @@ impl KvCache {
         self.device.free_blocks()
     }
 
-    /// A device block to write to. The caller has looked at `num_free`. What the block held is written back.
-    pub(crate) fn allocate(&mut self) -> BlockId {
-        let (block, evicted) = self.device.allocate().expect("the caller has looked at num_free");
+    /// A device block to write to. The caller has looked at `num_available`. What the block held is written back.
+    pub(crate) fn allocate(&mut self, group: u32) -> BlockId {
+        let in_window = self.limits.groups[group as usize].has_window();
+        let (block, evicted) = self.device.allocate(in_window).expect("the caller has looked at num_available");
         if let Some(evicted) = evicted {
             if self.limits.num_host_blocks > 0 {
                 self.write_back(block, &evicted);
             }
-            self.log.removed(evicted.name.hash, Tier::Device);
+            self.log.removed(evicted.name.key, Tier::Device);
         }
         block
     }
@@ -108,32 +140,66 @@ impl KvCache {
         }
     }
 
-    /// Appends where the longest known start of `hashes` is that step `planning` may read; steps before `committed` are
-    /// committed. Takes no references: share all that is found before the next `allocate` or `swap_in`.
-    pub(crate) fn find_chain(
+    /// Finds the longest start of a sequence that step `planning` may read; steps before `committed` are committed. Of
+    /// the blocks `hash_of` has the first `most`. `lowest` says, for a start of so many blocks, which is the first token
+    /// that may be computed then; what is out of its window has no place in `found`.
+    ///
+    /// Takes no references: share all that is found before the next `allocate` or `swap_in`.
+    pub(crate) fn find_start(
         &self,
-        hashes: impl Iterator<Item = BlockHash>,
+        most: u32,
+        hash_of: impl Fn(u32) -> BlockHash,
+        lowest: impl Fn(u32) -> u32,
         planning: StepId,
         committed: StepId,
-        found: &mut Vec<Found>,
+        found: &mut FoundStart,
     ) {
-        let find = |hash| match self.device.find(hash, planning, committed) {
-            Some(block) => Some(Found::Device(block)),
-            None => self.host.get(hash).map(Found::Host),
+        let find = |group: usize, index| {
+            let key = hash_of(index).of(group as u32);
+            match self.device.find(key, planning, committed) {
+                Some(block) => Some(Found::Device(block)),
+                None => self.host.get(key).map(Found::Host),
+            }
         };
-        found.extend(hashes.map_while(find));
+        let groups = || self.limits.groups.iter().enumerate();
+        found.chains.iter_mut().for_each(|chain| chain.blocks.clear());
+        let mut length = most;
+        for (group, _) in groups().filter(|(_, group)| !group.has_window()) {
+            found.chains[group].blocks.extend((0..length).map_while(|index| find(group, index)));
+            length = found.chains[group].blocks.len() as u32;
+        }
+        loop {
+            let before = length;
+            for (group, layout) in groups().filter(|(_, group)| group.has_window()) {
+                length = layout.longest_start(length, |index| find(group, index).is_some());
+            }
+            if length == before {
+                break;
+            }
+        }
+        (found.length, found.lowest) = (length, lowest(length));
+        for (group, layout) in groups() {
+            let chain = &mut found.chains[group];
+            chain.first = layout.first_block(found.lowest);
+            if layout.has_window() {
+                chain.blocks.extend((chain.first..length).filter_map(|index| find(group, index)));
+            } else {
+                chain.blocks.truncate(length as usize);
+            }
+        }
     }
 
     /// Names a block in use by its contents, which step `filled` writes. Of two blocks with equal contents the first
     /// stays.
     pub(crate) fn store(&mut self, block: BlockId, content: Content<'_>, filled: StepId) {
-        let Content { hash, index, tokens: (head, tail), .. } = content;
+        let Content { index, tokens: (head, tail), .. } = content;
+        let key = content.key();
         debug_assert_eq!(head.len() + tail.len(), self.limits.block_size as usize, "full blocks alone have names");
-        if !self.limits.enable_prefix_caching || !self.device.store(block, Name { hash, index, filled }) {
+        if !self.limits.enable_prefix_caching || !self.device.store(block, Name { key, index, filled }) {
             return;
         }
         self.log.stored(&content);
-        self.hold_if_pinned(block, hash);
+        self.hold_if_pinned(block, key);
     }
 
     pub(crate) fn num_host_blocks(&self) -> u32 {
@@ -187,11 +253,11 @@ impl KvCache {
         blocks.iter().zip(known).map(|(&block, host)| host.or_else(|| self.copy_out(block))).collect()
     }
 
-    /// A device block for what a host block holds, without a name until `store`. The caller has looked at `num_free`.
-    /// The plan refers to the host block until `end_plan`, so that no copy overwrites it before it is read.
-    pub(crate) fn swap_in(&mut self, host: HostBlockId) -> BlockId {
+    /// A device block for what a host block holds, without a name until `store`. The caller has looked at
+    /// `num_available`. The plan refers to the host block until `end_plan`, so that no copy overwrites it before it is read.
+    pub(crate) fn swap_in(&mut self, host: HostBlockId, group: u32) -> BlockId {
         self.host.hold(host);
-        let block = self.allocate();
+        let block = self.allocate(group);
         self.device.raise_hits(block, self.host.hits(host));
         self.swaps.push_in(host, block);
         block
@@ -216,10 +282,10 @@ impl KvCache {
     /// These contents are not evicted from the device: those here now, and the others from when they are stored.
     ///
     /// Errors: `DuplicatePin`, `PinQuota`.
-    pub(crate) fn pin(&mut self, name: u64, hashes: Vec<BlockHash>) -> crate::error::Result<()> {
-        for hash in self.pins.pin(name, hashes)? {
-            if let Some(block) = self.device.get(hash) {
-                self.hold_if_pinned(block, hash);
+    pub(crate) fn pin(&mut self, name: u64, keys: Vec<GroupHash>) -> crate::error::Result<()> {
+        for key in self.pins.pin(name, keys)? {
+            if let Some(block) = self.device.get(key) {
+                self.hold_if_pinned(block, key);
             }
         }
         Ok(())
@@ -241,7 +307,7 @@ impl KvCache {
 
     /// References to a block that pins have.
     pub(crate) fn pinned_references(&self, block: BlockId) -> u32 {
-        u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.hash)))
+        u32::from(self.device.name(block).is_some_and(|name| self.pins.holds(block, name.key)))
     }
 
     /// Nothing is known any more on either tier. Blocks in use stay in use; pins hold nothing until it is stored
@@ -279,7 +345,7 @@ impl KvCache {
     pub(crate) fn audit(&self) -> Result<(), String> {
         self.device.audit()?;
         self.host.audit()?;
-        self.pins.audit(|hash| self.device.get(hash))?;
+        self.pins.audit(|key| self.device.get(key))?;
         self.log.audit(self.known())?;
         let unheld = |host: &HostBlockId| self.host.references(*host) < self.swaps.references(*host);
         if let Some(host) = (0..self.num_host_blocks()).map(HostBlockId).find(unheld) {
@@ -292,15 +358,15 @@ impl KvCache {
         }
     }
 
-    fn known(&self) -> impl Iterator<Item = (BlockHash, Tier)> {
-        let device = self.device.known().map(|(_, name)| (name.hash, Tier::Device));
-        device.chain(self.host.known().map(|(_, name)| (name.hash, Tier::Host)))
+    fn known(&self) -> impl Iterator<Item = (GroupHash, Tier)> {
+        let device = self.device.known().map(|(_, name)| (name.key, Tier::Device));
+        device.chain(self.host.known().map(|(_, name)| (name.key, Tier::Host)))
     }
 
     /// Keeps what the device evicts on the host, if that has a block to give.
     fn write_back(&mut self, block: BlockId, evicted: &Evicted) {
         let &Evicted { name, hits } = evicted;
-        if let Some(host) = self.host.get(name.hash) {
+        if let Some(host) = self.host.get(name.key) {
             self.host.refresh(host, hits);
         } else if let Some(host) = self.allocate_host() {
             self.swaps.push_out(block, host);
@@ -310,7 +376,7 @@ impl KvCache {
 
     /// The host block that has, or is to have, what a device block holds.
     fn host_copy(&self, block: BlockId) -> Option<HostBlockId> {
-        let named = self.device.name(block).and_then(|name| self.host.get(name.hash));
+        let named = self.device.name(block).and_then(|name| self.host.get(name.key));
         named.or_else(|| self.swaps.source(block))
     }
 
@@ -326,9 +392,9 @@ impl KvCache {
     }
 
     fn allocate_host(&mut self) -> Option<HostBlockId> {
-        let (host, evicted) = self.host.allocate()?;
+        let (host, evicted) = self.host.allocate(false)?;
         if let Some(evicted) = evicted {
-            self.log.removed(evicted.name.hash, Tier::Host);
+            self.log.removed(evicted.name.key, Tier::Host);
         }
         Some(host)
     }
@@ -336,11 +402,11 @@ impl KvCache {
     fn store_host(&mut self, host: HostBlockId, name: Name, hits: u8) {
         self.host.store(host, name);
         self.host.raise_hits(host, hits);
-        self.log.copied(name.hash);
+        self.log.copied(name.key);
     }
 
-    fn hold_if_pinned(&mut self, block: BlockId, hash: BlockHash) {
-        if self.pins.hold(block, hash) {
+    fn hold_if_pinned(&mut self, block: BlockId, key: GroupHash) {
+        if self.pins.hold(block, key) {
             self.device.hold(block);
         }
     }

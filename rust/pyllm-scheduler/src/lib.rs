@@ -67,6 +67,7 @@ mod beam_search;
 mod queue;
 mod estimates;
 mod kv_cache;
+mod kv_layout;
 mod philox;
 mod prompt_lookup;
 
@@ -76,6 +77,7 @@ pub use estimates::step_sizes::StepSizes;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
 pub use kv_cache::hash::BlockHash;
+pub use kv_layout::KvGroup;
 pub use output::deltas::DeltaColumns;
 pub use output::embeddings::Embeddings;
 pub use output::logprobs::{LogprobEntries, Logprobs};

@@ -13,18 +13,19 @@ pub const ALIGNMENT: usize = 64;
 
 /// Name and element of each section, in order: i is int32, f is float32 (little endian both), B is a byte.
 ///
-/// With T tokens, R rows, S sampled positions, K table changes and I slot initialisations:
+/// With T tokens, R rows, S sampled positions, K table changes and I slot initialisations, and G groups of layers, each
+/// with block tables of its own:
 pub const SECTIONS: [(&str, char); 21] = [
     ("tokens", 'i'),           // [T] -1: the token that the slot sampled last
     ("positions", 'i'),        // [T]
-    ("slot_mapping", 'i'),     // [T] block * block_size + offset
+    ("slot_mapping", 'i'),     // [G * T] block * block_size + offset, one group after another
     ("query_starts", 'i'),     // [R + 1]
     ("sequence_lengths", 'i'), // [R] context, this step's tokens included
     ("slots", 'i'),            // [R]
     ("logits_rows", 'i'),      // [S] index into tokens; a forking row names one n times, one with drafts several
     ("sampled_starts", 'i'),   // [R + 1]
     ("uniforms", 'f'),         // [S]
-    ("table_slots", 'i'),      // [K] block_tables[slot][index] = block
+    ("table_slots", 'i'),      // [K] group * max_num_seqs + slot: block_tables[that][index] = block
     ("table_indices", 'i'),    // [K]
     ("table_blocks", 'i'),     // [K]
     ("block_copies", 'i'),     // [2 * copies] source, destination
@@ -64,9 +65,10 @@ impl Plan {
 /// The sections of the plan being made. Its memory serves one plan after another.
 #[derive(Default)]
 pub(crate) struct Draft {
+    max_num_seqs: u32,
     pub(crate) tokens: Vec<i32>,
     pub(crate) positions: Vec<i32>,
-    pub(crate) slot_mapping: Vec<i32>,
+    pub(crate) slot_mappings: Vec<Vec<i32>>, // one a group
     query_starts: Vec<i32>,
     sequence_lengths: Vec<i32>,
     slots: Vec<i32>,
@@ -88,11 +90,14 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
+    pub(crate) fn new(num_groups: usize, max_num_seqs: u32) -> Self {
+        Self { max_num_seqs, slot_mappings: vec![Vec::new(); num_groups], ..Self::default() }
+    }
+
     pub(crate) fn clear(&mut self) {
         for section in [
             &mut self.tokens,
             &mut self.positions,
-            &mut self.slot_mapping,
             &mut self.query_starts,
             &mut self.sequence_lengths,
             &mut self.slots,
@@ -112,6 +117,7 @@ impl Draft {
         ] {
             section.clear();
         }
+        self.slot_mappings.iter_mut().for_each(Vec::clear);
         self.uniforms.clear();
         self.sampling.clear();
         for starts in
@@ -132,8 +138,8 @@ impl Draft {
         self.history_prompts.push(history.0.len() as i32);
     }
 
-    pub(crate) fn change_table(&mut self, slot: Slot, index: usize, block: BlockId) {
-        self.table_slots.push(slot.0 as i32);
+    pub(crate) fn change_table(&mut self, group: u32, slot: Slot, index: u32, block: BlockId) {
+        self.table_slots.push((group * self.max_num_seqs + slot.0) as i32);
         self.table_indices.push(index as i32);
         self.table_blocks.push(block.0 as i32);
     }
@@ -172,7 +178,7 @@ impl Draft {
         let sections = [
             Section::Ints(&self.tokens),
             Section::Ints(&self.positions),
-            Section::Ints(&self.slot_mapping),
+            Section::Groups(&self.slot_mappings),
             Section::Ints(&self.query_starts),
             Section::Ints(&self.sequence_lengths),
             Section::Ints(&self.slots),
@@ -192,11 +198,11 @@ impl Draft {
             Section::Ints(&self.histories),
             Section::Ints(&self.history_prompts),
         ];
-        let size = sections.iter().fold(0, |end, section| aligned(end) + section.bytes().len());
+        let size = sections.iter().fold(0, |end, section| aligned(end) + section.num_bytes());
         let mut buffer = Vec::with_capacity(size);
         for section in &sections {
             buffer.resize(aligned(buffer.len()), 0);
-            buffer.extend_from_slice(section.bytes());
+            section.append_to(&mut buffer);
         }
         Plan { step, counts: sections.map(|section| section.len() as u32), buffer }
     }
@@ -204,6 +210,7 @@ impl Draft {
 
 enum Section<'a> {
     Ints(&'a [i32]),
+    Groups(&'a [Vec<i32>]),
     Floats(&'a [f32]),
     Bytes(&'a [u8]),
 }
@@ -212,17 +219,25 @@ impl Section<'_> {
     fn len(&self) -> usize {
         match self {
             Self::Ints(values) => values.len(),
+            Self::Groups(values) => values.iter().map(Vec::len).sum(),
             Self::Floats(values) => values.len(),
             Self::Bytes(values) => values.len(),
         }
     }
 
+    fn num_bytes(&self) -> usize {
+        self.len() * if let Self::Bytes(_) = self { 1 } else { 4 }
+    }
+
     /// As they are in memory, which is little endian.
-    fn bytes(&self) -> &[u8] {
+    fn append_to(&self, buffer: &mut Vec<u8>) {
         match self {
-            Self::Ints(values) => bytemuck::cast_slice(values),
-            Self::Floats(values) => bytemuck::cast_slice(values),
-            Self::Bytes(values) => values,
+            Self::Ints(values) => buffer.extend_from_slice(bytemuck::cast_slice(values)),
+            Self::Groups(values) => {
+                values.iter().for_each(|values| buffer.extend_from_slice(bytemuck::cast_slice(values)));
+            }
+            Self::Floats(values) => buffer.extend_from_slice(bytemuck::cast_slice(values)),
+            Self::Bytes(values) => buffer.extend_from_slice(values),
         }
     }
 }
@@ -264,7 +279,7 @@ mod tests {
         draft.tokens.push(1);
         draft.sample_at(0, 0.5);
         draft.end_row(Slot(0), 1);
-        draft.change_table(Slot(0), 0, BlockId(3));
+        draft.change_table(0, Slot(0), 0, BlockId(3));
         draft.copy_block(BlockId(1), BlockId(3));
         draft.copy_slot(Slot(1), Slot(0));
         draft.swap_out(BlockId(1), HostBlockId(0));

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::kv_layout::KvLayout;
 use crate::ids::{ClientId, RequestId};
 
 /// What to generate. `(client, id)` names it; its `n` samples are continuations of one prompt.
@@ -141,7 +142,7 @@ impl Request {
     }
 
     /// Errors: the first thing that makes the request impossible, whatever else runs.
-    pub(crate) fn validate(&self, config: &Config) -> Result<()> {
+    pub(crate) fn validate(&self, config: &Config, layout: &KvLayout) -> Result<()> {
         self.validate_fields(config)?;
         // Without output the prompt may be all there is.
         if self.prompt.len() + usize::from(!self.pools()) > config.max_model_len as usize {
@@ -153,10 +154,7 @@ impl Request {
         self.validate_beams(config)?;
         // The last token is never computed, so its keys and values need no place.
         let num_tokens = self.max_length(config) - 1;
-        // Beams share the blocks that the prompt fills.
-        let num_shared = self.prompt.len() as u32 / config.block_size;
-        let num_own = u64::from(config.blocks_for(num_tokens).saturating_sub(num_shared));
-        let needed = u64::from(num_shared) + num_own * u64::from(self.beam_width.max(1));
+        let needed = layout.most_blocks(self.prompt.len() as u32, num_tokens, self.beam_width.max(1));
         let needed = u32::try_from(needed).unwrap_or(u32::MAX);
         if needed > config.num_unpinned_blocks() {
             return Err(Error::NeverFits {

@@ -33,14 +33,15 @@ use crate::estimates::peak_blocks::PeakBlocks;
 use crate::estimates::step_times::StepTimes;
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, Slot, StepId};
 use crate::kv_cache::hash::BlockHash;
-use crate::kv_cache::{CacheLimits, Found, KvCache};
+use crate::kv_cache::{CacheLimits, FoundChain, FoundStart, KvCache};
+use crate::kv_layout::KvLayout;
 use crate::output::deltas::{Delta, DeltaColumns, Outbox};
 use crate::plan::Draft;
 use crate::policy::{Policy, policy};
 use crate::queue::{Queue, QueueKey};
 use crate::recorder::{Input, Recorder};
 use crate::request::{Finish, Request};
-use crate::sequence::{Beam, LiveRequest, Sample, Sequence, State};
+use crate::sequence::{Beam, Chain, LiveRequest, Sample, Sequence, State};
 
 pub use explain::{Decision, Explanation, Reason};
 pub use loads::Load;
@@ -49,6 +50,7 @@ pub use stats::{Stats, TenantService};
 /// Decides what every step computes. See the crate's page for the rules.
 pub struct Scheduler {
     config: Config,
+    layout: KvLayout,
     policy: Box<dyn Policy>,
     outbox: Outbox,
     requests: Arena<LiveRequest>,
@@ -82,7 +84,7 @@ pub struct Scheduler {
     draft: Draft,
     spare_rows: Vec<Vec<Row>>,
     message: Vec<u8>,
-    found: Vec<Found>,
+    found: FoundStart, // by the last look into the prefix cache
     peak_blocks: PeakBlocks,
     lagging: Vec<Key<Sequence>>,
     reordered: Vec<(QueueKey, Key<Sequence>)>,
@@ -123,6 +125,7 @@ impl Scheduler {
     /// Errors: `Error::Config` for a limit out of its range.
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
+        let layout = KvLayout::new(&config);
         Ok(Self {
             policy: policy(config.policy),
             outbox: Outbox::new(),
@@ -135,7 +138,7 @@ impl Scheduler {
             num_held: 0,
             isolated: None,
             num_paused: 0,
-            cache: KvCache::new(cache_limits(&config)),
+            cache: KvCache::new(cache_limits(&config, &layout)),
             free_slots: all_slots(&config),
             slot_copies: Vec::new(),
             loads: BTreeMap::new(),
@@ -153,15 +156,16 @@ impl Scheduler {
             decisions: explain::Decisions::default(),
             num_inputs: 0,
             recorder: None,
-            draft: Draft::default(),
+            draft: Draft::new(config.kv_groups.len(), config.max_num_seqs),
             spare_rows: Vec::new(),
             message: Vec::new(),
-            found: Vec::new(),
+            found: FoundStart { chains: vec![FoundChain::default(); layout.groups.len()], ..FoundStart::default() },
             peak_blocks: PeakBlocks::default(),
             lagging: Vec::new(),
             reordered: Vec::new(),
             copied: Vec::new(),
             forked: Vec::new(),
+            layout,
             config,
         })
     }
@@ -174,7 +178,7 @@ impl Scheduler {
         if self.request_keys.contains_key(&name) {
             return Err(Error::DuplicateRequest { client: name.0, request: name.1 });
         }
-        request.validate(&self.config)?;
+        request.validate(&self.config, &self.layout)?;
         self.record(|| Input::Add(Box::new(request.clone())));
         request.stop_token_ids.sort_unstable();
         request.stop_token_ids.dedup();
@@ -337,8 +341,7 @@ impl Scheduler {
     pub fn lose_device(&mut self) {
         self.record(|| Input::LoseDevice);
         for sequence in self.sequences.values_mut() {
-            sequence.blocks.clear();
-            sequence.host_blocks.clear();
+            sequence.chains.fill(Chain::default());
             sequence.num_computed = 0;
             sequence.num_in_flight = 0;
             sequence.awaits_commit = false;
@@ -402,6 +405,7 @@ impl Scheduler {
             service: self.queue.request_floor(live.lane),
             last_token_at: live.request.arrival,
             output,
+            chains: vec![Chain::default(); self.config.kv_groups.len()].into(),
             ..Sequence::default()
         });
         live.samples[sample as usize] = Sample::Live(key);
@@ -437,8 +441,11 @@ impl Scheduler {
     /// Frees the blocks and the slot of a sequence.
     fn vacate(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
-        self.cache.free_chain(&mut sequence.blocks);
-        self.cache.free_host(&mut sequence.host_blocks);
+        for chain in &mut sequence.chains {
+            self.cache.free_chain(&mut chain.blocks);
+            self.cache.free_host(&mut chain.host_blocks);
+            (chain.first, chain.host_first) = (0, 0);
+        }
         sequence.num_computed = 0;
         sequence.may_share = false;
         if let State::Running(slot) = sequence.state {
@@ -546,8 +553,9 @@ fn live_sequences(live: &LiveRequest) -> Vec<Key<Sequence>> {
     live.collect()
 }
 
-fn cache_limits(config: &Config) -> CacheLimits {
+fn cache_limits(config: &Config, layout: &KvLayout) -> CacheLimits {
     CacheLimits {
+        groups: layout.groups.clone(),
         block_size: config.block_size,
         num_blocks: config.num_blocks,
         num_host_blocks: config.num_host_blocks,

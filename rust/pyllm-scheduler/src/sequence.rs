@@ -61,6 +61,34 @@ pub(crate) enum Sample {
     Finished,
 }
 
+/// The blocks of a sequence in one group of layers.
+#[derive(Clone, Default)]
+pub(crate) struct Chain {
+    /// Which of the sequence's blocks is the first of `blocks`; those before it are out of the window.
+    pub(crate) first: u32,
+    pub(crate) blocks: Vec<BlockId>,
+    /// While swapped, and which the first of them is.
+    pub(crate) host_blocks: Vec<HostBlockId>,
+    pub(crate) host_first: u32,
+}
+
+impl Chain {
+    /// The first of the sequence's blocks after those that it has.
+    pub(crate) fn end(&self) -> u32 {
+        self.first + self.blocks.len() as u32
+    }
+
+    /// A block of the sequence, if it has it.
+    pub(crate) fn get(&self, index: u32) -> Option<BlockId> {
+        self.blocks.get(index.checked_sub(self.first)? as usize).copied()
+    }
+
+    /// Its blocks before the sequence's block `end`.
+    pub(crate) fn before(&self, end: u32) -> &[BlockId] {
+        &self.blocks[..(end.saturating_sub(self.first) as usize).min(self.blocks.len())]
+    }
+}
+
 /// What every step needs comes first and stays in this order, so that it lies in three cache lines of the five.
 #[derive(Default)]
 #[repr(C)]
@@ -69,8 +97,8 @@ pub(crate) struct Sequence {
     pub(crate) num_prompt_tokens: u32,
     /// Prompt and output tokens at which it ends.
     pub(crate) max_length: u32,
-    /// Tokens whose keys and values are in `blocks`, or will be by the steps in flight. While swapped: in
-    /// `host_blocks`.
+    /// Tokens whose keys and values are in the blocks of `chains`, or will be by the steps in flight; of a window those
+    /// that are still read. While swapped: in their host blocks.
     pub(crate) num_computed: u32,
     /// Rows in flight whose last token is not known yet.
     pub(crate) num_in_flight: u32,
@@ -78,8 +106,8 @@ pub(crate) struct Sequence {
     /// Positions to sample where the known tokens end: n until the samples fork, then 1.
     pub(crate) num_samples: u32,
     pub(crate) output: Vec<i32>,
-    pub(crate) blocks: Vec<BlockId>,
-    pub(crate) num_stored: usize, // blocks that the prefix cache has seen
+    pub(crate) chains: Box<[Chain]>, // one a group
+    pub(crate) num_stored: u32, // blocks that the prefix cache has seen
     /// The last step that has a row of it, and that row's tokens.
     pub(crate) last_step: StepId,
     pub(crate) last_share: u32,
@@ -106,7 +134,6 @@ pub(crate) struct Sequence {
     pub(crate) since: u64,
     /// The step that admitted it last.
     pub(crate) admitted: StepId,
-    pub(crate) host_blocks: Vec<HostBlockId>,
     pub(crate) load: Option<LoadId>,          // whose outcome its blocks depend on
     pub(crate) output_hashes: Vec<BlockHash>, // of the full blocks after the prompt's
     /// Tokens of the prompt whose log-probabilities have been told by the worker since it was admitted, and to its
@@ -211,6 +238,22 @@ impl Sequence {
         }
     }
 
+    /// No token before this one is computed again: the last known one may be, by a row whose drafts are wrong or whose
+    /// worker was not ready.
+    pub(crate) fn lowest(&self) -> u32 {
+        self.num_computed.min(self.num_known() - 1)
+    }
+
+    /// Blocks that it has, in all groups together.
+    pub(crate) fn num_blocks(&self) -> u32 {
+        self.chains.iter().map(|chain| chain.blocks.len() as u32).sum()
+    }
+
+    /// Whether it has anything on the host.
+    pub(crate) fn is_on_host(&self) -> bool {
+        self.chains.iter().any(|chain| !chain.host_blocks.is_empty())
+    }
+
     /// Known tokens whose keys and values are in its blocks, or will be by the steps in flight.
     pub(crate) fn num_readable(&self) -> u32 {
         self.num_known().min(self.num_computed)
@@ -218,7 +261,7 @@ impl Sequence {
 
     /// Whether a block has become full that the prefix cache has not seen.
     pub(crate) fn has_block_to_store(&self, block_size: u32) -> bool {
-        self.num_readable() >= (self.num_stored as u32 + 1) * block_size
+        self.num_readable() >= (self.num_stored + 1) * block_size
     }
 
     /// Known tokens from `start` to before `end`, as the part in the prompt and the part in the output.
@@ -233,11 +276,11 @@ impl Sequence {
         &mut self,
         live: &LiveRequest,
         block_size: u32,
-        num_blocks: usize,
+        num_blocks: u32,
         message: &mut Vec<u8>,
     ) {
         let num_prompt_blocks = live.prompt_hashes.len();
-        while num_prompt_blocks + self.output_hashes.len() < num_blocks {
+        while num_prompt_blocks + self.output_hashes.len() < num_blocks as usize {
             let index = (num_prompt_blocks + self.output_hashes.len()) as u32;
             let parent = *self.output_hashes.last().or(live.prompt_hashes.last()).unwrap_or(&live.root);
             let (head, tail) = self.tokens(&live.request.prompt, index * block_size, (index + 1) * block_size);
@@ -246,26 +289,30 @@ impl Sequence {
         }
     }
 
-    /// The known hashes, from the first block on.
-    pub(crate) fn hashes<'a>(&'a self, live: &'a LiveRequest) -> impl Iterator<Item = BlockHash> + 'a {
-        live.prompt_hashes.iter().chain(&self.output_hashes).copied()
+    /// The hash of a block, which is known.
+    pub(crate) fn hash(&self, live: &LiveRequest, index: u32) -> BlockHash {
+        let (index, num_prompt_blocks) = (index as usize, live.prompt_hashes.len());
+        if index < num_prompt_blocks {
+            live.prompt_hashes[index]
+        } else {
+            self.output_hashes[index - num_prompt_blocks]
+        }
     }
 
-    /// What the prefix cache is told of a full block whose hash is known.
-    pub(crate) fn content<'a>(&'a self, live: &'a LiveRequest, index: usize, block_size: u32) -> Content<'a> {
-        let hash = |index: usize| {
-            let num_prompt_blocks = live.prompt_hashes.len();
-            if index < num_prompt_blocks {
-                live.prompt_hashes[index]
-            } else {
-                self.output_hashes[index - num_prompt_blocks]
-            }
-        };
-        let start = index as u32 * block_size;
+    /// What the prefix cache is told of a group's full block whose hash is known.
+    pub(crate) fn content<'a>(
+        &'a self,
+        live: &'a LiveRequest,
+        group: u32,
+        index: u32,
+        block_size: u32,
+    ) -> Content<'a> {
+        let start = index * block_size;
         Content {
-            hash: hash(index),
-            parent: index.checked_sub(1).map_or(live.root, hash),
-            index: index as u32,
+            hash: self.hash(live, index),
+            group,
+            parent: index.checked_sub(1).map_or(live.root, |before| self.hash(live, before)),
+            index,
             tokens: self.tokens(&live.request.prompt, start, start + block_size),
         }
     }
@@ -289,6 +336,7 @@ impl Sequence {
             num_prompt_told: self.num_prompt_told,
             output: self.output.clone(),
             output_hashes: self.output_hashes.clone(),
+            chains: vec![Chain::default(); self.chains.len()].into(),
             ..Self::default()
         }
     }

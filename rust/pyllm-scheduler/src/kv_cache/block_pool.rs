@@ -7,8 +7,13 @@
 //! bonus of its class is the lowest. A bonus is a share of the pool, so a block that was hit often outlives as many
 //! later ones as that share has blocks, and nothing stays for ever.
 //!
-//! A chain's tail always goes before its head. Whoever refers to a block refers to all blocks before it in the chain,
-//! takes them together and frees the tail first. So the head is freed later, is shared at least as often (a share is a
+//! A block of a window is let go of as the window moves on, and its holder takes another one then. Where several hold
+//! it, all but the last do so without a block becoming free: those blocks are owed, one for each reference but the
+//! first.
+//!
+//! A chain's tail always goes before its head, but for chains of a window, whose head is of no use without what follows
+//! it. Whoever refers to a block refers to all blocks before it in the chain, takes them together and frees the tail
+//! first. So the head is freed later, is shared at least as often (a share is a
 //! hit whether or not the block was free) and is no deeper: its tick is higher and its bonus no lower than the tail's.
 //! While the tail is free, then, the first of the tail's list scores no more than the tail, and goes before the head.
 
@@ -28,6 +33,7 @@ pub(crate) struct BlockPool<B> {
     bonuses: [u64; NUM_LISTS],
     tick: u64, // cached blocks freed so far
     num_free: u32,
+    num_owed: u32,
     block: PhantomData<fn() -> B>,
 }
 
@@ -38,6 +44,7 @@ struct Entry {
     next: u32,
     holding: Holding,
     hits: u8,
+    in_window: bool,
     tick: u64,
 }
 
@@ -50,12 +57,21 @@ enum Holding {
 
 impl<B: Block> BlockPool<B> {
     pub(crate) fn new(num_blocks: u32) -> Self {
-        let entry = |at| Entry { references: 0, previous: at, next: at, holding: Holding::Nothing, hits: 0, tick: 0 };
+        let entry = |at| Entry {
+            references: 0,
+            previous: at,
+            next: at,
+            holding: Holding::Nothing,
+            hits: 0,
+            in_window: false,
+            tick: 0,
+        };
         let mut pool = Self {
             entries: (0..num_blocks + NUM_LISTS as u32).map(entry).collect(),
             bonuses: std::array::from_fn(|list| bonus(list, u64::from(num_blocks))),
             tick: 0,
             num_free: 0,
+            num_owed: 0,
             block: PhantomData,
         };
         for block in (0..num_blocks).rev() {
@@ -80,11 +96,17 @@ impl<B: Block> BlockPool<B> {
         self.entry(block).hits
     }
 
+    /// Free blocks that those who share blocks of windows will take in their place.
+    pub(crate) fn num_owed(&self) -> u32 {
+        self.num_owed
+    }
+
     /// Takes the free block that is the next to go. What it held is for the caller to `forget`.
-    pub(crate) fn allocate(&mut self) -> Option<B> {
+    pub(crate) fn allocate(&mut self, in_window: bool) -> Option<B> {
         let block = self.next_to_go()?;
         self.unlink(block);
-        self.entries[block as usize].references = 1;
+        let entry = &mut self.entries[block as usize];
+        (entry.references, entry.in_window) = (1, in_window);
         Some(B::new(block))
     }
 
@@ -96,8 +118,11 @@ impl<B: Block> BlockPool<B> {
 
     /// Adds a reference; a free block is taken from its list.
     pub(crate) fn hold(&mut self, block: B) {
-        if self.references(block) == 0 {
+        let Entry { references, in_window, .. } = *self.entry(block);
+        if references == 0 {
             self.unlink(block.number());
+        } else {
+            self.num_owed += u32::from(in_window);
         }
         self.entry_mut(block).references += 1;
     }
@@ -108,6 +133,8 @@ impl<B: Block> BlockPool<B> {
         entry.references -= 1;
         if entry.references == 0 {
             self.link(block.number());
+        } else {
+            self.num_owed -= u32::from(self.entry(block).in_window);
         }
     }
 
@@ -163,10 +190,15 @@ impl<B: Block> BlockPool<B> {
         }
         let blocks = &self.entries[..self.num_blocks() as usize];
         let num_unused = blocks.iter().filter(|entry| entry.references == 0).count() as u32;
-        if (num_linked, num_unused) == (self.num_free, self.num_free) {
+        let shared = blocks.iter().filter(|entry| entry.in_window).map(|entry| entry.references.saturating_sub(1));
+        let num_owed: u32 = shared.sum();
+        if (num_linked, num_unused, num_owed) == (self.num_free, self.num_free, self.num_owed) {
             return Ok(());
         }
-        Err(format!("{num_linked} blocks are in lists and {num_unused} unused, and {} count as free", self.num_free))
+        Err(format!(
+            "{num_linked} blocks are in lists, {num_unused} unused and {num_owed} owed; {} count as free and {} as owed",
+            self.num_free, self.num_owed
+        ))
     }
 
     fn next_to_go(&self) -> Option<u32> {
@@ -259,14 +291,14 @@ mod tests {
     /// All free blocks, the next to go first; they are taken.
     fn order(mut pool: Pool) -> Vec<u32> {
         pool.audit().unwrap();
-        std::iter::from_fn(|| pool.allocate()).map(|block| block.0).collect()
+        std::iter::from_fn(|| pool.allocate(false)).map(|block| block.0).collect()
     }
 
     /// A pool with its first `num_used` blocks in use.
     fn in_use(num_blocks: u32, num_used: u32) -> Pool {
         let mut pool = Pool::new(num_blocks);
         for block in 0..num_used {
-            assert_eq!(pool.allocate(), Some(BlockId(block)));
+            assert_eq!(pool.allocate(false), Some(BlockId(block)));
         }
         pool
     }
@@ -286,10 +318,10 @@ mod tests {
     #[test]
     fn a_shared_block_is_free_after_its_last_reference() {
         let mut pool = Pool::new(1);
-        let block = pool.allocate().unwrap();
+        let block = pool.allocate(false).unwrap();
         pool.share(block);
         pool.free(block);
-        assert_eq!((pool.num_free(), pool.allocate()), (0, None));
+        assert_eq!((pool.num_free(), pool.allocate(false)), (0, None));
         pool.free(block);
         assert_eq!((pool.num_free(), pool.references(block)), (1, 0));
     }
@@ -379,7 +411,7 @@ mod tests {
                 self.pool.share(block);
             }
             for &node in &nodes[blocks.len()..] {
-                let block = self.pool.allocate().unwrap();
+                let block = self.pool.allocate(false).unwrap();
                 self.evict(block);
                 self.pool.keep(block, node.0);
                 self.known.insert(node, block);

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use crate::kv_cache::hash::{BlockHash, Content, HashMapByDigest};
+use crate::kv_cache::hash::{BlockHash, Content, GroupHash, HashMapByDigest};
 
 /// Events that are kept for who has not taken them yet.
 const CAPACITY: usize = 100_000;
@@ -15,12 +15,15 @@ pub enum KvEvent {
     Stored {
         /// Names the block's tokens and all before them.
         hash: BlockHash,
-        /// Names the block before, which may be gone by now; none for the first of a chain.
+        /// Names the block before, which may be gone by now, and of a window may never have been there; none for the
+        /// first of a chain.
         parent: Option<BlockHash>,
         /// The block's tokens.
         tokens: Vec<i32>,
         /// Where.
         tier: Tier,
+        /// Of which layers, by the index in `Config::kv_groups`.
+        group: u32,
     },
     /// A block's contents are no longer there.
     Removed {
@@ -28,6 +31,8 @@ pub enum KvEvent {
         hash: BlockHash,
         /// Where.
         tier: Tier,
+        /// Of which layers.
+        group: u32,
     },
     /// Nothing is known any more on any tier.
     Cleared,
@@ -96,30 +101,30 @@ impl EventLog {
     /// New contents on the device.
     pub(crate) fn stored(&mut self, content: &Content<'_>) {
         if self.enabled {
-            let &Content { hash, parent, index, tokens: (head, tail) } = content;
-            let tokens = [head, tail].concat();
-            self.known.entry(hash).or_insert(Known { parent, index, tokens, on_device: false, on_host: false });
-            self.added(hash, Tier::Device);
+            let &Content { parent, index, tokens: (head, tail), .. } = content;
+            let (key, tokens) = (content.key(), [head, tail].concat());
+            self.known.entry(key).or_insert(Known { parent, index, tokens, on_device: false, on_host: false });
+            self.added(key, Tier::Device);
         }
     }
 
     /// Contents of the device, on the host as well.
-    pub(crate) fn copied(&mut self, hash: BlockHash) {
+    pub(crate) fn copied(&mut self, key: GroupHash) {
         if self.enabled {
-            self.added(hash, Tier::Host);
+            self.added(key, Tier::Host);
         }
     }
 
-    pub(crate) fn removed(&mut self, hash: BlockHash, tier: Tier) {
+    pub(crate) fn removed(&mut self, key: GroupHash, tier: Tier) {
         if !self.enabled {
             return;
         }
-        if let Some(known) = self.known.get_mut(&hash) {
+        if let Some(known) = self.known.get_mut(&key) {
             *known.place(tier) = false;
             if !known.on_device && !known.on_host {
-                self.known.remove(&hash);
+                self.known.remove(&key);
             }
-            self.push(KvEvent::Removed { hash, tier });
+            self.push(KvEvent::Removed { hash: key.hash, tier, group: key.group });
         }
     }
 
@@ -139,24 +144,24 @@ impl EventLog {
 
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut known: Vec<_> = self.known.iter().collect();
-        known.sort_unstable_by_key(|(hash, known)| (known.index, hash.as_bytes()));
-        let events = known.into_iter().flat_map(|(&hash, known)| {
-            let device = known.on_device.then(|| known.stored(hash, Tier::Device));
-            device.into_iter().chain(known.on_host.then(|| known.stored(hash, Tier::Host)))
+        known.sort_unstable_by_key(|(key, known)| (known.index, key.hash.as_bytes(), key.group));
+        let events = known.into_iter().flat_map(|(&key, known)| {
+            let device = known.on_device.then(|| known.stored(key, Tier::Device));
+            device.into_iter().chain(known.on_host.then(|| known.stored(key, Tier::Host)))
         });
         Snapshot { incarnation: self.incarnation, next: self.next, events: events.collect() }
     }
 
     /// See `Scheduler::audit`. `known` is all that both tiers know.
-    pub(crate) fn audit(&self, known: impl Iterator<Item = (BlockHash, Tier)>) -> Result<(), String> {
+    pub(crate) fn audit(&self, known: impl Iterator<Item = (GroupHash, Tier)>) -> Result<(), String> {
         if !self.enabled {
             return Ok(());
         }
-        let is_told = |hash, tier| self.known.get(&hash).is_some_and(|known| known.is_on(tier));
+        let is_told = |key, tier| self.known.get(&key).is_some_and(|known| known.is_on(tier));
         let (mut num_known, mut num_untold) = (0, 0);
-        for (hash, tier) in known {
+        for (key, tier) in known {
             num_known += 1;
-            num_untold += usize::from(!is_told(hash, tier));
+            num_untold += usize::from(!is_told(key, tier));
         }
         let num_told: usize =
             self.known.values().map(|known| usize::from(known.on_device) + usize::from(known.on_host)).sum();
@@ -166,10 +171,10 @@ impl EventLog {
         Err(format!("events told of {num_told} contents of {num_known}, and not of {num_untold} that are known"))
     }
 
-    fn added(&mut self, hash: BlockHash, tier: Tier) {
-        if let Some(known) = self.known.get_mut(&hash) {
+    fn added(&mut self, key: GroupHash, tier: Tier) {
+        if let Some(known) = self.known.get_mut(&key) {
             *known.place(tier) = true;
-            let event = known.stored(hash, tier);
+            let event = known.stored(key, tier);
             self.push(event);
         }
     }
@@ -198,9 +203,9 @@ impl Known {
         }
     }
 
-    fn stored(&self, hash: BlockHash, tier: Tier) -> KvEvent {
+    fn stored(&self, key: GroupHash, tier: Tier) -> KvEvent {
         let parent = (self.index > 0).then_some(self.parent);
-        KvEvent::Stored { hash, parent, tokens: self.tokens.clone(), tier }
+        KvEvent::Stored { hash: key.hash, parent, tokens: self.tokens.clone(), tier, group: key.group }
     }
 }
 
@@ -211,7 +216,7 @@ mod tests {
     fn store(log: &mut EventLog, parent: BlockHash, index: u32, tokens: &[i32]) -> BlockHash {
         let hash = parent.child(tokens.iter(), &mut Vec::new());
         let (head, tail) = tokens.split_at(1);
-        log.stored(&Content { hash, parent, index, tokens: (head, tail) });
+        log.stored(&Content { hash, group: 0, parent, index, tokens: (head, tail) });
         hash
     }
 
@@ -221,15 +226,15 @@ mod tests {
         let root = BlockHash::root(&[]);
         let one = store(&mut log, root, 0, &[1, 2]);
         let two = store(&mut log, one, 1, &[3, 4]);
-        log.copied(two);
-        log.removed(two, Tier::Device);
+        log.copied(two.of(0));
+        log.removed(two.of(0), Tier::Device);
         let stored =
-            |hash, parent, tokens: &[i32], tier| KvEvent::Stored { hash, parent, tokens: tokens.to_vec(), tier };
+            |hash, parent, tokens: &[i32], tier| KvEvent::Stored { hash, parent, tokens: tokens.to_vec(), tier, group: 0 };
         let events = [
             stored(one, None, &[1, 2], Tier::Device),
             stored(two, Some(one), &[3, 4], Tier::Device),
             stored(two, Some(one), &[3, 4], Tier::Host),
-            KvEvent::Removed { hash: two, tier: Tier::Device },
+            KvEvent::Removed { hash: two, tier: Tier::Device, group: 0 },
         ];
         let now = vec![events[0].clone(), events[2].clone()];
         let (head, tail) = (events[..1].to_vec(), events[1..].to_vec());
@@ -257,7 +262,7 @@ mod tests {
     fn nothing_is_kept_unless_it_is_enabled() {
         let mut log = EventLog::new(false, 7);
         let hash = store(&mut log, BlockHash::root(&[]), 0, &[1, 2]);
-        log.copied(hash);
+        log.copied(hash.of(0));
         log.cleared();
         assert_eq!(log.take(9), Events { incarnation: 7, first: 0, events: vec![] });
         assert_eq!(log.snapshot(), Snapshot { incarnation: 7, next: 0, events: vec![] });

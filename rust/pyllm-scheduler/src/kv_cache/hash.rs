@@ -3,8 +3,8 @@
 
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// A map keyed by digests, which are uniform already: their first eight bytes are the hash.
-pub(crate) type HashMapByDigest<T> = std::collections::HashMap<BlockHash, T, BuildHasherDefault<FirstBytes>>;
+/// A map keyed by digests, which are uniform already: their first eight bytes are the hash, with the group in them.
+pub(crate) type HashMapByDigest<T> = std::collections::HashMap<GroupHash, T, BuildHasherDefault<FirstBytes>>;
 
 const ROOT_CONTEXT: &str = "pyllm 2025 prefix cache root: extra keys";
 
@@ -12,10 +12,18 @@ const ROOT_CONTEXT: &str = "pyllm 2025 prefix cache root: extra keys";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockHash([u8; 32]);
 
+/// Names what one group of layers keeps of these contents, which is in a block of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct GroupHash {
+    pub(crate) hash: BlockHash,
+    pub(crate) group: u32,
+}
+
 /// A full block's name and what it follows.
 #[derive(Clone, Copy)]
 pub(crate) struct Content<'a> {
     pub(crate) hash: BlockHash,
+    pub(crate) group: u32,
     pub(crate) parent: BlockHash,              // the root for the first block
     pub(crate) index: u32,                     // of the block in its chain
     pub(crate) tokens: (&'a [i32], &'a [i32]), // head and tail, read only if events are enabled
@@ -44,13 +52,25 @@ impl BlockHash {
         message.extend(tokens.flat_map(|token| token.to_le_bytes()));
         Self(*blake3::hash(message).as_bytes())
     }
+
+    /// Of the block of this group.
+    pub(crate) fn of(self, group: u32) -> GroupHash {
+        GroupHash { hash: self, group }
+    }
 }
 
-impl Hash for BlockHash {
+impl Content<'_> {
+    pub(crate) fn key(&self) -> GroupHash {
+        self.hash.of(self.group)
+    }
+}
+
+impl Hash for GroupHash {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let mut first = [0; 8];
-        first.copy_from_slice(&self.0[..8]);
-        state.write_u64(u64::from_le_bytes(first));
+        first.copy_from_slice(&self.hash.0[..8]);
+        // The map takes its place from the low bits and a tag from the high ones.
+        state.write_u64(u64::from_le_bytes(first).wrapping_add(u64::from(self.group)));
     }
 }
 

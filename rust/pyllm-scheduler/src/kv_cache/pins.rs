@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{Error, Result};
 use crate::ids::BlockId;
-use crate::kv_cache::hash::{BlockHash, HashMapByDigest};
+use crate::kv_cache::hash::{GroupHash, HashMapByDigest};
 
 pub(crate) struct Pins {
     quota: u32,
-    by_name: BTreeMap<u64, Vec<BlockHash>>,
+    by_name: BTreeMap<u64, Vec<GroupHash>>,
     wishes: HashMapByDigest<Wish>,
     num_held: u32,
 }
@@ -30,42 +30,42 @@ impl Pins {
     }
 
     /// Whether a pin holds this block, which has these contents.
-    pub(crate) fn holds(&self, block: BlockId, hash: BlockHash) -> bool {
-        self.wishes.get(&hash).is_some_and(|wish| wish.block == Some(block))
+    pub(crate) fn holds(&self, block: BlockId, key: GroupHash) -> bool {
+        self.wishes.get(&key).is_some_and(|wish| wish.block == Some(block))
     }
 
     /// Adds a pin. Gives the contents that no other pin has, for `hold` to be called with those that are there.
     ///
     /// Errors: `DuplicatePin`; `PinQuota`, also for more pins than there may be blocks of them.
-    pub(crate) fn pin(&mut self, name: u64, mut hashes: Vec<BlockHash>) -> Result<Vec<BlockHash>> {
+    pub(crate) fn pin(&mut self, name: u64, mut keys: Vec<GroupHash>) -> Result<Vec<GroupHash>> {
         if self.by_name.contains_key(&name) {
             return Err(Error::DuplicatePin { name });
         }
         let mut seen = BTreeSet::new();
-        hashes.retain(|hash| seen.insert(*hash.as_bytes()));
-        let mut added = hashes.clone();
-        added.retain(|hash| !self.wishes.contains_key(hash));
+        keys.retain(|key| seen.insert((key.group, *key.hash.as_bytes())));
+        let mut added = keys.clone();
+        added.retain(|key| !self.wishes.contains_key(key));
         let (asked, pinned) = (added.len() as u32, self.wishes.len() as u32);
         let num_pins = self.by_name.len() as u32;
         if asked > self.quota.saturating_sub(pinned) || num_pins >= self.quota {
             return Err(Error::PinQuota { asked, pinned, num_pins, quota: self.quota });
         }
-        for &hash in &hashes {
-            self.wishes.entry(hash).or_insert(Wish { num_pins: 0, block: None }).num_pins += 1;
+        for &key in &keys {
+            self.wishes.entry(key).or_insert(Wish { num_pins: 0, block: None }).num_pins += 1;
         }
-        self.by_name.insert(name, hashes);
+        self.by_name.insert(name, keys);
         Ok(added)
     }
 
     /// Removes a pin. Gives the blocks to free, the tail first; none: there is no such pin.
     pub(crate) fn unpin(&mut self, name: u64) -> Option<Vec<BlockId>> {
-        let hashes = self.by_name.remove(&name)?;
+        let keys = self.by_name.remove(&name)?;
         let mut freed = Vec::new();
-        for hash in hashes.into_iter().rev() {
-            let Some(wish) = self.wishes.get_mut(&hash) else { continue };
+        for key in keys.into_iter().rev() {
+            let Some(wish) = self.wishes.get_mut(&key) else { continue };
             wish.num_pins -= 1;
             if wish.num_pins == 0 {
-                freed.extend(self.wishes.remove(&hash).and_then(|wish| wish.block));
+                freed.extend(self.wishes.remove(&key).and_then(|wish| wish.block));
             }
         }
         self.num_held -= freed.len() as u32;
@@ -73,11 +73,11 @@ impl Pins {
     }
 
     /// The device has these contents now, and had not before. True: pins want them, and the caller adds a reference.
-    pub(crate) fn hold(&mut self, block: BlockId, hash: BlockHash) -> bool {
+    pub(crate) fn hold(&mut self, block: BlockId, key: GroupHash) -> bool {
         if self.wishes.is_empty() {
             return false;
         }
-        let Some(wish) = self.wishes.get_mut(&hash) else { return false };
+        let Some(wish) = self.wishes.get_mut(&key) else { return false };
         wish.block = Some(block);
         self.num_held += 1;
         true
@@ -86,15 +86,15 @@ impl Pins {
     /// The device has nothing any more: wishes stay. Gives the blocks that pins held, every chain's tail first.
     pub(crate) fn release(&mut self) -> Vec<BlockId> {
         let mut released = Vec::new();
-        for hash in self.by_name.values().flat_map(|hashes| hashes.iter().rev()) {
-            released.extend(self.wishes.get_mut(hash).and_then(|wish| wish.block.take()));
+        for key in self.by_name.values().flat_map(|keys| keys.iter().rev()) {
+            released.extend(self.wishes.get_mut(key).and_then(|wish| wish.block.take()));
         }
         self.num_held = 0;
         released
     }
 
     /// See `Scheduler::audit`. `find` gives the device's block with these contents.
-    pub(crate) fn audit(&self, find: impl Fn(BlockHash) -> Option<BlockId>) -> std::result::Result<(), String> {
+    pub(crate) fn audit(&self, find: impl Fn(GroupHash) -> Option<BlockId>) -> std::result::Result<(), String> {
         let num_held = self.wishes.values().filter(|wish| wish.block.is_some()).count();
         if num_held != self.num_held as usize {
             return Err(format!("pins hold {num_held} blocks, not {}", self.num_held));
@@ -104,7 +104,7 @@ impl Pins {
         if num_pins as usize != expected || self.wishes.len() > self.quota as usize {
             return Err(format!("{num_pins} wishes for {} contents, not {expected}", self.wishes.len()));
         }
-        match self.wishes.iter().find(|(hash, wish)| wish.block != find(**hash)) {
+        match self.wishes.iter().find(|(key, wish)| wish.block != find(**key)) {
             Some((_, wish)) => Err(format!("a pin holds {:?}, and its contents are elsewhere", wish.block)),
             None => Ok(()),
         }
@@ -114,9 +114,10 @@ impl Pins {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv_cache::hash::BlockHash;
 
-    fn hashes(names: &[&str]) -> Vec<BlockHash> {
-        names.iter().map(|name| BlockHash::root(&[name])).collect()
+    fn hashes(names: &[&str]) -> Vec<GroupHash> {
+        names.iter().map(|name| BlockHash::root(&[name]).of(0)).collect()
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::collections::hash_map::Entry;
 
 use crate::ids::{Block, StepId};
-use crate::kv_cache::hash::{BlockHash, HashMapByDigest};
+use crate::kv_cache::hash::{GroupHash, HashMapByDigest};
 
 pub(crate) struct PrefixCache<B> {
     blocks: HashMapByDigest<B>,
@@ -15,7 +15,7 @@ pub(crate) struct PrefixCache<B> {
 /// What a block holds.
 #[derive(Clone, Copy)]
 pub(crate) struct Name {
-    pub(crate) hash: BlockHash,
+    pub(crate) key: GroupHash,
     pub(crate) index: u32, // of the block in its chain
     pub(crate) filled: StepId,
 }
@@ -40,20 +40,20 @@ impl<B: Block> PrefixCache<B> {
     }
 
     /// The block with these contents, whether or not they are there yet.
-    pub(crate) fn get(&self, hash: BlockHash) -> Option<B> {
-        self.blocks.get(&hash).copied()
+    pub(crate) fn get(&self, key: GroupHash) -> Option<B> {
+        self.blocks.get(&key).copied()
     }
 
     /// The block with these contents, if step `planning` may read them; steps before `committed` are committed.
-    pub(crate) fn find(&self, hash: BlockHash, planning: StepId, committed: StepId) -> Option<B> {
-        let block = self.get(hash)?;
+    pub(crate) fn find(&self, key: GroupHash, planning: StepId, committed: StepId) -> Option<B> {
+        let block = self.get(key)?;
         let filled = self.name(block)?.filled;
         (filled == planning || filled < committed).then_some(block)
     }
 
     /// Names a block by its contents. Of two blocks with the same contents the first stays; false: there was one.
     pub(crate) fn store(&mut self, block: B, name: Name) -> bool {
-        let Entry::Vacant(entry) = self.blocks.entry(name.hash) else { return false };
+        let Entry::Vacant(entry) = self.blocks.entry(name.key) else { return false };
         entry.insert(block);
         self.names[block.number() as usize] = Some(name);
         true
@@ -62,13 +62,13 @@ impl<B: Block> PrefixCache<B> {
     /// Forgets what a block holds, before it is written again.
     pub(crate) fn evict(&mut self, block: B) -> Option<Name> {
         let name = self.names[block.number() as usize].take()?;
-        self.blocks.remove(&name.hash);
+        self.blocks.remove(&name.key);
         Some(name)
     }
 
     /// See `Scheduler::audit`.
     pub(crate) fn audit(&self) -> Result<(), String> {
-        let found = self.known().filter(|&(block, name)| self.get(name.hash) == Some(block));
+        let found = self.known().filter(|&(block, name)| self.get(name.key) == Some(block));
         let (found, expected) = (found.count(), self.blocks.len());
         if found == expected && self.known().count() == expected {
             return Ok(());
@@ -81,16 +81,17 @@ impl<B: Block> PrefixCache<B> {
 mod tests {
     use super::*;
     use crate::ids::BlockId;
+    use crate::kv_cache::hash::BlockHash;
 
     fn name(key: &str, filled: u64) -> Name {
-        Name { hash: BlockHash::root(&[key]), index: 0, filled: StepId(filled) }
+        Name { key: BlockHash::root(&[key]).of(0), index: 0, filled: StepId(filled) }
     }
 
     #[test]
     fn contents_are_found_by_the_step_that_fills_them_and_after_its_commit() {
         let mut cache = PrefixCache::new(2);
         cache.store(BlockId(1), name("x", 5));
-        let find = |planning, committed| cache.find(name("x", 5).hash, StepId(planning), StepId(committed));
+        let find = |planning, committed| cache.find(name("x", 5).key, StepId(planning), StepId(committed));
         assert_eq!(find(5, 5), Some(BlockId(1)));
         assert_eq!(find(6, 5), None);
         assert_eq!(find(7, 6), Some(BlockId(1)));
@@ -104,8 +105,8 @@ mod tests {
         assert!(cache.store(BlockId(1), two));
         assert!(!cache.store(BlockId(2), one));
         assert!(cache.evict(BlockId(2)).is_none());
-        assert!(cache.evict(BlockId(0)).is_some_and(|evicted| evicted.hash == one.hash));
-        assert_eq!((cache.get(one.hash), cache.get(two.hash)), (None, Some(BlockId(1))));
+        assert!(cache.evict(BlockId(0)).is_some_and(|evicted| evicted.key == one.key));
+        assert_eq!((cache.get(one.key), cache.get(two.key)), (None, Some(BlockId(1))));
         assert_eq!(cache.len(), 1);
     }
 }

@@ -10,6 +10,7 @@ use proptest::test_runner::TestRunner;
 use super::*;
 use crate::error::Error;
 use crate::kv_cache::events::KvEvent;
+use crate::kv_layout::KvGroup;
 
 const BLOCK_SIZE: usize = 2;
 const NUM_TEXTS: i32 = 4;
@@ -73,6 +74,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 
 fn limits() -> impl Strategy<Value = CacheLimits> {
     (4..16_u32, 0..10_u32, 0..5_u32).prop_map(|(num_blocks, num_host_blocks, max_pinned_blocks)| CacheLimits {
+        groups: groups(),
         block_size: BLOCK_SIZE as u32,
         num_blocks,
         num_host_blocks,
@@ -113,6 +115,7 @@ fn the_cases_reach_every_corner() {
 /// One sequence of two full blocks fills all of a small device; with it the names of its blocks.
 fn full_device(num_host_blocks: u32) -> (KvCache, Vec<BlockId>, Vec<BlockHash>) {
     let mut cache = KvCache::new(CacheLimits {
+        groups: groups(),
         block_size: BLOCK_SIZE as u32,
         num_blocks: 2,
         num_host_blocks,
@@ -121,20 +124,35 @@ fn full_device(num_host_blocks: u32) -> (KvCache, Vec<BlockId>, Vec<BlockHash>) 
         enable_events: false,
         incarnation: 0,
     });
-    let blocks = vec![cache.allocate(), cache.allocate()];
+    let blocks = vec![cache.allocate(0), cache.allocate(0)];
     let hashes = chain(0, 2);
     for (index, parent) in [root(), hashes[0]].into_iter().enumerate() {
         let tokens = (&tokens(0, index as i32)[..], &[][..]);
-        let content = Content { hash: hashes[index], parent, index: index as u32, tokens };
+        let content = Content { hash: hashes[index], group: 0, parent, index: index as u32, tokens };
         cache.store(blocks[index], content, StepId(0));
     }
     (cache, blocks, hashes)
 }
 
 fn found(cache: &KvCache, hashes: &[BlockHash]) -> Vec<Found> {
-    let mut found = Vec::new();
-    cache.find_chain(hashes.iter().copied(), StepId(1), StepId(1), &mut found);
-    found
+    find_start(cache, hashes, StepId(1), StepId(1))
+}
+
+fn find_start(cache: &KvCache, hashes: &[BlockHash], planning: StepId, committed: StepId) -> Vec<Found> {
+    let mut found = FoundStart { chains: vec![FoundChain::default()], ..FoundStart::default() };
+    let hash_of = |index: u32| hashes[index as usize];
+    cache.find_start(hashes.len() as u32, hash_of, |length| length, planning, committed, &mut found);
+    let FoundStart { length, mut chains, .. } = found;
+    assert_eq!((chains[0].first, chains[0].blocks.len() as u32), (0, length));
+    chains.remove(0).blocks
+}
+
+fn groups() -> Vec<GroupLayout> {
+    vec![GroupLayout::new(KvGroup::default(), BLOCK_SIZE as u32, 1)]
+}
+
+fn keys(hashes: &[BlockHash]) -> Vec<GroupHash> {
+    hashes.iter().map(|hash| hash.of(0)).collect()
 }
 
 #[test]
@@ -142,13 +160,13 @@ fn what_the_device_evicts_is_found_on_the_host_and_comes_back() {
     let (mut cache, mut blocks, hashes) = full_device(1);
     let tail = blocks[1];
     cache.free_chain(&mut blocks);
-    assert_eq!(cache.allocate(), tail);
+    assert_eq!(cache.allocate(0), tail);
     let host = HostBlockId(0);
     assert_eq!(found(&cache, &hashes), [Found::Device(BlockId(0)), Found::Host(host)]);
     assert_eq!(cache.drain_swaps().collect::<Vec<_>>(), [Swap::Out { device: tail, host }]);
     cache.end_plan();
     cache.free(tail);
-    assert_eq!(cache.swap_in(host), tail);
+    assert_eq!(cache.swap_in(host, 0), tail);
     assert_eq!(cache.drain_swaps().collect::<Vec<_>>(), [Swap::In { host, device: tail }]);
 }
 
@@ -165,7 +183,7 @@ fn a_swap_takes_room_for_all_blocks_or_none_and_copies_each_once() {
     assert_eq!(cache.swap_out(&blocks), Some(hosts.clone()));
     assert!(!cache.has_swaps());
     cache.free_chain(&mut blocks);
-    let _ = (cache.allocate(), cache.allocate());
+    let _ = (cache.allocate(0), cache.allocate(0));
     assert!(!cache.has_swaps(), "the host has what is evicted");
     assert_eq!(found(&cache, &hashes), [Found::Host(hosts[0]), Found::Host(hosts[1])]);
     cache.free_host(&mut hosts);
@@ -174,8 +192,8 @@ fn a_swap_takes_room_for_all_blocks_or_none_and_copies_each_once() {
 #[test]
 fn a_pinned_block_is_not_free_until_it_is_unpinned() {
     let (mut cache, mut blocks, hashes) = full_device(0);
-    assert_eq!(cache.pin(5, hashes.clone()), Err(Error::PinQuota { asked: 2, pinned: 0, num_pins: 0, quota: 1 }));
-    assert_eq!(cache.pin(5, hashes[..1].to_vec()), Ok(()));
+    assert_eq!(cache.pin(5, keys(&hashes)), Err(Error::PinQuota { asked: 2, pinned: 0, num_pins: 0, quota: 1 }));
+    assert_eq!(cache.pin(5, keys(&hashes[..1])), Ok(()));
     let head = blocks[0];
     cache.free_chain(&mut blocks);
     assert_eq!((cache.num_free(), cache.num_pinned(), cache.pinned_references(head)), (1, 1, 1));
@@ -240,7 +258,7 @@ impl World {
             let kept = !matches!(call, Call::Unpin { .. } | Call::Forget | Call::Clear);
             self.call(call);
             self.audit();
-            assert!(!kept || pinned.iter().all(|&hash| self.cache.device.get(hash).is_some()), "a pin was evicted");
+            assert!(!kept || pinned.iter().all(|&hash| self.cache.device.get(hash.of(0)).is_some()), "a pin was evicted");
         }
         self.plan();
         self.listen();
@@ -281,8 +299,7 @@ impl World {
 
     fn start(&mut self, text: i32, length: usize, private: bool) {
         let mut contents = chain(text, length);
-        let mut found = Vec::new();
-        self.cache.find_chain(contents.iter().copied(), self.planning, self.committed, &mut found);
+        let found = find_start(&self.cache, &contents, self.planning, self.committed);
         let num_new = contents.len() - found.len() + usize::from(private);
         let is_taken = |found: &&Found| match found {
             Found::Device(block) => self.cache.references(*block) == 0,
@@ -307,7 +324,7 @@ impl World {
             blocks.push(match found {
                 Found::Device(block) => block,
                 Found::Host(host) => {
-                    let block = self.cache.swap_in(host);
+                    let block = self.cache.swap_in(host, 0);
                     self.store(block, text, index);
                     block
                 }
@@ -315,13 +332,13 @@ impl World {
         }
         self.cache.free_host(&mut hosts);
         for (index, &content) in contents.iter().enumerate().skip(found.len()) {
-            let block = self.cache.allocate();
+            let block = self.cache.allocate(0);
             self.writes.push((block, content));
             self.store(block, text, index);
             blocks.push(block);
         }
         if private {
-            let block = self.cache.allocate();
+            let block = self.cache.allocate(0);
             self.num_private += 1;
             contents.push(BlockHash::root(&["private", &self.num_private.to_string()]));
             self.writes.push((block, contents[length]));
@@ -341,7 +358,7 @@ impl World {
         if chain.private {
             chain.contents.pop();
         } else {
-            blocks.push(self.cache.allocate());
+            blocks.push(self.cache.allocate(0));
         }
         chain.contents = self::chain(chain.text, length);
         self.writes.push((blocks[length - 1], chain.contents[length - 1]));
@@ -354,8 +371,8 @@ impl World {
         let chain = chain(text, index + 1);
         let parent = if index == 0 { root() } else { chain[index - 1] };
         let tokens = tokens(text, index as i32);
-        self.saw("same names twice", u64::from(self.cache.device.get(chain[index]).is_some()));
-        let content = Content { hash: chain[index], parent, index: index as u32, tokens: tokens.split_at(1) };
+        self.saw("same names twice", u64::from(self.cache.device.get(chain[index].of(0)).is_some()));
+        let content = Content { hash: chain[index], group: 0, parent, index: index as u32, tokens: tokens.split_at(1) };
         self.cache.store(block, content, self.planning);
     }
 
@@ -397,7 +414,7 @@ impl World {
             return;
         }
         let (mut chain, mut hosts) = self.swapped.remove(index);
-        let blocks: Vec<_> = hosts.iter().map(|&host| self.cache.swap_in(host)).collect();
+        let blocks: Vec<_> = hosts.iter().map(|&host| self.cache.swap_in(host, 0)).collect();
         self.cache.free_host(&mut hosts);
         for (index, &block) in blocks.iter().enumerate().take(blocks.len() - usize::from(chain.private)) {
             self.store(block, chain.text, index);
@@ -444,17 +461,17 @@ impl World {
             assert!(held.into_iter().eq(chain.contents.iter().copied().map(Some)), "a copy is of something else");
         }
         for (block, name) in self.cache.device.known() {
-            assert_eq!(self.device[block.0 as usize], Some(name.hash), "block {block} holds something else");
+            assert_eq!(self.device[block.0 as usize], Some(name.key.hash), "block {block} holds something else");
         }
         for (host, name) in self.cache.host.known() {
-            assert_eq!(self.host[host.0 as usize], Some(name.hash), "host block {host} holds something else");
+            assert_eq!(self.host[host.0 as usize], Some(name.key.hash), "host block {host} holds something else");
         }
     }
 
     fn pin(&mut self, name: u64, text: i32, length: usize) {
         let hashes = chain(text, length);
         if self.pins.contains_key(&name) {
-            assert_eq!(self.cache.pin(name, hashes), Err(Error::DuplicatePin { name }));
+            assert_eq!(self.cache.pin(name, keys(&hashes)), Err(Error::DuplicatePin { name }));
             return;
         }
         let mut all: Vec<_> = self.pins.values().flatten().chain(&hashes).map(|hash| *hash.as_bytes()).collect();
@@ -462,7 +479,7 @@ impl World {
         all.dedup();
         let quota = self.cache.limits.max_pinned_blocks as usize;
         let fits = all.len() <= quota && self.pins.len() < quota;
-        assert_eq!(self.cache.pin(name, hashes.clone()).is_ok(), fits);
+        assert_eq!(self.cache.pin(name, keys(&hashes)).is_ok(), fits);
         if fits {
             self.pins.insert(name, hashes);
         } else {
@@ -472,7 +489,7 @@ impl World {
 
     fn pinned_and_there(&self) -> Vec<BlockHash> {
         let wanted = self.pins.values().flatten().copied();
-        wanted.filter(|&hash| self.cache.device.get(hash).is_some()).collect()
+        wanted.filter(|&hash| self.cache.device.get(hash.of(0)).is_some()).collect()
     }
 
     fn clear(&mut self) {
@@ -525,7 +542,7 @@ impl World {
     }
 
     fn known(&self) -> BTreeSet<([u8; 32], Tier)> {
-        self.cache.known().map(|(hash, tier)| (*hash.as_bytes(), tier)).collect()
+        self.cache.known().map(|(key, tier)| (*key.hash.as_bytes(), tier)).collect()
     }
 
     fn audit(&mut self) {
@@ -558,12 +575,13 @@ impl Listener {
         assert_eq!(number, self.next);
         self.next += 1;
         match event {
-            KvEvent::Stored { hash, parent, tokens, tier } => {
+            KvEvent::Stored { hash, parent, tokens, tier, group: 0 } => {
                 assert_eq!(parent.unwrap_or_else(root).child(tokens.iter(), &mut Vec::new()), *hash);
                 assert!(self.known.insert((*hash.as_bytes(), *tier)));
             }
-            KvEvent::Removed { hash, tier } => assert!(self.known.remove(&(*hash.as_bytes(), *tier))),
+            KvEvent::Removed { hash, tier, group: 0 } => assert!(self.known.remove(&(*hash.as_bytes(), *tier))),
             KvEvent::Cleared => self.known.clear(),
+            other => panic!("{other:?} is of another group"),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use crate::ids::{Block, StepId};
 use crate::kv_cache::block_pool::BlockPool;
-use crate::kv_cache::hash::BlockHash;
+use crate::kv_cache::hash::GroupHash;
 use crate::kv_cache::prefix::{Name, PrefixCache};
 
 pub(crate) struct TierCache<B> {
@@ -55,18 +55,23 @@ impl<B: Block> TierCache<B> {
     }
 
     /// See `PrefixCache::get`.
-    pub(crate) fn get(&self, hash: BlockHash) -> Option<B> {
-        self.names.get(hash)
+    pub(crate) fn get(&self, key: GroupHash) -> Option<B> {
+        self.names.get(key)
     }
 
     /// See `PrefixCache::find`.
-    pub(crate) fn find(&self, hash: BlockHash, planning: StepId, committed: StepId) -> Option<B> {
-        self.names.find(hash, planning, committed)
+    pub(crate) fn find(&self, key: GroupHash, planning: StepId, committed: StepId) -> Option<B> {
+        self.names.find(key, planning, committed)
     }
 
-    /// A block to write to, with one reference, and what it held.
-    pub(crate) fn allocate(&mut self) -> Option<(B, Option<Evicted>)> {
-        let block = self.pool.allocate()?;
+    /// See `BlockPool::num_owed`.
+    pub(crate) fn num_owed(&self) -> u32 {
+        self.pool.num_owed()
+    }
+
+    /// A block to write to, with one reference, and what it held. See `BlockPool::allocate`.
+    pub(crate) fn allocate(&mut self, in_window: bool) -> Option<(B, Option<Evicted>)> {
+        let block = self.pool.allocate(in_window)?;
         let evicted = self.names.evict(block).map(|name| Evicted { name, hits: self.pool.hits(block) });
         if evicted.is_some() {
             self.pool.forget(block);

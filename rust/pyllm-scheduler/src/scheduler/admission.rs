@@ -7,7 +7,7 @@ use crate::ids::StepId;
 use crate::kv_cache::Found;
 use crate::policy::INPUT_COST;
 use crate::request::Request;
-use crate::sequence::{Sequence, State};
+use crate::sequence::{Chain, Sequence, State};
 
 use super::Scheduler;
 use super::explain::Reason;
@@ -55,14 +55,14 @@ impl Scheduler {
     /// Looks up what is cached of a queued sequence, into `found`, and whether there are blocks for the rest.
     pub(super) fn find_place(&mut self, key: Key<Sequence>, planning: &mut Planning) -> Result<(), Reason> {
         let num_taken = self.find_cached(key, planning.step);
-        let num_free = self.cache.num_free();
-        if num_taken > num_free {
+        let num_available = self.cache.num_available();
+        if i64::from(num_taken) > num_available {
             return Err(Reason::Blocks);
         }
         if self.running.is_empty() || planning.is_stalled {
             return Ok(());
         }
-        if num_taken + self.config.watermark_blocks() > num_free {
+        if i64::from(num_taken + self.config.watermark_blocks()) > num_available {
             return Err(Reason::Watermark);
         }
         if !planning.knows_growth {
@@ -76,29 +76,39 @@ impl Scheduler {
     pub(super) fn has_place_beside(&mut self, key: Key<Sequence>, num_kept: usize, planning: &mut Planning) -> bool {
         let num_taken = self.find_cached(key, planning.step);
         let victims = &self.running[num_kept..];
-        let num_freed = victims.iter().map(|&key| self.sequences[key].blocks.len() as u32).sum();
+        let num_freed = victims.iter().map(|&key| self.sequences[key].num_blocks()).sum();
         planning.knows_growth = false;
         self.expect_growth(num_kept);
-        num_taken + self.config.watermark_blocks() <= self.cache.num_free() + num_freed
+        i64::from(num_taken + self.config.watermark_blocks()) <= self.cache.num_available() + i64::from(num_freed)
             && self.has_room_to_grow(key, num_taken, num_freed)
     }
 
-    /// Looks up what is cached of a queued sequence, into `found`. Gives the free blocks that all of it takes.
+    /// Looks up what is cached of a queued sequence, into `found`. Gives the available blocks that all of it takes.
     fn find_cached(&mut self, key: Key<Sequence>, planning: StepId) -> u32 {
         let committed = self.oldest_step();
+        let num_offered = self.offered_blocks(key, false).unwrap_or(0);
         let sequence = &mut self.sequences[key];
         let live = &self.requests[sequence.request];
+        let block_size = self.config.block_size;
         let num_known = sequence.num_known();
-        self.found.clear();
-        if live.shares_prefix(&self.config) {
-            // The last token is computed in any case, since its logits are wanted.
-            let most = ((num_known - 1) / self.config.block_size) as usize;
-            sequence.hash_blocks(live, self.config.block_size, most, &mut self.message);
-            let hashes = sequence.hashes(live).take(most);
-            self.cache.find_chain(hashes, planning, committed, &mut self.found);
-        }
+        // The last token is computed in any case, since its logits are wanted.
+        let most = if live.shares_prefix(&self.config) { (num_known - 1) / block_size } else { 0 };
+        sequence.hash_blocks(live, block_size, most, &mut self.message);
+        let has_already = sequence.num_computed.max(num_offered * block_size);
+        let lowest = |num_cached: u32| (num_cached * block_size).max(has_already).min(num_known - 1);
+        let hash_of = |index| sequence.hash(live, index);
+        self.cache.find_start(most, hash_of, lowest, planning, committed, &mut self.found);
+
         let in_use = |found: &&Found| matches!(found, Found::Device(block) if self.cache.references(*block) > 0);
-        self.config.blocks_for(num_known) - self.found.iter().filter(in_use).count() as u32
+        let mut num_taken = 0;
+        for (chain, group) in self.found.chains.iter().zip(&self.layout.groups) {
+            num_taken += group.end_block(self.found.lowest, num_known) - chain.first;
+            // Who shares a block of a window takes another in its place.
+            if !group.has_window() {
+                num_taken -= chain.blocks.iter().filter(in_use).count() as u32;
+            }
+        }
+        num_taken
     }
 
     /// What the first `num_running` of what runs are expected to grow by, into `growth`.
@@ -107,7 +117,7 @@ impl Scheduler {
         if self.config.expected_growth > 0.0 {
             for index in 0..num_running {
                 let running = self.running[index];
-                let one = self.expected(running, self.sequences[running].blocks.len() as u32);
+                let one = self.expected(running, self.sequences[running].num_blocks());
                 self.peak_blocks.add(one);
             }
         }
@@ -119,7 +129,8 @@ impl Scheduler {
         }
         let one = self.expected(key, num_taken);
         let capacity = self.config.num_blocks - self.config.watermark_blocks();
-        let num_used = (self.config.num_blocks - self.cache.num_free()).saturating_sub(num_freed);
+        let num_used = i64::from(self.config.num_blocks) - self.cache.num_available() - i64::from(num_freed);
+        let num_used = u32::try_from(num_used).unwrap_or(0);
         self.peak_blocks.fits(one, num_used, capacity)
     }
 
@@ -127,14 +138,15 @@ impl Scheduler {
         let sequence = &self.sequences[key];
         let output = self.output_lengths.remaining(sequence.output.len() as u32) * self.config.expected_growth;
         let num_tokens = (output as u32).min(sequence.max_length - sequence.num_known());
-        // Rounded up for each, so that two whose blocks fill at different times are not taken to fit when they do not.
-        Expected { num_blocks, num_growing: self.config.blocks_for(num_tokens) * sequence.num_samples }
+        let num_growing = self.layout.growth(sequence.num_known(), num_tokens);
+        Expected { num_blocks, num_growing: num_growing * sequence.num_samples }
     }
 
     /// Gives the first in the queue, whose place `find_place` has found, its slot and blocks. False: it loads from
     /// outside first.
     pub(super) fn admit_first(&mut self, key: Key<Sequence>, planning: &mut Planning) -> bool {
         let sequence = &self.sequences[key];
+        let num_known = sequence.num_known();
         let lane = self.requests[sequence.request].lane;
         let queue_key = sequence.queue_key;
         match planning.turn {
@@ -157,18 +169,21 @@ impl Scheduler {
         self.take_swapped(key);
 
         let sequence = &mut self.sequences[key];
-        sequence.num_stored = num_cached as usize;
+        sequence.num_stored = num_cached;
         let num_cached_tokens = num_cached * self.config.block_size;
         sequence.num_computed = sequence.num_computed.max(num_cached_tokens);
-        let num_blocks = self.config.blocks_for(sequence.num_known()) as usize;
-        while sequence.blocks.len() < num_blocks {
-            let block = self.cache.allocate();
-            sequence.blocks.push(block);
+        for (group, (chain, layout)) in (0..).zip(sequence.chains.iter_mut().zip(&self.layout.groups)) {
+            for _ in chain.end()..layout.end_block(self.found.lowest, num_known) {
+                let block = self.cache.allocate(group);
+                chain.blocks.push(block);
+            }
         }
         self.take_loaded(key, planning);
         let sequence = &mut self.sequences[key];
-        for (index, &block) in sequence.blocks.iter().enumerate() {
-            self.draft.change_table(slot, index, block);
+        for (group, chain) in (0..).zip(&sequence.chains) {
+            for (index, &block) in (chain.first..).zip(&chain.blocks) {
+                self.draft.change_table(group, slot, index, block);
+            }
         }
         if sequence.cached_tokens.is_none() {
             sequence.cached_tokens = Some(num_cached_tokens.min(sequence.num_prompt_tokens));
@@ -185,7 +200,7 @@ impl Scheduler {
             self.note_scheduled(request);
         }
         if planning.knows_growth {
-            let one = self.expected(key, self.sequences[key].blocks.len() as u32);
+            let one = self.expected(key, self.sequences[key].num_blocks());
             self.peak_blocks.add(one);
         }
         self.insert_running(key);
@@ -196,7 +211,7 @@ impl Scheduler {
     /// A reference to all that was found, before any block is allocated, so that none is evicted to make room for
     /// another.
     pub(super) fn hold_found(&mut self) {
-        for &found in &self.found {
+        for found in self.found.places() {
             match found {
                 Found::Device(block) => self.cache.share(block),
                 Found::Host(host) => self.cache.share_host(host),
@@ -205,46 +220,57 @@ impl Scheduler {
     }
 
     /// Takes what was found in the prefix cache as the sequence's first blocks; those on the host are brought back.
-    /// Gives their number, and how many of them were on the host.
+    /// Gives the tokens they are, in blocks, and how many of the blocks were on the host for any group.
     fn take_found(&mut self, key: Key<Sequence>, planning: &Planning) -> (u32, u32) {
         self.hold_found();
-        let mut num_on_host = 0;
-        for (index, &found) in self.found.iter().enumerate() {
-            let block = match found {
-                Found::Device(block) => block,
-                Found::Host(host) => {
-                    num_on_host += 1;
-                    let block = self.cache.swap_in(host);
-                    self.cache.free_host_block(host);
-                    let sequence = &self.sequences[key];
-                    let live = &self.requests[sequence.request];
-                    let content = sequence.content(live, index, self.config.block_size);
-                    self.cache.store(block, content, planning.step);
-                    block
-                }
-            };
-            self.sequences[key].blocks.push(block);
+        let mut on_host = 0;
+        for (group, found) in (0..).zip(&self.found.chains) {
+            let mut num_on_host = 0;
+            self.sequences[key].chains[group as usize].first = found.first;
+            for (index, &place) in (found.first..).zip(&found.blocks) {
+                let block = match place {
+                    Found::Device(block) => block,
+                    Found::Host(host) => {
+                        num_on_host += 1;
+                        let block = self.cache.swap_in(host, group);
+                        self.cache.free_host_block(host);
+                        let sequence = &self.sequences[key];
+                        let live = &self.requests[sequence.request];
+                        let content = sequence.content(live, group, index, self.config.block_size);
+                        self.cache.store(block, content, planning.step);
+                        block
+                    }
+                };
+                self.sequences[key].chains[group as usize].blocks.push(block);
+            }
+            on_host = num_on_host.max(on_host);
         }
-        (self.found.len() as u32, num_on_host)
+        (self.found.length, on_host)
     }
 
     /// Brings back from the host what a swapped sequence has there and the prefix cache has not. Blocks of drafts that
     /// were dropped meanwhile have no place.
     fn take_swapped(&mut self, key: Key<Sequence>) {
         let sequence = &mut self.sequences[key];
-        let mut host_blocks = std::mem::take(&mut sequence.host_blocks);
-        let num_blocks = self.config.blocks_for(sequence.num_computed) as usize;
-        for &host in host_blocks.iter().take(num_blocks).skip(sequence.blocks.len()) {
-            let block = self.cache.swap_in(host);
-            sequence.blocks.push(block);
+        let end = self.config.blocks_for(sequence.num_computed);
+        for (group, chain) in (0..).zip(&mut sequence.chains) {
+            let mut host_blocks = std::mem::take(&mut chain.host_blocks);
+            let missing = chain.end()..end;
+            for (_, &host) in (chain.host_first..).zip(&host_blocks).filter(|(index, _)| missing.contains(index)) {
+                let block = self.cache.swap_in(host, group);
+                chain.blocks.push(block);
+            }
+            self.cache.free_host(&mut host_blocks);
+            chain.host_first = 0;
         }
-        self.cache.free_host(&mut host_blocks);
     }
 
     /// Tokens of a lagging sequence that this step may compute.
     pub(super) fn chunk(&self, sequence: &Sequence, planning: &Planning) -> u32 {
         let lag = sequence.length() - sequence.num_computed;
         let cap = self.config.long_prefill_token_threshold;
-        lag.min(planning.prefill_budget()).min(if cap == 0 { u32::MAX } else { cap })
+        let placed = sequence.chains.iter().map(Chain::end).min().unwrap_or(0);
+        let num_placed = (placed * self.config.block_size).saturating_sub(sequence.num_computed);
+        lag.min(planning.prefill_budget()).min(if cap == 0 { u32::MAX } else { cap }).min(num_placed)
     }
 }

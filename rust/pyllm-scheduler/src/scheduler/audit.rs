@@ -30,26 +30,34 @@ impl Scheduler {
         let mut references = BTreeMap::<BlockId, u32>::new();
         let mut host_references = BTreeMap::<HostBlockId, u32>::new();
         for (_, sequence) in self.sequences.iter() {
-            let needed = self.config.blocks_for(sequence.num_computed) as usize;
-            let (held, on_host) = (sequence.blocks.len(), sequence.host_blocks.len());
-            let holds = match sequence.state {
-                State::Running(_) => held >= needed && on_host == 0,
-                State::Swapped | State::Held | State::Paused => held == 0 && on_host >= needed,
-                State::Waiting | State::Preempted | State::Loading => held + on_host + needed == 0,
-            };
-            ensure(holds, || format!("{needed} computed blocks are {held} blocks and {on_host} on the host"))?;
-            for &block in &sequence.blocks {
-                *references.entry(block).or_default() += 1;
-            }
-            for &block in &sequence.host_blocks {
-                *host_references.entry(block).or_default() += 1;
+            let end = self.config.blocks_for(sequence.num_computed);
+            for (chain, &group) in sequence.chains.iter().zip(&self.layout.groups) {
+                let first = if end == 0 { 0 } else { group.first_block(sequence.lowest()) };
+                let needed = (end - first) as usize;
+                let (held, on_host) = (chain.blocks.len(), chain.host_blocks.len());
+                let holds = match sequence.state {
+                    State::Running(_) => chain.first <= first && chain.end() >= end && on_host == 0,
+                    State::Swapped | State::Held | State::Paused => {
+                        held == 0 && chain.host_first <= first && chain.host_first as usize + on_host >= end as usize
+                    }
+                    State::Waiting | State::Preempted | State::Loading => held + on_host + needed == 0,
+                };
+                ensure(holds, || {
+                    format!("{needed} computed blocks from {first} on are {held} from {} on and {on_host}", chain.first)
+                })?;
+                for &block in &chain.blocks {
+                    *references.entry(block).or_default() += 1;
+                }
+                for &block in &chain.host_blocks {
+                    *host_references.entry(block).or_default() += 1;
+                }
             }
         }
         for loading in self.loads.values() {
-            for &block in &loading.blocks {
+            for &block in loading.chains.iter().flat_map(|chain| &chain.blocks) {
                 *references.entry(block).or_default() += 1;
             }
-            for &found in &loading.before {
+            for &found in loading.before.iter().flat_map(|chain| &chain.blocks) {
                 match found {
                     Found::Device(block) => *references.entry(block).or_default() += 1,
                     Found::Host(host) => *host_references.entry(host).or_default() += 1,

@@ -111,7 +111,7 @@ impl Scheduler {
         sequence.last_token_at = self.now;
         sequence.service += OUTPUT_COST;
         let is_paused = sequence.state == State::Paused;
-        let queued = if sequence.host_blocks.is_empty() { State::Preempted } else { State::Swapped };
+        let queued = if sequence.is_on_host() { State::Swapped } else { State::Preempted };
         if self.policy.shares_by_tenant() {
             self.queue.charge(self.requests[sequence.request].lane, OUTPUT_COST);
         }

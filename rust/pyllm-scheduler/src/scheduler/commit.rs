@@ -247,18 +247,23 @@ impl Scheduler {
         sequence.since = self.decisions.num_made();
         // What is still to be computed has its blocks already, and they are for one sequence to write. So is a block
         // that has a name before it is written again.
-        let is_named = origin.num_stored as u32 * self.config.block_size > origin.num_computed;
+        let is_named = origin.num_stored * self.config.block_size > origin.num_computed;
         let is_computed = origin.num_uncomputed() <= 1 && origin.load.is_none() && !is_named;
-        let slots = origin.slot().filter(|_| is_computed).and_then(|source| Some((source, self.free_slots.pop()?)));
+        // What the origin has beyond its computed tokens is for those that it computes itself.
+        let num_shared = self.config.blocks_for(origin.num_computed);
+        let in_windows = origin.chains.iter().zip(&self.layout.groups).filter(|(_, group)| group.has_window());
+        let num_owed: i64 = in_windows.map(|(chain, _)| chain.before(num_shared).len() as i64).sum();
+        let has_room = num_owed == 0 || num_owed <= self.cache.num_available();
+        let source = origin.slot().filter(|_| is_computed && has_room);
+        let slots = source.and_then(|source| Some((source, self.free_slots.pop()?)));
         if let Some((source, slot)) = slots {
             sequence.state = State::Running(slot);
             sequence.num_computed = origin.num_computed;
             sequence.num_stored = origin.num_stored;
-            // What the origin has beyond its computed tokens is for those that it computes itself.
-            let num_shared = self.config.blocks_for(origin.num_computed) as usize;
-            sequence.blocks.extend_from_slice(&origin.blocks[..num_shared]);
-            for &block in &sequence.blocks {
-                self.cache.share(block);
+            for (chain, of) in sequence.chains.iter_mut().zip(&origin.chains) {
+                chain.first = of.first;
+                chain.blocks.extend_from_slice(of.before(num_shared));
+                chain.blocks.iter().for_each(|&block| self.cache.share(block));
             }
             (sequence.may_share, origin.may_share) = (true, true);
             // A slot that is itself still to be copied has nothing to give.

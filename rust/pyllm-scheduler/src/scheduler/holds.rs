@@ -38,7 +38,7 @@ impl Scheduler {
         self.record(|| Input::Release { client, request });
         for key in live_sequences(&self.requests[key]) {
             self.num_held -= 1;
-            let state = if self.sequences[key].host_blocks.is_empty() { State::Waiting } else { State::Swapped };
+            let state = if self.sequences[key].is_on_host() { State::Swapped } else { State::Waiting };
             self.enqueue(key, state);
         }
         Ok(())

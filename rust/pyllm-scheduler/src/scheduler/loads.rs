@@ -2,10 +2,12 @@
 //! load brings goes into the prefix cache, where the request finds it; a synchronous one is done before the step that
 //! builds on it, and if it fails that step's row comes to nothing. What could not be loaded is computed.
 
+use std::ops::Range;
+
 use crate::arena::Key;
 use crate::error::{Error, Result};
 use crate::ids::{BlockId, ClientId, LoadId, RequestId, StepId};
-use crate::kv_cache::Found;
+use crate::kv_cache::{Found, FoundChain};
 use crate::recorder::Input;
 use crate::sequence::{Offer, Sequence, State};
 
@@ -25,8 +27,9 @@ pub struct Load {
     pub first_token: u32,
     /// How many.
     pub num_tokens: u32,
-    /// Their blocks, in order.
-    pub blocks: Vec<BlockId>,
+    /// For each group of layers the blocks of the last of these tokens, in order: of a window those that are read by
+    /// what comes after, else all.
+    pub blocks: Vec<Vec<BlockId>>,
     /// The step that reads them; none where the request waits for the load.
     pub step: Option<StepId>,
 }
@@ -34,13 +37,21 @@ pub struct Load {
 /// A load under way. It refers to its blocks, so that they are not given away while they are written.
 pub(super) struct Loading {
     pub(super) sequence: Key<Sequence>,
-    pub(super) blocks: Vec<BlockId>,
+    /// Of each group.
+    pub(super) chains: Vec<LoadedChain>,
     /// What the prefix cache has before them, which an asynchronous load would be of no use without.
-    pub(super) before: Vec<Found>,
-    first_block: usize,
+    pub(super) before: Vec<FoundChain>,
+    /// The sequence's blocks that are loaded.
+    range: Range<u32>,
     step: Option<StepId>,
     /// Whether what it brings was computed with other weights.
     pub(super) is_stale: bool,
+}
+
+/// The sequence's blocks from `first` on in one group.
+pub(super) struct LoadedChain {
+    first: u32,
+    pub(super) blocks: Vec<BlockId>,
 }
 
 impl Scheduler {
@@ -79,13 +90,13 @@ impl Scheduler {
     /// Errors: `UnknownLoad`.
     pub fn finish_load(&mut self, load: LoadId, num_tokens: u32) -> Result<()> {
         let Some(loading) = self.loads.remove(&load) else { return Err(Error::UnknownLoad { load }) };
-        let Loading { sequence: key, mut blocks, before, first_block, step, is_stale } = loading;
+        let Loading { sequence: key, mut chains, before, range, step, is_stale } = loading;
         self.record(|| Input::FinishLoad { load, num_tokens });
         self.num_loading -= usize::from(step.is_none());
-        let num_loaded = ((num_tokens / self.config.block_size) as usize).min(blocks.len());
-        let failed = num_loaded < blocks.len();
+        let end = range.start.saturating_add(num_tokens / self.config.block_size).min(range.end);
+        let failed = end < range.end;
         self.counters.num_failed_loads += u64::from(failed);
-        let num_kept = if is_stale { 0 } else { num_loaded };
+        let kept_end = if is_stale { range.start } else { end };
         if let Some(sequence) = self.sequences.get_mut(key) {
             let is_read = step.is_some() && sequence.load == Some(load);
             if is_read && !failed {
@@ -103,12 +114,16 @@ impl Scheduler {
             let filled = StepId(self.oldest_step().0.saturating_sub(1));
             let sequence = &self.sequences[key];
             let live = &self.requests[sequence.request];
-            for (index, &block) in blocks[..num_kept].iter().enumerate() {
-                self.cache.store(block, sequence.content(live, first_block + index, self.config.block_size), filled);
+            for (group, chain) in (0..).zip(&chains) {
+                for (index, &block) in (chain.first..kept_end).zip(&chain.blocks) {
+                    self.cache.store(block, sequence.content(live, group, index, self.config.block_size), filled);
+                }
             }
         }
-        self.cache.free_chain(&mut blocks);
-        self.let_go(&before);
+        for chain in &mut chains {
+            self.cache.free_chain(&mut chain.blocks);
+        }
+        self.let_go_of_found(&before);
         if self.sequences.get(key).is_some_and(|sequence| sequence.state == State::Loading) {
             self.enqueue(key, State::Waiting);
         }
@@ -117,17 +132,30 @@ impl Scheduler {
 
     /// The first in the queue, taken out of it: true if it now waits for an asynchronous load.
     pub(super) fn begin_load(&mut self, key: Key<Sequence>) -> bool {
-        let num_cached = self.found.len();
+        let num_cached = self.found.length;
         let Some(num_offered) = self.offered_blocks(key, true) else { return false };
         self.requests[self.sequences[key].request].offer = None;
         if num_offered <= num_cached {
             return false;
         }
-        let before = self.found.clone();
+        let end = num_offered * self.config.block_size;
+        for (found, group) in self.found.chains.iter_mut().zip(&self.layout.groups) {
+            let first = group.first_block(end);
+            let passed = (first.saturating_sub(found.first) as usize).min(found.blocks.len());
+            found.blocks.drain(..passed);
+            found.first = found.first.max(first);
+        }
+        let before = self.found.chains.clone();
         self.hold_found();
-        let blocks: Vec<_> = (num_cached..num_offered).map(|_| self.cache.allocate()).collect();
+        let mut chains = Vec::new();
+        for (group, found) in (0..).zip(&before) {
+            let first = num_cached.max(found.first);
+            let blocks = (first..num_offered).map(|_| self.cache.allocate(group)).collect();
+            chains.push(LoadedChain { first, blocks });
+        }
         self.sequences[key].state = State::Loading;
-        let loading = Loading { sequence: key, blocks, before, first_block: num_cached, step: None, is_stale: false };
+        let range = num_cached..num_offered;
+        let loading = Loading { sequence: key, chains, before, range, step: None, is_stale: false };
         self.load(loading);
         self.num_loading += 1;
         true
@@ -138,18 +166,23 @@ impl Scheduler {
         let Some(num_offered) = self.offered_blocks(key, false) else { return };
         let sequence = &mut self.sequences[key];
         self.requests[sequence.request].offer = None;
-        let first = (sequence.num_computed / self.config.block_size) as usize;
+        let first = sequence.num_computed / self.config.block_size;
         if num_offered <= first {
             return;
         }
-        sequence.num_computed = num_offered as u32 * self.config.block_size;
-        let blocks = sequence.blocks[first..num_offered].to_vec();
-        for &block in &blocks {
+        sequence.num_computed = num_offered * self.config.block_size;
+        let loaded = sequence.chains.iter().map(|chain| {
+            let first = first.max(chain.first);
+            LoadedChain { first, blocks: (first..num_offered).filter_map(|index| chain.get(index)).collect() }
+        });
+        let chains: Vec<_> = loaded.collect();
+        for &block in chains.iter().flat_map(|chain| &chain.blocks) {
             self.cache.share(block);
         }
         let step = Some(planning.step);
         let before = Vec::new(); // its sequence has them
-        let loading = Loading { sequence: key, blocks, before, first_block: first, step, is_stale: false };
+        let range = first..num_offered;
+        let loading = Loading { sequence: key, chains, before, range, step, is_stale: false };
         let load = self.load(loading);
         self.sequences[key].load = Some(load);
         planning.loads.push(load);
@@ -159,7 +192,9 @@ impl Scheduler {
     pub(super) fn finish_loads_of(&mut self, loads: Vec<LoadId>) {
         for load in loads {
             if let Some(mut loading) = self.loads.remove(&load) {
-                self.cache.free_chain(&mut loading.blocks);
+                for chain in &mut loading.chains {
+                    self.cache.free_chain(&mut chain.blocks);
+                }
                 if let Some(sequence) = self.sequences.get_mut(loading.sequence) {
                     sequence.load = sequence.load.filter(|&of| of != load);
                 }
@@ -175,17 +210,17 @@ impl Scheduler {
             id,
             client: request.client,
             request: request.id,
-            first_token: loading.first_block as u32 * self.config.block_size,
-            num_tokens: loading.blocks.len() as u32 * self.config.block_size,
-            blocks: loading.blocks.clone(),
+            first_token: loading.range.start * self.config.block_size,
+            num_tokens: loading.range.len() as u32 * self.config.block_size,
+            blocks: loading.chains.iter().map(|chain| chain.blocks.clone()).collect(),
             step: loading.step,
         });
         self.loads.insert(id, loading);
         id
     }
 
-    fn let_go(&mut self, found: &[Found]) {
-        for &found in found.iter().rev() {
+    fn let_go_of_found(&mut self, found: &[FoundChain]) {
+        for &found in found.iter().flat_map(|chain| chain.blocks.iter().rev()) {
             match found {
                 Found::Device(block) => self.cache.free(block),
                 Found::Host(host) => self.cache.free_host_block(host),
@@ -195,12 +230,12 @@ impl Scheduler {
 
     /// Whole blocks of what is offered, without the last known token, which is computed in any case. A load names no
     /// sample, so of several that resume only the prompt is loaded.
-    fn offered_blocks(&self, key: Key<Sequence>, asynchronous: bool) -> Option<usize> {
+    pub(super) fn offered_blocks(&self, key: Key<Sequence>, asynchronous: bool) -> Option<u32> {
         let sequence = &self.sequences[key];
         let live = &self.requests[sequence.request];
         let offer =
             live.offer.filter(|offer| offer.asynchronous == asynchronous && live.shares_prefix(&self.config))?;
         let most = if live.num_unfinished > 1 { sequence.num_prompt_tokens } else { sequence.num_known() };
-        Some((offer.num_tokens.min(most).min(sequence.num_known() - 1) / self.config.block_size) as usize)
+        Some(offer.num_tokens.min(most).min(sequence.num_known() - 1) / self.config.block_size)
     }
 }

@@ -7,6 +7,7 @@ use crate::error::Result;
 use crate::ids::{BlockId, LoadId, StepId};
 use crate::kv_cache::KvCache;
 use crate::kv_cache::pending_swaps::Swap;
+use crate::kv_layout::KvLayout;
 use crate::philox;
 use crate::plan::{Draft, Plan};
 use crate::recorder::Input;
@@ -220,6 +221,8 @@ impl Scheduler {
                     }
                 } else if planning.samples == 0 {
                     planning.cut(Reason::Samples);
+                } else if self.layout.reach(sequence.lowest()) <= sequence.num_computed {
+                    planning.cut(Reason::InFlight); // the window has no place for more than what is known
                 } else if self.speculate(key) {
                     planning.heed_target(&self.sequences[key]);
                 } else {
@@ -227,7 +230,8 @@ impl Scheduler {
                     // Drafts get what is left when every stream has its next token.
                     let num_others = (self.running.len() - index) as u32;
                     let left = planning.budget.min(planning.samples).saturating_sub(num_others);
-                    let most = sequence.num_drafts().min(left);
+                    let reach = self.layout.reach(sequence.lowest()) - sequence.num_computed - 1;
+                    let most = sequence.num_drafts().min(left).min(reach);
                     // Nothing is preempted for drafts.
                     let num_drafts = if most > 0 && self.has_room(key, 1 + most) { most } else { 0 };
                     // Without room the rest goes on: what this plan has admitted must have its row.
@@ -248,15 +252,17 @@ impl Scheduler {
     /// after its admission.
     fn take_blocks(&mut self, key: Key<Sequence>, lag: u32, planning: &mut Planning) -> bool {
         let sequence = &self.sequences[key];
-        let num_blocks = self.config.blocks_for(sequence.num_computed + lag) as usize;
-        if sequence.blocks.len() >= num_blocks {
+        let end = sequence.num_computed + lag;
+        if has_blocks(sequence, end, &self.layout) {
             return true;
         }
         if !self.make_room(key, lag, planning) {
             return false;
         }
-        let Self { sequences, cache, draft, .. } = self;
-        extend_chain(&mut sequences[key], num_blocks, cache, draft);
+        let Self { layout, sequences, cache, draft, .. } = self;
+        let sequence = &mut sequences[key];
+        let_go(sequence, layout, cache);
+        extend_chains(sequence, end, layout, cache, draft);
         true
     }
 
@@ -292,30 +298,22 @@ impl Scheduler {
 
     /// Plans the next `num_tokens` tokens of a running sequence. The blocks for them are free.
     pub(super) fn plan_row(&mut self, key: Key<Sequence>, num_tokens: u32, planning: &mut Planning) {
-        let Self { config, cache, copied, draft, sequences, requests, .. } = self;
+        let Self { config, layout, cache, copied, draft, sequences, requests, .. } = self;
         let sequence = &mut sequences[key];
         let slot = sequence.slot().expect("the sequence is running");
         let block_size = config.block_size;
         let (start, end) = (sequence.num_computed, sequence.num_computed + num_tokens);
 
-        // Only the block that is partly full can be shared with another sample.
-        let first = (start / block_size) as usize;
-        let may_share = sequence.may_share;
-        let written = sequence.blocks.get_mut(first).filter(|block| may_share && is_shared(cache, copied, **block));
-        if let Some(block) = written {
-            let copy = cache.allocate();
-            draft.copy_block(*block, copy);
-            draft.change_table(slot, first, copy);
-            let source = std::mem::replace(block, copy);
-            if copied.contains(&source) {
-                cache.free(source);
-            } else {
-                copied.push(source);
-            }
+        let is_extended = !has_blocks(sequence, end, layout);
+        if is_extended {
+            let_go(sequence, layout, cache);
         }
-        let num_blocks = config.blocks_for(end) as usize;
-        if sequence.blocks.len() < num_blocks {
-            extend_chain(sequence, num_blocks, cache, draft);
+        let first = start / block_size;
+        if sequence.may_share {
+            copy_shared(sequence, first, cache, copied, draft);
+        }
+        if is_extended {
+            extend_chains(sequence, end, layout, cache, draft);
         }
 
         let num_known = sequence.num_known();
@@ -326,7 +324,10 @@ impl Scheduler {
             let output = (start - sequence.num_prompt_tokens) as usize;
             draft.tokens.push(sequence.output.get(output).copied().unwrap_or(-1));
             draft.positions.push(start as i32);
-            draft.slot_mapping.push((sequence.blocks[first].0 * block_size + start % block_size) as i32);
+            for (chain, slot_mapping) in sequence.chains.iter().zip(&mut draft.slot_mappings) {
+                let block = chain.blocks[(first - chain.first) as usize];
+                slot_mapping.push((block.0 * block_size + start % block_size) as i32);
+            }
         } else {
             let request = &requests[sequence.request].request;
             if request.pools() {
@@ -337,10 +338,13 @@ impl Scheduler {
             draft.tokens.extend_from_slice(tail);
             draft.tokens.extend_from_slice(&sequence.drafts[..num_drafts as usize]);
             draft.positions.extend(start as i32..end as i32);
-            for (index, block) in sequence.blocks[..config.blocks_for(end) as usize].iter().enumerate().skip(first) {
-                let (base, origin) = (block.0 * block_size, index as u32 * block_size);
-                let offsets = start.max(origin) - origin..end.min(origin + block_size) - origin;
-                draft.slot_mapping.extend(offsets.map(|offset| (base + offset) as i32));
+            for (chain, slot_mapping) in sequence.chains.iter().zip(&mut draft.slot_mappings) {
+                let blocks = &chain.blocks[(first - chain.first) as usize..];
+                for (index, block) in (first..config.blocks_for(end)).zip(blocks) {
+                    let (base, origin) = (block.0 * block_size, index * block_size);
+                    let offsets = start.max(origin) - origin..end.min(origin + block_size) - origin;
+                    slot_mapping.extend(offsets.map(|offset| (base + offset) as i32));
+                }
             }
         }
 
@@ -397,23 +401,75 @@ impl Scheduler {
         }
         let live = &self.requests[sequence.request];
         let block_size = self.config.block_size;
-        let num_full = (sequence.num_readable() / block_size) as usize;
+        let num_full = sequence.num_readable() / block_size;
         sequence.hash_blocks(live, block_size, num_full, &mut self.message);
         for index in sequence.num_stored..num_full {
-            let content = sequence.content(live, index, block_size);
-            self.cache.store(sequence.blocks[index], content, sequence.last_step);
+            for (group, chain) in (0..).zip(&sequence.chains) {
+                if let Some(block) = chain.get(index) {
+                    let content = sequence.content(live, group, index, block_size);
+                    self.cache.store(block, content, sequence.last_step);
+                }
+            }
         }
         sequence.num_stored = num_full;
     }
 }
 
-/// Gives a running sequence new blocks until it has so many.
-fn extend_chain(sequence: &mut Sequence, num_blocks: usize, cache: &mut KvCache, draft: &mut Draft) {
+/// Whether a sequence has the blocks for its tokens before `end`, as many as it may have at once.
+fn has_blocks(sequence: &Sequence, end: u32, layout: &KvLayout) -> bool {
+    let lowest = sequence.lowest();
+    let mut chains = sequence.chains.iter().zip(&layout.groups);
+    chains.all(|(chain, group)| chain.end() >= group.end_block(lowest, end))
+}
+
+/// Lets go of the blocks that are out of their windows. It goes before the sequence takes others.
+fn let_go(sequence: &mut Sequence, layout: &KvLayout, cache: &mut KvCache) {
+    let lowest = sequence.lowest();
+    for (chain, group) in sequence.chains.iter_mut().zip(&layout.groups) {
+        let first = group.first_block(lowest);
+        if first > chain.first {
+            for block in chain.blocks.drain(..(first - chain.first) as usize) {
+                cache.free(block);
+            }
+            chain.first = first;
+        }
+    }
+}
+
+/// Gives a running sequence new blocks for its tokens before `end`, as many as it may have at once.
+fn extend_chains(sequence: &mut Sequence, end: u32, layout: &KvLayout, cache: &mut KvCache, draft: &mut Draft) {
     let slot = sequence.slot().expect("the sequence is running");
-    for index in sequence.blocks.len()..num_blocks {
-        let block = cache.allocate();
-        draft.change_table(slot, index, block);
-        sequence.blocks.push(block);
+    let lowest = sequence.lowest();
+    for (group, (of_group, chain)) in (0..).zip(layout.groups.iter().zip(&mut sequence.chains)) {
+        for index in chain.end()..of_group.end_block(lowest, end) {
+            let block = cache.allocate(group);
+            draft.change_table(group, slot, index, block);
+            chain.blocks.push(block);
+        }
+    }
+}
+
+/// Gives a running sequence a copy of the block that it writes first, where another sample refers to it. Only the block
+/// that is partly full can be shared so.
+fn copy_shared(
+    sequence: &mut Sequence,
+    written: u32,
+    cache: &mut KvCache,
+    copied: &mut Vec<BlockId>,
+    draft: &mut Draft,
+) {
+    let slot = sequence.slot().expect("the sequence is running");
+    for (group, chain) in (0..).zip(&mut sequence.chains) {
+        let Some(block) = chain.get(written).filter(|&block| is_shared(cache, copied, block)) else { continue };
+        let copy = cache.allocate(group);
+        draft.copy_block(block, copy);
+        draft.change_table(group, slot, written, copy);
+        chain.blocks[(written - chain.first) as usize] = copy;
+        if copied.contains(&block) {
+            cache.free(block);
+        } else {
+            copied.push(block);
+        }
     }
 }
 

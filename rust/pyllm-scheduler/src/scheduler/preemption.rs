@@ -99,13 +99,15 @@ impl Scheduler {
     /// Takes blocks and slot from a running sequence, which the caller has removed from `running`, and queues it.
     pub(super) fn preempt(&mut self, key: Key<Sequence>) {
         self.counters.num_preemptions += 1;
-        let host_blocks = if self.should_swap(key) { self.swap_out(key) } else { None };
+        let copies = if self.should_swap(key) { self.swap_out(key) } else { None };
         let num_computed = self.sequences[key].num_computed;
         self.vacate(key);
         let sequence = &mut self.sequences[key];
-        let state = match host_blocks {
-            Some(host_blocks) => {
-                sequence.host_blocks = host_blocks;
+        let state = match copies {
+            Some(copies) => {
+                for (chain, (first, host_blocks)) in sequence.chains.iter_mut().zip(copies) {
+                    (chain.host_first, chain.host_blocks) = (first, host_blocks);
+                }
                 sequence.num_computed = num_computed;
                 self.counters.num_swapped += 1;
                 State::Swapped
@@ -115,16 +117,22 @@ impl Scheduler {
         self.enqueue(key, state);
     }
 
-    fn swap_out(&mut self, key: Key<Sequence>) -> Option<Vec<HostBlockId>> {
+    /// For each group the first of the blocks that are on the host then, and the copies.
+    fn swap_out(&mut self, key: Key<Sequence>) -> Option<Vec<(u32, Vec<HostBlockId>)>> {
         let sequence = &self.sequences[key];
-        let num_blocks = self.config.blocks_for(sequence.num_computed) as usize;
-        self.cache.swap_out(&sequence.blocks[..num_blocks])
+        let end = self.config.blocks_for(sequence.num_computed);
+        let blocks: Vec<_> = sequence.chains.iter().flat_map(|chain| chain.before(end)).copied().collect();
+        let mut copies = self.cache.swap_out(&blocks)?.into_iter();
+        let chains = sequence.chains.iter();
+        let copies = chains.map(|chain| (chain.first, copies.by_ref().take(chain.before(end).len()).collect()));
+        Some(copies.collect())
     }
 
     /// Whether moving the blocks to the host and back costs less than computing the tokens anew.
     fn should_swap(&self, key: Key<Sequence>) -> bool {
         let sequence = &self.sequences[key];
-        let num_blocks = self.config.blocks_for(sequence.num_computed);
+        let end = self.config.blocks_for(sequence.num_computed);
+        let num_blocks = sequence.chains.iter().map(|chain| chain.before(end).len() as u32).sum::<u32>();
         let is_whole = self.requests[sequence.request].request.needs_whole_prompt();
         if num_blocks == 0 || num_blocks > self.cache.num_host_free() || sequence.load.is_some() || is_whole {
             return false;
@@ -137,13 +145,17 @@ impl Scheduler {
     /// Whether the blocks for the sequence's next tokens are free.
     pub(super) fn has_room(&self, key: Key<Sequence>, num_tokens: u32) -> bool {
         let sequence = &self.sequences[key];
-        let num_blocks = self.config.blocks_for(sequence.num_computed + num_tokens) as usize;
-        let num_new = num_blocks.saturating_sub(sequence.blocks.len()) as u32;
-        let written = (sequence.num_computed / self.config.block_size) as usize;
-        let copies = sequence.may_share && {
-            let written = sequence.blocks.get(written);
-            written.is_some_and(|&block| is_shared(&self.cache, &self.copied, block))
-        };
-        num_new + u32::from(copies) <= self.cache.num_free()
+        let (lowest, end) = (sequence.lowest(), sequence.num_computed + num_tokens);
+        let written = sequence.num_computed / self.config.block_size;
+        let (mut num_taken, mut num_let_go) = (0, 0);
+        for (chain, &group) in sequence.chains.iter().zip(&self.layout.groups) {
+            num_taken += i64::from(group.end_block(lowest, end).saturating_sub(chain.end()));
+            num_let_go += i64::from(group.first_block(lowest).saturating_sub(chain.first));
+            if sequence.may_share {
+                let is_copied = |block| is_shared(&self.cache, &self.copied, block);
+                num_taken += i64::from(chain.get(written).is_some_and(is_copied));
+            }
+        }
+        num_taken == 0 || num_taken - num_let_go <= self.cache.num_available()
     }
 }

@@ -64,7 +64,13 @@ impl Scheduler {
             let problem = format!("{given} tokens fill no block of {block_size}; pin a longer prefix");
             return Err(Error::Request(problem));
         }
-        self.cache.pin(name, hashes)?;
+        // Of a window what those read that go on from the prefix.
+        let end = num_blocks * self.config.block_size;
+        let keys = (0..).zip(&self.layout.groups).flat_map(|(group, layout)| {
+            let first = layout.first_block(end);
+            hashes[first as usize..].iter().map(move |hash| hash.of(group))
+        });
+        self.cache.pin(name, keys.collect())?;
         self.record(|| Input::Pin { name, of: Box::new(of.clone()) });
         Ok(num_blocks)
     }
@@ -134,7 +140,9 @@ impl Scheduler {
         let keys: Vec<_> = self.sequences.iter().map(|(key, _)| key).collect();
         for key in keys {
             let sequence = &mut self.sequences[key];
-            self.cache.free_host(&mut sequence.host_blocks);
+            for chain in &mut sequence.chains {
+                self.cache.free_host(&mut chain.host_blocks);
+            }
             sequence.num_computed = 0;
             sequence.output_hashes.clear();
             if sequence.state == State::Swapped {

@@ -9,7 +9,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use pyllm_scheduler::Config;
+use pyllm_scheduler::{Config, KvGroup};
 
 use crate::oracle::VOCABULARY;
 
@@ -136,19 +136,21 @@ pub fn case() -> impl Strategy<Value = Case> {
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=8_u32, 4..=24_u32, 0..=16_u32, 1..=6_u32, 8..=64_u32, 0..12_u32);
     let features = (weighted(0.8), weighted(0.8), any::<u64>(), select(&[0.0, 1e-3, 1e9][..]), 0..=16_u32);
-    (sizes, features, vec(change::change(), 12)).prop_map(|(sizes, features, changes)| {
+    (sizes, features, vec(change::change(), 12), kv_groups()).prop_map(|(sizes, features, changes, kv_groups)| {
+        let num_groups = kv_groups.len() as u32;
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len, max_pinned_blocks) = sizes;
         let (enable_prefix_caching, enable_kv_cache_events, incarnation, ..) = features;
         let (.., swap_block_seconds, num_speculative_tokens) = features;
         let mut config = Config {
             block_size,
-            num_blocks,
-            num_host_blocks,
+            num_blocks: num_blocks * num_groups,
+            num_host_blocks: num_host_blocks * num_groups,
+            kv_groups,
             max_num_seqs,
             max_model_len,
             vocab_size: VOCABULARY,
             enable_prefix_caching,
-            max_pinned_blocks: max_pinned_blocks.min(num_blocks / 2),
+            max_pinned_blocks: max_pinned_blocks.min(num_blocks * num_groups / 2),
             enable_kv_cache_events,
             incarnation,
             swap_block_seconds,
@@ -161,6 +163,16 @@ fn config() -> impl Strategy<Value = Config> {
         }
         config
     })
+}
+
+/// One group that reads everything, or a few, of which the first reads more than a token itself.
+pub fn kv_groups() -> impl Strategy<Value = Vec<KvGroup>> {
+    let group = || option::weighted(0.8, 1..24_u32).prop_map(|window| KvGroup { window });
+    let groups = (option::of(2..24_u32), vec(group(), 0..3)).prop_map(|(window, rest)| {
+        let first = KvGroup { window };
+        [vec![first], rest].concat()
+    });
+    prop_oneof![Just(vec![KvGroup::default()]), groups]
 }
 
 fn call() -> impl Strategy<Value = Call> {

@@ -1,20 +1,23 @@
 //! A worker whose KV cache holds, instead of keys and values, what they were computed from. It does what a plan says in
 //! the documented order and checks that it is told nothing impossible; what the answers should be it does not know.
+//! Each group of layers reads its window through its own block tables, and must find there what it has written.
 //! Of a stateful request it keeps the tokens, as one with a grammar must, and gives none where it has lost count.
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
-use pyllm_scheduler::{Config, LoadId};
+use pyllm_scheduler::{Config, KvGroup, LoadId};
 
 use crate::oracle::Prefix;
 use crate::sections::Sections;
 
 /// What a place in the KV cache holds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Content {
+    group: usize,
     position: usize,
-    token: i32,
-    prefix: Prefix, // up to this token, itself included
+    tokens: Rc<[i32]>, // up to this one, itself included
+    prefix: Prefix,    // of them
     /// The load that did not bring it, or did not bring something it was computed from.
     spoilt: Option<LoadId>,
 }
@@ -24,7 +27,7 @@ type Block = Vec<Option<Content>>;
 #[derive(Clone, Default)]
 struct Slot {
     request: Option<Vec<u8>>, // the sampling bytes it was initialised with
-    table: Vec<Option<usize>>,
+    tables: Vec<Vec<Option<usize>>>, // one a group
     last_sampled: Option<i32>,
     history: Option<Vec<i32>>, // of a stateful request: its tokens, as far as they are known here
     /// Whether its last row gave no token or several: what is in flight was planned for one.
@@ -48,6 +51,8 @@ pub trait Model {
 
 pub struct Device {
     block_size: usize,
+    groups: Vec<KvGroup>,
+    max_num_seqs: usize,
     blocks: Vec<Block>,
     host: Vec<Block>,
     slots: Vec<Slot>,
@@ -78,7 +83,7 @@ pub struct Row {
 #[derive(Clone)]
 pub struct Loaded {
     pub id: LoadId,
-    pub blocks: Vec<usize>,
+    pub blocks: Vec<Vec<usize>>, // for each group those of the last tokens
     pub first_token: usize,
     pub tokens: Vec<i32>, // from the first of the prompt on
     pub root: Prefix,
@@ -92,6 +97,8 @@ impl Device {
         let blocks = |number: u32| vec![vec![None; block_size]; number as usize];
         Self {
             block_size,
+            groups: config.kv_groups.clone(),
+            max_num_seqs: config.max_num_seqs as usize,
             blocks: blocks(config.num_blocks),
             host: blocks(config.num_host_blocks),
             slots: vec![Slot::default(); config.max_num_seqs as usize],
@@ -128,12 +135,14 @@ impl Device {
         for (position, &token) in load.tokens.iter().enumerate() {
             prefix = prefix.then(token);
             let Some(index) = position.checked_sub(load.first_token) else { continue };
-            let content = if index < load.num_right {
-                Content { position, token, prefix, spoilt: None }
-            } else {
-                Content { position, token: 0, prefix, spoilt: Some(load.id) }
-            };
-            self.blocks[load.blocks[index / self.block_size]][index % self.block_size] = Some(content);
+            let spoilt = (index >= load.num_right).then_some(load.id);
+            let tokens: Rc<[i32]> = load.tokens[..=position].into();
+            let from_end = (load.tokens.len() - 1 - position) / self.block_size;
+            for (group, blocks) in load.blocks.iter().enumerate() {
+                let Some(block) = blocks.len().checked_sub(1 + from_end).map(|at| blocks[at]) else { continue };
+                let content = Content { group, position, tokens: Rc::clone(&tokens), prefix, spoilt };
+                self.blocks[block][position % self.block_size] = Some(content);
+            }
         }
     }
 
@@ -150,11 +159,13 @@ impl Device {
             assert_eq!(prompt, if is_stateful { model.prompt(request) } else { &[] });
             assert!(is_stateful || output.is_empty());
             let history = is_stateful.then(|| [prompt, output].concat());
-            self.slots[slot] = Slot { request: Some(request.to_vec()), history, ..Slot::default() };
+            let tables = vec![Vec::new(); self.groups.len()];
+            self.slots[slot] = Slot { request: Some(request.to_vec()), tables, history, ..Slot::default() };
         }
         let changes = plan.ints("table_slots").iter().zip(plan.ints("table_indices")).zip(plan.ints("table_blocks"));
         for ((&slot, &index), &block) in changes {
-            let (table, index) = (&mut self.slots[slot as usize].table, index as usize);
+            let (group, slot) = (slot as usize / self.max_num_seqs, slot as usize % self.max_num_seqs);
+            let (table, index) = (&mut self.slots[slot].tables[group], index as usize);
             table.resize(table.len().max(index + 1), None);
             table[index] = Some(block as usize);
         }
@@ -194,11 +205,14 @@ impl Device {
             let slot = self.slots[slot as usize].clone();
             assert!(!range.is_empty(), "a row computes something");
             let (start, end) = (length as usize - range.len(), length as usize);
-            let mut prefix = match start.checked_sub(1) {
-                Some(before) => self.read(&slot, before).prefix,
-                None => model.root(slot.request()),
+            let (mut tokens, mut prefix) = match start.checked_sub(1) {
+                Some(before) => {
+                    let content = self.read(&slot, 0, before);
+                    (content.tokens.to_vec(), content.prefix)
+                }
+                None => (Vec::new(), model.root(slot.request())),
             };
-            let spoilt = (0..start).find_map(|position| self.read(&slot, position).spoilt);
+            let spoilt = self.reads(start, start).find_map(|(group, at)| self.read(&slot, group, at).spoilt);
             for (position, index) in (start..end).zip(range) {
                 let token = match plan.ints("tokens")[index] {
                     // One that is stateful may not have been ready.
@@ -207,11 +221,15 @@ impl Device {
                     token => token,
                 };
                 prefix = prefix.then(token);
+                tokens.push(token);
                 assert_eq!(plan.ints("positions")[index] as usize, position);
-                let block = slot.table[position / self.block_size].expect("the place is in the block table");
                 let offset = position % self.block_size;
-                assert_eq!(plan.ints("slot_mapping")[index] as usize, block * self.block_size + offset);
-                self.blocks[block][offset] = Some(Content { position, token, prefix, spoilt });
+                for (group, places) in plan.ints("slot_mapping").chunks_exact(plan.ints("tokens").len()).enumerate() {
+                    let block = slot.block(group, position / self.block_size);
+                    assert_eq!(places[index] as usize, block * self.block_size + offset);
+                    let content = Content { group, position, tokens: tokens[..].into(), prefix, spoilt };
+                    self.blocks[block][offset] = Some(content);
+                }
             }
         }
     }
@@ -222,18 +240,21 @@ impl Device {
         let rows = rows.map(|((&slot, &length), (query, sampled))| {
             let (at, length) = (slot as usize, length as usize);
             let slot = &self.slots[at];
+            let context = self.read(slot, 0, length - 1).tokens.to_vec();
             let mut prefix = model.root(slot.request());
-            let mut read = Vec::with_capacity(length);
+            let extend = |&token: &i32| {
+                prefix = prefix.then(token);
+                prefix
+            };
+            let prefixes: Vec<_> = context.iter().map(extend).collect();
+            let mut blocks = BTreeSet::new();
             let mut spoilt = None;
-            let mut context = Vec::with_capacity(length);
-            for position in 0..length {
-                let held = self.read(slot, position);
+            for (group, position) in self.reads(length - query.len(), length) {
+                let held = self.read(slot, group, position);
                 spoilt = spoilt.or(held.spoilt);
-                prefix = prefix.then(held.token);
-                let is_own = held.prefix == prefix || spoilt.is_some();
+                let is_own = held.prefix == prefixes[position] || spoilt.is_some();
                 assert!(is_own, "position {position} holds another sequence's content, or that of other weights");
-                context.push(held.token);
-                read.push(prefix);
+                blocks.insert(slot.block(group, position / self.block_size));
             }
             let logits_rows: Vec<_> =
                 plan.ints("logits_rows")[sampled.clone()].iter().map(|&row| row as usize).collect();
@@ -243,7 +264,7 @@ impl Device {
             assert!(is_of_last || is_of_drafts, "logits are wanted of a row's last token, or of each draft as well");
             let uniforms = plan.uniforms[sampled].to_vec();
             let positions = logits_rows.iter().map(|row| length + row - query.end);
-            let sampled = positions.zip(&uniforms).map(|(position, &uniform)| read[position].next_token(uniform));
+            let sampled = positions.zip(&uniforms).map(|(position, &uniform)| prefixes[position].next_token(uniform));
             let sampled: Vec<_> = sampled.collect();
             let is_stateful = slot.history.is_some();
             let tokens = &plan.ints("tokens")[query.start..query.end - num_drafts];
@@ -254,12 +275,12 @@ impl Device {
                 is_stale,
                 told: Vec::new(),
                 request: slot.request().to_vec(),
-                blocks: slot.table[..length.div_ceil(self.block_size)].iter().copied().flatten().collect(),
+                blocks,
                 num_tokens: query.len(),
                 num_drafts,
                 sampled: if is_stale { Vec::new() } else { sampled },
                 context,
-                prefix,
+                prefix: *prefixes.last().expect("a row reads its own tokens"),
                 uniforms,
                 spoilt,
             }
@@ -267,15 +288,37 @@ impl Device {
         rows.collect()
     }
 
-    fn read(&self, slot: &Slot, position: usize) -> Content {
-        let block = slot.table[position / self.block_size].expect("the place is in the block table");
-        let content = self.blocks[block][position % self.block_size].expect("the place was written");
-        assert_eq!(content.position, position);
+    fn read(&self, slot: &Slot, group: usize, position: usize) -> &Content {
+        let block = slot.block(group, position / self.block_size);
+        let content = self.blocks[block][position % self.block_size].as_ref().expect("the place was written");
+        assert_eq!((content.group, content.position), (group, position));
         content
+    }
+
+    /// The groups and positions before `end` that tokens from `start` on read.
+    fn reads(&self, start: usize, end: usize) -> impl Iterator<Item = (usize, usize)> {
+        let groups = self.groups.iter().enumerate();
+        groups.flat_map(move |(group, of)| (of.first_read(start)..end).map(move |position| (group, position)))
+    }
+}
+
+/// What a group reads, computed as a model would.
+pub trait Reach {
+    /// The first position that the token at `position` reads.
+    fn first_read(&self, position: usize) -> usize;
+}
+
+impl Reach for KvGroup {
+    fn first_read(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize))
     }
 }
 
 impl Slot {
+    fn block(&self, group: usize, index: usize) -> usize {
+        self.tables[group][index].expect("the place is in the block table")
+    }
+
     fn request(&self) -> &[u8] {
         self.request.as_deref().expect("the slot was initialised")
     }

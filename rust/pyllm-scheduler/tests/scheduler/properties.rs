@@ -10,10 +10,11 @@ use proptest::test_runner::TestRunner;
 use crate::calls::{Case, case, searching_case};
 use crate::world;
 
-const CORNERS: [&str; 80] = [
+const CORNERS: [&str; 83] = [
     "aborts with tokens in flight",
     "accepted drafts",
     "block copies",
+    "chunks within a window",
     "damaged recordings that are refused",
     "deadlines",
     "deadlines of what is held",
@@ -35,6 +36,7 @@ const CORNERS: [&str; 80] = [
     "histories with output",
     "deadlines without a step",
     "hits foreseen",
+    "hits foreseen within a window",
     "hits within a step",
     "isolations",
     "loads that requests wait for",
@@ -62,6 +64,7 @@ const CORNERS: [&str; 80] = [
     "rejected drafts",
     "replays",
     "rows on failed loads",
+    "rows within a window",
     "rows that are not ready",
     "rows that are stale",
     "rows that force",

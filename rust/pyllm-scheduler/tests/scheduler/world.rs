@@ -31,6 +31,7 @@ use subscriber::Subscriber;
 
 pub struct World {
     config: Config, // as it was last changed
+    largest_chunk: u32, // by the settings at first
     scheduler: Scheduler,
     device: Device,
     depth: usize,
@@ -39,7 +40,7 @@ pub struct World {
     requests: Vec<Known>,
     alone: Option<Alone>,
     loads: BTreeMap<LoadId, Pending>,
-    pins: BTreeMap<u64, Vec<Name>>,
+    pins: BTreeMap<u64, Vec<(Name, u32)>>, // with the group
     subscriber: Subscriber,
     recording: Option<Vec<u8>>,
     now: f64,
@@ -68,6 +69,10 @@ impl World {
             scheduler.start_recording().expect("nothing has happened");
         }
         Self {
+            largest_chunk: match config.long_prefill_token_threshold {
+                0 => config.max_num_batched_tokens,
+                threshold => threshold.min(config.max_num_batched_tokens),
+            },
             device: Device::new(&config),
             depth: case.depth,
             moods: case.moods,

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use pyllm_scheduler::Config;
 
-use super::{Add, Call, Case, Positions, Prompt, add, change};
+use super::{Add, Call, Case, Positions, Prompt, add, change, kv_groups};
 use crate::oracle::VOCABULARY;
 
 pub fn searching_case() -> impl Strategy<Value = Case> {
@@ -23,12 +23,15 @@ pub fn searching_case() -> impl Strategy<Value = Case> {
 
 fn config() -> impl Strategy<Value = Config> {
     let sizes = (1..=4_u32, 6..=24_u32, 0..=8_u32, 2..=5_u32, 4..=20_u32);
-    (sizes, any::<bool>(), vec(change::change(), 12)).prop_map(|(sizes, enable_prefix_caching, changes)| {
+    let rest = (any::<bool>(), vec(change::change(), 12), kv_groups());
+    (sizes, rest).prop_map(|(sizes, (enable_prefix_caching, changes, kv_groups))| {
+        let num_groups = kv_groups.len() as u32;
         let (block_size, num_blocks, num_host_blocks, max_num_seqs, max_model_len) = sizes;
         let mut config = Config {
             block_size,
-            num_blocks,
-            num_host_blocks,
+            num_blocks: num_blocks * num_groups,
+            num_host_blocks: num_host_blocks * num_groups,
+            kv_groups,
             max_num_seqs,
             max_model_len,
             vocab_size: VOCABULARY,

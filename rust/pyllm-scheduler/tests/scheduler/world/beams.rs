@@ -1,6 +1,6 @@
 //! Beam searches: what may follow a beam, and what is told of what was found.
 
-use pyllm_scheduler::{DeltaColumns, Request};
+use pyllm_scheduler::{Config, DeltaColumns, KvGroup, Request};
 
 use super::requests::Known;
 use crate::device::Row;
@@ -39,10 +39,16 @@ pub(super) fn likeliest(request: &Request, row: &Row) -> Vec<(i32, f32)> {
     candidates(request, &row.context)
 }
 
-/// Blocks that all beams of a request hold at their end: they share those that the prompt fills.
-pub(super) fn num_blocks(request: &Request, length: u32, block_size: u32) -> u32 {
-    let num_shared = request.prompt.len() as u32 / block_size;
-    num_shared + (length.div_ceil(block_size) - num_shared) * request.beam_width.max(1)
+/// Blocks that all beams of a request hold at their end, in all groups: they share those that the prompt fills, if they
+/// keep them. Of a window each has what a chunk reads.
+pub(super) fn num_blocks(request: &Request, length: u32, config: &Config, largest_chunk: u32) -> u32 {
+    let (block_size, width) = (config.block_size, request.beam_width.max(1));
+    let (num_all, num_shared) = (length.div_ceil(block_size), request.prompt.len() as u32 / block_size);
+    let of_group = |group: &KvGroup| match group.window {
+        None => num_shared + (num_all - num_shared) * width,
+        Some(window) => num_all.min((window - 1 + largest_chunk).div_ceil(block_size) + 1) * width,
+    };
+    config.kv_groups.iter().map(of_group).sum()
 }
 
 fn candidates(request: &Request, context: &[i32]) -> Vec<(i32, f32)> {

@@ -4,7 +4,7 @@ use pyllm_scheduler::{Error, LoadId, StepId};
 
 use super::World;
 use crate::calls::Offer;
-use crate::device::Loaded;
+use crate::device::{Loaded, Reach};
 use crate::oracle::Prefix;
 
 /// A load that the scheduler has called for.
@@ -59,14 +59,20 @@ impl World {
             let quarters = known.offer.expect("it was offered");
             let loaded = Loaded {
                 id: load.id,
-                blocks: load.blocks.iter().map(|block| block.0 as usize).collect(),
+                blocks: load.blocks.iter().map(|blocks| blocks.iter().map(|block| block.0 as usize).collect()).collect(),
                 first_token: load.first_token as usize,
                 tokens: tokens.copied().collect(),
                 root: Prefix::empty(&known.request, &self.config.weights_version),
                 num_right: load.num_tokens as usize * quarters / 4,
             };
-            let whole_blocks = load.num_tokens == load.blocks.len() as u32 * self.config.block_size;
-            assert!(whole_blocks && loaded.tokens.len() == end && load.num_tokens > 0);
+            assert_eq!(load.blocks.len(), self.config.kv_groups.len());
+            let block_size = self.config.block_size as usize;
+            for (blocks, group) in load.blocks.iter().zip(&self.config.kv_groups) {
+                let num_read = end / block_size - group.first_read(end) / block_size;
+                let expected = num_read.min(load.num_tokens as usize / block_size);
+                assert_eq!(blocks.len(), expected, "of a window what is read after it is loaded");
+            }
+            assert!(loaded.tokens.len() == end && load.num_tokens > 0 && end % block_size == 0);
             let what = if load.step.is_none() { "loads that requests wait for" } else { "loads within a step" };
             self.saw(what, 1);
             self.loads.insert(load.id, Pending { loaded, step: load.step, has_begun: false });

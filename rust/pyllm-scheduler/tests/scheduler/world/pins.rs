@@ -6,21 +6,29 @@ use pyllm_scheduler::{Error, Stats};
 
 use super::{World, requests};
 use crate::calls::Prompt;
+use crate::device::Reach;
 use crate::names::{self, Name};
 
 impl World {
     pub(super) fn pin(&mut self, name: u64, prompt: Prompt) {
         let of = requests::request(prompt);
         let chain = names::chain(&of, &self.config);
+        let block_size = self.config.block_size as usize;
+        // Of a window what those read that go on from the prefix.
+        let wished = self.config.kv_groups.iter().enumerate().flat_map(|(group, reach)| {
+            let first = reach.first_read(chain.len() * block_size) / block_size;
+            chain[first..].iter().map(move |&name| (name, group as u32))
+        });
+        let wished: Vec<_> = wished.collect();
         let (num_pinned, quota) = (self.wishes().len(), self.config.max_pinned_blocks);
-        let num_all = self.wishes().into_iter().chain(chain.iter().copied()).collect::<BTreeSet<_>>().len();
+        let num_all = self.wishes().into_iter().chain(wished.iter().copied()).collect::<BTreeSet<_>>().len();
         let is_there = self.pins.contains_key(&name);
         match self.scheduler.pin(name, &of) {
             Ok(num_blocks) => {
                 assert!(self.config.enable_prefix_caching && !is_there && num_all <= quota as usize);
                 assert_eq!(num_blocks as usize, chain.len());
                 self.saw("pins", 1);
-                self.pins.insert(name, chain);
+                self.pins.insert(name, wished);
             }
             Err(Error::Disabled { .. }) => assert!(!self.config.enable_prefix_caching),
             Err(Error::DuplicatePin { .. }) => assert!(is_there),
@@ -50,13 +58,13 @@ impl World {
         let wishes = self.wishes();
         assert!(stats.num_pinned_blocks <= wishes.len() as u64 && stats.num_pinned_blocks <= stats.num_used_blocks);
         if self.config.enable_kv_cache_events {
-            let held = wishes.iter().filter(|&&name| self.subscriber.is_on_device(name)).count();
+            let held = wishes.iter().filter(|&&(name, group)| self.subscriber.is_on_device(name, group)).count();
             assert_eq!(stats.num_pinned_blocks, held as u64);
             self.saw("pinned blocks", held as u64);
         }
     }
 
-    fn wishes(&self) -> BTreeSet<Name> {
+    fn wishes(&self) -> BTreeSet<(Name, u32)> {
         self.pins.values().flatten().copied().collect()
     }
 }

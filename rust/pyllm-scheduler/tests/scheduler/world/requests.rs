@@ -166,7 +166,7 @@ impl World {
     fn fits(&self, request: &Request) -> bool {
         let longest = oracle::longest(request, &self.config);
         let num_blocks = self.config.num_blocks - self.config.max_pinned_blocks;
-        super::beams::num_blocks(request, longest - 1, self.config.block_size) <= num_blocks
+        super::beams::num_blocks(request, longest - 1, &self.config, self.largest_chunk) <= num_blocks
     }
 
     /// Whether the context holds its prompt, and a token of output if it asks for any.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use pyllm_scheduler::{ClientId, Embeddings, Error, Logprobs, Plan, PolicyName, Pooling, Stats, StepId, uniform};
+use pyllm_scheduler::{ClientId, Embeddings, Error, KvGroup, Logprobs, Plan, PolicyName, Pooling, Stats, StepId, uniform};
 
 use super::World;
 use super::beams::{check_beam, likeliest};
@@ -10,7 +10,7 @@ use super::logprobs::Columns;
 use super::model::{Requests, known};
 use super::requests::KnownSample;
 use crate::calls::Positions;
-use crate::device::{Device, Row};
+use crate::device::{Device, Reach, Row};
 use crate::oracle::{self, mix};
 use crate::sections::Sections;
 
@@ -115,7 +115,7 @@ impl World {
         self.check_limits(plan, &rows);
         self.check_turn(plan, &rows);
         self.check_hits(&rows, before);
-        self.note(&sections, before);
+        self.note(&rows, &sections, before);
         let rows = rows.into_iter().map(|row| {
             let drafts = &row.context[row.context.len() - row.num_drafts..];
             let num_accepted = drafts.iter().zip(&row.sampled).take_while(|(draft, token)| draft == token).count();
@@ -190,7 +190,7 @@ impl World {
         assert!(rows.iter().all(is_within), "long prompts come in pieces");
 
         let mut named: BTreeSet<usize> = rows.iter().flat_map(|row| &row.blocks).copied().collect();
-        named.extend(self.loads.values().flat_map(|pending| &pending.loaded.blocks));
+        named.extend(self.loads.values().flat_map(|pending| pending.loaded.blocks.iter().flatten()));
         let stats = self.scheduler.stats();
         assert!(named.len() as u64 <= stats.num_used_blocks, "{} blocks are named: {stats:?}", named.len());
     }
@@ -206,11 +206,14 @@ impl World {
         if was_still && self.in_flight.is_empty() && is_new && known.offer.is_none() {
             let Some(num_tokens) = self.subscriber.predict(&known.request, &self.config) else { return };
             assert_eq!(stats.prefix_hits - before.prefix_hits, num_tokens);
+            let goes_on = |group: &KvGroup| group.first_read(num_tokens as usize) >= self.config.block_size as usize;
+            let is_within = self.config.kv_groups.iter().any(goes_on);
             self.saw("hits foreseen", u64::from(num_tokens > 0));
+            self.saw("hits foreseen within a window", u64::from(num_tokens > 0 && is_within));
         }
     }
 
-    fn note(&mut self, sections: &Sections, before: &Stats) {
+    fn note(&mut self, rows: &[Row], sections: &Sections, before: &Stats) {
         let after = self.scheduler.stats();
         let lengths: Vec<usize> = sections.ranges("query_starts").iter().map(ExactSizeIterator::len).collect();
         let preempted = after.num_preemptions > before.num_preemptions;
@@ -235,6 +238,13 @@ impl World {
         self.saw("steps that only swap", u64::from(lengths.is_empty()));
         self.saw("swaps out", outs.len() as u64);
         self.saw("swaps in", ins.len() as u64);
+        let block_size = self.config.block_size as usize;
+        let is_let_go = |row: &Row, group: &KvGroup| group.first_read(row.context.len() - row.num_tokens) >= block_size;
+        let is_within = |row: &Row| self.config.kv_groups.iter().any(|group| is_let_go(row, group));
+        let num_within = rows.iter().filter(|row| is_within(row)).count();
+        let num_chunks = rows.iter().filter(|row| is_within(row) && row.num_tokens > 1 && row.num_drafts == 0).count();
+        self.saw("rows within a window", num_within as u64);
+        self.saw("chunks within a window", num_chunks as u64);
         self.saw("tokens in flight", sections.ints("tokens").iter().filter(|&&token| token == -1).count() as u64);
         self.saw("block copies", sections.pairs("block_copies").len() as u64);
         self.saw("slot copies", sections.pairs("slot_copies").len() as u64);

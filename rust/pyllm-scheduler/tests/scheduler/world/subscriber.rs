@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pyllm_scheduler::{Config, Events, KvEvent, Request, Snapshot, Stats, Tier};
 
+use crate::device::Reach;
 use crate::names::{self, Name};
 
 pub(super) struct Subscriber {
     is_served: bool,
     incarnation: u64,
     next: u64,
-    known: BTreeSet<(Name, Tier)>,
+    known: BTreeSet<(Name, u32, Tier)>, // the group in the middle
     tokens: BTreeMap<Name, Vec<i32>>, // of all blocks there have been
 }
 
@@ -31,19 +32,21 @@ impl Subscriber {
         self.next += events.events.len() as u64;
         for event in &events.events {
             match event {
-                KvEvent::Stored { hash, parent, tokens, tier } => {
+                KvEvent::Stored { hash, parent, tokens, tier, group } => {
                     let name = *hash.as_bytes();
                     assert_eq!(tokens.len(), config.block_size as usize, "full blocks alone have names");
                     if let Some(parent) = parent {
                         assert_eq!(name, names::child(*parent.as_bytes(), tokens), "the name is of the tokens");
-                        assert!(self.tokens.contains_key(parent.as_bytes()), "the block before has been named");
+                        let may_be_new = config.kv_groups[*group as usize].window.is_some();
+                        let is_named = self.tokens.contains_key(parent.as_bytes());
+                        assert!(is_named || may_be_new, "the block before has been named");
                     }
-                    assert!(self.known.insert((name, *tier)), "what is stored was not there");
+                    assert!(self.known.insert((name, *group, *tier)), "what is stored was not there");
                     let first = self.tokens.entry(name).or_insert_with(|| tokens.clone());
                     assert_eq!(first, tokens);
                 }
-                KvEvent::Removed { hash, tier } => {
-                    assert!(self.known.remove(&(*hash.as_bytes(), *tier)), "what is removed was there");
+                KvEvent::Removed { hash, tier, group } => {
+                    assert!(self.known.remove(&(*hash.as_bytes(), *group, *tier)), "what is removed was there");
                 }
                 KvEvent::Cleared => self.known.clear(),
             }
@@ -55,27 +58,37 @@ impl Subscriber {
         assert_eq!((snapshot.incarnation, snapshot.next), (self.incarnation, self.next));
         let mut told = BTreeSet::new();
         for event in &snapshot.events {
-            let KvEvent::Stored { hash, tier, tokens, .. } = event else { panic!("{event:?} is in a snapshot") };
+            let KvEvent::Stored { hash, tier, tokens, group, .. } = event else { panic!("{event:?} is in a snapshot") };
             assert_eq!(self.tokens.get(hash.as_bytes()), Some(tokens));
-            told.insert((*hash.as_bytes(), *tier));
+            told.insert((*hash.as_bytes(), *group, *tier));
         }
         assert_eq!(told, self.known);
         if self.is_served {
-            let count = |tier| self.known.iter().filter(|(_, of)| *of == tier).count() as u64;
+            let count = |tier| self.known.iter().filter(|(_, _, of)| *of == tier).count() as u64;
             let counted = (count(Tier::Device), count(Tier::Host));
             assert_eq!(counted, (stats.num_cached_blocks, stats.num_cached_host_blocks));
         }
     }
 
-    pub(super) fn is_on_device(&self, name: Name) -> bool {
-        self.known.contains(&(name, Tier::Device))
+    pub(super) fn is_on_device(&self, name: Name, group: u32) -> bool {
+        self.known.contains(&(name, group, Tier::Device))
     }
 
     /// Tokens of a request that are in the cache, but for its last; none if nobody tells.
     pub(super) fn predict(&self, request: &Request, config: &Config) -> Option<u64> {
-        let most = (request.prompt.len() - 1) / config.block_size as usize;
-        let is_known = |name: &Name| [Tier::Device, Tier::Host].iter().any(|&tier| self.known.contains(&(*name, tier)));
-        let chain = names::chain(request, config).into_iter().take(most);
-        self.is_served.then(|| chain.take_while(is_known).count() as u64 * u64::from(config.block_size))
+        let block_size = config.block_size as usize;
+        let most = (request.prompt.len() - 1) / block_size;
+        let chain = names::chain(request, config);
+        let is_known = |name: Name, group: u32| {
+            [Tier::Device, Tier::Host].iter().any(|&tier| self.known.contains(&(name, group, tier)))
+        };
+        // What the token after it reads is there in every group.
+        let is_start = |length: &usize| {
+            let mut groups = (0..).zip(&config.kv_groups);
+            groups.all(|(group, of)| {
+                (of.first_read(length * block_size) / block_size..*length).all(|index| is_known(chain[index], group))
+            })
+        };
+        self.is_served.then(|| ((0..=most).rev().find(is_start).unwrap_or(0) * block_size) as u64)
     }
 }
