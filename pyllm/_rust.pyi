@@ -31,10 +31,11 @@ class Plan(Buffer):
     I slot initialisations, the sections hold:
 
     - `tokens` [T], -1 where it is the token that the slot sampled last; `positions` [T]
-    - `slot_mapping` [T], block * block_size + offset: where keys and values go
+    - `slot_mapping` [groups * T], block * block_size + offset: where keys and values go, one group after another
     - `query_starts` [R + 1]; `sequence_lengths` [R], the context with this step's tokens; `slots` [R]
     - `logits_rows` [S], indices into `tokens`; `sampled_starts` [R + 1]; `uniforms` [S], float32 in (0, 1)
-    - `table_slots`, `table_indices`, `table_blocks` [K]: block_tables[slot][index] = block
+    - `table_slots`, `table_indices`, `table_blocks` [K]: block_tables[row][index] = block, where the row of a group and
+      a slot is group * max_num_seqs + slot
     - `block_copies` [2 * C], (source, destination) pairs
     - `swaps` [3 * W], (direction, block, host block) triples: 0 copies to the host, 1 from it; all of 0 come first
     - `slot_copies` [2 * F], (source, destination) pairs
@@ -74,6 +75,7 @@ class Scheduler:
         max_model_len: int,
         vocab_size: int,
         num_host_blocks: int = 0,
+        kv_groups: Sequence[Mapping[str, int | None]] = ...,
         enable_prefix_caching: bool = True,
         max_pinned_blocks: int = 0,
         enable_kv_cache_events: bool = False,
@@ -90,6 +92,9 @@ class Scheduler:
     ) -> Scheduler:
         """Sizes are counts: tokens per block, blocks, slots, tokens per step, tokens per sequence, token ids.
 
+        Each of `kv_groups` is some layers with blocks of their own for the same tokens, `{"window": positions}` if they
+        read so many only; one group without a window unless given.
+
         `num_host_blocks` are swap space and second level of the prefix cache; moving a block there and back takes
         `swap_block_seconds`. Pins may keep `max_pinned_blocks` from eviction. `incarnation` names this run in its
         events. A sequence that runs alone has up to `num_speculative_tokens` drafts a row (0 to 16) by prompt lookup.
@@ -98,6 +103,8 @@ class Scheduler:
         Raises `SchedulerError` for a value out of its range, `TypeError` for one of another type and for a setting that
         is not there.
         """
+    def longest_sequence(self) -> int | None:
+        """Tokens of the longest sequence that fits into the KV cache; None where windows let any length fit."""
     def reconfigure(
         self,
         *,
@@ -289,7 +296,9 @@ class Scheduler:
         Raises `SchedulerError` without prefix caching, and once the request has begun to run.
         """
     def take_loads(self) -> list[dict[str, Any]]:
-        """The loads that plans call for: id, client, request, first_token, num_tokens, blocks (int32 bytes), step.
+        """The loads that plans call for: id, client, request, first_token, num_tokens, blocks, step.
+
+        `blocks` has int32 bytes for each group: the blocks of the last of these tokens, all that are read later.
 
         With a step, the load is done before that step is computed; without, the request waits for `finish_load`.
         """
@@ -307,14 +316,14 @@ class Scheduler:
         """Let a pinned prefix be evicted. False: there is no such pin."""
     def reset_prefix_cache(self) -> None:
         """Forget all cached contents, on the device and the host. What runs keeps its blocks."""
-    def take_events(self, limit: int) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
+    def take_events(self, limit: int) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
         """Incarnation, number of the first event, and the oldest `limit` of the prefix cache's events not taken yet.
 
         An event is its kind ("stored", "removed", "cleared"), hash, parent's hash (None: the first block), tokens
-        (int32) and tier ("device", "host"). Empty unless `enable_kv_cache_events`. The last 100,000 are kept: a first
-        number above the one expected means that events were dropped, take a `snapshot` then.
+        (int32), tier ("device", "host") and group. Empty unless `enable_kv_cache_events`. The last 100,000 are kept: a
+        first number above the one expected means that events were dropped, take a `snapshot` then.
         """
-    def snapshot(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str]]]:
+    def snapshot(self) -> tuple[int, int, list[tuple[str, bytes, bytes | None, bytes, str, int]]]:
         """Incarnation, number of the next event, and what the prefix cache knows now, as "stored" events."""
     def explain(self, client: int, request: int) -> list[dict[str, Any]]:
         """Where each sample of a request stands: sample, state, reason, hold, num_tokens, num_computed, num_known.

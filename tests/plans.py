@@ -45,10 +45,22 @@ class Row:
 
 
 class Planner:
-    """Gives each slot the blocks it needs, in shuffled order; knows neither budget nor when to preempt."""
+    """Gives each slot the blocks it needs, in shuffled order; knows neither budget nor when to preempt.
 
-    def __init__(self, num_blocks: int = 64, block_size: int = 16, num_host_blocks: int = 0) -> None:
+    With several groups of layers each has blocks of its own, which are neither copied nor swapped; `max_num_seqs` says
+    where the block tables of a group begin.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        block_size: int = 16,
+        num_host_blocks: int = 0,
+        num_groups: int = 1,
+        max_num_seqs: int = 0,
+    ) -> None:
         self.block_size = block_size
+        self._num_groups, self._max_num_seqs = num_groups, max_num_seqs
         self.free = list(range(num_blocks))
         self.free_on_host = list(range(num_host_blocks))
         random.Random(0).shuffle(self.free)
@@ -63,8 +75,10 @@ class Planner:
 
     def start(self, slot: int, sampling: Sampling = GREEDY, history: tuple[list[int], list[int]] = ([], [])) -> None:
         """Initialise a slot with the next step; `history` is the prompt and the output so far, where it is stateful."""
-        self.free += self.tables.get(slot, [])
-        self.tables[slot], self.lengths[slot] = [], 0
+        for row in self._table_rows(slot):
+            self.free += self.tables.get(row, [])
+            self.tables[row] = []
+        self.lengths[slot] = 0
         self._changes["slot_inits"].append(slot)
         self._sampling.append(msgspec.msgpack.encode(sampling))
         self._histories.append(history)
@@ -104,16 +118,18 @@ class Planner:
     def step(self, *rows: Row) -> tuple[Step, bytes]:
         """The plan that computes these rows, as the two frames of a step."""
         changes, sampling, histories = self._changes, self._sampling, self._histories
-        positions, slot_mapping, logits_rows = [], [], []
+        positions, logits_rows = [], []
+        slot_mappings: list[list[int]] = [[] for _ in range(self._num_groups)]
         query_starts, sampled_starts = [0], [0]
         for row in rows:
             for position in range(self.lengths[row.slot], self.lengths[row.slot] + len(row.tokens)):
                 index, offset = divmod(position, self.block_size)
-                if index == len(self.tables[row.slot]):
-                    self.tables[row.slot].append(-1)
-                    self._place(row.slot, index)
                 positions.append(position)
-                slot_mapping.append(self.tables[row.slot][index] * self.block_size + offset)
+                for table_row, slot_mapping in zip(self._table_rows(row.slot), slot_mappings, strict=True):
+                    if index == len(self.tables[table_row]):
+                        self.tables[table_row].append(-1)
+                        self._place(table_row, index)
+                    slot_mapping.append(self.tables[table_row][index] * self.block_size + offset)
             self.lengths[row.slot] += len(row.tokens)
             query_starts.append(len(positions))
             logits_rows += [len(positions) - 1] * len(row.uniforms)
@@ -122,7 +138,7 @@ class Planner:
             {
                 "tokens": [token for row in rows for token in row.tokens],
                 "positions": positions,
-                "slot_mapping": slot_mapping,
+                "slot_mapping": slot_mappings,
                 "query_starts": query_starts,
                 "sequence_lengths": [self.lengths[row.slot] for row in rows],
                 "slots": [row.slot for row in rows],
@@ -141,11 +157,15 @@ class Planner:
         self._steps += 1
         return Step(self._steps - 1, counts), frame
 
-    def _place(self, slot: int, index: int) -> None:
-        self.tables[slot][index] = self.free.pop()
-        self._changes["table_slots"].append(slot)
+    def _table_rows(self, slot: int) -> list[int]:
+        """Where each group has its block table; of the first group that is the slot."""
+        return [group * self._max_num_seqs + slot for group in range(self._num_groups)]
+
+    def _place(self, table_row: int, index: int) -> None:
+        self.tables[table_row][index] = self.free.pop()
+        self._changes["table_slots"].append(table_row)
         self._changes["table_indices"].append(index)
-        self._changes["table_blocks"].append(self.tables[slot][index])
+        self._changes["table_blocks"].append(self.tables[table_row][index])
 
     def _forget_changes(self) -> None:
         tables = ("table_slots", "table_indices", "table_blocks")

@@ -129,9 +129,9 @@ class Model:
             forward = ForwardContext(
                 kernels=kernels,
                 kv_cache=kv_cache,
-                attention=kernels.plan_attention(metadata, shape),
+                attention=(kernels.plan_attention(metadata, shape),),
                 positions=positions,
-                slot_mapping=slot_mapping,
+                slot_mapping=slot_mapping.unsqueeze(0),
                 position_tables=self.position_tables,
             )
             known = torch.where(tokens < 0, slots.last_tokens[rows], tokens)

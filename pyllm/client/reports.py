@@ -53,7 +53,8 @@ class KVEvent(msgspec.Struct, frozen=True, array_like=True):
     """A change of what the prefix cache knows: `kind` is stored, removed or cleared.
 
     A block goes by a hash of its tokens and of `parent`, the block before it (None: it is the first). `tokens` are
-    packed int32, and `tier` is device or host.
+    packed int32, and `tier` is device or host. `group` counts the groups of layers that have blocks of their own
+    (`ModelInfo.kv_windows`): a prefix can be used where each has the last blocks that its window reaches, or all.
     """
 
     kind: str
@@ -61,6 +62,7 @@ class KVEvent(msgspec.Struct, frozen=True, array_like=True):
     parent: bytes | None
     tokens: bytes
     tier: str
+    group: int = 0
 
 
 class KVEvents(msgspec.Struct, frozen=True, array_like=True):

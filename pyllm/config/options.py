@@ -130,6 +130,9 @@ class CacheConfig(_Config, frozen=True):
         float, Meta(description="share of a GPU's memory for weights and KV cache", gt=0, le=1)
     ] = 0.9
     enable_prefix_caching: Annotated[bool, Meta(description="reuse the KV blocks of equal prefixes")] = True
+    disable_hybrid_kv_cache_manager: Annotated[
+        bool, Meta(description="keep the KV blocks that are out of a sliding window, as if every layer read them")
+    ] = False
     kv_offloading_size: Annotated[
         int,
         Meta(

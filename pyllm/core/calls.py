@@ -22,7 +22,7 @@ LEAST_BUDGET = 16  # tokens of a step, below which it is not lowered for want of
 MAX_EVENTS = 10_000  # in one reply
 EVENT_BYTES = 128  # more than an event takes besides its tokens
 
-Event = tuple[str, bytes, bytes | None, bytes, str]
+Event = tuple[str, bytes, bytes | None, bytes, str, int]
 
 logger = logging.getLogger(__name__)
 

@@ -28,6 +28,7 @@ from pyllm.core.loop import EngineCore
 from pyllm.core.policy_plugins import Policy, load_policy
 from pyllm.core.recording import Recording
 from pyllm.errors import ConfigError
+from pyllm.families.kv_layout import kv_groups
 from pyllm.plugins import LOGITS_PROCESSORS, offered_names
 from pyllm.supervision.burst_logger import BurstLogger
 from pyllm.supervision.flight_recorder import FlightRecorder
@@ -91,17 +92,12 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
     assert max_model_len is not None, "the configuration was not resolved"
     if num_blocks < 1:
         raise ConfigError(f"the KV cache has no room for one block of {block_size} tokens: raise kv_cache_memory_bytes")
-    if num_blocks * block_size < max_model_len:
-        logger.warning(
-            "the KV cache holds %d tokens, less than max_model_len %d: longer requests are refused",
-            num_blocks * block_size,
-            max_model_len,
-        )
     num_host_blocks = min(await executor.collective("num_host_blocks"))
     await executor.collective("allocate", num_blocks, num_host_blocks)
     for rank, held in enumerate(await executor.collective("statistics")):
         megabytes = ", ".join(f"{name} {size / 1e6:.0f} MB" for name, size in held.items())
         logger.info("rank %d of core %d holds %s", rank, config.index, megabytes)
+    groups = kv_groups(spec, max_model_len, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
     epoch = secrets.randbits(63)
     swap_block_seconds = max(await executor.collective("swap_seconds"))
     token_seconds = max(await executor.collective("token_seconds"))
@@ -112,6 +108,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             max_num_seqs=engine.scheduler.max_num_seqs,
             max_model_len=max_model_len,
             vocab_size=spec.vocab_size,
+            kv_groups=[{"window": group.window} for group in groups],
             num_host_blocks=num_host_blocks,
             swap_block_seconds=swap_block_seconds,
             enable_prefix_caching=engine.cache.enable_prefix_caching,
@@ -123,6 +120,13 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         )
     except SchedulerError as error:
         raise ConfigError(str(error)) from error
+    kv_cache_tokens = scheduler.longest_sequence() or max_model_len
+    if kv_cache_tokens < max_model_len:
+        logger.warning(
+            "the KV cache holds a sequence of %d tokens, less than max_model_len %d: longer requests are refused",
+            kv_cache_tokens,
+            max_model_len,
+        )
     model = ModelInfo(
         name=engine.model.served_model_name[0],
         max_model_len=max_model_len,
@@ -133,7 +137,8 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         kv_cache_dtype=engine.cache.kv_cache_dtype,
         block_size=block_size,
         num_blocks=num_blocks,
-        kv_cache_tokens=num_blocks * block_size,
+        kv_cache_tokens=kv_cache_tokens,
+        kv_windows=tuple(group.window for group in groups),
         max_num_seqs=engine.scheduler.max_num_seqs,
         max_num_batched_tokens=engine.scheduler.max_num_batched_tokens,
         tensor_parallel_size=engine.parallel.tensor_parallel_size,

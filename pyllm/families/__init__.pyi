@@ -10,6 +10,7 @@ from .family import (
     read_norm,
     text_config,
 )
+from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
 from .registry import GROUP, find_family, find_gguf_family
 from .rope import at_context, read_rope
 from .spec import (
@@ -53,6 +54,7 @@ __all__ = [
     "FeedForwardSpec",
     "FileTensor",
     "GgufNames",
+    "KVGroup",
     "LayerSpec",
     "ModelSpec",
     "NormSpec",
@@ -67,7 +69,10 @@ __all__ = [
     "check_tensor_parallel",
     "find_family",
     "find_gguf_family",
+    "kv_groups",
+    "kv_tokens_per_layer",
     "layer_types",
+    "layers_of_group",
     "map_tensors",
     "num_layers",
     "num_parameters",

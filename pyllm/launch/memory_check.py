@@ -8,6 +8,7 @@ from pyllm.checkpoint.gguf_types import FLOAT_TYPES, REQUANTISED_TYPES
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES, EngineConfig
 from pyllm.errors import ConfigError
+from pyllm.families.kv_layout import kv_groups, kv_tokens_per_layer
 from pyllm.families.tensors import FileTensor, TensorEntry, num_parameters
 from pyllm.supervision.memory import Memory, host_memory
 
@@ -43,11 +44,14 @@ def memory_needed(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
-    """What a token's keys and values take in the cache, on all ranks together."""
+    """What a token's keys and values take in the cache, on all ranks together: of a sequence of the whole context."""
     spec, ranks = checkpoint.spec, engine.parallel.tensor_parallel_size
     heads = spec.attention.kv_heads_of_rank(ranks) * ranks
     element_bytes = _ELEMENT_BYTES[engine.cache.kv_cache_dtype]
-    return 2 * len(spec.layers) * heads * spec.attention.head_size * element_bytes
+    context = engine.model.max_model_len or spec.max_position_embeddings
+    groups = kv_groups(spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
+    tokens = kv_tokens_per_layer(groups, context)
+    return -(-2 * tokens * heads * spec.attention.head_size * element_bytes // context)
 
 
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
@@ -96,7 +100,9 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
 def _table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     """What each token of the context takes, used or not: cosines and sines, and entries of block tables."""
     rotations = 4 * sum(rope.rotary_size for rope in checkpoint.spec.ropes)
-    block_tables = -(-4 * engine.scheduler.max_num_seqs // engine.cache.block_size)
+    context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
+    groups = kv_groups(checkpoint.spec, context, hybrid=not engine.cache.disable_hybrid_kv_cache_manager)
+    block_tables = -(-4 * len(groups) * engine.scheduler.max_num_seqs // engine.cache.block_size)
     return (rotations + block_tables) * engine.parallel.tensor_parallel_size
 
 

@@ -112,7 +112,11 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a client may rely on. `kv_cache_tokens` is the capacity of the KV cache, in tokens."""
+    """What a client may rely on.
+
+    - `kv_cache_tokens`: of the longest sequence that fits into the KV cache.
+    - `kv_windows`: of each group of layers with KV blocks of its own, how far back it reads; None: to the first token.
+    """
 
     name: str
     max_model_len: int
@@ -133,6 +137,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pooling: str = "last"
     is_matryoshka: bool = False  # embeddings may be cut, to one of `matryoshka_dimensions` unless these are empty
     matryoshka_dimensions: tuple[int, ...] = ()
+    kv_windows: tuple[int | None, ...] = (None,)
 
 
 # Client to core.

@@ -4,14 +4,14 @@
 PLAN_SECTIONS: tuple[tuple[str, str], ...] = (
     ("tokens", "i"),  # -1: the slot's last sampled token
     ("positions", "i"),
-    ("slot_mapping", "i"),  # block * block_size + offset
+    ("slot_mapping", "i"),  # block * block_size + offset, groups * tokens: one group after another
     ("query_starts", "i"),  # rows + 1
     ("sequence_lengths", "i"),  # context, this step's tokens included
     ("slots", "i"),
     ("logits_rows", "i"),  # index into tokens; a forking row names one several times, one with drafts several
     ("sampled_starts", "i"),  # rows + 1
     ("uniforms", "f"),
-    ("table_slots", "i"),  # block_tables[slot][index] = block
+    ("table_slots", "i"),  # group * max_num_seqs + slot: block_tables[that][index] = block
     ("table_indices", "i"),
     ("table_blocks", "i"),
     ("block_copies", "i"),  # (source, destination) pairs

@@ -15,6 +15,8 @@ from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import ForwardContext
 
+Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
+
 
 class StepGraph:
     """A model captured for up to `max_tokens` tokens of `max_rows` rows; `make_context` takes what `prepare` gives.
@@ -25,16 +27,19 @@ class StepGraph:
     def __init__(
         self,
         model: Decoder,
-        prepare: Callable[[AttentionBatch], AttentionMetadata],
-        make_context: Callable[[AttentionMetadata, Tensor, Tensor], ForwardContext],
+        prepare: Callable[[AttentionBatch, Metadata | None], Metadata],
+        make_context: Callable[[Metadata, Tensor, Tensor], ForwardContext],
+        *,
         max_tokens: int,
         max_rows: int,
+        num_groups: int,
     ) -> None:
-        self._tokens, self._positions, self._slot_mapping = torch.zeros((3, max_tokens), dtype=torch.int32)
+        self._tokens, self._positions = torch.zeros((2, max_tokens), dtype=torch.int32)
+        self._slot_mapping = torch.zeros((num_groups, max_tokens), dtype=torch.int32)
         self._slots, self._sequence_lengths = torch.zeros((2, max_rows), dtype=torch.int32)
         self._query_starts = torch.zeros(max_rows + 1, dtype=torch.int32)
         self._prepare = prepare
-        rows = AttentionBatch(
+        self._rows = AttentionBatch(
             host_query_starts=self._query_starts.numpy(),
             host_sequence_lengths=self._sequence_lengths.numpy(),
             query_starts=self._query_starts,
@@ -44,8 +49,7 @@ class StepGraph:
             max_sequence_length=max_tokens,
             num_tokens=max_tokens,
         )
-        metadata = prepare(rows)
-        self._rows = replace(rows, captured=metadata)
+        self._metadata = metadata = prepare(self._rows, None)
         self._layers, self._head = Graph(), Graph()
         with self._layers.capture():
             self._hidden = model(self._tokens, make_context(metadata, self._positions, self._slot_mapping))
@@ -65,14 +69,15 @@ class StepGraph:
         for buffer, values in (
             (self._tokens, tokens.numpy()),
             (self._positions, host.positions),
-            (self._slot_mapping, host.slot_mapping),
+            *zip(self._slot_mapping, host.slot_mapping.reshape(len(self._slot_mapping), -1), strict=True),
             (self._slots, host.slots),
             (self._query_starts, host.query_starts),
             (self._sequence_lengths, host.sequence_lengths),
         ):
             buffer.numpy()[: len(values)] = values
         starts, lengths = host.query_starts, host.sequence_lengths
-        self._prepare(replace(self._rows, host_query_starts=starts, host_sequence_lengths=lengths))
+        rows = replace(self._rows, host_query_starts=starts, host_sequence_lengths=lengths)
+        self._prepare(rows, self._metadata)
         self._layers.replay(batch.num_tokens, batch.num_rows)
         return self._hidden[: batch.num_tokens]
 

@@ -26,14 +26,13 @@ class DecodeInputs:
 
     tokens: Tensor  # [rows], -1: the slot's last sampled token
     positions: Tensor  # [rows]
-    slot_mapping: Tensor  # [rows], -1: written nowhere
     sequence_lengths: Tensor  # [rows]
     slots: Tensor  # [rows]
+    slot_mapping: Tensor  # [groups, rows], -1: written nowhere
     query_starts: Tensor  # [rows + 1], 0, 1, 2...
 
 
-# In the order of `DecodeInputs`, with the values of a padding row.
-_PADDING = {"tokens": 0, "positions": 0, "slot_mapping": -1, "sequence_lengths": 0, "slots": 0}
+Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
 
 class Capture(Protocol):
@@ -45,7 +44,7 @@ class Capture(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Graph:
     inputs: DecodeInputs
-    attention: AttentionMetadata
+    attention: Metadata
     output: Tensor
     replay: Callable[[], None]
 
@@ -59,22 +58,26 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        prepare: Callable[[DecodeInputs, Ints, AttentionMetadata | None], AttentionMetadata],
-        forward: Callable[[DecodeInputs, AttentionMetadata], Tensor],
+        prepare: Callable[[DecodeInputs, Ints, Metadata | None], Metadata],
+        forward: Callable[[DecodeInputs, Metadata], Tensor],
         sizes: Sequence[int],
         device: torch.device,
         capture: Capture,
+        *,
+        num_groups: int = 1,
     ) -> None:
         self._prepare = prepare
         self._sizes = sorted(sizes)
-        self._memory = torch.zeros(len(_PADDING) * self._sizes[-1], dtype=torch.int32, device=device)
+        # Of a padding row: a line for each of the inputs in their order, and of the slot mapping for each group.
+        self._padding = torch.tensor([0, 0, 0, 0, *[-1] * num_groups], dtype=torch.int32).unsqueeze(1)
+        self._memory = torch.zeros(len(self._padding) * self._sizes[-1], dtype=torch.int32, device=device)
         query_starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
         self._graphs: dict[int, _Graph] = {}
         # The largest first, so that the others fit into its memory.
         for size in reversed(self._sizes):
             rows = self._rows(size)
-            rows.copy_(torch.tensor(list(_PADDING.values()), dtype=torch.int32).unsqueeze(1))
-            inputs = DecodeInputs(rows[0], rows[1], rows[2], rows[3], rows[4], query_starts[: size + 1])
+            rows.copy_(self._padding)
+            inputs = DecodeInputs(rows[0], rows[1], rows[2], rows[3], rows[4:], query_starts[: size + 1])
             attention = prepare(inputs, np.zeros(size, np.int32), None)
             self._graphs[size] = _Graph(inputs, attention, *capture(partial(forward, inputs, attention)))
 
@@ -90,10 +93,12 @@ class DecodeGraphs:
         """
         num_rows = len(host.slots)
         size = next(size for size in self._sizes if size >= num_rows)
-        staged = torch.empty((len(_PADDING), size), dtype=torch.int32, pin_memory=self._memory.is_cuda)
-        for line, (name, padding) in zip(staged.numpy(), _PADDING.items(), strict=True):
-            line[:num_rows] = getattr(host, name)
-            line[num_rows:] = padding
+        staged = torch.empty((len(self._padding), size), dtype=torch.int32, pin_memory=self._memory.is_cuda)
+        staged[:, num_rows:] = self._padding
+        inputs = (host.tokens, host.positions, host.sequence_lengths, host.slots)
+        lines = (*inputs, *host.slot_mapping.reshape(-1, num_rows))
+        for line, values in zip(staged.numpy(), lines, strict=True):
+            line[:num_rows] = values
         self._rows(size).copy_(staged, non_blocking=True)
         graph = self._graphs[size]
         self._prepare(graph.inputs, host.sequence_lengths, graph.attention)
@@ -101,7 +106,7 @@ class DecodeGraphs:
         return graph.output[:num_rows]
 
     def _rows(self, size: int) -> Tensor:
-        return self._memory[: len(_PADDING) * size].view(len(_PADDING), size)
+        return self._memory[: len(self._padding) * size].view(len(self._padding), size)
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:

@@ -25,6 +25,8 @@ from pyllm.workers.step.slots import Slots
 
 logger = logging.getLogger(__name__)
 
+Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
+
 # Fewer than `TIMES_EXPECTED` of `core/faults/stalls.py`, so that the bound of any step is longer than the timed step.
 TIMED_TOKENS = 8
 
@@ -39,7 +41,7 @@ class Limits:
 
 
 class ForwardPass:
-    """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for the `group` of all layers."""
+    """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for each of the `groups`."""
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class ForwardPass:
         slots: Slots,
         position_tables: PositionTables,
         prepare_attention: Callable[[AttentionBatch, AttentionGroup], AttentionMetadata],
-        group: AttentionGroup,
+        groups: tuple[AttentionGroup, ...],
         limits: Limits,
     ) -> None:
         self._model = model
@@ -60,7 +62,7 @@ class ForwardPass:
         self._position_tables = position_tables
         self._device = position_tables.unrotated.device
         self._prepare_attention = prepare_attention
-        self._group = group
+        self._groups = groups
         self._limits = limits
         self._hooks: tuple[AttentionHook, ...] = ()
         self._decode_graphs: DecodeGraphs | None = None
@@ -73,20 +75,28 @@ class ForwardPass:
     def capture_decodes(self, capture: Capture) -> None:
         """Capture the pass over decode batches of some sizes, for steps to replay."""
         sizes = capture_sizes(self._limits.max_num_seqs)
-        self._decode_graphs = DecodeGraphs(self._prepare_decode, self._decode, sizes, self._device, capture)
+        groups = len(self._groups)
+        self._decode_graphs = DecodeGraphs(
+            self._prepare_decode, self._decode, sizes, self._device, capture, num_groups=groups
+        )
 
     def capture_step(self) -> None:
         """Capture the pass over any step as one call on a CPU; not if an op of it is torch's, which is logged."""
 
-        def context(attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
+        def context(attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
             return ForwardContext(
                 self._kernels, self._kv_cache, attention, positions, slot_mapping, self._position_tables
             )
 
-        limits = self._limits
-        sizes = limits.max_num_batched_tokens, limits.max_num_seqs
         try:
-            self._step_graph = StepGraph(self._model, self._prepare, context, *sizes)
+            self._step_graph = StepGraph(
+                self._model,
+                self._prepare,
+                context,
+                max_tokens=self._limits.max_num_batched_tokens,
+                max_rows=self._limits.max_num_seqs,
+                num_groups=len(self._groups),
+            )
         except CaptureError as error:
             logger.warning("steps run without a graph, which costs some time for each op: %s", error)
 
@@ -111,7 +121,8 @@ class ForwardPass:
                 num_tokens=batch.num_tokens,
             )
         )
-        return self._model(tokens, self._context(attention, sections.positions, sections.slot_mapping))
+        slot_mapping = sections.slot_mapping.view(len(self._groups), -1)
+        return self._model(tokens, self._context(attention, sections.positions, slot_mapping))
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor | None:
         """Logits of some rows of the hidden states, [rows, vocab_size]; None on all ranks but the first.
@@ -162,19 +173,21 @@ class ForwardPass:
             max_sequence_length=max_sequence_length,
             num_tokens=num_tokens,
         )
-        group = replace(self._group, block_tables=torch.zeros_like(self._group.block_tables))
-        attention = self._prepare_attention(rows, group)
+        groups = (replace(group, block_tables=torch.zeros_like(group.block_tables)) for group in self._groups)
+        attention = tuple(self._prepare_attention(rows, group) for group in groups)
         positions = self._ints(np.concatenate([np.arange(length) for length in lengths]))
-        context = self._context(attention, positions, self._ints(np.full(num_tokens, -1)))
+        context = self._context(attention, positions, self._ints(np.full((len(self._groups), num_tokens), -1)))
         hidden = self._model(self._ints(np.zeros(num_tokens)), context)
         return self._model.logits(hidden[: self._limits.max_num_seqs])
 
-    def _prepare(self, batch: AttentionBatch) -> AttentionMetadata:
-        return self._prepare_attention(batch, self._group)
+    def _prepare(self, batch: AttentionBatch, captured: Metadata | None = None) -> Metadata:
+        """For each group; `captured` is what was given before a graph was captured."""
+        if captured is None:
+            return tuple(self._prepare_attention(batch, group) for group in self._groups)
+        pairs = zip(self._groups, captured, strict=True)
+        return tuple(self._prepare_attention(replace(batch, captured=before), group) for group, before in pairs)
 
-    def _prepare_decode(
-        self, inputs: DecodeInputs, host_sequence_lengths: Ints, captured: AttentionMetadata | None
-    ) -> AttentionMetadata:
+    def _prepare_decode(self, inputs: DecodeInputs, host_sequence_lengths: Ints, captured: Metadata | None) -> Metadata:
         """Before a captured pass: one token of each row, at any length."""
         return self._prepare(
             AttentionBatch(
@@ -186,16 +199,16 @@ class ForwardPass:
                 max_query_length=1,
                 max_sequence_length=self._limits.max_model_len,
                 num_tokens=len(inputs.slots),
-                captured=captured,
-            )
+            ),
+            captured,
         )
 
-    def _decode(self, inputs: DecodeInputs, attention: AttentionMetadata) -> Tensor:
+    def _decode(self, inputs: DecodeInputs, attention: Metadata) -> Tensor:
         """The pass that a graph captures."""
         tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
         return self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
 
-    def _context(self, attention: AttentionMetadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
+    def _context(self, attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:
         return ForwardContext(
             self._kernels, self._kv_cache, attention, positions, slot_mapping, self._position_tables, self._hooks
         )

@@ -18,6 +18,7 @@ from torch import Tensor
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
+from pyllm.families.kv_layout import kv_groups
 from pyllm.wire.messages import Sampled, Step
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
 from pyllm.workers.cuda_graphs import Capture, CudaCapture
@@ -66,9 +67,12 @@ class ModelRunner:
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size
         kv_cache_dtype = DTYPES[engine.cache.kv_cache_dtype]
-        self._cache_shape = KVCacheShape.of(self._spec, block_size, group.size, kv_cache_dtype)
+        hybrid = not engine.cache.disable_hybrid_kv_cache_manager
+        self._groups = groups = kv_groups(self._spec, self._max_model_len, hybrid)
+        self._cache_shape = KVCacheShape.of(self._spec, block_size, group.size, kv_cache_dtype, groups)
         self._block_bytes = self._cache_shape.block_bytes
-        self._slots = Slots(engine.scheduler.max_num_seqs, -(-self._max_model_len // block_size), device)
+        max_blocks = -(-self._max_model_len // block_size)
+        self._slots = Slots(engine.scheduler.max_num_seqs, max_blocks, device, len(groups))
         vocab_size = self._spec.vocab_size
         samples = group.rank == 0
         self._grammars: Future[Grammars] = Future()
@@ -77,7 +81,7 @@ class ModelRunner:
         )
         self._token_sampler = TokenSampler(self._sampling_slots, device)
         self._pooler = Pooler()
-        self._plans = PlanBuffer(device)
+        self._plans = PlanBuffer(device, num_groups=len(groups))
         self._kv_cache: KVCache | None = None
         self._forward: ForwardPass | None = None
         self._host_pool: HostPool | None = None
@@ -190,7 +194,7 @@ class ModelRunner:
         """Make the KV cache and the host pool, the same number of blocks on every rank, and time a few swaps."""
         if self._kv_cache is not None:
             raise ProtocolError(f"the KV cache of {self._kv_cache.num_blocks} blocks is allocated already")
-        self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device)
+        self._kv_cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
         self._forward = self._forward_pass(self._kv_cache)
         # In parallel with the first steps: neither a start nor a recovery waits for it.
         threading.Thread(target=self._kv_cache.take_pages, name="take-pages", daemon=True).start()
@@ -238,7 +242,7 @@ class ModelRunner:
     @torch.inference_mode()
     def run_largest_step(self) -> None:
         """Compute and sample the step that needs the most memory."""
-        forward = self._forward_pass(KVCache(self._cache_shape, 1, self._placement.device))
+        forward = self._forward_pass(KVCache(self._cache_shape, 1, self._placement.device, self._groups))
         run_largest_step(forward, self._engine.model.max_logprobs)
 
     def _move_blocks(self, batch: Batch) -> None:
@@ -251,7 +255,7 @@ class ModelRunner:
             self._host_pool.swap(batch.host.swaps.reshape(-1, 3))
         if len(batch.host.block_copies):
             copies = batch.device.block_copies.view(-1, 2)
-            for keys, values in self._kv_cache.layers:
+            for keys, values in self._kv_cache.memory:
                 self._kernels.copy_blocks(keys, values, copies)
 
     def _sample(self, step: int, batch: Batch, hidden: Tensor) -> Draw:
@@ -298,7 +302,8 @@ class ModelRunner:
             head_dim=self._spec.attention.head_size,
             dtype=self._placement.dtype,
         )
-        group = AttentionGroup(shape, self._slots.block_tables, self._engine.device.batch_invariant)
+        is_invariant = self._engine.device.batch_invariant
+        groups = (AttentionGroup(shape, tables, is_invariant) for tables in self._slots.tables_of_groups())
         return ForwardPass(
             self.model,
             kernels=self._kernels,
@@ -306,7 +311,7 @@ class ModelRunner:
             slots=self._slots,
             position_tables=self._position_tables,
             prepare_attention=self._prepare_attention,
-            group=group,
+            groups=tuple(groups),
             limits=Limits(scheduler.max_num_seqs, scheduler.max_num_batched_tokens, self._max_model_len),
         )
 

@@ -39,7 +39,7 @@ def launch_every_kernel(
         _draw(logits, sample)
         _draw(logits.float(), sample)  # as edited logits are
     onto_itself = torch.zeros((1, 2), dtype=torch.int32, device=kv_cache.memory.device)
-    for keys, values in kv_cache.layers:
+    for keys, values in kv_cache.memory:
         kernels.copy_blocks(keys, values, onto_itself)
 
 

@@ -157,7 +157,7 @@ async def test_events_tell_what_came_and_went() -> None:
     await engine.run_dry()
     incarnation, first, events = engine.call("kv_events").value
     assert (incarnation, first) == (EPOCH, 0)
-    assert [(kind, tokens, tier) for kind, _, _, tokens, tier in events] == [
+    assert [(kind, tokens, tier) for kind, _, _, tokens, tier, _ in events] == [
         ("stored", int32(0, 1, 2, 3), "device"),
         ("stored", int32(4, 5, 6, 7), "device"),
     ]
@@ -165,7 +165,7 @@ async def test_events_tell_what_came_and_went() -> None:
     assert engine.call("kv_events").value == [EPOCH, 2, []]
     assert engine.call("kv_snapshot").value == [EPOCH, 2, events]
     engine.call("reset_prefix_cache")
-    assert engine.call("kv_events").value == [EPOCH, 2, [["cleared", b"", None, b"", ""]]]
+    assert engine.call("kv_events").value == [EPOCH, 2, [["cleared", b"", None, b"", "", 0]]]
 
 
 async def test_many_events_come_in_parts_without_a_gap() -> None:

@@ -15,7 +15,7 @@ RECORDED = np.load(LOGPROBS)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_those_of_transformers_and_of_llama_cpp(family: str) -> None:
-    sequences = Sequences(loaded_runner(str(FOLDER / f"{family}.gguf"), max_model_len=128))
+    sequences = Sequences(loaded_runner(str(FOLDER / f"{family}.gguf"), num_blocks=256, max_model_len=128))
     sequences.start(0)
     logits = sequences.logits(Row(0, PROMPT))[0]
     with torch.inference_mode():

@@ -16,7 +16,10 @@ class Sequences:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._planner = Planner(num_blocks=64)
+        slots = runner._slots
+        num_groups = len(slots.tables_of_groups())
+        max_num_seqs = len(slots.last_tokens)
+        self._planner = Planner(num_blocks=256, num_groups=num_groups, max_num_seqs=max_num_seqs)
 
     def start(self, *slots: int) -> None:
         for slot in slots:
@@ -47,7 +50,7 @@ def family(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def runner(family: str, tmp_path_factory: pytest.TempPathFactory) -> ModelRunner:
     folder = write_tiny_family(tmp_path_factory.mktemp("family"), family)
-    return loaded_runner(folder, max_model_len=128)
+    return loaded_runner(folder, num_blocks=256, max_model_len=128)
 
 
 @pytest.fixture(scope="module")

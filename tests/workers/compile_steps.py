@@ -51,7 +51,7 @@ def make_forward(folder: str, kernels: Kernels, dtype: torch.dtype) -> tuple[For
         slots=slots,
         position_tables=PositionTables.of(spec, MAX_MODEL_LEN, CPU),
         prepare_attention=attention_of(kernels).prepare,
-        group=AttentionGroup(AttentionShape(*heads, dtype), slots.block_tables),
+        groups=(AttentionGroup(AttentionShape(*heads, dtype), slots.block_tables),),
         limits=Limits(MAX_NUM_SEQS, 2048, MAX_MODEL_LEN),
     )
     return forward, kv_cache, slots
@@ -95,7 +95,7 @@ def main(folder: str) -> None:
             parameters = SamplingRows(ones, ones.int(), ones, ones)
             sample_by_kernel(some, parameters, batch.device.uniforms, batch.device.logits_rows * 0)
         copies = torch.zeros((len(rows), 2), dtype=torch.int32)
-        for keys, values in kv_cache.layers:
+        for keys, values in kv_cache.memory:
             kernels.copy_blocks(keys, values, copies)
     print(json.dumps({"at_start": at_start, "in_steps": compiled() - at_start}))
 

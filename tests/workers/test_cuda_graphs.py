@@ -10,7 +10,7 @@ from pyllm_kernels import AttentionLayer, AttentionMetadata, select
 from torch import Tensor
 
 from pyllm.workers.attention_backends import AttentionBackend
-from pyllm.workers.cuda_graphs import DecodeGraphs, DecodeInputs, capture_sizes, is_decode
+from pyllm.workers.cuda_graphs import DecodeGraphs, DecodeInputs, Metadata, capture_sizes, is_decode
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Ints
 from pyllm.workers.step.batch import PlanBuffer
@@ -81,13 +81,13 @@ def test_a_batch_takes_the_next_larger_pass_and_pads_it() -> None:
     seen: list[DecodeInputs] = []
     prepared: list[tuple[list[int], bool]] = []
 
-    def prepare(inputs: DecodeInputs, lengths: Ints, captured: AttentionMetadata | None) -> AttentionMetadata:
+    def prepare(inputs: DecodeInputs, lengths: Ints, captured: Metadata | None) -> Metadata:
         prepared.append((lengths.tolist(), captured is None))
         slots, starts = inputs.slots, inputs.query_starts
-        return AttentionMetadata(slots, slots, starts, inputs.sequence_lengths, 1, 9, len(slots))
+        return (AttentionMetadata(slots, slots, starts, inputs.sequence_lengths, 1, 9, len(slots)),)
 
-    def forward(inputs: DecodeInputs, attention: AttentionMetadata) -> Tensor:
-        assert attention.slots is inputs.slots
+    def forward(inputs: DecodeInputs, attention: Metadata) -> Tensor:
+        assert attention[0].slots is inputs.slots
         seen.append(inputs)
         return inputs.positions.unsqueeze(-1) * 10
 
@@ -110,7 +110,7 @@ def test_a_batch_takes_the_next_larger_pass_and_pads_it() -> None:
     assert inputs.tokens.tolist() == [-1, 9, -1, 0]
     assert inputs.slots.tolist() == [2, 0, 1, 0]
     assert inputs.sequence_lengths.tolist() == [8, 6, 7, 0]
-    assert inputs.slot_mapping.tolist() == [*host.slot_mapping.tolist(), -1]
+    assert inputs.slot_mapping.tolist() == [[*host.slot_mapping.tolist(), -1]]
     assert inputs.query_starts.tolist() == [0, 1, 2, 3, 4]
 
 

@@ -60,9 +60,9 @@ class Model:
         context = ForwardContext(
             select("reference", "cpu"),
             self.kv_cache,
-            attention,
+            (attention,),
             plan.positions,
-            plan.slot_mapping,
+            plan.slot_mapping.unsqueeze(0),
             self.position_tables,
         )
         logits = self.model.logits(self.model(plan.tokens, context))

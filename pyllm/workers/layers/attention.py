@@ -26,7 +26,7 @@ class PagedAttention:
         """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size]."""
         for hook in context.hooks:
             hook.before_attention(self._layer, context)
-        keys, values = context.kv_cache.layers[self._layer]
+        group, keys, values = context.kv_cache.layers[self._layer]
         tables = context.position_tables
         context.kernels.rope_and_kv_write(
             query,
@@ -34,14 +34,14 @@ class PagedAttention:
             value,
             context.positions,
             tables.rotation(self._rope),
-            context.slot_mapping,
+            context.slot_mapping[group],
             keys,
             values,
             self._norm,
             self._scales,
             tables.query_scales if self._has_query_scales else None,
         )
-        output = context.kernels.paged_attention(query, keys, values, context.attention, self._kernel)
+        output = context.kernels.paged_attention(query, keys, values, context.attention[group], self._kernel)
         if self._scales.value != 1:
             output.mul_(self._scales.value)
         for hook in context.hooks:

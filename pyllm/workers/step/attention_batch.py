@@ -15,7 +15,7 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class AttentionGroup:
-    """Layers with the same heads and the same block tables; today all layers of a model are one group."""
+    """Layers with the same heads and the same block tables, which are those of equal windows."""
 
     shape: AttentionShape
     block_tables: Tensor  # int32 [max_num_seqs, max_blocks], at one address for good

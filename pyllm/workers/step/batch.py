@@ -28,7 +28,7 @@ class Sections(Generic[Array]):
 
     tokens: Array  # [T], -1: the slot's last sampled token
     positions: Array  # [T]
-    slot_mapping: Array  # [T]
+    slot_mapping: Array  # [groups * T]
     query_starts: Array  # [R + 1]
     sequence_lengths: Array  # [R]
     slots: Array  # [R]
@@ -83,11 +83,14 @@ class Batch:
 class PlanBuffer:
     """The aligned memory that plans are copied into; it doubles when a plan does not fit.
 
+    Plans are for `num_groups` groups of layers.
+
     A plan for a GPU has pinned memory of its own, as the plan before may still be on its way there.
     """
 
-    def __init__(self, device: torch.device, capacity: int = 1 << 16) -> None:
+    def __init__(self, device: torch.device, capacity: int = 1 << 16, num_groups: int = 1) -> None:
         self._device = device
+        self._num_groups = num_groups
         self._memory = torch.empty(capacity if device.type != "cuda" else 0, dtype=torch.uint8)
 
     def load(self, counts: tuple[int, ...], frame: bytes | memoryview) -> Batch:
@@ -96,7 +99,7 @@ class PlanBuffer:
         Raises:
             ProtocolError: the frame is not as long as the counts say, or the counts do not go together.
         """
-        check_counts(counts)
+        check_counts(counts, self._num_groups)
         offsets = plan_offsets(counts)
         size = offsets[-1]
         source = np.frombuffer(frame, np.uint8)
@@ -123,8 +126,8 @@ class PlanBuffer:
         return self._memory[:size]
 
 
-def check_counts(counts: tuple[int, ...]) -> None:
-    """Refuse counts that no plan can have.
+def check_counts(counts: tuple[int, ...], num_groups: int = 1) -> None:
+    """Refuse counts that no plan for so many groups of layers can have.
 
     Raises:
         ProtocolError: the text has the counts.
@@ -133,7 +136,8 @@ def check_counts(counts: tuple[int, ...]) -> None:
         raise ProtocolError(f"a plan has {len(PLAN_SECTIONS)} counts of 0 or more, not {counts}")
     count = dict(zip((name for name, _ in PLAN_SECTIONS), counts, strict=True))
     consistent = (
-        count["tokens"] == count["positions"] == count["slot_mapping"]
+        count["tokens"] == count["positions"]
+        and count["slot_mapping"] == num_groups * count["tokens"]
         and count["query_starts"] == count["sampled_starts"] == count["slots"] + 1
         and count["sequence_lengths"] == count["slots"]
         and count["logits_rows"] == count["uniforms"]

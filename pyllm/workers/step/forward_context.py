@@ -29,8 +29,8 @@ class ForwardContext:
 
     kernels: Kernels
     kv_cache: KVCache
-    attention: AttentionMetadata
+    attention: tuple[AttentionMetadata, ...]  # of each group of layers
     positions: Tensor  # int32 [tokens]
-    slot_mapping: Tensor  # int32 [tokens], block * block_size + offset
+    slot_mapping: Tensor  # int32 [groups, tokens], block * block_size + offset
     position_tables: PositionTables
     hooks: tuple[AttentionHook, ...] = ()

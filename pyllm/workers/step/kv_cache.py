@@ -9,10 +9,10 @@ import math
 import mmap
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from pyllm_kernels import Kernels
 from torch import Tensor
 
 from pyllm.errors import ConfigError, ProtocolError
+from pyllm.families.kv_layout import KVGroup, layers_of_group
 from pyllm.families.spec import ModelSpec
 from pyllm.supervision.memory import Memory, host_memory
 from pyllm.workers.step.batch import IntArray
@@ -33,7 +34,7 @@ _TIMED_SWAPS, _TIMED_ROUNDS = 32, 5
 
 @dataclass(frozen=True, slots=True)
 class KVCacheShape:
-    """The KV cache of one rank: all layers, and this rank's key and value heads."""
+    """The KV cache of one rank: as many layers as the largest group has, and this rank's key and value heads."""
 
     num_layers: int
     block_size: int
@@ -42,30 +43,50 @@ class KVCacheShape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, spec: ModelSpec, block_size: int, ranks: int, dtype: torch.dtype) -> Self:
-        """The shape on each of `ranks` equal ranks."""
+    def of(
+        cls, spec: ModelSpec, block_size: int, ranks: int, dtype: torch.dtype, groups: Sequence[KVGroup] = ()
+    ) -> Self:
+        """The shape on each of `ranks` equal ranks; without `groups`, all layers are one."""
         attention = spec.attention
-        return cls(len(spec.layers), block_size, attention.kv_heads_of_rank(ranks), attention.head_size, dtype)
+        num_layers = layers_of_group(groups) if groups else len(spec.layers)
+        return cls(num_layers, block_size, attention.kv_heads_of_rank(ranks), attention.head_size, dtype)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block, keys and values of all layers together."""
+        """Bytes of one block, keys and values of all layers of a group together."""
         return 2 * self.num_layers * self.block_size * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-class KVCache:
-    """Keys and values of `num_blocks` blocks; `layers[i]` is a pair [num_blocks, block_size, kv_heads, head_dim].
+class CachedLayer(NamedTuple):
+    """Where a layer of the model has its keys and values, both [num_blocks, block_size, kv_heads, head_dim]."""
 
-    `memory` is all of them as one tensor, [layers, 2, num_blocks, block_size, kv_heads, head_dim].
+    group: int
+    keys: Tensor
+    values: Tensor
+
+
+class KVCache:
+    """Keys and values of `num_blocks` blocks, each of which belongs to one group of layers at a time.
+
+    - `memory`: [layers of a group, 2, num_blocks, block_size, kv_heads, head_dim].
+    - `layers`: for each layer of the model its group and its part of that.
 
     It starts as zeros, because padded reads of blocks that were never written must find finite numbers.
     """
 
-    def __init__(self, shape: KVCacheShape, num_blocks: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: KVCacheShape, num_blocks: int, device: torch.device, groups: Sequence[KVGroup] = ()
+    ) -> None:
         self.num_blocks = num_blocks
+        groups = groups or (KVGroup(None, tuple(range(shape.num_layers))),)
         block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)
-        self.layers: list[tuple[Tensor, Tensor]] = [(keys, values) for keys, values in self.memory]
+        places = {
+            layer: CachedLayer(number, *self.memory[index])
+            for number, group in enumerate(groups)
+            for index, layer in enumerate(group.layers)
+        }
+        self.layers = [places[layer] for layer in sorted(places)]
 
     def take_pages(self, read: Callable[[], list[Memory]] = host_memory) -> None:
         """On a CPU, touch the pages in advance: the first touch of a huge page delays a step by up to 4 ms.

@@ -13,21 +13,30 @@ from pyllm.workers.step.staging import to_device
 
 
 class Slots:
-    """`max_num_seqs` slots of at most `max_blocks` blocks."""
+    """`max_num_seqs` slots of at most `max_blocks` blocks in each group of layers.
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device) -> None:
-        self.block_tables = torch.zeros((max_num_seqs, max_blocks), dtype=torch.int32, device=device)
+    `block_tables` is int32 [groups * max_num_seqs, max_blocks], one group after another.
+    """
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device, num_groups: int = 1) -> None:
+        self._first_rows = np.arange(num_groups, dtype=np.int32) * max_num_seqs
+        self.block_tables = torch.zeros((num_groups * max_num_seqs, max_blocks), dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
 
     def apply(self, batch: Batch) -> None:
         """Apply the plan before its forward pass: slot copies, then block-table changes."""
         if len(batch.host.slot_copies):
             sources, destinations = gather(batch.host.slot_copies)
-            for copied in (self.block_tables, self.last_tokens):
-                _assign(copied, destinations, copied, sources)
+            rows = np.add.outer(self._first_rows, np.stack((sources, destinations)))  # [groups, 2, copies]
+            _assign(self.block_tables, rows[:, 1].ravel(), self.block_tables, rows[:, 0].ravel())
+            _assign(self.last_tokens, destinations, self.last_tokens, sources)
         if len(batch.host.table_slots):
             changes = batch.device
             self.block_tables[changes.table_slots, changes.table_indices] = changes.table_blocks
+
+    def tables_of_groups(self) -> tuple[Tensor, ...]:
+        """The block tables of each group, [max_num_seqs, max_blocks], as views."""
+        return self.block_tables.chunk(len(self._first_rows))
 
     def known_tokens(self, batch: Batch) -> Tensor:
         """The plan's tokens, int32 [tokens], with each -1 replaced by its slot's last sampled token."""

@@ -40,6 +40,10 @@ impl Scheduler {
         self.call(py, |scheduler| scheduler.reconfigure(config))
     }
 
+    fn longest_sequence(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        self.call(py, |scheduler| Ok(scheduler.longest_sequence()))
+    }
+
     #[expect(clippy::too_many_arguments, reason = "they are Python's")]
     #[pyo3(signature = (
         client, request, prompt, *, seed, max_tokens, stop_token_ids = b"".as_slice(), sampling = b"".as_slice(),

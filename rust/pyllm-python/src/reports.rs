@@ -6,38 +6,44 @@ use pyo3::types::{IntoPyDict, PyBytes, PyDict};
 
 use crate::buffers::bytes;
 
-/// Kind, hash, parent, tokens and tier; those that the kind has not are empty.
+/// Kind, hash, parent, tokens, tier and group; those that the kind has not are empty.
 pub(crate) type Event<'py> =
-    (&'static str, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, &'static str);
+    (&'static str, Bound<'py, PyBytes>, Option<Bound<'py, PyBytes>>, Bound<'py, PyBytes>, &'static str, u32);
 
 pub(crate) fn events<'py>(py: Python<'py>, events: &[KvEvent]) -> PyResult<Vec<Event<'py>>> {
     let hash = |hash: &pyllm_scheduler::BlockHash| PyBytes::new(py, hash.as_bytes());
     let nothing = || PyBytes::new(py, b"");
     let converted = events.iter().map(|event| {
         Ok(match event {
-            KvEvent::Stored { hash: name, parent, tokens, tier } => (
+            KvEvent::Stored { hash: name, parent, tokens, tier, group } => (
                 "stored",
                 hash(name),
                 parent.as_ref().map(hash),
                 bytes(py, tokens, i32::to_le_bytes)?,
                 tier_name(*tier),
+                *group,
             ),
-            KvEvent::Removed { hash: name, tier } => ("removed", hash(name), None, nothing(), tier_name(*tier)),
-            KvEvent::Cleared => ("cleared", nothing(), None, nothing(), ""),
+            KvEvent::Removed { hash: name, tier, group } => {
+                ("removed", hash(name), None, nothing(), tier_name(*tier), *group)
+            }
+            KvEvent::Cleared => ("cleared", nothing(), None, nothing(), "", 0),
         })
     });
     converted.collect()
 }
 
 pub(crate) fn load<'py>(py: Python<'py>, load: &Load) -> PyResult<Bound<'py, PyDict>> {
-    let blocks: Vec<i32> = load.blocks.iter().map(|block| block.0 as i32).collect();
+    let blocks = load.blocks.iter().map(|blocks| {
+        let blocks: Vec<i32> = blocks.iter().map(|block| block.0 as i32).collect();
+        bytes(py, &blocks, i32::to_le_bytes)
+    });
     let report = PyDict::new(py);
     report.set_item("id", load.id.0)?;
     report.set_item("client", load.client.0)?;
     report.set_item("request", load.request.0)?;
     report.set_item("first_token", load.first_token)?;
     report.set_item("num_tokens", load.num_tokens)?;
-    report.set_item("blocks", bytes(py, &blocks, i32::to_le_bytes)?)?;
+    report.set_item("blocks", blocks.collect::<PyResult<Vec<_>>>()?)?;
     report.set_item("step", load.step.map(|step| step.0))?;
     Ok(report)
 }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::kv_layout::KvGroup;
 
 /// What the scheduler may use, how much it may plan, and whom it serves first. Sizes are counts, not bytes.
 ///
@@ -56,6 +55,14 @@ pub struct Config {
     pub watermark: f64,
     /// *Live.* Share of the expected growth of what runs that admission leaves room for. 0: none, 1: all.
     pub expected_growth: f64,
+}
+
+/// Layers of a model that read equally far back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct KvGroup {
+    /// Positions that a token reads, its own included. None: all before it.
+    pub window: Option<u32>,
 }
 
 /// Whom to serve first. See the files of `policy`.

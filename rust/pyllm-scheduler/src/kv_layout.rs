@@ -3,17 +3,7 @@
 //! all. Of a window a sequence has the blocks that are still read and those of its next chunk; it lets the former go as
 //! it takes the latter. Knows no blocks.
 
-use serde::{Deserialize, Serialize};
-
-use crate::config::Config;
-
-/// Some layers that read equally far back.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct KvGroup {
-    /// Positions that a token reads, its own included. None: all before it.
-    pub window: Option<u32>,
-}
+use crate::config::{Config, KvGroup};
 
 /// The blocks of a sequence in one group.
 #[derive(Clone, Copy, Debug)]

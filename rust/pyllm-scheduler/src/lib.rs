@@ -71,13 +71,12 @@ mod kv_layout;
 mod philox;
 mod prompt_lookup;
 
-pub use config::{Config, PolicyName};
+pub use config::{Config, KvGroup, PolicyName};
 pub use error::{Error, Result};
 pub use estimates::step_sizes::StepSizes;
 pub use ids::{BlockId, ClientId, HostBlockId, LoadId, RequestId, Slot, StepId};
 pub use kv_cache::events::{Events, KvEvent, Snapshot, Tier};
 pub use kv_cache::hash::BlockHash;
-pub use kv_layout::KvGroup;
 pub use output::deltas::DeltaColumns;
 pub use output::embeddings::Embeddings;
 pub use output::logprobs::{LogprobEntries, Logprobs};

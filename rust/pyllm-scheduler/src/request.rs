@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::kv_layout::KvLayout;
 use crate::ids::{ClientId, RequestId};
+use crate::kv_layout::KvLayout;
 
 /// What to generate. `(client, id)` names it; its `n` samples are continuations of one prompt.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

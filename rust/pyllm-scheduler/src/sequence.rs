@@ -107,7 +107,7 @@ pub(crate) struct Sequence {
     pub(crate) num_samples: u32,
     pub(crate) output: Vec<i32>,
     pub(crate) chains: Box<[Chain]>, // one a group
-    pub(crate) num_stored: u32, // blocks that the prefix cache has seen
+    pub(crate) num_stored: u32,      // blocks that the prefix cache has seen
     /// The last step that has a row of it, and that row's tokens.
     pub(crate) last_step: StepId,
     pub(crate) last_share: u32,
@@ -272,13 +272,7 @@ impl Sequence {
     }
 
     /// Makes the hashes of the first `num_blocks` blocks known. All of them are full of known tokens.
-    pub(crate) fn hash_blocks(
-        &mut self,
-        live: &LiveRequest,
-        block_size: u32,
-        num_blocks: u32,
-        message: &mut Vec<u8>,
-    ) {
+    pub(crate) fn hash_blocks(&mut self, live: &LiveRequest, block_size: u32, num_blocks: u32, message: &mut Vec<u8>) {
         let num_prompt_blocks = live.prompt_hashes.len();
         while num_prompt_blocks + self.output_hashes.len() < num_blocks as usize {
             let index = (num_prompt_blocks + self.output_hashes.len()) as u32;
@@ -300,13 +294,7 @@ impl Sequence {
     }
 
     /// What the prefix cache is told of a group's full block whose hash is known.
-    pub(crate) fn content<'a>(
-        &'a self,
-        live: &'a LiveRequest,
-        group: u32,
-        index: u32,
-        block_size: u32,
-    ) -> Content<'a> {
+    pub(crate) fn content<'a>(&'a self, live: &'a LiveRequest, group: u32, index: u32, block_size: u32) -> Content<'a> {
         let start = index * block_size;
         Content {
             hash: self.hash(live, index),

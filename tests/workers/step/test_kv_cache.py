@@ -27,10 +27,10 @@ KERNELS = select("auto", CPU)
 def test_every_layer_has_aligned_zeroed_memory_of_its_own(dtype: torch.dtype) -> None:
     shape = KVCacheShape(num_layers=3, block_size=16, num_kv_heads=2, head_dim=24, dtype=dtype)
     cache = KVCache(shape, 5, CPU)
-    tensors = [tensor for pair in cache.layers for tensor in pair]
+    tensors = [tensor for _, *pair in cache.layers for tensor in pair]
     assert len(tensors) == 6
     assert sum(tensor.nbytes for tensor in tensors) == 5 * shape.block_bytes
-    assert cache.layers[0][0].data_ptr() % 64 == 0
+    assert cache.layers[0].keys.data_ptr() % 64 == 0
     for number, tensor in enumerate(tensors):
         assert (tensor.shape, tensor.dtype, tensor.is_contiguous()) == ((5, 16, 2, 24), dtype, True)
         assert not tensor.any()
@@ -44,11 +44,11 @@ UNTOUCHED = KVCacheShape(num_layers=2, block_size=16, num_kv_heads=2, head_dim=6
 
 def test_pages_are_taken_and_nothing_is_changed() -> None:
     cache = KVCache(UNTOUCHED, 12_000, CPU)
-    cache.layers[1][0][500].fill_(3)
+    cache.layers[1].keys[500].fill_(3)
     before = share_in_memory(cache)
     cache.take_pages()
     assert (before < 0.5, share_in_memory(cache)) == (True, 1)
-    assert float(cache.memory.sum()) == 3 * cache.layers[1][0][500].numel()
+    assert float(cache.memory.sum()) == 3 * cache.layers[1].keys[500].numel()
 
 
 def test_pages_that_memory_is_short_of_are_left_to_who_needs_them() -> None:
@@ -80,11 +80,11 @@ def host_pool(
 def test_a_host_pool_keeps_blocks_while_the_cache_is_used_for_others() -> None:
     cache, pool = host_pool(num_blocks=5, num_host_blocks=2)
     assert pool.memory.nbytes * 5 == cache.memory.nbytes * 2
-    kept = [(keys[3].clone(), values[3].clone()) for keys, values in cache.layers]
+    kept = [(keys[3].clone(), values[3].clone()) for keys, values in cache.memory]
     pool.swap(np.array([[0, 3, 1]], np.int32))
     cache.memory.zero_()
     pool.swap(np.array([[0, 4, 0], [1, 2, 1]], np.int32))
-    for (keys, values), (kept_keys, kept_values) in zip(cache.layers, kept, strict=True):
+    for (keys, values), (kept_keys, kept_values) in zip(cache.memory, kept, strict=True):
         assert torch.equal(keys[2], kept_keys)
         assert torch.equal(values[2], kept_values)
         assert not keys[[0, 1, 3, 4]].any()

@@ -228,8 +228,13 @@ mod tests {
         let two = store(&mut log, one, 1, &[3, 4]);
         log.copied(two.of(0));
         log.removed(two.of(0), Tier::Device);
-        let stored =
-            |hash, parent, tokens: &[i32], tier| KvEvent::Stored { hash, parent, tokens: tokens.to_vec(), tier, group: 0 };
+        let stored = |hash, parent, tokens: &[i32], tier| KvEvent::Stored {
+            hash,
+            parent,
+            tokens: tokens.to_vec(),
+            tier,
+            group: 0,
+        };
         let events = [
             stored(one, None, &[1, 2], Tier::Device),
             stored(two, Some(one), &[3, 4], Tier::Device),

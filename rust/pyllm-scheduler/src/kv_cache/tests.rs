@@ -8,9 +8,9 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
 use super::*;
+use crate::config::KvGroup;
 use crate::error::Error;
 use crate::kv_cache::events::KvEvent;
-use crate::kv_layout::KvGroup;
 
 const BLOCK_SIZE: usize = 2;
 const NUM_TEXTS: i32 = 4;
@@ -258,7 +258,10 @@ impl World {
             let kept = !matches!(call, Call::Unpin { .. } | Call::Forget | Call::Clear);
             self.call(call);
             self.audit();
-            assert!(!kept || pinned.iter().all(|&hash| self.cache.device.get(hash.of(0)).is_some()), "a pin was evicted");
+            assert!(
+                !kept || pinned.iter().all(|&hash| self.cache.device.get(hash.of(0)).is_some()),
+                "a pin was evicted"
+            );
         }
         self.plan();
         self.listen();

@@ -43,7 +43,8 @@ impl Scheduler {
                     State::Waiting | State::Preempted | State::Loading => held + on_host + needed == 0,
                 };
                 ensure(holds, || {
-                    format!("{needed} computed blocks from {first} on are {held} from {} on and {on_host}", chain.first)
+                    let (held_first, host_first) = (chain.first, chain.host_first);
+                    format!("{needed} blocks from {first} on are {held} from {held_first}, {on_host} from {host_first}")
                 })?;
                 for &block in &chain.blocks {
                     *references.entry(block).or_default() += 1;

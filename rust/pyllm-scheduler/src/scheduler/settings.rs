@@ -18,6 +18,11 @@ impl Scheduler {
         &self.config
     }
 
+    /// Tokens of the longest sequence that fits into the KV cache; none where windows let any length fit.
+    pub fn longest_sequence(&self) -> Option<u32> {
+        self.layout.longest_sequence(self.config.num_blocks)
+    }
+
     /// Changes live settings, from the next step on. With another policy all that waits is ordered anew. With another
     /// version of the weights all that runs is computed anew, and the prefix cache is forgotten.
     ///
@@ -142,6 +147,7 @@ impl Scheduler {
             let sequence = &mut self.sequences[key];
             for chain in &mut sequence.chains {
                 self.cache.free_host(&mut chain.host_blocks);
+                chain.host_first = 0;
             }
             sequence.num_computed = 0;
             sequence.output_hashes.clear();

@@ -26,7 +26,7 @@ type Block = Vec<Option<Content>>;
 
 #[derive(Clone, Default)]
 struct Slot {
-    request: Option<Vec<u8>>, // the sampling bytes it was initialised with
+    request: Option<Vec<u8>>,        // the sampling bytes it was initialised with
     tables: Vec<Vec<Option<usize>>>, // one a group
     last_sampled: Option<i32>,
     history: Option<Vec<i32>>, // of a stateful request: its tokens, as far as they are known here

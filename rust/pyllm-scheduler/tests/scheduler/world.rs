@@ -30,7 +30,7 @@ use steps::InFlight;
 use subscriber::Subscriber;
 
 pub struct World {
-    config: Config, // as it was last changed
+    config: Config,     // as it was last changed
     largest_chunk: u32, // by the settings at first
     scheduler: Scheduler,
     device: Device,

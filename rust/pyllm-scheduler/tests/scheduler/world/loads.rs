@@ -59,7 +59,11 @@ impl World {
             let quarters = known.offer.expect("it was offered");
             let loaded = Loaded {
                 id: load.id,
-                blocks: load.blocks.iter().map(|blocks| blocks.iter().map(|block| block.0 as usize).collect()).collect(),
+                blocks: load
+                    .blocks
+                    .iter()
+                    .map(|blocks| blocks.iter().map(|block| block.0 as usize).collect())
+                    .collect(),
                 first_token: load.first_token as usize,
                 tokens: tokens.copied().collect(),
                 root: Prefix::empty(&known.request, &self.config.weights_version),

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use pyllm_scheduler::{ClientId, Embeddings, Error, KvGroup, Logprobs, Plan, PolicyName, Pooling, Stats, StepId, uniform};
+use pyllm_scheduler::{
+    ClientId, Embeddings, Error, KvGroup, Logprobs, Plan, PolicyName, Pooling, Stats, StepId, uniform,
+};
 
 use super::World;
 use super::beams::{check_beam, likeliest};

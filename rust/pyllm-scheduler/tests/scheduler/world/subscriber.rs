@@ -12,7 +12,7 @@ pub(super) struct Subscriber {
     incarnation: u64,
     next: u64,
     known: BTreeSet<(Name, u32, Tier)>, // the group in the middle
-    tokens: BTreeMap<Name, Vec<i32>>, // of all blocks there have been
+    tokens: BTreeMap<Name, Vec<i32>>,   // of all blocks there have been
 }
 
 impl Subscriber {

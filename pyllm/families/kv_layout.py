@@ -1,0 +1,59 @@
+"""The groups of layers that share block tables: those of a group read equally far back. Knows no blocks, no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyllm.families.spec import ModelSpec
+
+# The share of KV cache that may be lost to padding for fewer groups: a step costs some time for each group.
+_MOST_PADDING = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Some layers of a model with one window, None for all positions. All groups but the last ones are equally large.
+
+    Each group has a block of its own for the same tokens, which is as large in every group.
+    """
+
+    window: int | None
+    layers: tuple[int, ...]  # of the model, in order
+
+
+def kv_groups(spec: ModelSpec, max_model_len: int, hybrid: bool = True) -> tuple[KVGroup, ...]:
+    """The groups of a model: those without a window first, then by window.
+
+    Groups are as large as possible without losing more than a tenth of a sequence of `max_model_len` tokens to padding.
+    Without `hybrid`, and where no window is shorter than `max_model_len`, all layers are one group that keeps all.
+    """
+    layers: dict[int | None, list[int]] = {}
+    for index, layer in enumerate(spec.layers):
+        window = layer.attention.window
+        reach = window if hybrid and window is not None and window < max_model_len else None
+        layers.setdefault(reach, []).append(index)
+    reaches = sorted(layers, key=lambda window: -1 if window is None else window)
+    size = _group_size({window: len(layers[window]) for window in reaches}, max_model_len)
+    return tuple(
+        KVGroup(window, tuple(layers[window][start : start + size]))
+        for window in reaches
+        for start in range(0, len(layers[window]), size)
+    )
+
+
+def layers_of_group(groups: Sequence[KVGroup]) -> int:
+    """How many layers a block is for: those of the largest group."""
+    return max(len(group.layers) for group in groups)
+
+
+def kv_tokens_per_layer(groups: Sequence[KVGroup], num_tokens: int) -> int:
+    """The tokens that each layer keeps of a sequence of `num_tokens` tokens, added up, padding included."""
+    return layers_of_group(groups) * sum(min(group.window or num_tokens, num_tokens) for group in groups)
+
+
+def _group_size(counts: dict[int | None, int], max_model_len: int) -> int:
+    def kept(size: int) -> int:
+        return sum(-(-count // size) * size * (window or max_model_len) for window, count in counts.items())
+
+    sizes = range(1, max(counts.values()) + 1)
+    limit = (1 + _MOST_PADDING) * min(map(kept, sizes))
+    return max(size for size in sizes if kept(size) <= limit)
