@@ -1,5 +1,6 @@
-//! `decode ROWS STEPS`: takes so many steps in which so many rows decode, and does nothing else. What a step costs in
-//! instructions is the difference of two runs under callgrind: `python -m benchmarks scheduler.step_instructions`.
+//! `decode ROWS STEPS GROUPS`: takes so many steps in which so many rows decode, of a model with so many groups of
+//! layers. What a step costs in instructions is the difference of two runs under callgrind:
+//! `python -m benchmarks scheduler.step_instructions`.
 
 use decoding::Decoding;
 
@@ -8,11 +9,11 @@ mod decoding;
 
 fn main() {
     let arguments: Result<Vec<u32>, _> = std::env::args().skip(1).map(|argument| argument.parse()).collect();
-    let Ok(&[rows, steps]) = arguments.as_deref() else {
-        eprintln!("usage: decode ROWS STEPS, two numbers");
+    let Ok(&[rows, steps, num_groups]) = arguments.as_deref() else {
+        eprintln!("usage: decode ROWS STEPS GROUPS, three numbers");
         std::process::exit(2);
     };
-    let mut decoding = Decoding::new(rows, steps);
+    let mut decoding = Decoding::new(rows, steps, num_groups);
     for _ in 0..steps {
         decoding.step();
     }

@@ -115,7 +115,7 @@ impl Config {
     /// Most slots a scheduler takes.
     pub const MAX_NUM_SEQS: u32 = 65_536;
     /// Most groups of layers.
-    pub const MAX_KV_GROUPS: u32 = 64;
+    pub const MAX_KV_GROUPS: u32 = 16;
 
     /// Errors: `Error::Config` naming the setting, its value and its range.
     pub fn validate(&self) -> Result<()> {

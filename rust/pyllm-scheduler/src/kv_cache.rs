@@ -189,16 +189,16 @@ impl KvCache {
         }
     }
 
-    /// Names a block in use by its contents, which step `filled` writes. Of two blocks with equal contents the first
+    /// Names a block in use by its contents for a group, which step `filled` writes. Of two blocks with equal contents the first
     /// stays.
-    pub(crate) fn store(&mut self, block: BlockId, content: Content<'_>, filled: StepId) {
-        let Content { index, tokens: (head, tail), .. } = content;
-        let key = content.key();
+    pub(crate) fn store(&mut self, block: BlockId, group: u32, content: Content<'_>, filled: StepId) {
+        let Content { hash, index, tokens: (head, tail), .. } = content;
+        let key = hash.of(group);
         debug_assert_eq!(head.len() + tail.len(), self.limits.block_size as usize, "full blocks alone have names");
         if !self.limits.enable_prefix_caching || !self.device.store(block, Name { key, index, filled }) {
             return;
         }
-        self.log.stored(&content);
+        self.log.stored(group, &content);
         self.hold_if_pinned(block, key);
     }
 

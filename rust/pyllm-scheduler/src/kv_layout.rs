@@ -17,7 +17,7 @@ pub(crate) struct GroupLayout {
 /// The blocks of a sequence in all groups.
 pub(crate) struct KvLayout {
     pub(crate) groups: Vec<GroupLayout>,
-    block_size: u32,
+    pub(crate) block_size: u32,
 }
 
 impl GroupLayout {

@@ -342,7 +342,8 @@ impl Scheduler {
         self.record(|| Input::LoseDevice);
         for sequence in self.sequences.values_mut() {
             sequence.chains.fill(Chain::default());
-            sequence.num_computed = 0;
+            sequence.written.forget();
+            (sequence.num_computed, sequence.num_placed) = (0, 0);
             sequence.num_in_flight = 0;
             sequence.awaits_commit = false;
             sequence.may_share = false;
@@ -446,7 +447,8 @@ impl Scheduler {
             self.cache.free_host(&mut chain.host_blocks);
             (chain.first, chain.host_first) = (0, 0);
         }
-        sequence.num_computed = 0;
+        sequence.written.forget();
+        (sequence.num_computed, sequence.num_placed) = (0, 0);
         sequence.may_share = false;
         if let State::Running(slot) = sequence.state {
             self.slot_copies.retain(|&(_, destination)| destination != slot);

@@ -89,7 +89,33 @@ impl Chain {
     }
 }
 
-/// What every step needs comes first and stays in this order, so that it lies in three cache lines of the five.
+/// Where the tokens of the block that is written are put, in each group: a copy of what `chains` says, as every row
+/// needs it.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct WrittenBlock {
+    number: u32, // which of the sequence's blocks, counted from 1; 0: none yet
+    places: [u32; Config::MAX_KV_GROUPS as usize],
+}
+
+impl WrittenBlock {
+    /// The place of the first token of block `index` in each group.
+    pub(crate) fn places(&mut self, index: u32, chains: &[Chain], block_size: u32) -> &[u32] {
+        if self.number != index + 1 {
+            self.number = index + 1;
+            for (place, chain) in self.places.iter_mut().zip(chains) {
+                *place = chain.blocks[(index - chain.first) as usize].0 * block_size;
+            }
+        }
+        &self.places[..chains.len()]
+    }
+
+    /// The block is another one, or none.
+    pub(crate) fn forget(&mut self) {
+        self.number = 0;
+    }
+}
+
+/// What every step needs comes first and stays in this order, so that it lies in the first cache lines.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct Sequence {
@@ -100,6 +126,8 @@ pub(crate) struct Sequence {
     /// Tokens whose keys and values are in the blocks of `chains`, or will be by the steps in flight; of a window those
     /// that are still read. While swapped: in their host blocks.
     pub(crate) num_computed: u32,
+    /// Tokens before this one have a place in the blocks of every group, but for those that are out of its window.
+    pub(crate) num_placed: u32,
     /// Rows in flight whose last token is not known yet.
     pub(crate) num_in_flight: u32,
     pub(crate) sample: u32,
@@ -127,6 +155,7 @@ pub(crate) struct Sequence {
     pub(crate) service: u64, // see `Work::service`
     /// Rows of steps before this one came to nothing.
     pub(crate) valid_from: StepId,
+    pub(crate) written: WrittenBlock,
     /// Prompt tokens found in the prefix cache at first admission; none before.
     pub(crate) cached_tokens: Option<u32>,
     pub(crate) queue_key: QueueKey,
@@ -244,6 +273,11 @@ impl Sequence {
         self.num_computed.min(self.num_known() - 1)
     }
 
+    /// Its chains have changed.
+    pub(crate) fn note_placed(&mut self, block_size: u32) {
+        self.num_placed = self.chains.iter().map(Chain::end).min().unwrap_or(0) * block_size;
+    }
+
     /// Blocks that it has, in all groups together.
     pub(crate) fn num_blocks(&self) -> u32 {
         self.chains.iter().map(|chain| chain.blocks.len() as u32).sum()
@@ -293,12 +327,11 @@ impl Sequence {
         }
     }
 
-    /// What the prefix cache is told of a group's full block whose hash is known.
-    pub(crate) fn content<'a>(&'a self, live: &'a LiveRequest, group: u32, index: u32, block_size: u32) -> Content<'a> {
+    /// What the prefix cache is told of a full block whose hash is known.
+    pub(crate) fn content<'a>(&'a self, live: &'a LiveRequest, index: u32, block_size: u32) -> Content<'a> {
         let start = index * block_size;
         Content {
             hash: self.hash(live, index),
-            group,
             parent: index.checked_sub(1).map_or(live.root, |before| self.hash(live, before)),
             index,
             tokens: self.tokens(&live.request.prompt, start, start + block_size),

@@ -1,9 +1,10 @@
 //! Rows that decode, step after step, each from 1,024 tokens of context; the prefix cache is on. Reads no clock.
 
-use pyllm_scheduler::{ClientId, Config, Request, RequestId, Scheduler};
+use pyllm_scheduler::{ClientId, Config, KvGroup, Request, RequestId, Scheduler};
 
 const BLOCK_SIZE: u32 = 16;
 const CONTEXT: u32 = 1024;
+const WINDOW: u32 = 512;
 
 pub struct Decoding {
     scheduler: Scheduler,
@@ -12,12 +13,13 @@ pub struct Decoding {
 }
 
 impl Decoding {
-    /// `steps` may be taken.
-    pub fn new(rows: u32, steps: u32) -> Self {
+    /// `steps` may be taken. All groups of layers but the first have a window.
+    pub fn new(rows: u32, steps: u32, num_groups: u32) -> Self {
         let max_tokens = steps + 2; // the prefill samples one, and the last step must not end a request
         let mut scheduler = Scheduler::new(Config {
             block_size: BLOCK_SIZE,
-            num_blocks: rows * (CONTEXT + max_tokens).div_ceil(BLOCK_SIZE),
+            kv_groups: (0..num_groups).map(|group| KvGroup { window: (group > 0).then_some(WINDOW) }).collect(),
+            num_blocks: num_groups * rows * (CONTEXT + max_tokens).div_ceil(BLOCK_SIZE),
             max_num_seqs: rows,
             max_num_batched_tokens: rows * CONTEXT,
             max_model_len: CONTEXT + max_tokens,

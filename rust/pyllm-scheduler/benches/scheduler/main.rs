@@ -17,20 +17,20 @@ const PROMPT_TOKENS: i32 = 8000;
 
 fn step(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("step");
-    for rows in [64, 256, 1024] {
+    for (rows, num_groups) in [(64, 1), (256, 1), (1024, 1), (64, 6), (256, 6), (1024, 6)] {
         group.throughput(Throughput::Elements(u64::from(rows)));
-        group.bench_function(BenchmarkId::from_parameter(rows), |bencher| {
-            bencher.iter_custom(|iterations| time_steps(rows, iterations));
+        group.bench_function(BenchmarkId::new(format!("{num_groups} groups"), rows), |bencher| {
+            bencher.iter_custom(|iterations| time_steps(rows, num_groups, iterations));
         });
     }
 }
 
-fn time_steps(rows: u32, iterations: u64) -> Duration {
+fn time_steps(rows: u32, num_groups: u32, iterations: u64) -> Duration {
     let mut elapsed = Duration::ZERO;
     let mut left = iterations;
     while left > 0 {
         let steps = left.min(u64::from(STEPS)) as u32;
-        let mut decoding = Decoding::new(rows, steps);
+        let mut decoding = Decoding::new(rows, steps, num_groups);
         let begin = Instant::now();
         for _ in 0..steps {
             decoding.step();

@@ -99,10 +99,10 @@ impl EventLog {
     }
 
     /// New contents on the device.
-    pub(crate) fn stored(&mut self, content: &Content<'_>) {
+    pub(crate) fn stored(&mut self, group: u32, content: &Content<'_>) {
         if self.enabled {
-            let &Content { parent, index, tokens: (head, tail), .. } = content;
-            let (key, tokens) = (content.key(), [head, tail].concat());
+            let &Content { hash, parent, index, tokens: (head, tail) } = content;
+            let (key, tokens) = (hash.of(group), [head, tail].concat());
             self.known.entry(key).or_insert(Known { parent, index, tokens, on_device: false, on_host: false });
             self.added(key, Tier::Device);
         }
@@ -216,7 +216,7 @@ mod tests {
     fn store(log: &mut EventLog, parent: BlockHash, index: u32, tokens: &[i32]) -> BlockHash {
         let hash = parent.child(tokens.iter(), &mut Vec::new());
         let (head, tail) = tokens.split_at(1);
-        log.stored(&Content { hash, group: 0, parent, index, tokens: (head, tail) });
+        log.stored(0, &Content { hash, parent, index, tokens: (head, tail) });
         hash
     }
 

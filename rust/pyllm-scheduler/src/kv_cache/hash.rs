@@ -23,7 +23,6 @@ pub(crate) struct GroupHash {
 #[derive(Clone, Copy)]
 pub(crate) struct Content<'a> {
     pub(crate) hash: BlockHash,
-    pub(crate) group: u32,
     pub(crate) parent: BlockHash,              // the root for the first block
     pub(crate) index: u32,                     // of the block in its chain
     pub(crate) tokens: (&'a [i32], &'a [i32]), // head and tail, read only if events are enabled
@@ -56,12 +55,6 @@ impl BlockHash {
     /// Of the block of this group.
     pub(crate) fn of(self, group: u32) -> GroupHash {
         GroupHash { hash: self, group }
-    }
-}
-
-impl Content<'_> {
-    pub(crate) fn key(&self) -> GroupHash {
-        self.hash.of(self.group)
     }
 }
 

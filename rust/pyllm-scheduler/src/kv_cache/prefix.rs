@@ -3,6 +3,7 @@
 //! sequences.
 
 use std::collections::hash_map::Entry;
+use std::hash::BuildHasherDefault;
 
 use crate::ids::{Block, StepId};
 use crate::kv_cache::hash::{GroupHash, HashMapByDigest};
@@ -22,7 +23,8 @@ pub(crate) struct Name {
 
 impl<B: Block> PrefixCache<B> {
     pub(crate) fn new(num_blocks: u32) -> Self {
-        Self { blocks: HashMapByDigest::default(), names: vec![None; num_blocks as usize] }
+        let blocks = HashMapByDigest::with_capacity_and_hasher(num_blocks as usize, BuildHasherDefault::default());
+        Self { blocks, names: vec![None; num_blocks as usize] }
     }
 
     pub(crate) fn len(&self) -> usize {

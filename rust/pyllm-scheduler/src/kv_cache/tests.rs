@@ -128,8 +128,8 @@ fn full_device(num_host_blocks: u32) -> (KvCache, Vec<BlockId>, Vec<BlockHash>) 
     let hashes = chain(0, 2);
     for (index, parent) in [root(), hashes[0]].into_iter().enumerate() {
         let tokens = (&tokens(0, index as i32)[..], &[][..]);
-        let content = Content { hash: hashes[index], group: 0, parent, index: index as u32, tokens };
-        cache.store(blocks[index], content, StepId(0));
+        let content = Content { hash: hashes[index], parent, index: index as u32, tokens };
+        cache.store(blocks[index], 0, content, StepId(0));
     }
     (cache, blocks, hashes)
 }
@@ -375,8 +375,8 @@ impl World {
         let parent = if index == 0 { root() } else { chain[index - 1] };
         let tokens = tokens(text, index as i32);
         self.saw("same names twice", u64::from(self.cache.device.get(chain[index].of(0)).is_some()));
-        let content = Content { hash: chain[index], group: 0, parent, index: index as u32, tokens: tokens.split_at(1) };
-        self.cache.store(block, content, self.planning);
+        let content = Content { hash: chain[index], parent, index: index as u32, tokens: tokens.split_at(1) };
+        self.cache.store(block, 0, content, self.planning);
     }
 
     /// A sequence without a row in the plan in the making.

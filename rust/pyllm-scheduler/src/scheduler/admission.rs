@@ -7,7 +7,7 @@ use crate::ids::StepId;
 use crate::kv_cache::Found;
 use crate::policy::INPUT_COST;
 use crate::request::Request;
-use crate::sequence::{Chain, Sequence, State};
+use crate::sequence::{Sequence, State};
 
 use super::Scheduler;
 use super::explain::Reason;
@@ -178,6 +178,7 @@ impl Scheduler {
                 chain.blocks.push(block);
             }
         }
+        sequence.note_placed(self.config.block_size);
         self.take_loaded(key, planning);
         let sequence = &mut self.sequences[key];
         for (group, chain) in (0..).zip(&sequence.chains) {
@@ -236,8 +237,8 @@ impl Scheduler {
                         self.cache.free_host_block(host);
                         let sequence = &self.sequences[key];
                         let live = &self.requests[sequence.request];
-                        let content = sequence.content(live, group, index, self.config.block_size);
-                        self.cache.store(block, content, planning.step);
+                        let content = sequence.content(live, index, self.config.block_size);
+                        self.cache.store(block, group, content, planning.step);
                         block
                     }
                 };
@@ -269,8 +270,7 @@ impl Scheduler {
     pub(super) fn chunk(&self, sequence: &Sequence, planning: &Planning) -> u32 {
         let lag = sequence.length() - sequence.num_computed;
         let cap = self.config.long_prefill_token_threshold;
-        let placed = sequence.chains.iter().map(Chain::end).min().unwrap_or(0);
-        let num_placed = (placed * self.config.block_size).saturating_sub(sequence.num_computed);
+        let num_placed = sequence.num_placed - sequence.num_computed;
         lag.min(planning.prefill_budget()).min(if cap == 0 { u32::MAX } else { cap }).min(num_placed)
     }
 }

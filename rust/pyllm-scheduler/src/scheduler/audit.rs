@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::beam_search::BeamSearch;
 use crate::ids::{BlockId, HostBlockId};
 use crate::kv_cache::Found;
-use crate::sequence::{Beam, Sample, State};
+use crate::sequence::{Beam, Chain, Sample, State};
 
 use super::Scheduler;
 
@@ -31,6 +31,8 @@ impl Scheduler {
         let mut host_references = BTreeMap::<HostBlockId, u32>::new();
         for (_, sequence) in self.sequences.iter() {
             let end = self.config.blocks_for(sequence.num_computed);
+            let placed = sequence.chains.iter().map(Chain::end).min().map(|end| end * self.config.block_size);
+            ensure(Some(sequence.num_placed) == placed, || format!("{placed:?} tokens have a place, not as noted"))?;
             for (chain, &group) in sequence.chains.iter().zip(&self.layout.groups) {
                 let first = if end == 0 { 0 } else { group.first_block(sequence.lowest()) };
                 let needed = (end - first) as usize;

@@ -265,6 +265,7 @@ impl Scheduler {
                 chain.blocks.extend_from_slice(of.before(num_shared));
                 chain.blocks.iter().for_each(|&block| self.cache.share(block));
             }
+            sequence.note_placed(self.config.block_size);
             (sequence.may_share, origin.may_share) = (true, true);
             // A slot that is itself still to be copied has nothing to give.
             let earlier = self.slot_copies.iter().find(|copy| copy.1 == source);

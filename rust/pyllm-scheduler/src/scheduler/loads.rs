@@ -116,7 +116,8 @@ impl Scheduler {
             let live = &self.requests[sequence.request];
             for (group, chain) in (0..).zip(&chains) {
                 for (index, &block) in (chain.first..kept_end).zip(&chain.blocks) {
-                    self.cache.store(block, sequence.content(live, group, index, self.config.block_size), filled);
+                    let content = sequence.content(live, index, self.config.block_size);
+                    self.cache.store(block, group, content, filled);
                 }
             }
         }

@@ -221,8 +221,10 @@ impl Scheduler {
                     }
                 } else if planning.samples == 0 {
                     planning.cut(Reason::Samples);
-                } else if self.layout.reach(sequence.lowest()) <= sequence.num_computed {
-                    planning.cut(Reason::InFlight); // the window has no place for more than what is known
+                } else if sequence.num_computed >= sequence.num_placed
+                    && sequence.num_computed >= self.layout.reach(sequence.lowest())
+                {
+                    planning.cut(Reason::InFlight); // a window moves on with what is known
                 } else if self.speculate(key) {
                     planning.heed_target(&self.sequences[key]);
                 } else {
@@ -230,8 +232,10 @@ impl Scheduler {
                     // Drafts get what is left when every stream has its next token.
                     let num_others = (self.running.len() - index) as u32;
                     let left = planning.budget.min(planning.samples).saturating_sub(num_others);
-                    let reach = self.layout.reach(sequence.lowest()) - sequence.num_computed - 1;
-                    let most = sequence.num_drafts().min(left).min(reach);
+                    let mut most = sequence.num_drafts().min(left);
+                    if most > 0 {
+                        most = most.min(self.layout.reach(sequence.lowest()) - sequence.num_computed - 1);
+                    }
                     // Nothing is preempted for drafts.
                     let num_drafts = if most > 0 && self.has_room(key, 1 + most) { most } else { 0 };
                     // Without room the rest goes on: what this plan has admitted must have its row.
@@ -304,7 +308,7 @@ impl Scheduler {
         let block_size = config.block_size;
         let (start, end) = (sequence.num_computed, sequence.num_computed + num_tokens);
 
-        let is_extended = !has_blocks(sequence, end, layout);
+        let is_extended = end > sequence.num_placed;
         if is_extended {
             let_go(sequence, layout, cache);
         }
@@ -324,9 +328,9 @@ impl Scheduler {
             let output = (start - sequence.num_prompt_tokens) as usize;
             draft.tokens.push(sequence.output.get(output).copied().unwrap_or(-1));
             draft.positions.push(start as i32);
-            for (chain, slot_mapping) in sequence.chains.iter().zip(&mut draft.slot_mappings) {
-                let block = chain.blocks[(first - chain.first) as usize];
-                slot_mapping.push((block.0 * block_size + start % block_size) as i32);
+            let places = sequence.written.places(first, &sequence.chains, block_size);
+            for (place, slot_mapping) in places.iter().zip(&mut draft.slot_mappings) {
+                slot_mapping.push((place + start % block_size) as i32);
             }
         } else {
             let request = &requests[sequence.request].request;
@@ -404,10 +408,10 @@ impl Scheduler {
         let num_full = sequence.num_readable() / block_size;
         sequence.hash_blocks(live, block_size, num_full, &mut self.message);
         for index in sequence.num_stored..num_full {
+            let content = sequence.content(live, index, block_size);
             for (group, chain) in (0..).zip(&sequence.chains) {
                 if let Some(block) = chain.get(index) {
-                    let content = sequence.content(live, group, index, block_size);
-                    self.cache.store(block, content, sequence.last_step);
+                    self.cache.store(block, group, content, sequence.last_step);
                 }
             }
         }
@@ -447,6 +451,7 @@ fn extend_chains(sequence: &mut Sequence, end: u32, layout: &KvLayout, cache: &m
             chain.blocks.push(block);
         }
     }
+    sequence.note_placed(layout.block_size);
 }
 
 /// Gives a running sequence a copy of the block that it writes first, where another sample refers to it. Only the block
@@ -465,6 +470,7 @@ fn copy_shared(
         draft.copy_block(block, copy);
         draft.change_table(group, slot, written, copy);
         chain.blocks[(written - chain.first) as usize] = copy;
+        sequence.written.forget();
         if copied.contains(&block) {
             cache.free(block);
         } else {

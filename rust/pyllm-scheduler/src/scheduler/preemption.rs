@@ -146,6 +146,9 @@ impl Scheduler {
     pub(super) fn has_room(&self, key: Key<Sequence>, num_tokens: u32) -> bool {
         let sequence = &self.sequences[key];
         let (lowest, end) = (sequence.lowest(), sequence.num_computed + num_tokens);
+        if end <= sequence.num_placed && !sequence.may_share {
+            return true;
+        }
         let written = sequence.num_computed / self.config.block_size;
         let (mut num_taken, mut num_let_go) = (0, 0);
         for (chain, &group) in sequence.chains.iter().zip(&self.layout.groups) {
