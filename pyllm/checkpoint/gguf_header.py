@@ -4,6 +4,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The gguf pack
 for 49,152 tokens, and this 0.1.
 """
 
+import itertools
 import math
 import mmap
 import re
@@ -115,7 +116,12 @@ class _Reader:
         if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment is {alignment!r:.80}, and must be a power of two")
         start = -(-self._at // alignment) * alignment
-        return fields, [self._tensor(path, file, start, *info) for info in infos]
+        tensors = [self._tensor(path, file, start, *info) for info in infos]
+        in_order = sorted(tensors, key=lambda tensor: tensor.offset)
+        for before, after in itertools.pairwise(in_order):
+            if before.offset + before.num_bytes > after.offset:
+                raise ValueError(f"tensors {before.name!r:.80} and {after.name!r:.80} overlap")
+        return fields, tensors
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name, num_dimensions = self._string(), self._number("I")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pyllm.families.spec import ModelSpec
 
+MOST_GROUPS = 16  # that the scheduler takes
 # The share of KV cache that may be lost to padding for fewer groups: a step costs some time for each group.
 _MOST_PADDING = 0.1
 
@@ -54,6 +55,9 @@ def _group_size(counts: dict[int | None, int], max_model_len: int) -> int:
     def kept(size: int) -> int:
         return sum(-(-count // size) * size * (window or max_model_len) for window, count in counts.items())
 
-    sizes = range(1, max(counts.values()) + 1)
+    def number(size: int) -> int:
+        return sum(-(-count // size) for count in counts.values())
+
+    sizes = [size for size in range(1, max(counts.values()) + 1) if number(size) <= MOST_GROUPS]
     limit = (1 + _MOST_PADDING) * min(map(kept, sizes))
     return max(size for size in sizes if kept(size) <= limit)

@@ -146,6 +146,12 @@ def test_names_of_parts() -> None:
     assert part_names("m.gguf") == ["m.gguf"]
 
 
+def _moved(content: bytes, name: bytes, offset: int) -> bytes:
+    """A file in which a tensor of one dimension begins elsewhere."""
+    at = content.index(name) + len(name) + 4 + 8 + 4
+    return content[:at] + offset.to_bytes(8, "little") + content[at + 8 :]
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -154,6 +160,7 @@ def test_names_of_parts() -> None:
         (lambda content: b"GGUF" + (1).to_bytes(4, "little") + content[8:], "its version is 1"),
         (lambda content: content[:16] + b"\xff" * 8 + content[24:], "has 18446744073709551615 elements"),
         (lambda content: content[:-1000], r"tensor '.*' ends at byte"),
+        (lambda content: _moved(content, b"output_norm.weight", 0), "overlap"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, damage: Any, message: str) -> None:

@@ -53,7 +53,7 @@ def greedy(family: str, prompt: Tokens) -> tuple[Tokens, float]:
     return tokens, margin
 
 
-def check(folder: str, family: str, ranks: int) -> None:
+def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 0) -> None:
     """In small chunks, with cached prefixes, and with so few blocks that sequences are preempted."""
     cases = prompts_and_answers(family)
     spec = read_checkpoint(folder).spec
@@ -67,6 +67,7 @@ def check(folder: str, family: str, ranks: int) -> None:
         kv_cache_memory_bytes=8 * block_bytes,
         expected_growth=0.0,
         tensor_parallel_size=ranks,
+        kv_offloading_size=kv_offloading_size,
     ) as llm:
         together = llm.generate([prompt for prompt, _ in cases], GREEDY)
         again = [llm.generate([cases[0][0]], GREEDY)[0] for _ in range(3)]
@@ -75,12 +76,19 @@ def check(folder: str, family: str, ranks: int) -> None:
     assert [output.outputs[0].token_ids for output in again] == [cases[0][1]] * 3
     assert again[-1].num_cached_tokens > 0
     assert stats["num_preemptions"] > 0
+    assert (stats["num_swapped"] > 0) == bool(kv_offloading_size)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4"])
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("family", ["cohere2", "mistral"])
+def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
 
 
 @pytest.mark.timeout(300)

@@ -32,7 +32,7 @@ from pyllm.families.tensors import num_parameters
 
 logger = logging.getLogger(__name__)
 
-_MAGIC = b"pyllm packed 1\n\0"
+_MAGIC = b"pyllm packed 2\n\0"
 _SUFFIX, _UNFINISHED = ".packed", ".part"
 _PAGE = mmap.ALLOCATIONGRANULARITY
 # Below this size, packing is faster than opening a file.
@@ -55,6 +55,7 @@ class _Matrix(msgspec.Struct, frozen=True, array_like=True):
 
 class _Index(msgspec.Struct, frozen=True, array_like=True):
     key: str
+    size: int  # of all that is before the index
     matrices: dict[str, list[_Matrix]]
 
 
@@ -70,9 +71,8 @@ class PackedCache:
     """One rank's matrices by name: found in a file, or added to a new one and kept once `finish` is called."""
 
     def __init__(self, location: CacheLocation) -> None:
-        self._location = location
-        self._path = location.folder / f"{location.key}{_SUFFIX}"
-        self._content, index = _open(self._path, location.key)
+        self.key = location.key
+        self._content, index = _open(location.folder / f"{location.key}{_SUFFIX}", location.key)
         self._matrices = {} if index is None else index.matrices
         self._file = _Unfinished(location) if index is None else None
 
@@ -158,7 +158,7 @@ class _Unfinished:
             for name, matrices in self._matrices.items():
                 if any(matrix.offset < 0 for matrix in matrices):
                     raise ValueError(f"matrix {name} is not in the file")
-            index = msgspec.msgpack.encode(_Index(self._location.key, self._matrices))
+            index = msgspec.msgpack.encode(_Index(self._location.key, self._size, self._matrices))
             self._file.seek(self._size)
             self._file.write(index + _trailer(index))
             self._file.flush()
@@ -215,7 +215,11 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
     except ConfigError as error:
         logger.warning("packed weights are not kept, so the next start packs again: %s", error)
         return None
-    files = [(status.st_size, status.st_mtime_ns) for status in map(os.stat, checkpoint.files)]
+    # The time of change as well: `touch` and `cp --preserve` set the other one.
+    files = [
+        (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        for status in map(os.stat, checkpoint.files)
+    ]
     weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, rank, ranks)
     return PackedCache(CacheLocation(folder, _key(weights), model.packed_cache_size))
 
@@ -254,7 +258,7 @@ def _open(path: Path, key: str) -> tuple[mmap.mmap | None, _Index | None]:
         if start < 0 or content[-_TRAILER_BYTES:] != _trailer(index):
             return None, None
         found = msgspec.msgpack.decode(index, type=_Index)
-        if found.key != key:
+        if (found.key, found.size) != (key, start):
             return None, None
         _touch(path)
         content.madvise(mmap.MADV_WILLNEED)

@@ -1,6 +1,7 @@
 """Packed matrices on disk: found again bit by bit, and by nobody unless the file is whole."""
 
 import logging
+import os
 from pathlib import Path
 
 import msgspec
@@ -87,7 +88,16 @@ def test_what_a_killed_writer_leaves_is_removed_and_what_a_living_one_writes_is_
 
 
 @pytest.mark.parametrize(
-    "damage", [lambda c: c[:-1], lambda c: c[:100], lambda c: b"", lambda c: c[:-60] + c[-59:] + b"x"]
+    "damage",
+    [
+        lambda c: c[:-1],
+        lambda c: c[:100],
+        lambda c: b"",
+        lambda c: c[:-60] + c[-59:] + b"x",
+        lambda c: c[4096:],
+        lambda c: c[:5000] + c[9096:],
+        lambda c: bytes(4096) + c,
+    ],
 )
 def test_a_damaged_file_is_written_anew(tmp_path: Path, damage: object) -> None:
     cache = PackedCache(CacheLocation(tmp_path, KEY, MOST))
@@ -164,6 +174,23 @@ def test_a_model_from_the_cache_is_the_packed_one(
     assert all(torch.equal(ours.data, theirs.data) for ours, theirs in pairs)
     assert torch.equal(models[0].embedding.packed.data, models[1].embedding.packed.data)
     assert len(kept(tmp_path / "pyllm")) == 1
+
+
+def test_a_model_that_was_replaced_by_another_of_its_size_and_time_is_packed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine, checkpoint = resolve_config(engine_config({"device": "cpu"}))
+    model = tmp_path / "model.gguf"
+    checkpoint = msgspec.structs.replace(checkpoint, files=(str(model),))
+    keys = set()
+    for content in (b"one", b"two"):
+        model.write_bytes(content)
+        os.utime(model, ns=(1, 1))
+        cache = open_packed_cache(engine, checkpoint, 0)
+        assert cache is not None
+        keys.add(cache.key)
+    assert len(keys) == 2
 
 
 def test_no_cache_where_it_is_not_wanted_or_not_worth_it() -> None:

@@ -8,6 +8,7 @@ mod preemption;
 mod reasons;
 mod start_times;
 mod stateful;
+mod windows;
 
 use pyllm_scheduler::{ClientId, Config, DeltaColumns, Error, Finish, Plan, Request, RequestId, Scheduler, Stats};
 
