@@ -190,6 +190,7 @@ def test_a_model_that_was_replaced_by_another_of_its_size_and_time_is_packed_ane
         cache = open_packed_cache(engine, checkpoint, 0)
         assert cache is not None
         keys.add(cache.key)
+        cache.finish().join()
     assert len(keys) == 2
 
 
