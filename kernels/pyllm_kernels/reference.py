@@ -180,8 +180,9 @@ def paged_attention(
     # gathering the batch at once, and no row can depend on another.
     for row, slot in enumerate(metadata.slots.tolist()):
         tokens = slice(starts[row], starts[row + 1])
-        keys = _gather(key_cache, metadata.block_tables[slot], lengths[row])
-        values = _gather(value_cache, metadata.block_tables[slot], lengths[row])
+        first = 0 if layer.window is None else max(0, lengths[row] - (tokens.stop - tokens.start) + 1 - layer.window)
+        keys = _gather(key_cache, metadata.block_tables[slot], first, lengths[row])
+        values = _gather(value_cache, metadata.block_tables[slot], first, lengths[row])
         output[tokens] = _attend(query[tokens].float(), keys.float(), values.float(), layer)
     return output
 
@@ -304,15 +305,20 @@ def _write(cache: Tensor, slot_mapping: Tensor, numbers: Tensor) -> None:
     cache.flatten(0, 1).index_copy_(0, slot_mapping.long(), numbers.to(cache.dtype))
 
 
-def _gather(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    num_blocks = -(-length // cache.shape[1])
+def _gather(cache: Tensor, table: Tensor, first: int, length: int) -> Tensor:
+    """The positions from `first` to before `length`, [positions, kv_heads, head_dim]."""
+    first_block, num_blocks = first // cache.shape[1], -(-length // cache.shape[1])
     cells = cache.view(torch.uint8) if cache.dtype is torch.float8_e4m3fn else cache
-    gathered = cells.index_select(0, table[:num_blocks]).view(cache.dtype)
-    return gathered.flatten(0, 1)[:length]  # [length, kv_heads, head_dim]
+    gathered = cells.index_select(0, table[first_block:num_blocks]).view(cache.dtype)
+    start = first_block * cache.shape[1]
+    return gathered.flatten(0, 1)[first - start : length - start]
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
-    """Attention of the last positions over all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim]."""
+    """Attention of the last positions over all: query [queries, heads, head_dim], keys [length, kv_heads, head_dim].
+
+    With a window the keys begin where the first query's window does.
+    """
     queries, heads, head_dim = query.shape
     length, kv_heads, _ = keys.shape
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, length, head_dim]

@@ -65,7 +65,7 @@ impl Op for PagedAttention {
     unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
         // SAFETY: as the caller promises.
         let sequences = unsafe { Sequences::of(&self.batch, extent.rows) };
-        sequences.check(extent.tokens, &self.cache, self.batch.num_slots)?;
+        sequences.check(extent.tokens, &self.cache, self.batch.num_slots, self.window)?;
         let call = Call { op: self, sequences: &sequences, isa };
         // SAFETY: as the caller promises; the indices were checked, and what tiles are made for is what they take.
         unsafe {
@@ -112,7 +112,8 @@ impl Sequences<'_> {
         }
     }
 
-    fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize) -> Result<(), OutOfRange> {
+    /// A window of so many positions may have no block for what is before it.
+    fn check(&self, tokens: usize, cache: &KvLayer, num_slots: usize, window: usize) -> Result<(), OutOfRange> {
         check_range("slot of row", self.slots, 0..num_slots as i64)?;
         check_range("query start", self.query_starts, 0..tokens as i64 + 1)?;
         // A token that were of no sequence would get what was in memory.
@@ -130,10 +131,11 @@ impl Sequences<'_> {
             if !(end - start..=most as i64).contains(&length) {
                 return Err(out_of_range("length of the sequence of row", length, end - start, most as i64));
             }
-            let used = (length as usize).div_ceil(cache.block_size);
+            let (first, used) = (length - (end - start), (length as usize).div_ceil(cache.block_size));
+            let passed = (first as usize + 1).saturating_sub(window) / cache.block_size;
             check_range(
                 "used entry of a row of the block tables",
-                &self.table(row)[..used],
+                &self.table(row)[passed.min(used)..used],
                 0..cache.num_blocks as i64,
             )?;
         }

@@ -77,8 +77,21 @@ class PagedBatch:
         return self.one_row_of(self.query[-length:])
 
     def windowed(self, window: int | None, soft_cap: float | None = None) -> "PagedBatch":
-        """The same batch for a layer with a window, or a cap of scores."""
-        return replace(self, layer=replace(self.layer, window=window, soft_cap=soft_cap))
+        """The same batch for a layer with a window, or a cap of scores; blocks out of the window are poisoned."""
+        batch = replace(self, layer=replace(self.layer, window=window, soft_cap=soft_cap))
+        return batch if window is None else batch._without_passed(window)
+
+    def _without_passed(self, window: int) -> "PagedBatch":
+        tables, caches = self.metadata.block_tables.clone(), (self.key_cache.clone(), self.value_cache.clone())
+        for row, slot in enumerate(self.metadata.slots.tolist()):
+            tokens = self.tokens_of(row)
+            context = int(self.metadata.sequence_lengths[row]) - (tokens.stop - tokens.start)
+            passed = tables[slot, : max(0, context + 1 - window) // self.key_cache.shape[1]]
+            for cache in caches:
+                cache[passed.long()] = torch.nan
+            passed.fill_(-1)
+        metadata = replace(self.metadata, block_tables=tables)
+        return replace(self, key_cache=caches[0], value_cache=caches[1], metadata=metadata)
 
     def invariant(self) -> "PagedBatch":
         """The same batch, asked to give each row the bits that it gets alone."""

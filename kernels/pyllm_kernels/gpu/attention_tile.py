@@ -40,6 +40,8 @@ def attend(
     """
     columns = tl.arange(0, BLOCK_D)
     within = tl.arange(0, BLOCK_N)
+    # Before the window there may be no block any more.
+    first_seen = tl.min(query_positions, axis=0) - WINDOW + 1 if WINDOW > 0 else 0
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     running_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     running_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
@@ -53,13 +55,14 @@ def attend(
                 block = tl.load(table_ptr + tile_start // BLOCK_SIZE).to(tl.int64)
                 cells = block * BLOCK_SIZE + (tile_start % BLOCK_SIZE + within)
             elif MASKED:
-                blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=positions < sequence_length, other=0)
+                is_there = (positions < sequence_length) & (positions >= first_seen)
+                blocks = tl.load(table_ptr + positions // BLOCK_SIZE, mask=is_there, other=0)
                 cells = blocks.to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
             else:
                 cells = tl.load(table_ptr + positions // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
             offsets = cells[:, None] * TOKEN_STRIDE + columns[None, :]
-            # What lies past the end may be NaN; loaded as zero it stays zero under a weight of zero.
-            cached = (positions < sequence_length)[:, None]
+            # What lies past the end or before the window may be NaN; loaded as zero it stays zero under a weight of zero.
+            cached = ((positions < sequence_length) & (positions >= first_seen))[:, None]
             if MASKED and HEAD_DIM == BLOCK_D:
                 key = tl.load(key_ptr + offsets, mask=cached, other=0.0)  # [BLOCK_N, BLOCK_D]
                 value = tl.load(value_ptr + offsets, mask=cached, other=0.0)

@@ -192,7 +192,11 @@ impl Call<'_> {
     fn find_cells(&self, work: &Work, positions: Range<usize>, cells: &mut Cells) {
         cells.count = TILE.min(positions.len());
         cells.heads = work.first_kv_head..work.first_kv_head + work.num_kv_heads;
-        self.sequences.cells(work.row, positions.start, self.op.cache.block_size, &mut cells.offsets[..cells.count]);
+        // What is before the window may have no block any more; something that is there is loaded in its place.
+        let hidden = work.begin.saturating_sub(positions.start);
+        let (before, seen) = cells.offsets[..cells.count].split_at_mut(hidden);
+        self.sequences.cells(work.row, positions.start + hidden, self.op.cache.block_size, seen);
+        before.fill(seen[0]);
     }
 }
 
