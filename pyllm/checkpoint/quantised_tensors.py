@@ -151,7 +151,7 @@ def _read_bytes(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
     if zeros is None and not scheme.symmetric:
         raise ConfigError(f"tensor {module.elements.name!r} is asymmetric, and the files have no weight_zero_point")
     zeros = None if scheme.symmetric else zeros
-    groups = _groups(module, "weight_g_idx", columns, block[1])
+    groups = _groups(module, scheme, "weight_g_idx", columns, block[1])
     return (rows, columns), Quantised("bytes", 8, block, scales, zeros, groups=groups)
 
 
@@ -172,7 +172,7 @@ def _read_packed(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
         zeros = module.part("weight_zero_point", ("I32",), (_words(rows, scheme.bits), num_groups))
     else:
         module.optional("weight_zero_point")
-    groups = _groups(module, "weight_g_idx", columns, group)
+    groups = _groups(module, scheme, "weight_g_idx", columns, group)
     return (rows, columns), Quantised("packed", scheme.bits, (1, group), scales, zeros, groups=groups)
 
 
@@ -183,7 +183,7 @@ def _read_gptq(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
     num_groups = -(-columns // group)
     scales = module.part("scales", _FLOATS, (num_groups, rows))
     zeros = module.part("qzeros", ("I32",), (num_groups, _words(rows, scheme.bits)))
-    groups = _groups(module, "g_idx", columns, group)
+    groups = _groups(module, scheme, "g_idx", columns, group)
     return (rows, columns), Quantised("gptq", scheme.bits, (1, group), scales, zeros, scheme.zero_offset, groups)
 
 
@@ -200,12 +200,12 @@ def _read_awq(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
 _READERS = {"bytes": _read_bytes, "packed": _read_packed, "gptq": _read_gptq, "awq": _read_awq}
 
 
-def _groups(module: _Module, ending: str, columns: int, group: int) -> FileTensor | None:
+def _groups(module: _Module, scheme: Scheme, ending: str, columns: int, group: int) -> FileTensor | None:
     """The tensor that says each column's group; None where they follow one another."""
-    tensor = module.optional(ending)
-    if tensor is None:
+    if not scheme.has_group_index and module.optional(ending) is None:
         return None
-    found = module.integers(_checked(tensor, ("I32",), (columns,)))
+    tensor = module.part(ending, ("I32",), (columns,))
+    found = module.integers(tensor)
     import numpy as np
 
     if (found == -1).all() or (found == np.arange(columns) // group).all():  # -1: it was never filled in

@@ -24,6 +24,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
     block: tuple[int, int]  # rows and columns that share a scale; 0: all of them
     symmetric: bool
     zero_offset: int = 0
+    has_group_index: bool = False  # columns were quantised in an order of their own, which a tensor says
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True):
@@ -85,10 +86,11 @@ def _of_group(weights: Config, storage: str, place: str) -> Scheme:
     kind, bits = weights.text("type", "int"), weights.integer("num_bits", 8)
     symmetric = weights.flag("symmetric", True)
     block = _block_of(weights)
+    has_index = weights.text("actorder", "") in {"group", "dynamic"}
     if kind == "int" and storage == "pack-quantized" and bits in {4, 8} and block[0] == 1:
-        return Scheme(layout="packed", bits=bits, block=block, symmetric=symmetric)
+        return Scheme(layout="packed", bits=bits, block=block, symmetric=symmetric, has_group_index=has_index)
     if kind == "int" and storage in {"int-quantized", "naive-quantized"} and bits <= 8:
-        return Scheme(layout="bytes", bits=8, block=block, symmetric=symmetric)
+        return Scheme(layout="bytes", bits=8, block=block, symmetric=symmetric, has_group_index=has_index)
     if kind == "float" and storage in {"float-quantized", "naive-quantized"} and bits == 8 and symmetric:
         return Scheme(layout="bytes", element="float8", bits=8, block=block, symmetric=True)
     raise ConfigError(
@@ -145,6 +147,7 @@ def _gptq(config: Config) -> Scheme:
         block=(1, _group_size(config, "group_size")),
         symmetric=config.flag("sym", True),
         zero_offset=int(checkpoint_format == "gptq"),
+        has_group_index=config.flag("desc_act", False),
     )
 
 

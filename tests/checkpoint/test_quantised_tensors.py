@@ -117,6 +117,7 @@ def changed(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str
         (gptq(), changed("g_idx", lambda found: found[:3]), r"\(3,\), and its matrix needs \(64,\)"),
         (ACT_ORDER, changed("g_idx", lambda found: found + 1), "has groups 1 to 2: there are 0 to 1"),
         (ACT_ORDER, changed("g_idx", lambda found: found - 1), "has groups -1 to 0: there are 0 to 1"),
+        (ACT_ORDER, without("g_idx"), "the files have no g_idx of it"),
         (gptq(), changed("bias", lambda found: found + 1), r"1 tensors belong to no layer .*q_proj\.bias"),
         (packed(), without("weight_shape"), "no weight_shape of it"),
         (packed(), changed("weight_shape", lambda found: found * 2), r"does not hold 4 bits of a matrix of \(256, 128"),

@@ -21,7 +21,7 @@ def read(section: Any, name: str = "quantization_config") -> QuantizationConfig 
         (
             gptq(-1, act_order=True).config,
             "gptq",
-            Scheme(layout="gptq", bits=4, block=(1, 0), symmetric=True, zero_offset=1),
+            Scheme(layout="gptq", bits=4, block=(1, 0), symmetric=True, zero_offset=1, has_group_index=True),
         ),
         (
             gptq(64, 8, symmetric=False, version="gptq_v2").config,

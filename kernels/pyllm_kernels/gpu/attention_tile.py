@@ -61,7 +61,7 @@ def attend(
             else:
                 cells = tl.load(table_ptr + positions // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
             offsets = cells[:, None] * TOKEN_STRIDE + columns[None, :]
-            # What lies past the end or before the window may be NaN; loaded as zero it stays zero under a weight of zero.
+            # What lies outside may be NaN; loaded as zero it stays zero under a weight of zero.
             cached = ((positions < sequence_length) & (positions >= first_seen))[:, None]
             if MASKED and HEAD_DIM == BLOCK_D:
                 key = tl.load(key_ptr + offsets, mask=cached, other=0.0)  # [BLOCK_N, BLOCK_D]
