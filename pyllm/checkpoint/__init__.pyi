@@ -1,4 +1,4 @@
-from .cache import cache_folder
+from .cache import cache_folder, file_identity
 from .generation_config import SamplingDefaults, parse_overrides
 from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from .hub import Hub, find_model, size_text
@@ -23,6 +23,7 @@ __all__ = [
     "cache_folder",
     "cached_models",
     "embedded_model",
+    "file_identity",
     "find_model",
     "parse_hub_name",
     "parse_model",

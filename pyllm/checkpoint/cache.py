@@ -3,8 +3,10 @@
 A damaged or outdated entry is rebuilt without a word. Does not know how a GGUF is read.
 """
 
+import atexit
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import entry_points
@@ -20,6 +22,10 @@ from pyllm.errors import ConfigError
 from pyllm.families.registry import GROUP
 
 
+class CacheError(ConfigError):
+    """The cache folder cannot be written."""
+
+
 class _Entry(msgspec.Struct, frozen=True):
     identity: str  # of the GGUF file and of the code that read it
     tokenizer_digest: str
@@ -30,7 +36,8 @@ def cached_gguf(path: Path, folder: Path) -> Checkpoint:
     """The checkpoint in a GGUF file, parsed now or once before; `folder` is the cache's.
 
     Raises:
-        ConfigError: the file cannot be used (see `read_gguf`), or the folder cannot be written.
+        ConfigError: the file cannot be used (see `read_gguf`).
+        CacheError: the folder cannot be written.
     """
     key = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
     entry_path, tokenizer_path = folder / f"{key}.checkpoint", folder / f"{key}.tokenizer.json"
@@ -47,22 +54,44 @@ def cached_gguf(path: Path, folder: Path) -> Checkpoint:
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_CACHE_HOME/pyllm` or `~/.cache/pyllm`, made if need be, readable by its owner alone."""
+    """`$XDG_CACHE_HOME/pyllm` or `~/.cache/pyllm`, made if need be, readable by its owner alone.
+
+    Raises:
+        CacheError: it cannot be made.
+    """
     base = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base).absolute() / "pyllm"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)
+        if folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
     except OSError as error:
-        raise ConfigError(f"cannot use the cache folder {folder}: {error}; set XDG_CACHE_HOME to another") from error
+        raise CacheError(f"cannot use the cache folder {folder}: {error}; set XDG_CACHE_HOME to another") from error
     return folder
+
+
+def temporary_folder() -> Path:
+    """A folder in place of the cache's, which is removed when this process ends."""
+    folder = tempfile.mkdtemp(prefix="pyllm-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def file_identity(path: Path | str) -> tuple[int, ...]:
+    """What changes when a file is written to, or another takes its place, even one of its size and with its times set.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _identity(path: Path) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in (path.with_name(name) for name in part_names(path.name)):
-        status = part.stat()
-        digest.update(repr((str(part), status.st_size, status.st_mtime_ns)).encode())
+        # One that is not there is missed, with a better text, by the reader.
+        digest.update(repr((str(part), file_identity(part) if part.exists() else None)).encode())
     # An entry is valid for the code that made it, so editing a reader or a family needs no version number to be raised.
     for code in (Path(__file__).parent, Path(families.__file__).parent):
         for module in sorted(code.glob("*.py")):
@@ -102,4 +131,4 @@ def _write(path: Path, content: bytes) -> None:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error}; set XDG_CACHE_HOME to another folder") from error
+        raise CacheError(f"cannot write {path}: {error}; set XDG_CACHE_HOME to another folder") from error

@@ -86,8 +86,8 @@ def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> C
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
     """
     config = Config(_read_json(folder / "config.json", dict[str, Any]))
+    quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = _read_tensors(folder)
-    quantization = read_quantization_config(config)
     gathered = gather(tensors, quantization, files)
     plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
     family = find_family(str(config.items("architectures", 1)[0]))

