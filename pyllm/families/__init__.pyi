@@ -1,5 +1,6 @@
 from .config import Config
 from .family import (
+    GGUF_EXPERTS,
     Family,
     GgufNames,
     layer_types,
@@ -8,6 +9,7 @@ from .family import (
     read_feed_forward,
     read_model,
     read_norm,
+    read_routing,
     text_config,
 )
 from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
@@ -21,6 +23,7 @@ from .spec import (
     NormSpec,
     QueryScaling,
     RopeSpec,
+    RoutingSpec,
     check_tensor_parallel,
 )
 from .tensors import (
@@ -42,6 +45,7 @@ from .tensors import (
 
 __all__ = [
     "GATE_UP",
+    "GGUF_EXPERTS",
     "GGUF_NAMES",
     "GROUP",
     "LLAMA_PARTS",
@@ -61,6 +65,7 @@ __all__ = [
     "Quantised",
     "QueryScaling",
     "RopeSpec",
+    "RoutingSpec",
     "Rows",
     "TensorEntry",
     "TensorNames",
@@ -81,5 +86,6 @@ __all__ = [
     "read_model",
     "read_norm",
     "read_rope",
+    "read_routing",
     "text_config",
 ]

@@ -106,13 +106,28 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.kv_heads // ranks)
 
 
+class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Of several feed-forward layers each token takes `active` ones (arXiv 1701.06538).
+
+    A softmax over the router's scores gives their weights; with `normalised` those of the chosen ones add up to 1.
+    """
+
+    experts: int
+    active: int
+    normalised: bool = True
+
+
 class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated."""
+    """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated.
+
+    With `routing` it is the experts, each of this size.
+    """
 
     size: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    routing: RoutingSpec | None = None
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
