@@ -166,8 +166,9 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
 
 
 def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
-    shares = logits.float().softmax(dim=-1)
-    weights, chosen = shares.topk(router.active, dim=-1)
+    scores = logits.float()
+    chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : router.active]
+    weights = scores.softmax(dim=-1).gather(1, chosen)
     if router.normalised:
         weights = weights / weights.sum(dim=-1, keepdim=True)
     total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)

@@ -16,6 +16,7 @@ from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
 from .registry import GROUP, find_family, find_gguf_family
 from .rope import at_context, read_rope
 from .spec import (
+    EXPERT_FEATURES,
     AttentionSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -44,6 +45,7 @@ from .tensors import (
 )
 
 __all__ = [
+    "EXPERT_FEATURES",
     "GATE_UP",
     "GGUF_EXPERTS",
     "GGUF_NAMES",

@@ -19,9 +19,11 @@ _COMMON = {
 _ON_CPUS = {"routing": "experts"}
 _MISSING = {"sinks": "attention sinks"}
 # A backend's ops all compute the common features; those of `_MISSING` no backend computes yet.
-COMPUTED: dict[str, frozenset[str]] = dict.fromkeys(("cpu", "triton", "reference"), frozenset(_COMMON))
-for _backend in ("cpu", "reference"):
-    COMPUTED[_backend] |= _ON_CPUS.keys()
+COMPUTED: dict[str, frozenset[str]] = {
+    "cpu": frozenset(_COMMON | _ON_CPUS),
+    "reference": frozenset(_COMMON | _ON_CPUS),
+    "triton": frozenset(_COMMON),
+}
 
 
 def features(spec: ModelSpec) -> dict[str, str]:

@@ -59,7 +59,7 @@ _DENSE = {
     "layer_types": ["full_attention"] * 2,
 }
 _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64}
-_QWEN3_MOE = {"moe_intermediate_size": 96}
+_QWEN3_MOE = {"moe_intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
@@ -96,9 +96,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite-4": ("GraniteMoeHybrid", _SCALED | _DENSE | {"position_embedding_type": "rope"}),
     "granite-4-nope": ("GraniteMoeHybrid", _DENSE | {"attention_multiplier": 0.2}),
     "mixtral": ("Mixtral", _WINDOW | _EXPERTS),
-    "qwen3-moe": ("Qwen3Moe", _HEAD | _EXPERTS | _QWEN3_MOE),
-    "qwen3-moe-dense": ("Qwen3Moe", _HEAD | _EXPERTS | _QWEN3_MOE | {"norm_topk_prob": True, "mlp_only_layers": [0]}),
-    "olmoe": ("Olmoe", _EXPERTS | {"num_local_experts": 5, "norm_topk_prob": True}),
+    "mixtral-whole": ("Mixtral", _EXPERTS),
+    "qwen3-moe": ("Qwen3Moe", _HEAD | _EXPERTS | _QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3-moe-dense": ("Qwen3Moe", _HEAD | _EXPERTS | _QWEN3_MOE | {"mlp_only_layers": [0]}),
+    "olmoe": ("Olmoe", _EXPERTS | {"num_local_experts": 5, "num_key_value_heads": 4}),
     "granite-moe": ("GraniteMoe", _SCALED | _EXPERTS),
     "glm": ("Glm", _HEAD),
     "glm4": ("Glm4", _HEAD),

@@ -220,7 +220,8 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
         (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         for status in map(os.stat, checkpoint.files)
     ]
-    weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, rank, ranks)
+    place = (rank, ranks, engine.parallel.enable_expert_parallel)
+    weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, *place)
     return PackedCache(CacheLocation(folder, _key(weights), model.packed_cache_size))
 
 
