@@ -26,6 +26,7 @@ __all__ = [
     "copy_blocks",
     "copy_rows",
     "edit_logits",
+    "experts",
     "forget_threads",
     "instruction_set",
     "logprobs",

@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::isa::Isa;
 use crate::linear::{GROUP_ROWS, Linear, Product};
 use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
-use crate::rows::activation::{Activation, Kind};
+use crate::rows::activation::{Activate, Activation, Kind};
 use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
@@ -87,18 +87,15 @@ impl Experts {
             run_rows(&gather, routes.pairs.len(), hidden, isa, pool, &|_| {});
             self.gate.multiply(gathered, inner, 2 * size, &routes, isa, pool);
             self.up.multiply(gathered, inner.add(size), 2 * size, &routes, isa, pool);
-            for group in &routes.groups {
-                let rows = |first: *mut X, width: usize| Matrix {
-                    dtype: self.x.dtype,
-                    address: first.wrapping_add(group.rows.start * width).expose_provenance(),
-                    stride: width,
-                };
-                let (x, out) = (rows(inner, 2 * size), rows(activated, size));
-                let tokens = group.rows.len();
-                let activation = Activation { kind: self.kind, gated: true, tokens, width: size, x, out };
-                let done = activation.run(activation.capacity(), isa, pool);
-                debug_assert!(done.is_ok(), "an activation has no indices");
-            }
+            let rows = |first: *mut X, width: usize| Matrix {
+                dtype: self.x.dtype,
+                address: first.expose_provenance(),
+                stride: width,
+            };
+            let (x, out) = (rows(inner, 2 * size), rows(activated, size));
+            let activation = Activation { kind: self.kind, gated: true, tokens: num_rows, width: size, x, out };
+            let activate = ActivateRow { kernel: Activate::<X>::new(&activation), routes: &routes };
+            run_rows(&activate, routes.pairs.len(), 2 * size, isa, pool, &|_| {});
             self.down.multiply(activated, results, hidden, &routes, isa, pool);
             let sum = WeightedSum::<X> { results, out: self.out, width: hidden, routes: &routes };
             run_rows(&sum, num_tokens, routes.active * hidden, isa, pool, &|_| {});
@@ -150,6 +147,22 @@ impl<X: Storage> Kernel for Gather<'_, X> {
         let Some(row) = row else { return };
         // SAFETY: as the caller promises.
         unsafe { std::ptr::copy_nonoverlapping(from, self.to.add(row as usize * self.width), self.width) };
+    }
+}
+
+/// The activation of a pair's row.
+struct ActivateRow<'a, X> {
+    kernel: Activate<'a, X>,
+    routes: &'a Routes,
+}
+
+impl<X: Storage> Kernel for ActivateRow<'_, X> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, pair: usize) {
+        if let Some(row) = self.routes.pairs[pair].row {
+            // SAFETY: as the caller promises.
+            unsafe { self.kernel.run::<V>(row as usize) };
+        }
     }
 }
 

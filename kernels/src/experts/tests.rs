@@ -8,7 +8,7 @@ const EXPERTS: usize = 5;
 
 fn number(seed: usize) -> f32 {
     let mixed = (seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
-    mixed as f32 / 16_777_216.0 - 0.5
+    f32::from((mixed >> 8) as u16) / 65_536.0 - 0.5
 }
 
 fn numbers(seed: usize, count: usize) -> Vec<f32> {

@@ -28,6 +28,9 @@ pub(crate) struct RowGroup {
     pub(crate) matrix: usize,
 }
 
+/// Weights that are worth a task of its own: groups are many, and have few rows.
+const GROUP_TASK_BYTES: usize = 32 << 10;
+
 /// Rows of two groups do not lie in one tile.
 pub(crate) const GROUP_ROWS: usize = SIDE;
 
@@ -166,17 +169,21 @@ impl Product {
         run: &(dyn Fn(Part, Output) + Sync),
     ) {
         let num_panels = self.linear.num_panels();
+        let panels_a_task = (GROUP_TASK_BYTES / self.linear.panel_bytes()).clamp(1, num_panels);
+        let tasks_a_block = num_panels.div_ceil(panels_a_task);
         let rows_at_once = rows_at_once.next_multiple_of(BLOCK_ROWS);
         let blocks = groups.iter().flat_map(|group| {
             let starts = group.rows.clone().step_by(rows_at_once);
             starts.map(|start| (start..group.rows.end.min(start + rows_at_once), group.matrix))
         });
         let blocks: Vec<_> = blocks.collect();
-        pool.run(blocks.len() * num_panels, &|task| {
-            let ((rows, matrix), panel) = (&blocks[task / num_panels], task % num_panels);
-            // SAFETY: the matrices have this panel, and so have the outputs its columns.
-            let (first, output) = unsafe { (self.panel(matrix * num_panels + panel), self.output(panel)) };
-            run(Part { rows: rows.clone(), panel: first }, output);
+        pool.run(blocks.len() * tasks_a_block, &|task| {
+            let ((rows, matrix), first) = (&blocks[task / tasks_a_block], task % tasks_a_block * panels_a_task);
+            for panel in first..num_panels.min(first + panels_a_task) {
+                // SAFETY: the matrices have this panel, and so have the outputs its columns.
+                let (weights, output) = unsafe { (self.panel(matrix * num_panels + panel), self.output(panel)) };
+                run(Part { rows: rows.clone(), panel: weights }, output);
+            }
         });
     }
 
