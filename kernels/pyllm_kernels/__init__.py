@@ -21,6 +21,7 @@ from pyllm_kernels.dispatch import (
     batch_invariant,
     copy_blocks,
     edit_logits,
+    experts,
     layer_norm,
     linear_fp8,
     linear_w4a16,
@@ -39,6 +40,7 @@ from pyllm_kernels.dispatch import (
     swap_blocks,
 )
 from pyllm_kernels.edits import LogitsEdits
+from pyllm_kernels.experts import ExpertMatrices, Router
 from pyllm_kernels.graph import CaptureError, Graph
 from pyllm_kernels.matrix_rows import (
     FLOAT_DTYPES,
@@ -63,6 +65,7 @@ __all__ = [
     "BackendError",
     "CaptureError",
     "CardError",
+    "ExpertMatrices",
     "Graph",
     "KVScales",
     "Kernels",
@@ -73,6 +76,7 @@ __all__ = [
     "NotFiniteError",
     "PackedLinear",
     "QKNorm",
+    "Router",
     "Scales",
     "activation",
     "add",
@@ -85,6 +89,7 @@ __all__ = [
     "dtype_name",
     "edit_logits",
     "empty_bytes",
+    "experts",
     "instruction_set",
     "layer_norm",
     "linear_fp8",

@@ -26,6 +26,7 @@ __all__ = [
     "copy_blocks",
     "copy_rows",
     "edit_logits",
+    "experts",
     "forget_threads",
     "instruction_set",
     "logprobs",
@@ -142,6 +143,24 @@ def activation(kind: str, gated: bool, shape: tuple[int, int], x: _Rows, out: _R
     """`out = kind(gate) * up`: shape is that of out, [tokens, width]; a row of x is the gate, then up.
 
     Not gated: `out = kind(x)`. `ValueError` unless the kind is "silu", "gelu" or "gelu_tanh".
+    """
+
+def experts(
+    tokens: int,
+    x: _Rows,
+    logits: _Rows,
+    router: tuple[int, int, bool],
+    own: tuple[int, int],
+    kind: str,
+    matrices: list[tuple[Linear, int]],
+    out: _Rows,
+) -> None:
+    """`out = sum of weight * down(kind(gate(x)) * up(x))` over the experts that each token takes.
+
+    x and out [tokens, hidden], logits [tokens, experts], of one dtype. `router` is the number of experts, how many of
+    them a token takes, and whether their weights add up to 1; `own` the first of those whose matrices are here, and
+    their number. `matrices` are the gate, up and down of all these, one expert below the other, and where they lie
+    packed. `ValueError` for sizes that do not fit, or of which an expert's outputs are no multiple of 32.
     """
 
 def add(shape: tuple[int, int], x: _Rows, residual: _Rows, factor: float, out: _Rows) -> None:

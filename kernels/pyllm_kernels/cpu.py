@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
 from pyllm_kernels.edits import LogitsEdits
+from pyllm_kernels.experts import ExpertMatrices, Router
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, KVScales, QKNorm
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -85,6 +86,23 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     out = graph.empty((tokens, size), x.dtype)
     _cpu.activation(kind, gated, (tokens, size), _rows("x", x), _rows("out", out))
     graph.keep(x)
+    return out
+
+
+def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
+    packed = (matrices.gate, matrices.up, matrices.down)
+    layouts = [matrix.layout for matrix in packed]
+    if not _are_ours(x, logits) or any(layout is None for layout in layouts):
+        return graph.not_captured(reference.experts)(x, logits, router, kind, matrices)
+    tokens, hidden = x.shape
+    _check_shape("logits", logits, (tokens, router.num_experts))
+    _check_dtype("logits", logits, x.dtype)
+    out = graph.empty((tokens, hidden), x.dtype)
+    pairs = [(layout, matrix.data.data_ptr()) for layout, matrix in zip(layouts, packed, strict=True) if layout]
+    rule = (router.num_experts, router.active, router.normalised)
+    own = (router.first, router.count)
+    _cpu.experts(tokens, _rows("x", x), _rows("logits", logits), rule, own, kind, pairs, _rows("out", out))
+    graph.keep(x, logits, *(matrix.data for matrix in packed))
     return out
 
 

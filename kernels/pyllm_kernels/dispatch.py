@@ -14,6 +14,7 @@ from torch import Tensor
 from pyllm_kernels import cpu, cpu_linear, reference
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
+from pyllm_kernels.experts import ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import MatrixRows, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
@@ -76,6 +77,12 @@ class ActivationOp(Protocol):
     """`activation` below."""
 
     def __call__(self, x: Tensor, kind: str, gated: bool = True, /) -> Tensor: ...
+
+
+class ExpertsOp(Protocol):
+    """`experts` below."""
+
+    def __call__(self, x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices, /) -> Tensor: ...
 
 
 class RopeAndKVWriteOp(Protocol):
@@ -146,6 +153,7 @@ class Kernels:
     scale_and_cap: ScaleAndCapOp
     rope_and_kv_write: RopeAndKVWriteOp
     activation: ActivationOp
+    experts: ExpertsOp
     plan_attention: PlanAttentionOp
     paged_attention: Callable[[Tensor, Tensor, Tensor, AttentionMetadata, AttentionLayer], Tensor]
     copy_blocks: Callable[[Tensor, Tensor, Tensor], None]
@@ -369,6 +377,17 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     return select("auto", x.device).activation(x, kind, gated)
 
 
+def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
+    """Feed-forward layers of which each token takes a few (arXiv 1701.06538): the sum of `weight * expert(x)`.
+
+    x [tokens, hidden] and the router's logits [tokens, experts], of one dtype -> [tokens, hidden]. An expert is
+    `down(act(gate(x)) * up(x))`, with activations as in `activation`. Of equal scores the first experts' count more.
+    Results are added in float32, in the order of the experts; those that are not here add nothing. On a CPU a token's
+    result does not depend on the others.
+    """
+    return select("auto", x.device).experts(x, logits, router, kind, matrices)
+
+
 def plan_attention(
     metadata: AttentionMetadata, shape: AttentionShape, planned: AttentionMetadata | None = None
 ) -> AttentionMetadata:
@@ -474,6 +493,7 @@ def _reference() -> Kernels:
         scale_and_cap=reference.scale_and_cap,
         rope_and_kv_write=reference.rope_and_kv_write,
         activation=reference.activation,
+        experts=reference.experts,
         plan_attention=reference.plan_attention,
         paged_attention=reference.paged_attention,
         copy_blocks=reference.copy_blocks,
@@ -500,6 +520,7 @@ def _cpu(device_type: str) -> Kernels:
         scale_and_cap=cpu.scale_and_cap,
         rope_and_kv_write=cpu.rope_and_kv_write,
         activation=cpu.activation,
+        experts=cpu.experts,
         paged_attention=cpu.paged_attention,
         copy_blocks=cpu.copy_blocks,
     )
@@ -546,6 +567,7 @@ def _triton(device_type: str) -> Kernels:
         scale_and_cap=elementwise.scale_and_cap,
         rope_and_kv_write=rope.rope_and_kv_write,
         activation=elementwise.activation,
+        experts=reference.experts,
         plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
+from pyllm_kernels.experts import ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size
@@ -162,6 +163,29 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     gate, up = x.float().chunk(2, dim=-1) if gated else (x.float(), None)
     activated = ACTIVATIONS[kind](gate)
     return (activated if up is None else activated * up).to(x.dtype)
+
+
+def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
+    scores = logits.float()
+    chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : router.active]
+    weights = scores.softmax(dim=-1).gather(1, chosen)
+    if router.normalised:
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    total = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for index in range(router.count):
+        tokens, places = (chosen == router.first + index).nonzero(as_tuple=True)
+        if len(tokens):
+            gate, up, down = (_expert(packed, index, router) for packed in (matrices.gate, matrices.up, matrices.down))
+            rows = x[tokens]
+            inner = activation(torch.cat((packed_linear(rows, gate), packed_linear(rows, up)), dim=-1), kind)
+            result = packed_linear(inner, down).float()
+            total.index_add_(0, tokens, weights[tokens, places].unsqueeze(-1) * result)
+    return total.to(x.dtype)
+
+
+def _expert(packed: PackedLinear, index: int, router: Router) -> PackedLinear:
+    size = packed.out_features // router.count
+    return replace(packed, data=packed.data[index * size : (index + 1) * size])
 
 
 def plan_attention(

@@ -7,6 +7,7 @@ mod attention;
 mod blocks;
 mod capture;
 mod dtype;
+mod experts;
 mod graph;
 mod isa;
 mod kv_layer;
@@ -271,8 +272,8 @@ mod _cpu {
     use super::logits::states::LogitsStates;
     #[pymodule_export]
     use super::ops::{
-        activation, add, add_bias, copy_blocks, edit_logits, logprobs, norm, paged_attention, rope_and_kv_write,
-        sample, scale_and_cap,
+        activation, add, add_bias, copy_blocks, edit_logits, experts, logprobs, norm, paged_attention,
+        rope_and_kv_write, sample, scale_and_cap,
     };
     #[pymodule_export]
     use super::{Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads};

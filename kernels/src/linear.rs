@@ -30,7 +30,7 @@ use crate::threads::Pool;
 pub(crate) use format::{Format, GgmlType, Int8Source};
 pub(crate) use lookup::Lookup;
 use output::PANEL;
-pub(crate) use product::Product;
+pub(crate) use product::{GROUP_ROWS, Product, RowGroup};
 use source::Content;
 pub(crate) use source::{Row, Scales, Source, copy_rows, read_rows};
 
@@ -81,6 +81,13 @@ impl Linear {
             }
             _ => Ok(()),
         }
+    }
+
+    /// One of so many matrices that this one is made of, one below the other, if each begins with a panel.
+    pub(crate) fn split(&self, count: usize) -> Option<Self> {
+        let out_features = self.out_features / count.max(1);
+        let is_even = self.out_features == count * out_features && out_features.is_multiple_of(PANEL);
+        (is_even && out_features > 0).then_some(Self { out_features, ..*self })
     }
 
     pub(crate) fn packed_bytes(&self) -> usize {

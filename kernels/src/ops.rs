@@ -11,6 +11,7 @@ use pyo3::pybacked::PyBackedStr;
 use crate::attention::{Batch, NO_WINDOW, PagedAttention};
 use crate::blocks::CopyBlocks;
 use crate::dtype::DType;
+use crate::experts::{ExpertMatrices, Experts, Router};
 use crate::graph::{Graph, GraphError};
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
@@ -111,16 +112,61 @@ pub(crate) unsafe fn activation(
     x: Matrix,
     out: Matrix,
 ) -> PyResult<()> {
-    let kind = match kind {
-        "silu" => Kind::Silu,
-        "gelu" => Kind::Gelu,
-        "gelu_tanh" => Kind::GeluTanh,
-        _ => return Err(PyValueError::new_err(format!("no activation {kind:?}: use silu, gelu or gelu_tanh"))),
-    };
+    let kind = parse_kind(kind)?;
     let (tokens, width) = shape;
     check_alike("out", out, x, (tokens, width))?;
     // SAFETY: as the caller promises.
     unsafe { execute(py, Activation { kind, gated, tokens, width, x, out }) }
+}
+
+/// # Safety
+///
+/// The addresses are of what the stub says.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "an op has what the stub says")]
+pub(crate) unsafe fn experts(
+    py: Python<'_>,
+    tokens: usize,
+    x: Matrix,
+    logits: Matrix,
+    router: (usize, usize, bool),
+    own: (usize, usize),
+    kind: &str,
+    matrices: [(PyRef<'_, crate::Linear>, usize); 3],
+    out: Matrix,
+) -> PyResult<()> {
+    let ((num_experts, active, normalised), (first, count)) = (router, own);
+    if active == 0 || active > num_experts || count == 0 || first + count > num_experts {
+        return Err(PyValueError::new_err(format!(
+            "{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
+        )));
+    }
+    let [gate, up, down] = matrices.map(|(linear, packed)| {
+        let matrix = linear.0.split(count).map(|linear| ExpertMatrices { linear, packed });
+        matrix.ok_or_else(|| {
+            PyValueError::new_err(format!(
+                "{} outputs are not those of {count} experts, each a multiple of 32",
+                linear.0.out_features
+            ))
+        })
+    });
+    let (gate, up, down) = (gate?, up?, down?);
+    let (hidden, size) = (down.linear.out_features, down.linear.in_features);
+    for (linear, shape) in [(gate.linear, (size, hidden)), (up.linear, (size, hidden)), (down.linear, (hidden, size))] {
+        if (linear.out_features, linear.in_features) != shape || linear.dtype != x.dtype {
+            return Err(PyValueError::new_err(format!(
+                "an expert's matrix of {:?} [{}, {}] beside {:?} {shape:?}",
+                linear.dtype, linear.out_features, linear.in_features, x.dtype
+            )));
+        }
+    }
+    check_alike("x", x, x, (tokens, hidden))?;
+    check_alike("logits", logits, x, (tokens, num_experts))?;
+    check_alike("out", out, x, (tokens, hidden))?;
+    let router = Router { num_experts, active, normalised, first, count };
+    let op = Experts { tokens, x, logits, router, kind: parse_kind(kind)?, gate, up, down, out };
+    // SAFETY: as the caller promises.
+    unsafe { execute(py, op) }
 }
 
 /// # Safety
@@ -414,6 +460,15 @@ fn check_alike(name: &str, rows: Matrix, other: Matrix, (num_rows, width): (usiz
         )));
     }
     Ok(())
+}
+
+fn parse_kind(kind: &str) -> PyResult<Kind> {
+    match kind {
+        "silu" => Ok(Kind::Silu),
+        "gelu" => Ok(Kind::Gelu),
+        "gelu_tanh" => Ok(Kind::GeluTanh),
+        _ => Err(PyValueError::new_err(format!("no activation {kind:?}: use silu, gelu or gelu_tanh"))),
+    }
 }
 
 fn parse_dtype(dtype: &str) -> PyResult<DType> {

@@ -35,6 +35,8 @@ const MOST_BYTES_AHEAD: usize = 256 << 10;
 pub(crate) struct Pool {
     /// For what a kernel keeps from one run of tasks to its next.
     pub(crate) scratch: Scratch,
+    /// The same for what several products of one op work on.
+    pub(crate) rows: Scratch,
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
 }
@@ -48,7 +50,7 @@ impl Pool {
             thread::spawn(move || shared.work(thread))
         };
         let workers = (1..num_threads).map(start).collect();
-        Self { scratch: Scratch::default(), shared, workers }
+        Self { scratch: Scratch::default(), rows: Scratch::default(), shared, workers }
     }
 
     pub(crate) fn num_threads(&self) -> usize {

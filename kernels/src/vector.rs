@@ -9,6 +9,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use crate::dtype::from_bfloat16;
 use crate::isa::Isa;
 use portable::Portable;
 #[cfg(target_arch = "x86_64")]
@@ -129,6 +130,8 @@ pub(crate) trait Vector: Copy {
 
 /// What numbers are stored as: read into, and written from, lanes of float32.
 pub(crate) trait Storage: Copy + Default + Sync {
+    /// The number, exactly.
+    fn widen(self) -> f32;
     /// # Safety
     ///
     /// As for `Vector::load`.
@@ -176,6 +179,10 @@ pub(crate) trait Storage: Copy + Default + Sync {
 }
 
 impl Storage for f32 {
+    fn widen(self) -> f32 {
+        self
+    }
+
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const Self) -> V {
         // SAFETY: as the caller promises.
@@ -195,6 +202,10 @@ impl Storage for f32 {
 pub(crate) struct Bfloat16(pub(crate) u16);
 
 impl Storage for Bfloat16 {
+    fn widen(self) -> f32 {
+        from_bfloat16(self.0)
+    }
+
     #[inline(always)]
     unsafe fn load<V: Vector>(from: *const Self) -> V {
         // SAFETY: as the caller promises.

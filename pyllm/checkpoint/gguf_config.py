@@ -3,7 +3,7 @@
 The keys are those of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md and of llama.cpp's converter.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Any
 
 from pyllm.errors import ConfigError
@@ -63,7 +63,7 @@ def gguf_config(
     config |= {name: own[key] for key, name in family.gguf.fields.items() if key in own}
     config |= _of_tensors(shapes)
     config["architectures"] = [family.architectures[0]]
-    _check(own, config, architecture)
+    _check(own, config, architecture, family.gguf.fields)
     if "rope.dimension_count" in own:
         rotary_size = Config(own, PLACE).integer("rope.dimension_count")
         config["partial_rotary_factor"] = rotary_size / Config(config, PLACE).integer("head_dim")
@@ -90,13 +90,13 @@ def _of_tensors(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     }
 
 
-def _check(own: Mapping[str, Any], config: dict[str, Any], architecture: str) -> None:
+def _check(own: Mapping[str, Any], config: dict[str, Any], architecture: str, known: Container[str]) -> None:
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         config.setdefault("head_dim", hidden // heads)
     neutral = {"expert_count": 0, "attention.value_length": config.get("head_dim"), "attention.causal": True}
     for name, supported in neutral.items():
-        if own.get(name, supported) != supported:
+        if name not in known and own.get(name, supported) != supported:
             raise ConfigError(f"{architecture}.{name} = {own[name]!r:.80} is not supported, only {supported}")
 
 

@@ -212,6 +212,9 @@ class ParallelConfig(_Config, frozen=True):
     """How the model is spread over processes."""
 
     tensor_parallel_size: Annotated[int, Meta(description="ranks that share each weight matrix", ge=1)] = 1
+    enable_expert_parallel: Annotated[
+        bool, Meta(description="give each rank some of the experts whole, not a part of each")
+    ] = False
     distributed_executor_backend: Annotated[
         ExecutorBackend, Meta(description="mp: a process for each rank; uni: the core's process runs the model")
     ] = "mp"

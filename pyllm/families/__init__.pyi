@@ -1,5 +1,6 @@
 from .config import Config
 from .family import (
+    GGUF_EXPERTS,
     Family,
     GgufNames,
     layer_types,
@@ -8,12 +9,14 @@ from .family import (
     read_feed_forward,
     read_model,
     read_norm,
+    read_routing,
     text_config,
 )
 from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
 from .registry import GROUP, find_family, find_gguf_family
 from .rope import at_context, read_rope
 from .spec import (
+    EXPERT_FEATURES,
     AttentionSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -21,6 +24,7 @@ from .spec import (
     NormSpec,
     QueryScaling,
     RopeSpec,
+    RoutingSpec,
     check_tensor_parallel,
 )
 from .tensors import (
@@ -41,7 +45,9 @@ from .tensors import (
 )
 
 __all__ = [
+    "EXPERT_FEATURES",
     "GATE_UP",
+    "GGUF_EXPERTS",
     "GGUF_NAMES",
     "GROUP",
     "LLAMA_PARTS",
@@ -61,6 +67,7 @@ __all__ = [
     "Quantised",
     "QueryScaling",
     "RopeSpec",
+    "RoutingSpec",
     "Rows",
     "TensorEntry",
     "TensorNames",
@@ -81,5 +88,6 @@ __all__ = [
     "read_model",
     "read_norm",
     "read_rope",
+    "read_routing",
     "text_config",
 ]

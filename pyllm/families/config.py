@@ -89,6 +89,13 @@ class Config:
             raise self.error(name, values, f"a list of {count} items")
         return values[:count]
 
+    def integers(self, name: str) -> list[int]:
+        """A list of whole numbers; empty if there is none."""
+        values = self._get(name, [])
+        if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
+            raise self.error(name, values, "a list of whole numbers")
+        return values
+
     def section(self, name: str) -> "Config":
         """A dictionary within; empty if there is none."""
         value = self._get(name, {})

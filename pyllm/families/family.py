@@ -6,10 +6,22 @@ from typing import Any
 
 from pyllm.families.config import Config
 from pyllm.families.rope import longest_context, read_rope
-from pyllm.families.spec import ACTIVATIONS, AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from pyllm.families.spec import (
+    ACTIVATIONS,
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+    RoutingSpec,
+)
 from pyllm.families.tensors import GGUF_NAMES, HUGGINGFACE_NAMES, TensorNames
 
 MAX_LAYERS = 1024
+MAX_EXPERTS = 1024
+GGUF_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+"""The keys of a GGUF file for experts, as `GgufNames.fields` has them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +72,15 @@ def read_feed_forward(config: Config, name: str = "hidden_act", **features: Any)
         raise config.error(name, activation, f"one of {', '.join(ACTIVATIONS)}")
     size = config.integer("intermediate_size")
     return FeedForwardSpec(**{"size": size, "activation": ACTIVATIONS[activation]} | features)
+
+
+def read_routing(config: Config, normalised: bool) -> RoutingSpec:
+    """The rule of a router: how many experts there are, and how many of them a token takes."""
+    name = "num_local_experts" if "num_local_experts" in config else "num_experts"  # as older files have it
+    experts, active = config.integer(name, most=MAX_EXPERTS), config.integer("num_experts_per_tok")
+    if active > experts:
+        raise config.error("num_experts_per_tok", active, f"at most {name}, {experts}")
+    return RoutingSpec(experts=experts, active=active, normalised=normalised)
 
 
 def read_norm(config: Config, name: str = "rms_norm_eps", **features: Any) -> NormSpec:

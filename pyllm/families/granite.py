@@ -1,10 +1,15 @@
-"""Granite 3, and the dense models of Granite 4: Llama with multipliers for embeddings, scores, residuals and logits."""
+"""Granite 3, its models of experts, and the dense models of Granite 4: Llama with multipliers for embeddings, scores,
+residuals and logits.
+"""
 
 from dataclasses import replace
+
+from msgspec.structs import replace as replace_struct
 
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_EXPERTS,
     Family,
     GgufNames,
     num_layers,
@@ -12,6 +17,7 @@ from pyllm.families.family import (
     read_feed_forward,
     read_model,
     read_norm,
+    read_routing,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensors import GATE_UP, GGUF_NAMES, LLAMA_PARTS, TensorNames
@@ -43,6 +49,14 @@ def read_granite(config: Config) -> ModelSpec:
     )
 
 
+def read_granite_moe(config: Config) -> ModelSpec:
+    """The model that a config.json of Granite 3 with experts describes."""
+    spec = read_granite(config)
+    routing = read_routing(config, normalised=True)
+    experts = replace_struct(spec.layers[0].feed_forward, routing=routing)
+    return replace_struct(spec, layers=tuple(replace_struct(layer, feed_forward=experts) for layer in spec.layers))
+
+
 def read_granite4(config: Config) -> ModelSpec:
     """The same for Granite 4, if it has neither experts nor Mamba layers."""
     if experts := config.integer("num_local_experts", 8, least=0):
@@ -62,19 +76,38 @@ def _complete(config: Config) -> Config:
     return config.replaced(position_embedding_type="rope" if rotates else "nope")
 
 
+_GGUF_FIELDS = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "rope.scaling.finetuned": "rope_finetuned",
+}
 GRANITE = Family(
     architectures=("GraniteForCausalLM",),
     read=read_granite,
     gguf=GgufNames(
         architectures=("granite",),
         tensors=replace(GGUF_NAMES, interleaved=True),
-        fields={
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-            "rope.scaling.finetuned": "rope_finetuned",
+        fields=_GGUF_FIELDS,
+        complete=_complete,
+    ),
+)
+GRANITE_MOE = Family(
+    architectures=("GraniteMoeForCausalLM",),
+    read=read_granite_moe,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS
+        | {
+            "feed_forward.router": "block_sparse_moe.router.layer",
+            "feed_forward.experts.down": "block_sparse_moe.output_linear",
         },
+        stacked={"block_sparse_moe.input_linear": ("feed_forward.experts.gate", "feed_forward.experts.up")},
+    ),
+    gguf=GgufNames(
+        architectures=("granitemoe",),
+        tensors=replace(GGUF_NAMES, interleaved=True),
+        fields=_GGUF_FIELDS | GGUF_EXPERTS,
         complete=_complete,
     ),
 )

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_EXPERTS,
     Family,
     GgufNames,
     num_layers,
@@ -11,6 +12,7 @@ from pyllm.families.family import (
     read_feed_forward,
     read_model,
     read_norm,
+    read_routing,
 )
 from pyllm.families.spec import LayerSpec, ModelSpec
 from pyllm.families.tensors import GGUF_NAMES
@@ -20,9 +22,12 @@ def read(config: Config) -> ModelSpec:
     """The model that a config.json of Llama describes."""
     config.refuse_unless(sliding_window=None)
     bias, norm = config.flag("attention_bias", False), read_norm(config)
+    # In GGUF files Mixtral is a Llama with experts.
+    has_experts = config.integer("num_local_experts", 0, least=0) > 0
+    routing = read_routing(config, normalised=True) if has_experts else None
     layer = LayerSpec(
         attention=read_attention(config, bias=bias, output_bias=bias),
-        feed_forward=read_feed_forward(config, bias=config.flag("mlp_bias", False)),
+        feed_forward=read_feed_forward(config, bias=config.flag("mlp_bias", False), routing=routing),
         attention_norm=norm,
         feed_forward_norm=norm,
     )
@@ -33,5 +38,5 @@ FAMILY = Family(
     architectures=("LlamaForCausalLM",),
     read=read,
     # llama.cpp rotates neighbours, and its converter reorders the rows of Llama's query and key for that.
-    gguf=GgufNames(architectures=("llama",), tensors=replace(GGUF_NAMES, interleaved=True)),
+    gguf=GgufNames(architectures=("llama",), tensors=replace(GGUF_NAMES, interleaved=True), fields=GGUF_EXPERTS),
 )

@@ -1,4 +1,5 @@
-"""Mistral (arXiv 2310.06825), Ministral and Ministral 3: Llama with windows, and a query scale by position in the last.
+"""Mistral (arXiv 2310.06825), Ministral and Ministral 3: Llama with windows, and a query scale by position in the last;
+Mixtral (arXiv 2401.04088), which has experts.
 
 The text model of Mistral 3 with images is read, too; the tensors for images are skipped.
 """
@@ -13,15 +14,17 @@ from pyllm.families.family import (
     Family,
     GgufNames,
     layer_types,
+    num_layers,
     read_attention,
     read_feed_forward,
     read_model,
     read_norm,
+    read_routing,
     text_config,
 )
 from pyllm.families.rope import rope_parameters
 from pyllm.families.spec import LayerSpec, ModelSpec, QueryScaling
-from pyllm.families.tensors import GGUF_NAMES, TEXT_MODEL_NAMES
+from pyllm.families.tensors import GGUF_NAMES, LLAMA_PARTS, TEXT_MODEL_NAMES, TensorNames
 
 # Of the configurations' classes in transformers, by model_type; a sliding_window of null is none.
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -47,6 +50,19 @@ def read(config: Config) -> ModelSpec:
         for kind in layer_types(config, lambda _: window is not None)
     ]
     return read_model(config, layers)
+
+
+def read_mixtral(config: Config) -> ModelSpec:
+    """The model that a config.json of Mixtral describes."""
+    config = config.with_defaults(rms_norm_eps=1e-5)
+    norm = read_norm(config)
+    layer = LayerSpec(
+        attention=read_attention(config, window=config.optional_integer("sliding_window")),
+        feed_forward=read_feed_forward(config, routing=read_routing(config, normalised=True)),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+    )
+    return read_model(config, [layer] * num_layers(config))
 
 
 def _query_scaling(config: Config) -> QueryScaling | None:
@@ -75,5 +91,18 @@ FAMILY = Family(
         architectures=("mistral3",),
         tensors=replace(GGUF_NAMES, interleaved=True),
         fields={"attention.temperature_scale": "llama_4_scaling_beta"},
+    ),
+)
+MIXTRAL = Family(
+    architectures=("MixtralForCausalLM",),
+    read=read_mixtral,
+    tensors=TensorNames(
+        parts=LLAMA_PARTS
+        | {
+            "feed_forward.router": "block_sparse_moe.gate",
+            "feed_forward.experts.gate": "block_sparse_moe.experts.{}.w1",
+            "feed_forward.experts.up": "block_sparse_moe.experts.{}.w3",
+            "feed_forward.experts.down": "block_sparse_moe.experts.{}.w2",
+        }
     ),
 )

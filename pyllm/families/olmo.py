@@ -1,16 +1,21 @@
-"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms after the layers only, and of all heads of query and key together."""
+"""OLMo 2 (arXiv 2501.00656) and OLMo 3: norms after the layers only, and of all heads of query and key together; OLMoE
+(arXiv 2409.02060): experts, and norms before the layers.
+"""
 
 from msgspec.structs import replace
 
 from pyllm.families.config import Config
 from pyllm.families.family import (
+    GGUF_EXPERTS,
     Family,
     GgufNames,
     layer_types,
+    num_layers,
     read_attention,
     read_feed_forward,
     read_model,
     read_norm,
+    read_routing,
 )
 from pyllm.families.rope import read_rope
 from pyllm.families.spec import LayerSpec, ModelSpec
@@ -26,6 +31,20 @@ def read_olmo3(config: Config) -> ModelSpec:
     """The model that a config.json of OLMo 3 describes."""
     config = config.with_defaults(rope_theta=500_000.0, sliding_window=4096)
     return _read(config, layer_types(config, lambda index: (index + 1) % 4 != 0))
+
+
+def read_olmoe(config: Config) -> ModelSpec:
+    """The model that a config.json of OLMoE describes."""
+    config.refuse_unless(clip_qkv=None)
+    config = config.with_defaults(rms_norm_eps=1e-5)
+    bias, norm = config.flag("attention_bias", False), read_norm(config)
+    layer = LayerSpec(
+        attention=read_attention(config, bias=bias, output_bias=bias, query_key_norm=norm, norm_over="all"),
+        feed_forward=read_feed_forward(config, routing=read_routing(config, config.flag("norm_topk_prob", False))),
+        attention_norm=norm,
+        feed_forward_norm=norm,
+    )
+    return read_model(config, [layer] * num_layers(config))
 
 
 def _read(config: Config, types: list[str]) -> ModelSpec:
@@ -64,3 +83,8 @@ OLMO2 = Family(
     gguf=GgufNames(architectures=("olmo2",)),
 )
 OLMO3 = Family(architectures=("Olmo3ForCausalLM",), read=read_olmo3, tensors=TensorNames(parts=_PARTS))
+OLMOE = Family(
+    architectures=("OlmoeForCausalLM",),
+    read=read_olmoe,
+    gguf=GgufNames(architectures=("olmoe",), fields=GGUF_EXPERTS),
+)

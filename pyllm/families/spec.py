@@ -106,13 +106,28 @@ class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
         return max(1, self.kv_heads // ranks)
 
 
+class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Of several feed-forward layers each token takes `active` ones (arXiv 1701.06538).
+
+    A softmax over the router's scores gives their weights; with `normalised` those of the chosen ones add up to 1.
+    """
+
+    experts: int
+    active: int
+    normalised: bool = True
+
+
 class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated."""
+    """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated.
+
+    With `routing` it is the experts, each of this size.
+    """
 
     size: int
     activation: Activation = "silu"
     gated: bool = True
     bias: bool = False
+    routing: RoutingSpec | None = None
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,29 +179,42 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.layers[0].attention
 
 
-def check_tensor_parallel(spec: ModelSpec, ranks: int) -> None:
+EXPERT_FEATURES = 32
+"""A rank's part of an expert has a multiple of so many features."""
+
+
+def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) -> None:
     """Refuse a tensor-parallel size that would cut through an attention head or leave the ranks unequal.
 
-    KV heads are the exception: where there are more ranks than KV heads, several ranks hold the same one.
+    KV heads are the exception: where there are more ranks than KV heads, several ranks hold the same one. `by_expert`:
+    a rank has some of the experts whole.
 
     Raises:
         ConfigError: with the sizes that would work.
     """
-    if not _unevenly_cut(spec, ranks):
+    if not (uneven := _unevenly_cut(spec, ranks, by_expert)):
         return
-    common = math.gcd(*(size for layer in spec.layers for size in (layer.attention.heads, layer.feed_forward.size)))
-    sizes = [size for size in range(1, common + 1) if common % size == 0 and not _unevenly_cut(spec, size)]
+    common = math.gcd(*(layer.attention.heads for layer in spec.layers))
+    divisors = [size for size in range(1, common + 1) if common % size == 0]
+    sizes = [str(size) for size in divisors if not _unevenly_cut(spec, size, by_expert)]
     raise ConfigError(
-        f"tensor_parallel_size {ranks} does not divide {' and '.join(_unevenly_cut(spec, ranks))}; "
-        f"sizes that work here: {', '.join(map(str, sizes))}"
+        f"tensor_parallel_size {ranks} does not divide {' and '.join(uneven)}; "
+        f"sizes that work here: {', '.join(sizes) or 'none'}"
     )
 
 
-def _unevenly_cut(spec: ModelSpec, ranks: int) -> list[str]:
+def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
     parts = {}
     for layer in spec.layers:
         attention, size = layer.attention, layer.feed_forward.size
         parts[f"{attention.heads} attention heads"] = attention.heads % ranks == 0
         parts[f"{attention.kv_heads} key/value heads"] = not (attention.kv_heads % ranks and ranks % attention.kv_heads)
-        parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
+        if (routing := layer.feed_forward.routing) is None:
+            parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
+        elif by_expert:
+            parts[f"{routing.experts} experts"] = routing.experts % ranks == 0 and size % EXPERT_FEATURES == 0
+        else:
+            parts[f"{size} features of an expert into multiples of {EXPERT_FEATURES}"] = (
+                size % (EXPERT_FEATURES * ranks) == 0
+            )
     return [name for name, is_even in parts.items() if not is_even]

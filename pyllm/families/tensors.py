@@ -109,6 +109,10 @@ LLAMA_PARTS = {
     "feed_forward.gate": "mlp.gate_proj",
     "feed_forward.up": "mlp.up_proj",
     "feed_forward.down": "mlp.down_proj",
+    "feed_forward.router": "mlp.gate",
+    "feed_forward.experts.gate": "mlp.experts.{}.gate_proj",
+    "feed_forward.experts.up": "mlp.experts.{}.up_proj",
+    "feed_forward.experts.down": "mlp.experts.{}.down_proj",
 }
 """Of a layer, in transformers' names for Llama, which most families share."""
 
@@ -125,6 +129,10 @@ GGUF_PARTS = {
     "feed_forward.gate": "ffn_gate",
     "feed_forward.up": "ffn_up",
     "feed_forward.down": "ffn_down",
+    "feed_forward.router": "ffn_gate_inp",
+    "feed_forward.experts.gate": "ffn_gate_exps",
+    "feed_forward.experts.up": "ffn_up_exps",
+    "feed_forward.experts.down": "ffn_down_exps",
     "feed_forward_output_norm": "post_ffw_norm",
 }
 """Of a layer, in llama.cpp's names."""
@@ -134,6 +142,7 @@ GGUF_PARTS = {
 class TensorNames:
     """The names that a kind of file gives to a family's tensors.
 
+    - `parts`: of those of an expert the name has its number at {}, or is that of a tensor [experts, rows, columns].
     - `roots`: what may stand before the embedding, the norm and the layers; the first that fits is taken.
     - `stacked`: tensors that hold several parts of a layer, one below the other.
     - `interleaved`: query and key have the pairs of RoPE side by side.
@@ -197,12 +206,16 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
         "attention.key": (attention.kv_size, hidden),
         "attention.value": (attention.kv_size, hidden),
         "attention.output": (hidden, attention.query_size),
-        "feed_forward.gate": (feed_forward.size, hidden),
-        "feed_forward.up": (feed_forward.size, hidden),
-        "feed_forward.down": (hidden, feed_forward.size),
     }
-    if not feed_forward.gated:
-        del matrices["feed_forward.gate"]
+    prefixes = ["feed_forward"]
+    if (routing := feed_forward.routing) is not None:
+        matrices["feed_forward.router"] = (routing.experts, hidden)
+        prefixes = [f"feed_forward.experts.{expert}" for expert in range(routing.experts)]
+    for prefix in prefixes:
+        if feed_forward.gated:
+            matrices[f"{prefix}.gate"] = (feed_forward.size, hidden)
+        matrices[f"{prefix}.up"] = (feed_forward.size, hidden)
+        matrices[f"{prefix}.down"] = (hidden, feed_forward.size)
     biased = {
         "attention.query": attention.bias,
         "attention.key": attention.bias,
@@ -248,13 +261,21 @@ def map_tensors(
         shapes = parameters_of_layer(spec, layer)
         for name, shape in shapes.items():
             part, _, kind = name.rpartition(".")
+            part, expert = _expert_of(part)
             source, parts = names.source_of(part)
-            sizes = [shapes[f"{other}.{kind}"][0] for other in parts]
+            of_expert = "" if expert is None else f".{expert}"
+            sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
             at = parts.index(part)
+            above, below = sum(sizes[:at]), sum(sizes[at + 1 :])
+            if expert is not None and "{}" in source:
+                source = source.format(expert)
+            elif expert is not None and layer.feed_forward.routing is not None:
+                above += expert * sum(sizes)
+                below += (layer.feed_forward.routing.experts - 1 - expert) * sum(sizes)
             place = _Place(
                 f"{root}{names.layer.format(index)}{source}.{kind}",
-                sum(sizes[:at]),
-                sum(sizes[at + 1 :]),
+                above,
+                below,
                 part in names.transposed and len(shape) == 2,
             )
             plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
@@ -274,6 +295,15 @@ def num_parameters(spec: ModelSpec) -> int:
     return sum(map(math.prod, shapes)) + spec.hidden_size * (1 + vocabularies * spec.vocab_size)
 
 
+def _expert_of(part: str) -> tuple[str, int | None]:
+    """The part that an expert's is one of, and the expert's number."""
+    before, experts, after = part.partition(".experts.")
+    if not experts:
+        return part, None
+    number, _, name = after.partition(".")
+    return f"{before}{experts}{name}", int(number)
+
+
 class _Place(NamedTuple):
     """A tensor, and how many rows of it belong to other parameters."""
 
@@ -290,6 +320,8 @@ def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, plac
         needed = needed[::-1]
     if tensor is None:
         raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs")
+    if len(tensor.shape) == len(shape) + 1:  # the matrices of all experts: they lie one below the other
+        tensor = msgspec.structs.replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], *tensor.shape[2:]))
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()

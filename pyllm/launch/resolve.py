@@ -71,7 +71,7 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     ranks = config.parallel.tensor_parallel_size
     if device == "cuda" and cards < ranks:
         raise ConfigError(f"device cuda: {ranks} rank(s) need as many cards, {cards} are visible; use --device cpu")
-    check_tensor_parallel(spec, ranks)
+    check_tensor_parallel(spec, ranks, by_expert=config.parallel.enable_expert_parallel)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
     longest = spec.max_position_embeddings

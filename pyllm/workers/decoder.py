@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyllm.families.spec import AttentionSpec, FeedForwardSpec, ModelSpec
 from pyllm.workers.layers.attention import PagedAttention
+from pyllm.workers.layers.experts import Experts
 from pyllm.workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from pyllm.workers.layers.norm import Norm
 from pyllm.workers.layers.placement import Placement
@@ -83,6 +84,10 @@ class FeedForward:
         self.up.load(reader, *(f"{prefix}{name}" for name in names))
         self.down.load(reader, f"{prefix}down")
 
+    def packed(self) -> Iterator[PackedLinear]:
+        """Every matrix, in order."""
+        yield from (*self.up.packed, self.down.packed)
+
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
         return self.down(self._kernels.activation(self.up(x), self._activation, self._gated))
 
@@ -99,7 +104,12 @@ class DecoderLayer:
         self._factor = model.residual_multiplier
         self._parallel = spec.parallel
         self.attention = Attention(spec.attention, size, layer, placement)
-        self.feed_forward = FeedForward(spec.feed_forward, size, placement)
+        routing = spec.feed_forward.routing
+        self.feed_forward: FeedForward | Experts = (
+            FeedForward(spec.feed_forward, size, placement)
+            if routing is None
+            else Experts(spec.feed_forward, routing, size, placement)
+        )
         self.norms = {name: Norm(norm, size, placement) for name, norm in spec.norms.items()}
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -161,7 +171,7 @@ class Decoder:
         """Every matrix but the embedding and the head, in order."""
         for layer in self.layers:
             yield from (*layer.attention.qkv.packed, layer.attention.output.packed)
-            yield from (*layer.feed_forward.up.packed, layer.feed_forward.down.packed)
+            yield from layer.feed_forward.packed()
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         x, residual = self.embedding(tokens), None

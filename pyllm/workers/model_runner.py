@@ -62,7 +62,14 @@ class ModelRunner:
         self._kernels = replace(kernels, paged_attention=attention.attend)
         self._prepare_attention = attention.prepare
         self._may_capture = fits_graphs(device.type, kernels, attention) and not engine.device.enforce_eager
-        self._placement = Placement(group, DTYPES[engine.model.dtype], device, self._kernels, engine.model.quantization)
+        self._placement = Placement(
+            group,
+            DTYPES[engine.model.dtype],
+            device,
+            self._kernels,
+            engine.model.quantization,
+            by_expert=engine.parallel.enable_expert_parallel,
+        )
         assert engine.model.max_model_len is not None, "the configuration was not resolved"
         self._max_model_len = engine.model.max_model_len
         block_size = engine.cache.block_size

@@ -40,10 +40,15 @@ FAMILIES = (
     "granite-4",
     "glm4",
     "cohere2",
+    "mixtral-whole",
+    "qwen3-moe",
+    "olmoe",
+    "granite-moe",
 )
 # Fields that published files have, transformers 5 does not write, and the converter asks for.
 _OLDER_FIELDS = {
     "cohere2": {"rotary_pct": 1.0},
+    "qwen3-moe": {"num_experts": 6, "norm_topk_prob": True},
     "granite-4": {"layer_types": ["attention", "attention"]},
     "phi3": {"original_max_position_embeddings": 256},
 }

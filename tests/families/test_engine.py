@@ -6,6 +6,7 @@ Some of it is in `make test`; `make oracle` has every family on one rank and on 
 import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +54,7 @@ def greedy(family: str, prompt: Tokens) -> tuple[Tokens, float]:
     return tokens, margin
 
 
-def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 0) -> None:
+def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 0, **options: Any) -> None:
     """In small chunks, with cached prefixes, and with so few blocks that sequences are preempted."""
     cases = prompts_and_answers(family)
     spec = read_checkpoint(folder).spec
@@ -68,6 +69,7 @@ def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 
         expected_growth=0.0,
         tensor_parallel_size=ranks,
         kv_offloading_size=kv_offloading_size,
+        **options,
     ) as llm:
         together = llm.generate([prompt for prompt, _ in cases], GREEDY)
         again = [llm.generate([cases[0][0]], GREEDY)[0] for _ in range(3)]
@@ -80,7 +82,7 @@ def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4"])
+@pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4", "mixtral"])
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
@@ -89,6 +91,11 @@ def test_two_ranks(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("family", ["cohere2", "mistral"])
 def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=1, kv_offloading_size="8MiB")
+
+
+@pytest.mark.timeout(300)
+def test_experts_whole_on_two_ranks(tmp_path: Path) -> None:
+    check(write_tiny_family(tmp_path, "qwen3-moe"), "qwen3-moe", ranks=2, enable_expert_parallel=True)
 
 
 @pytest.mark.timeout(300)

@@ -1,11 +1,12 @@
 """Tensor-parallel sizes of a spec: what divides, and KV heads that several ranks hold."""
 
+import msgspec
 import pytest
 
 from pyllm.errors import ConfigError
 from pyllm.families import llama
 from pyllm.families.config import Config
-from pyllm.families.spec import ModelSpec, check_tensor_parallel
+from pyllm.families.spec import ModelSpec, RoutingSpec, check_tensor_parallel
 
 
 def spec(heads: int, kv_heads: int, size: int) -> ModelSpec:
@@ -24,6 +25,20 @@ def test_kv_heads_are_replicated_over_more_ranks(kv_heads: int, ranks: int, held
     model = spec(heads=8, kv_heads=kv_heads, size=64)
     check_tensor_parallel(model, ranks)
     assert model.attention.kv_heads_of_rank(ranks) == held
+
+
+def test_experts_are_cut_into_parts_or_given_out_whole() -> None:
+    model = spec(heads=8, kv_heads=4, size=64)
+    layer = msgspec.structs.replace(model.layers[0].feed_forward, routing=RoutingSpec(experts=6, active=2))
+    model = msgspec.structs.replace(
+        model, layers=tuple(msgspec.structs.replace(each, feed_forward=layer) for each in model.layers)
+    )
+    check_tensor_parallel(model, 2)
+    check_tensor_parallel(model, 2, by_expert=True)
+    with pytest.raises(ConfigError, match=r"does not divide 64 features of an expert into multiples of 32; .*: 1, 2$"):
+        check_tensor_parallel(model, 4)
+    with pytest.raises(ConfigError, match=r"4 does not divide 6 experts; .*: 1, 2$"):
+        check_tensor_parallel(model, 4, by_expert=True)
 
 
 @pytest.mark.parametrize(

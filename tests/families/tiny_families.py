@@ -58,6 +58,8 @@ _DENSE = {
     "mamba_n_heads": 8,
     "layer_types": ["full_attention"] * 2,
 }
+_EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 64}
+_QWEN3_MOE = {"moe_intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
@@ -93,6 +95,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "granite": ("Granite", _SCALED | _BIASES),
     "granite-4": ("GraniteMoeHybrid", _SCALED | _DENSE | {"position_embedding_type": "rope"}),
     "granite-4-nope": ("GraniteMoeHybrid", _DENSE | {"attention_multiplier": 0.2}),
+    "mixtral": ("Mixtral", _WINDOW | _EXPERTS),
+    "mixtral-whole": ("Mixtral", _EXPERTS),
+    "qwen3-moe": ("Qwen3Moe", _HEAD | _EXPERTS | _QWEN3_MOE | {"norm_topk_prob": True}),
+    "qwen3-moe-dense": ("Qwen3Moe", _HEAD | _EXPERTS | _QWEN3_MOE | {"mlp_only_layers": [0]}),
+    "olmoe": ("Olmoe", _EXPERTS | {"num_local_experts": 5, "num_key_value_heads": 4}),
+    "granite-moe": ("GraniteMoe", _SCALED | _EXPERTS),
     "glm": ("Glm", _HEAD),
     "glm4": ("Glm4", _HEAD),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
@@ -107,8 +115,8 @@ def oracle(name: str) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(len(name))
     model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
     for parameter_name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            parameter.data.normal_(0, 1.5 * parameter.shape[1] ** -0.5, generator=generator)
+        if parameter.ndim > 1:
+            parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
             assert "norm" in parameter_name or "bias" in parameter_name

@@ -77,14 +77,19 @@ impl<F: IntegerFormat> IntegerRows<F> {
         let (integers, factors) = scratch.bytes(integer_bytes + factor_bytes).split_at_mut(integer_bytes);
         let (integers, factors) = (integers.as_mut_ptr().cast(), factors.as_mut_ptr().cast());
         let rows = Self { format, dtype, in_features, x, num_chunks, integers, factors };
-        // Zeros past the last row: what anyone left there may be numbers that are slow to compute with.
-        for row in num_rows..whole_rows {
-            for chunk in 0..row_factors::<F>(num_chunks) {
+        rows.clear_up_to_a_tile(num_rows);
+        rows
+    }
+
+    /// Zeros from a row on up to where the next tile begins: what anyone left there may be numbers that are slow to
+    /// compute with.
+    pub(super) fn clear_up_to_a_tile(&self, row: usize) {
+        for row in row..row.next_multiple_of(SIDE) {
+            for chunk in 0..row_factors::<F>(self.num_chunks) {
                 // SAFETY: there is room for whole tiles.
-                unsafe { rows.row_factors(row).add(chunk * SIDE).write(F::Factors::default()) };
+                unsafe { self.row_factors(row).add(chunk * SIDE).write(F::Factors::default()) };
             }
         }
-        rows
     }
 
     /// How many rows fill so many bytes.

@@ -2,6 +2,7 @@
 //! panels among tasks. Knows no micro-kernel and no layout of a panel.
 
 use std::mem;
+use std::ops::Range;
 
 use super::format::Format;
 use super::integer_rows::{IntegerFormat, IntegerRows};
@@ -18,6 +19,20 @@ const QUANTISED_BYTES_AT_ONCE: usize = 512 << 10;
 
 /// Every block but the last has a multiple of this many rows.
 const BLOCK_ROWS: usize = 32;
+
+/// Rows that are multiplied with one of several matrices, which lie one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct RowGroup {
+    /// Begins at a multiple of `GROUP_ROWS`.
+    pub(crate) rows: Range<usize>,
+    pub(crate) matrix: usize,
+}
+
+/// Weights that are worth a task of its own: groups are many, and have few rows.
+const GROUP_TASK_BYTES: usize = 32 << 10;
+
+/// Rows of two groups do not lie in one tile.
+pub(crate) const GROUP_ROWS: usize = SIDE;
 
 /// `out = x @ weight.T`, of as many rows as it is run with.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +117,74 @@ impl Product {
             unsafe { rows.multiply(isa, &part, output) };
         });
         pool.scratch = scratch;
+    }
+
+    /// Multiply each group of rows with its matrix.
+    ///
+    /// # Safety
+    ///
+    /// As for `run`, of the rows of the groups, and `packed` has all matrices that they name.
+    pub(crate) unsafe fn run_groups(&self, groups: &[RowGroup], isa: Isa, pool: &mut Pool) {
+        match self.linear.format {
+            Format::Float => {
+                self.run_group_parts(groups, FLOAT_ROWS_AT_ONCE, pool, &|part, output| {
+                    // SAFETY: as the caller promises.
+                    unsafe { self.multiply_floats(isa, &part, output) };
+                });
+            }
+            // SAFETY: as the caller promises.
+            Format::Int8(source) => unsafe { self.run_integer_groups(source, groups, isa, pool) },
+            // SAFETY: as the caller promises.
+            Format::Ggml(ggml_type) => unsafe { self.run_integer_groups(ggml_type, groups, isa, pool) },
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `run_groups`; the weights are of this format.
+    unsafe fn run_integer_groups<F: IntegerFormat>(&self, format: F, groups: &[RowGroup], isa: Isa, pool: &mut Pool) {
+        let mut scratch = mem::take(&mut pool.scratch);
+        let num_rows = groups.last().map_or(0, |group| group.rows.end);
+        let rows = IntegerRows::within(&mut scratch, format, &self.linear, self.x, num_rows);
+        pool.run(groups.len(), &|group| {
+            for row in groups[group].rows.clone() {
+                // SAFETY: as the caller promises; each row is in one group.
+                unsafe { rows.quantise_row(row, isa) };
+            }
+            rows.clear_up_to_a_tile(groups[group].rows.end);
+        });
+        self.run_group_parts(groups, rows.at_once(QUANTISED_BYTES_AT_ONCE), pool, &|part, output| {
+            // SAFETY: as the caller promises; the rows were just quantised.
+            unsafe { rows.multiply(isa, &part, output) };
+        });
+        pool.scratch = scratch;
+    }
+
+    /// Call `run` once for each panel of the matrix of each group, and each block of its rows.
+    fn run_group_parts(
+        &self,
+        groups: &[RowGroup],
+        rows_at_once: usize,
+        pool: &mut Pool,
+        run: &(dyn Fn(Part, Output) + Sync),
+    ) {
+        let num_panels = self.linear.num_panels();
+        let panels_a_task = (GROUP_TASK_BYTES / self.linear.panel_bytes()).clamp(1, num_panels);
+        let tasks_a_block = num_panels.div_ceil(panels_a_task);
+        let rows_at_once = rows_at_once.next_multiple_of(BLOCK_ROWS);
+        let blocks = groups.iter().flat_map(|group| {
+            let starts = group.rows.clone().step_by(rows_at_once);
+            starts.map(|start| (start..group.rows.end.min(start + rows_at_once), group.matrix))
+        });
+        let blocks: Vec<_> = blocks.collect();
+        pool.run(blocks.len() * tasks_a_block, &|task| {
+            let ((rows, matrix), first) = (&blocks[task / tasks_a_block], task % tasks_a_block * panels_a_task);
+            for panel in first..num_panels.min(first + panels_a_task) {
+                // SAFETY: the matrices have this panel, and so have the outputs its columns.
+                let (weights, output) = unsafe { (self.panel(matrix * num_panels + panel), self.output(panel)) };
+                run(Part { rows: rows.clone(), panel: weights }, output);
+            }
+        });
     }
 
     /// What the tasks of a few rows read, a panel each.

@@ -384,6 +384,38 @@ proptest! {
     }
 
     #[test]
+    fn rows_of_groups_are_those_of_each_matrix_alone(
+        (linear, weight, x) in products(), lengths in prop::collection::vec(0..40_usize, 1..5), num_threads in 1..4_usize,
+    ) {
+        let linear = Linear { out_features: linear.out_features.next_multiple_of(PANEL), ..linear };
+        let rows: Vec<_> = weight.chunks_exact(row_bytes(&linear)).cycle().take(linear.out_features + lengths.len()).collect();
+        let matrices: Vec<_> = (0..lengths.len())
+            .map(|matrix| packed(&linear, &rows[matrix..][..linear.out_features].concat()))
+            .collect();
+        let inputs: Vec<_> = x.chunks_exact(linear.in_bytes()).collect();
+        let (mut groups, mut all) = (Vec::new(), Vec::new());
+        for (matrix, &length) in lengths.iter().enumerate().filter(|&(_, &length)| length > 0) {
+            let start = all.len() / linear.in_bytes();
+            (0..length).for_each(|row| all.extend_from_slice(inputs[(matrix + row) % inputs.len()]));
+            all.resize(all.len().next_multiple_of(GROUP_ROWS * linear.in_bytes()), 0xff);
+            groups.push(RowGroup { rows: start..start + length, matrix });
+        }
+        let (num_rows, all_packed) = (all.len() / linear.in_bytes(), matrices.concat());
+        for isa in Isa::available() {
+            let out = run_product(&linear, all.as_ptr(), num_rows, &all_packed, |product| {
+                // SAFETY: the lengths are as the linear says, and the instructions are available ones.
+                unsafe { product.run_groups(&groups, isa, &mut Pool::new(num_threads)) };
+            });
+            for RowGroup { rows, matrix } in &groups {
+                let x = &all[rows.start * linear.in_bytes()..rows.end * linear.in_bytes()];
+                let out_bytes = linear.out_features * linear.dtype.bytes();
+                let found = &out[rows.start * out_bytes..rows.end * out_bytes];
+                prop_assert_eq!(found, &run(&linear, isa, 1, x, &matrices[*matrix])[..], "{:?}", isa);
+            }
+        }
+    }
+
+    #[test]
     fn rows_come_out_as_they_were_packed((linear, weight, _) in products()) {
         let packed = packed(&linear, &weight);
         let indices: Vec<i32> = (0..linear.out_features as i32).rev().collect();

@@ -69,15 +69,23 @@ impl Activation {
     ///
     /// As for `RowWriter::write`; x is made of X.
     unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool, then: &(dyn Fn(usize) + Sync)) {
-        let kernel = Activate::<X> { op: self, dtype: PhantomData };
+        let kernel = Activate::<X>::new(self);
         // SAFETY: as the caller promises.
         unsafe { run_rows(&kernel, num_tokens, 2 * self.width, isa, pool, then) }
     }
 }
 
-struct Activate<'a, X> {
+/// The activation of a row.
+pub(crate) struct Activate<'a, X> {
     op: &'a Activation,
     dtype: PhantomData<X>,
+}
+
+impl<'a, X> Activate<'a, X> {
+    /// Whose rows are made of X.
+    pub(crate) fn new(op: &'a Activation) -> Self {
+        Self { op, dtype: PhantomData }
+    }
 }
 
 impl<X: Storage> Kernel for Activate<'_, X> {

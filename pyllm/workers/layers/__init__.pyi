@@ -1,4 +1,5 @@
 from .attention import PagedAttention
+from .experts import Experts
 from .linear import ColumnParallelLinear, RowParallelLinear
 from .norm import Norm
 from .placement import Placement, set_threads
@@ -7,6 +8,7 @@ from .vocab_embedding import VocabularyParallelEmbedding, VocabularyParallelHead
 
 __all__ = [
     "ColumnParallelLinear",
+    "Experts",
     "Norm",
     "PagedAttention",
     "Placement",

@@ -20,7 +20,8 @@ from pyllm.workers.loaders.packed_cache import PackedCache
 class Placement:
     """The device and dtype of a rank's parameters, its group, and the kernels that its matrices are packed for.
 
-    Packed matrices are looked up in `cache`, if there is one, and added to it.
+    Packed matrices are looked up in `cache`, if there is one, and added to it. `by_expert`: a rank has some of the
+    experts whole, in place of a part of each.
     """
 
     group: RankGroup
@@ -29,6 +30,7 @@ class Placement:
     kernels: Kernels
     quantization: str = "none"
     cache: PackedCache | None = None
+    by_expert: bool = False
 
     def empty(self, *shape: int) -> Tensor:
         """Uninitialised room for weights."""

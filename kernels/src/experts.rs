@@ -1,0 +1,202 @@
+//! Feed-forward layers of which a router picks a few for each token (arXiv 1701.06538): the choice, products of the rows
+//! that each expert gets, and the sum of the results by the router's weights.
+//!
+//! What a token gets depends on the token alone: a product's row does not depend on the rows beside it, and results are
+//! added in the order of the experts' numbers.
+#![expect(clippy::inline_always, reason = "see `Vector`")]
+
+mod routing;
+
+use std::mem;
+
+use crate::dtype::DType;
+use crate::isa::Isa;
+use crate::linear::{GROUP_ROWS, Linear, Product};
+use crate::op::{Extent, Matrix, Op, OutOfRange, run_rows};
+use crate::rows::activation::{Activate, Activation, Kind};
+use crate::threads::Pool;
+use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
+
+pub(crate) use routing::Router;
+use routing::Routes;
+
+/// The matrices of all experts of this rank, packed one after the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ExpertMatrices {
+    /// Of one expert.
+    pub(crate) linear: Linear,
+    pub(crate) packed: usize,
+}
+
+/// `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts that each token takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Experts {
+    pub(crate) tokens: usize,
+    /// [tokens, hidden]
+    pub(crate) x: Matrix,
+    /// [tokens, experts], of the dtype of x.
+    pub(crate) logits: Matrix,
+    pub(crate) router: Router,
+    pub(crate) kind: Kind,
+    pub(crate) gate: ExpertMatrices,
+    pub(crate) up: ExpertMatrices,
+    pub(crate) down: ExpertMatrices,
+    /// [tokens, hidden], of the dtype of x.
+    pub(crate) out: Matrix,
+}
+
+impl Op for Experts {
+    fn capacity(&self) -> Extent {
+        Extent { tokens: self.tokens, rows: usize::MAX }
+    }
+
+    unsafe fn run(&self, extent: Extent, isa: Isa, pool: &mut Pool) -> Result<(), OutOfRange> {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.x.dtype {
+                DType::Float32 => self.run_as::<f32>(extent.tokens, isa, pool),
+                DType::Bfloat16 => self.run_as::<Bfloat16>(extent.tokens, isa, pool),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Experts {
+    /// # Safety
+    ///
+    /// As for `Op::run`; x is made of X.
+    unsafe fn run_as<X: Storage>(&self, num_tokens: usize, isa: Isa, pool: &mut Pool) {
+        // SAFETY: as the caller promises.
+        let routes = unsafe { Routes::of::<X>(&self.router, self.logits, num_tokens) };
+        let (hidden, size) = (self.down.linear.out_features, self.down.linear.in_features);
+        let num_rows = routes.num_rows.next_multiple_of(GROUP_ROWS);
+        let mut memory = mem::take(&mut pool.rows);
+        let mut rest = memory.bytes(num_rows * (2 * hidden + 3 * size) * size_of::<X>()).as_mut_ptr().cast::<X>();
+        let mut rows_of = |width: usize| {
+            let rows = rest;
+            rest = rest.wrapping_add(num_rows * width);
+            rows
+        };
+        let (gathered, inner) = (rows_of(hidden), rows_of(2 * size));
+        let (activated, results) = (rows_of(size), rows_of(hidden));
+
+        let gather = Gather::<X> { from: self.x, to: gathered, width: hidden, routes: &routes };
+        // SAFETY: as the caller promises; there is room for all rows, and each is written by one task.
+        unsafe {
+            run_rows(&gather, routes.pairs.len(), hidden, isa, pool, &|_| {});
+            self.gate.multiply(gathered, inner, 2 * size, &routes, isa, pool);
+            self.up.multiply(gathered, inner.add(size), 2 * size, &routes, isa, pool);
+            let rows = |first: *mut X, width: usize| Matrix {
+                dtype: self.x.dtype,
+                address: first.expose_provenance(),
+                stride: width,
+            };
+            let (x, out) = (rows(inner, 2 * size), rows(activated, size));
+            let activation = Activation { kind: self.kind, gated: true, tokens: num_rows, width: size, x, out };
+            let activate = ActivateRow { kernel: Activate::<X>::new(&activation), routes: &routes };
+            run_rows(&activate, routes.pairs.len(), 2 * size, isa, pool, &|_| {});
+            self.down.multiply(activated, results, hidden, &routes, isa, pool);
+            let sum = WeightedSum::<X> { results, out: self.out, width: hidden, routes: &routes };
+            run_rows(&sum, num_tokens, routes.active * hidden, isa, pool, &|_| {});
+        }
+        pool.rows = memory;
+    }
+}
+
+impl ExpertMatrices {
+    /// # Safety
+    ///
+    /// As for `Product::run_groups`; x and out are made of X, and out has rows of `out_width`.
+    unsafe fn multiply<X: Storage>(
+        &self,
+        x: *const X,
+        out: *mut X,
+        out_width: usize,
+        routes: &Routes,
+        isa: Isa,
+        pool: &mut Pool,
+    ) {
+        let product = Product {
+            linear: self.linear,
+            x: x.cast(),
+            packed: std::ptr::with_exposed_provenance(self.packed),
+            out: out.cast(),
+            out_stride: out_width * size_of::<X>(),
+        };
+        // SAFETY: as the caller promises.
+        unsafe { product.run_groups(&routes.groups, isa, pool) };
+    }
+}
+
+/// Copies the row of each pair's token to where the pair's expert has its rows.
+struct Gather<'a, X> {
+    from: Matrix,
+    to: *mut X,
+    width: usize,
+    routes: &'a Routes,
+}
+
+// SAFETY: a task writes to rows that no other task has.
+unsafe impl<X> Sync for Gather<'_, X> {}
+
+impl<X: Storage> Kernel for Gather<'_, X> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, pair: usize) {
+        let (from, row) = (self.from.row::<X>(pair / self.routes.active), self.routes.pairs[pair].row);
+        let Some(row) = row else { return };
+        // SAFETY: as the caller promises.
+        unsafe { std::ptr::copy_nonoverlapping(from, self.to.add(row as usize * self.width), self.width) };
+    }
+}
+
+/// The activation of a pair's row.
+struct ActivateRow<'a, X> {
+    kernel: Activate<'a, X>,
+    routes: &'a Routes,
+}
+
+impl<X: Storage> Kernel for ActivateRow<'_, X> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, pair: usize) {
+        if let Some(row) = self.routes.pairs[pair].row {
+            // SAFETY: as the caller promises.
+            unsafe { self.kernel.run::<V>(row as usize) };
+        }
+    }
+}
+
+/// Adds up the results of each token's experts.
+struct WeightedSum<'a, X> {
+    results: *const X,
+    out: Matrix,
+    width: usize,
+    routes: &'a Routes,
+}
+
+// SAFETY: as for `Gather`.
+unsafe impl<X> Sync for WeightedSum<'_, X> {}
+
+impl<X: Storage> Kernel for WeightedSum<'_, X> {
+    #[inline(always)]
+    unsafe fn run<V: Vector>(&self, token: usize) {
+        let (active, width) = (self.routes.active, self.width);
+        let pairs = &self.routes.pairs[token * active..(token + 1) * active];
+        let out = self.out.row::<X>(token);
+        // SAFETY: as the caller promises.
+        unsafe {
+            for at in (0..width).step_by(LANES) {
+                let mut sum = V::splat(0.0);
+                for pair in pairs {
+                    let Some(row) = pair.row else { continue };
+                    let result: V = X::load_up_to(self.results.add(row as usize * width + at), width - at);
+                    sum = result.mul_add(V::splat(pair.weight), sum);
+                }
+                X::store_up_to(sum, out.add(at), width - at);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

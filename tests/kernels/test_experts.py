@@ -1,0 +1,110 @@
+"""A layer of experts beside the same experts one by one, in the formats that a CPU packs them in."""
+
+from dataclasses import replace
+
+import gguf
+import pytest
+import torch
+from pyllm_kernels import ExpertMatrices, Graph, MatrixRows, PackedLinear, Router, select
+from torch import Tensor
+
+CPU = select("cpu", "cpu")
+HIDDEN, SIZE, EXPERTS = 256, 64, 5
+FORMATS = ["float32", "int8", "q8_0", "q4_0"]
+
+
+def pack(weight: Tensor, weight_format: str) -> PackedLinear:
+    """Matrices [experts, outputs, inputs] as one."""
+    rows = weight.flatten(0, 1)
+    if weight_format in {"float32", "int8"}:
+        return CPU.pack_rows([MatrixRows.of(rows)], weight_format, torch.float32)
+    blocks = gguf.quants.quantize(rows.numpy(), gguf.GGMLQuantizationType[weight_format.upper()])
+    return CPU.pack_rows([MatrixRows.of(torch.from_numpy(blocks), weight_format)], weight_format, torch.float32)
+
+
+def weights() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = (EXPERTS, SIZE, HIDDEN), (EXPERTS, SIZE, HIDDEN), (EXPERTS, HIDDEN, SIZE)
+    gate, up, down = (torch.randn(shape, generator=generator) * shape[-1] ** -0.5 for shape in shapes)
+    return gate, up, down
+
+
+def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x, logits = (torch.randn(tokens, width, generator=generator) for width in (HIDDEN, EXPERTS))
+    return x.to(dtype), logits.to(dtype)
+
+
+def one_by_one(x: Tensor, logits: Tensor, active: int, weight_format: str) -> Tensor:
+    shares, chosen = logits.softmax(dim=-1).topk(active)
+    shares = shares / shares.sum(dim=-1, keepdim=True)
+    packed = [[pack(weight[None], weight_format) for weight in kind] for kind in weights()]
+    out = torch.zeros_like(x)
+    for token, (experts, factors) in enumerate(zip(chosen.tolist(), shares, strict=True)):
+        for expert, factor in zip(experts, factors, strict=True):
+            gate, up, down = (kind[expert] for kind in packed)
+            row = x[token : token + 1]
+            inner = torch.cat((CPU.packed_linear(row, gate), CPU.packed_linear(row, up)), dim=-1)
+            out[token] += factor * CPU.packed_linear(CPU.activation(inner, "silu"), down)[0]
+    return out
+
+
+@pytest.mark.parametrize("weight_format", FORMATS)
+def test_it_is_the_weighted_sum_of_the_experts_of_each_token(weight_format: str) -> None:
+    x, logits = inputs(37)
+    matrices = ExpertMatrices(*(pack(weight, weight_format) for weight in weights()))
+    out = CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)
+    torch.testing.assert_close(out, one_by_one(x, logits, 2, weight_format), atol=1e-5, rtol=1e-5)
+    for token in (0, 20, 36):
+        alone = x[token : token + 1], logits[token : token + 1]
+        assert torch.equal(CPU.experts(*alone, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices)[0], out[token])
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_reference_computes_the_same(dtype: torch.dtype, normalised: bool) -> None:
+    x, logits = inputs(19, dtype)
+    kinds = [weight.flatten(0, 1).to(dtype) for weight in weights()]
+    router = Router(EXPERTS, 3, normalised, 0, EXPERTS)
+    ours, theirs = (
+        kernels.experts(x, logits, router, "gelu", ExpertMatrices(*(kernels.pack_linear(kind) for kind in kinds)))
+        for kernels in (CPU, select("reference", "cpu"))
+    )
+    tolerance = 1e-5 if dtype is torch.float32 else 3e-2
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
+
+
+def test_ranks_with_some_of_the_experts_add_up() -> None:
+    x, logits = inputs(11)
+    whole = Router(EXPERTS, 3, True, 0, EXPERTS)
+    expected = CPU.experts(x, logits, whole, "silu", ExpertMatrices(*(pack(each, "q8_0") for each in weights())))
+    total = torch.zeros_like(x)
+    for first, count in ((0, 2), (2, 3)):
+        own = ExpertMatrices(*(pack(each[first : first + count], "q8_0") for each in weights()))
+        total += CPU.experts(x, logits, replace(whole, first=first, count=count), "silu", own)
+    torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_it_is_captured() -> None:
+    x, logits = inputs(23)
+    matrices = ExpertMatrices(*(pack(weight, "q8_0") for weight in weights()))
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    graph = Graph()
+    with graph.capture():
+        out = CPU.experts(x, logits, router, "silu", matrices)
+    graph.replay(9, 9)
+    assert torch.equal(out[:9], CPU.experts(x[:9], logits[:9], router, "silu", matrices))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, logits = inputs(3)
+    gate, up, down = (pack(weight, "float32") for weight in weights())
+    good = ExpertMatrices(gate, up, down)
+    with pytest.raises(ValueError, match="6 of 5 experts"):
+        CPU.experts(x, logits, Router(EXPERTS, 6, True, 0, EXPERTS), "silu", good)
+    with pytest.raises(ValueError, match=r"320 outputs are not those of 3 experts, each a multiple of 32"):
+        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, 3), "silu", good)
+    with pytest.raises(ValueError, match="an expert's matrix"):
+        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, down=up))
+    with pytest.raises(ValueError, match='no activation "relu"'):
+        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "relu", good)
