@@ -1,5 +1,6 @@
 """The scheduler alone, through its Python entry point: steps of decoding rows, admission, and what a queue costs."""
 
+import itertools
 import re
 import statistics
 import subprocess
@@ -7,6 +8,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 from benchmarks import rust_example
@@ -23,12 +25,18 @@ STEPS = 300
 MAX_TOKENS = STEPS + 256
 QUEUES = (100, 100_000)
 SWITCHES = 3
+# Of layers: one that reads everything, and the five more of Gemma 3 270M, which read a window.
+GROUPS = (1, 6)
+WINDOW = 512
+# Number, tokens and blocks for one group: of the blocks that all prefixes take, all, a half and a third are there.
+SHARED_PREFIXES = ((20, 2000, 4000), (20, 2000, 1500), (50, 1000, 1200))
 POLICIES = ("fcfs", "priority", "shortest", "fair")
 
 
 def step() -> Iterator[Record]:
     for rows in (64, 256, 1024):
-        yield percentiles("scheduler.step_us", decode(rows), rows=rows)
+        for groups in GROUPS:
+            yield percentiles("scheduler.step_us", decode(rows, num_groups=groups), rows=rows, groups=groups)
 
 
 def step_waiting() -> Iterator[Record]:
@@ -60,10 +68,19 @@ def admit_cached() -> Iterator[Record]:
 
 def step_instructions() -> Iterator[Record]:
     for rows in (64, 256, 1024):
-        value = instructions(rows)
-        if value is None:
-            return
-        yield {"name": "scheduler.step_instructions", "value": value, "unit": "instructions", "rows": rows}
+        for groups in GROUPS:
+            value = instructions(rows, groups)
+            if value is None:
+                return
+            record: Record = {"name": "scheduler.step_instructions", "value": value, "unit": "instructions"}
+            yield record | {"rows": rows, "groups": groups}
+
+
+def prefix_hits() -> Iterator[Record]:
+    for (prefixes, length, num_blocks), groups in itertools.product(SHARED_PREFIXES, GROUPS):
+        share = share_prefixes(prefixes, length, num_blocks * groups, groups)
+        record: Record = {"name": "scheduler.prefix_hits", "value": round(share, 3), "unit": "share of tokens"}
+        yield record | {"prefixes": prefixes, "length": length, "groups": groups}
 
 
 FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
@@ -74,16 +91,18 @@ FIGURES: dict[str, Callable[[], Iterator[Record]]] = {
     "scheduler.step_instructions": step_instructions,
     "scheduler.add_us": add,
     "scheduler.admit_cached_us": admit_cached,
+    "scheduler.prefix_hits": prefix_hits,
 }
 
 
-def decode(rows: int, waiting: int = 0, policy: str = "fcfs") -> list[float]:
+def decode(rows: int, waiting: int = 0, policy: str = "fcfs", num_groups: int = 1) -> list[float]:
     """Seconds of each step with `rows` requests decoding, each with 1,024 tokens of context, the prefix cache on.
 
     `waiting` more are behind them in the queue.
     """
-    num_blocks = rows * (CONTEXT + MAX_TOKENS + BLOCK_SIZE) // BLOCK_SIZE
-    scheduler = make(rows, num_blocks + num_blocks // 20, policy=policy)  # The watermark stays free, too.
+    num_blocks = num_groups * rows * (CONTEXT + MAX_TOKENS + BLOCK_SIZE) // BLOCK_SIZE
+    # The watermark stays free, too.
+    scheduler = make(rows, num_blocks + num_blocks // 20, policy=policy, kv_groups=kv_groups(num_groups))
     for request in range(rows):
         prompt = array("i", [request + 1, *range(CONTEXT - 1)]).tobytes()
         scheduler.add(0, request, prompt, seed=request, max_tokens=MAX_TOKENS)
@@ -163,7 +182,35 @@ def admit_cached_prompts(tokens: int) -> list[float]:
     return seconds[1:]
 
 
-def instructions(rows: int) -> int | None:
+def share_prefixes(number: int, length: int, num_blocks: int, num_groups: int) -> float:
+    """The share of prompt tokens that the prefix cache has, in a load whose prompts begin with one of some prefixes.
+
+    Few prefixes are frequent and many rare (by Zipf's law), each prompt has 16 to 400 tokens of its own, and 100 tokens
+    are generated. The cache has the same bytes for any number of groups.
+    """
+    scheduler = make(8, num_blocks, kv_groups=kv_groups(num_groups), max_num_batched_tokens=192)
+    random = Random(0)
+    prefixes = [array("i", (random.randrange(1000) for _ in range(length))) for _ in range(number)]
+    weights = [1 / (rank + 1) for rank in range(number)]
+    added = ended = 0
+    while ended < 400:
+        while added < 400 and added - ended < 12:
+            own = array("i", (random.randrange(1000) for _ in range(random.randrange(16, 400))))
+            (prefix,) = random.choices(prefixes, weights)
+            scheduler.add(0, added, (prefix + own).tobytes(), seed=added, max_tokens=100)
+            added += 1
+        timed_step(scheduler)
+        ended = added - scheduler.stats()["num_requests"]
+    stats = scheduler.stats()
+    return stats["prefix_hits"] / stats["prefix_queries"]
+
+
+def kv_groups(number: int) -> list[dict[str, int | None]]:
+    """A group that reads everything, and others with a window."""
+    return [{"window": None}, *[{"window": WINDOW}] * (number - 1)]
+
+
+def instructions(rows: int, num_groups: int) -> int | None:
     """Instructions of a step in which `rows` requests decode, as callgrind counts them in Rust; None without it.
 
     It is the mean of 64 steps, in which each row completes four blocks.
@@ -173,7 +220,8 @@ def instructions(rows: int) -> int | None:
         return None
     counts = []
     for steps in (0, 64):
-        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program, str(rows), str(steps)]
+        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", program]
+        command += [str(rows), str(steps), str(num_groups)]
         try:
             result = subprocess.run(command, capture_output=True, text=True, check=True)
         except (OSError, subprocess.CalledProcessError) as error:
