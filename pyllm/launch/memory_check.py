@@ -55,7 +55,9 @@ def kv_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
 
 
 def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[], list[Memory]] = host_memory) -> None:
-    """Refuse a model on a CPU whose weights would not fit, and warn of a KV cache that could not be filled.
+    """Refuse a model on a CPU that would not fit, and warn of a KV cache that could not be filled.
+
+    Weights that are mapped from disk need not fit: it is said that they are slower then.
 
     Raises:
         ConfigError: with the bytes that are needed and those that are there.
@@ -68,10 +70,20 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
     context = engine.model.max_model_len or checkpoint.spec.max_position_embeddings
     tables_per_token = _table_bytes_per_token(engine, checkpoint)
     tables = context * tables_per_token
+    is_mapped = _are_mapped(engine, checkpoint, weights)
     for memory in read():
         beside = memory.available - total  # the weights and the processes
-        room = beside - tables
         needed = f"{_gigabytes(weights)} for weights and about {_gigabytes(total - weights)} for processes"
+        if is_mapped and beside < tables <= beside + weights:
+            logger.warning(
+                "%s has %s available, and the model takes %s: its weights are read from disk again as they are needed, "
+                "and answers are slow",
+                memory.owner,
+                _gigabytes(memory.available),
+                needed,
+            )
+            beside += weights
+        room = beside - tables
         if 0 < beside < tables:
             raise ConfigError(
                 f"the tables of a context of {context} tokens take {_gigabytes(tables)} beside "
@@ -95,6 +107,20 @@ def check_memory(engine: EngineConfig, checkpoint: Checkpoint, read: Callable[[]
                 _gigabytes(cache),
                 room // ranks,
             )
+
+
+def _are_mapped(engine: EngineConfig, checkpoint: Checkpoint, weights: int) -> bool:
+    """Whether packed weights lie in a file of the cache folder: memory then holds what is in use.
+
+    The worker decides by the same (`workers/loaders/packed_cache.py`).
+    """
+    file_bytes = sum({entry.source.name: entry.source.num_bytes for entry in checkpoint.tensors}.values())
+    is_packed = engine.device.kernel_backend in {"auto", "cpu"} and engine.model.dtype != "float16"
+    are_floats = engine.model.quantization == "none" or any(
+        entry.source.type == "F8_E4M3" for entry in checkpoint.tensors
+    )
+    grows = are_floats and weights > 1.25 * file_bytes
+    return is_packed and not grows and weights <= engine.model.packed_cache_size
 
 
 def _table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:

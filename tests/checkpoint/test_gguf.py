@@ -93,7 +93,8 @@ def test_the_dtype_is_that_of_the_matrices(tmp_path: Path, quantisation: str, dt
     ("fields", "message"),
     [
         ({"general.architecture": "mamba"}, "'mamba' is not supported; supported: cohere2, gemma2,"),
-        ({"llama.expert_count": 8}, "llama.expert_count = 8 is not supported"),
+        ({"llama.expert_count": 8}, "no field num_experts_per_tok"),
+        ({"general.architecture": "gemma2", "gemma2.expert_count": 8}, "gemma2.expert_count = 8 is not supported"),
         ({"llama.rope.scaling.type": "twisted"}, "rope.scaling.type 'twisted' is not supported, only none, linear"),
         ({"llama.rope.dimension_count": 15}, "RoPE of 15 of a head's 16 dimensions"),
         ({"llama.attention.sliding_window": 4096}, "sliding_window = 4096"),

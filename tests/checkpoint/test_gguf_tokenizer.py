@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -134,6 +134,7 @@ def test_bytes_decode_to_the_text(pre: str, text: str) -> None:
 @settings(max_examples=100)
 @given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="▁")))
 def test_pieces_decode_to_the_text(space_prefix: bool, text: str) -> None:
+    assume(not any(special in text for special in ("<unk>", "<s>", "</s>")))  # decoding leaves these out
     tokenizer = _recorded_once(space_prefix)
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
 

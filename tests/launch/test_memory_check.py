@@ -12,7 +12,7 @@ from pyllm.config.options import EngineConfig, engine_config
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.families.tensors import FileTensor
-from pyllm.launch.memory_check import check_memory, kv_bytes_per_token, weights_bytes
+from pyllm.launch.memory_check import check_memory, kv_bytes_per_token, memory_needed, weights_bytes
 from pyllm.launch.resolve import resolve_config
 from pyllm.supervision.memory import Memory
 from pyllm.workers.layers.rank_group import RankGroup
@@ -56,6 +56,19 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
     engine, checkpoint = resolved(dtype="float32")
     with pytest.raises(ConfigError, match=r"needs 0\.54 GB for weights .*, and the host has 0\.52 GB available: free"):
         check_memory(engine, checkpoint, lambda: machine(500 * MEGABYTE))
+
+
+def test_weights_that_are_mapped_from_disk_need_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    engine, checkpoint = resolved(quantization="gguf", dtype="auto", kv_cache_memory_bytes="8MiB")
+    beside = memory_needed(engine, checkpoint) - weights_bytes(engine, checkpoint)
+    with caplog.at_level(logging.WARNING):
+        check_memory(engine, checkpoint, lambda: machine(beside + 20 * MEGABYTE))
+    assert "the model takes 0.10 GB for weights and about 0.54 GB for processes: its weights are read" in caplog.text
+    with pytest.raises(ConfigError, match="the model needs"):
+        check_memory(engine, checkpoint, lambda: machine(beside - MEGABYTE))
+    engine, _ = resolved(quantization="gguf", dtype="auto", packed_cache_size=0)
+    with pytest.raises(ConfigError, match="the model needs"):
+        check_memory(engine, checkpoint, lambda: machine(beside + 20 * MEGABYTE))
 
 
 def test_a_context_whose_tables_do_not_fit_is_refused_with_one_that_does() -> None:
