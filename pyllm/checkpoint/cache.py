@@ -48,8 +48,8 @@ def cached_gguf(path: Path, folder: Path) -> Checkpoint:
 
     checkpoint, tokenizer_json = read_gguf(path, str(tokenizer_path))
     entry = _Entry(identity, _digest(tokenizer_json), checkpoint)
-    _write(tokenizer_path, tokenizer_json)
-    _write(entry_path, msgspec.msgpack.encode(entry))
+    write_file(tokenizer_path, tokenizer_json)
+    write_file(entry_path, msgspec.msgpack.encode(entry))
     return checkpoint
 
 
@@ -119,8 +119,12 @@ def _digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Replace a file in one step, so that a reader beside us sees the old content or the new."""
+def write_file(path: Path, content: bytes) -> None:
+    """Replace a file in one step, so that a reader beside us sees the old content or the new.
+
+    Raises:
+        CacheError: it cannot be written.
+    """
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.name}.", delete=False) as file:
             try:

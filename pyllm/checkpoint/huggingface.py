@@ -19,15 +19,31 @@ from pyllm.checkpoint.embedding_config import (
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
 from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
-from pyllm.checkpoint.quantised_tensors import gather
+from pyllm.checkpoint.probe_process import probe_model
+from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
+from pyllm.config.options import ModelImpl
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
-from pyllm.families.registry import find_family
-from pyllm.families.tensors import FileTensor, map_tensors
+from pyllm.families.family import Family
+from pyllm.families.registry import UnknownArchitectureError, find_family
+from pyllm.families.tensors import FileTensor, map_probed, map_tensors
+from pyllm.families.transformers_probe import ProbeRequest
 
-_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "I32": 4, "I64": 8}
+_ELEMENT_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
 _GENERATION_CONFIG = "generation_config.json"
 # The format's own limit on a header.
 _MAX_HEADER_BYTES = 100_000_000
@@ -79,7 +95,9 @@ class _EndTokens(msgspec.Struct):
 _T = TypeVar("_T")
 
 
-def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> Checkpoint:
+def read_huggingface(
+    folder: Path, tokenizer: TokenizerFiles | None = None, implementation: ModelImpl = "auto"
+) -> Checkpoint:
     """The checkpoint in a folder as `save_pretrained` writes it; with another `tokenizer` in place of the folder's.
 
     Raises:
@@ -88,12 +106,21 @@ def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> C
     config = Config(_read_json(folder / "config.json", dict[str, Any]))
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = _read_tensors(folder)
-    gathered = gather(tensors, quantization, files)
+    family = _family(str(config.items("architectures", 1)[0]), implementation)
+    # transformers skips some that are not floats, such as masks in the files of old models.
+    is_checked = family is not None or quantization is not None
+    gathered = gather(tensors, quantization, files) if is_checked else Gathered(list(tensors), {})
     plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
-    family = find_family(str(config.items("architectures", 1)[0]))
-    spec = msgspec.structs.replace(family.read(config), dtype=weights_dtype(plain))
-    names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
-    entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
+    if family is None:
+        shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
+        probed = probe_model(ProbeRequest(config=(folder / "config.json").read_text(), tensors=shapes))
+        spec, skipped = probed.spec, probed.skipped
+        entries = map_probed(probed, gathered.tensors, gathered.quantised)
+    else:
+        spec = family.read(config)
+        names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
+        entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
+    spec = msgspec.structs.replace(spec, dtype=weights_dtype(plain))
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, spec)
     return Checkpoint(
@@ -109,6 +136,18 @@ def read_huggingface(folder: Path, tokenizer: TokenizerFiles | None = None) -> C
         skipped=skipped,
         quantization=quantization.method if quantization and gathered.quantised else "",
     )
+
+
+def _family(architecture: str, implementation: ModelImpl) -> Family | None:
+    """None: transformers is to compute it."""
+    if implementation == "transformers":
+        return None
+    try:
+        return find_family(architecture)
+    except UnknownArchitectureError:
+        if implementation == "native":
+            raise
+        return None
 
 
 def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:

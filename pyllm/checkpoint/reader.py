@@ -17,6 +17,7 @@ from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer
 from pyllm.checkpoint.huggingface import read_huggingface, read_huggingface_tokenizer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
+from pyllm.config.options import ModelImpl
 from pyllm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -27,11 +28,15 @@ EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 EMBEDDED_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
 
 
-def read_checkpoint(model: str = "", hub: Hub | None = None, tokenizer: str = "") -> Checkpoint:
+def read_checkpoint(
+    model: str = "", hub: Hub | None = None, tokenizer: str = "", implementation: ModelImpl = "auto"
+) -> Checkpoint:
     """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
 
     A name such as `owner/repo` is downloaded from the `hub` where it is not in its cache, and is the checkpoint's name.
     What a GGUF header becomes is kept in the user's cache folder.
+
+    `implementation` says who is to compute it; transformers reads folders alone.
 
     `tokenizer` names a place like `model`, whose tokenizer is taken; then the model's own is not read, if it has one.
 
@@ -40,11 +45,11 @@ def read_checkpoint(model: str = "", hub: Hub | None = None, tokenizer: str = ""
     """
     files = read_tokenizer(tokenizer, hub) if tokenizer else None
     if not model:
-        return msgspec.structs.replace(_read(embedded_model(), files), sampling=EMBEDDED_SAMPLING)
+        return msgspec.structs.replace(_read(embedded_model(), files, implementation), sampling=EMBEDDED_SAMPLING)
     place = parse_model(model)
     if isinstance(place, HubName):
-        return msgspec.structs.replace(_read(find_model(place, hub or Hub()), files), name=place.text)
-    return _read(place, files)
+        return msgspec.structs.replace(_read(find_model(place, hub or Hub()), files, implementation), name=place.text)
+    return _read(place, files, implementation)
 
 
 def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
@@ -77,10 +82,10 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _read(path: Path, tokenizer: TokenizerFiles | None = None) -> Checkpoint:
+def _read(path: Path, tokenizer: TokenizerFiles | None = None, implementation: ModelImpl = "auto") -> Checkpoint:
     try:
         if path.is_dir():
-            return read_huggingface(path, tokenizer)
+            return read_huggingface(path, tokenizer, implementation)
         if not path.is_file():
             raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder, or {FORMS}")
         if not is_gguf(path):
@@ -88,6 +93,8 @@ def _read(path: Path, tokenizer: TokenizerFiles | None = None) -> Checkpoint:
             raise ConfigError(
                 f"{path} is not a GGUF file; for safetensors give the folder that holds config.json{pickled}"
             )
+        if implementation == "transformers":
+            raise ConfigError(f"{path} is a GGUF file, which transformers does not compute here: use model_impl auto")
         if tokenizer is None:
             try:
                 return cached_gguf(path, cache_folder())

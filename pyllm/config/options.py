@@ -20,6 +20,7 @@ Device = Literal["auto", "cpu", "cuda"]
 KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
 Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8"]
+ModelImpl = Literal["auto", "native", "transformers"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 # Names of parsers, as vLLM has them; those of one line read the same form.
 TOOL_CALL_PARSERS = (
@@ -84,6 +85,13 @@ class ModelConfig(_Config, frozen=True):
         dict[str, int | float],
         Meta(description="sampling defaults that replace those of --generation-config, as '{\"temperature\": 0.5}'"),
     ] = {}
+    model_impl: Annotated[
+        ModelImpl,
+        Meta(
+            description="who computes the model: native (pyllm's own families), transformers (any other causal language "
+            "model of that package, slower and not batch-invariant), or auto (native where there is such a family)"
+        ),
+    ] = "auto"
     dtype: Annotated[Dtype, Meta(description="precision of activations and of unquantised weights")] = "auto"
     quantization: Annotated[
         Quantization,

@@ -35,18 +35,23 @@ FAMILIES = (
 )
 
 
+class UnknownArchitectureError(ConfigError):
+    """No family knows an architecture."""
+
+
 def find_family(architecture: str, offered: Iterable[EntryPoint] | None = None) -> Family:
     """The family of an architecture of config.json. Another package's family may not take one of ours.
 
     Raises:
-        ConfigError: none knows it; the text lists those that are known. Or an entry point is no family.
+        UnknownArchitectureError: none knows it; the text lists those that are known.
+        ConfigError: an entry point is no family.
     """
     families = {name: family for family in FAMILIES for name in family.architectures}
     if architecture not in families:
         families |= {name: family for family in _offered(offered) for name in family.architectures}
     if architecture not in families:
         known = ", ".join(sorted(families))
-        raise ConfigError(f"architecture {architecture!r} is not supported; supported: {known}")
+        raise UnknownArchitectureError(f"architecture {architecture!r} is not supported; supported: {known}")
     return families[architecture]
 
 

@@ -133,11 +133,12 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then feed-forward; each may have a norm before it and one after it, before its result is added.
 
-    With `parallel` both take the same normalised input and are added together (Cohere).
+    With `parallel` both take the same normalised input and are added together (Cohere). Of a layer that transformers
+    computes only the attention is known, and its feed-forward layer has the size 0.
     """
 
     attention: AttentionSpec
-    feed_forward: FeedForwardSpec
+    feed_forward: FeedForwardSpec = FeedForwardSpec(size=0)
     attention_norm: NormSpec | None = None
     attention_output_norm: NormSpec | None = None
     feed_forward_norm: NormSpec | None = None
@@ -156,22 +157,59 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return {name: norm for name, norm in norms.items() if norm is not None}
 
 
+class LinearSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A linear layer of a model of transformers whose place ours takes, by its path there.
+
+    `split` says how ranks share it: each has all of it, some of its outputs, or some of its inputs.
+    """
+
+    name: str
+    shape: tuple[int, int]  # outputs, inputs
+    bias: bool = False
+    split: Literal["whole", "outputs", "inputs"] = "whole"
+
+
+class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model is built that transformers computes.
+
+    - `config`: the text of its config.json.
+    - `base`: the path of the module whose output are the hidden states.
+    - `embedding`, `head`: paths of the vocabulary's layers whose place ours take; empty if they stay.
+    - `unsplit`: why ranks cannot share it; empty if they can.
+    - `num_parameters`: with a tied head's only once.
+    """
+
+    config: str
+    version: str  # of transformers
+    base: str
+    linears: tuple[LinearSpec, ...]
+    embedding: str
+    head: str
+    unsplit: str
+    num_parameters: int
+
+
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole model. `dtype` is the file's: float32, bfloat16, float16, or float32 for a quantised file."""
+    """A whole model. `dtype` is the file's: float32, bfloat16, float16, or float32 for a quantised file.
+
+    With `transformers` that package computes it: there are as many layers as it calls attention, and the other fields
+    of layers, norms and multipliers say nothing.
+    """
 
     architecture: str  # in the words of config.json, such as LlamaForCausalLM
     vocab_size: int
     hidden_size: int
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
-    norm: NormSpec
-    ropes: tuple[RopeSpec, ...]
-    tie_word_embeddings: bool
+    norm: NormSpec | None = None
+    ropes: tuple[RopeSpec, ...] = ()
+    tie_word_embeddings: bool = False
     dtype: str = "float32"
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float | None = None
+    transformers: TransformersSpec | None = None
 
     @property
     def attention(self) -> AttentionSpec:
@@ -192,6 +230,8 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
     Raises:
         ConfigError: with the sizes that would work.
     """
+    if ranks > 1 and spec.transformers is not None and spec.transformers.unsplit:
+        raise ConfigError(f"tensor_parallel_size {ranks} is not possible: {spec.transformers.unsplit}")
     if not (uneven := _unevenly_cut(spec, ranks, by_expert)):
         return
     common = math.gcd(*(layer.attention.heads for layer in spec.layers))
@@ -208,7 +248,9 @@ def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
     for layer in spec.layers:
         attention, size = layer.attention, layer.feed_forward.size
         parts[f"{attention.heads} attention heads"] = attention.heads % ranks == 0
-        parts[f"{attention.kv_heads} key/value heads"] = not (attention.kv_heads % ranks and ranks % attention.kv_heads)
+        # transformers cuts a KV head where there are more ranks than heads.
+        is_repeated = spec.transformers is None and ranks % attention.kv_heads == 0
+        parts[f"{attention.kv_heads} key/value heads"] = attention.kv_heads % ranks == 0 or is_repeated
         if (routing := layer.feed_forward.routing) is None:
             parts[f"{size} columns of the feed-forward layer"] = size % ranks == 0
         elif by_expert:
@@ -217,4 +259,8 @@ def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
             parts[f"{size} features of an expert into multiples of {EXPERT_FEATURES}"] = (
                 size % (EXPERT_FEATURES * ranks) == 0
             )
+    for linear in () if spec.transformers is None else spec.transformers.linears:
+        if linear.split != "whole":
+            size = linear.shape[linear.split == "inputs"]
+            parts[f"{size} {linear.split} of {linear.name}"] = size % ranks == 0
     return [name for name, is_even in parts.items() if not is_even]

@@ -13,6 +13,7 @@ import msgspec
 
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, LayerSpec, ModelSpec, NormSpec
+from pyllm.families.transformers_probe import Probed
 
 Shape = tuple[int, ...]
 
@@ -288,8 +289,40 @@ def map_tensors(
     return tuple(entries), _left_over(spec, names, tensors, entries, head)
 
 
+UNMAPPED = "unmapped "
+"""Before the name of a tensor that is no parameter of ours: transformers takes it."""
+
+
+def unmapped(tensor: FileTensor) -> TensorEntry:
+    """The entry of a tensor that transformers makes its own parameters of."""
+    return TensorEntry(f"{UNMAPPED}{tensor.name}", tensor.shape, tensor)
+
+
+def map_probed(
+    probed: Probed, found: Sequence[FileTensor], quantised: Mapping[str, Quantised] = MappingProxyType({})
+) -> tuple[TensorEntry, ...]:
+    """The entries of a model of transformers: of our layers' parameters, and of the tensors that it takes itself.
+
+    Raises:
+        ConfigError: a tensor that it takes itself is quantised.
+    """
+    tensors = {tensor.name: tensor for tensor in found}
+    entries = []
+    for parameter, name in probed.sources.items():
+        tensor, transforms = tensors[name], (Transpose(),) if parameter in probed.transposed else ()
+        shape = tensor.shape[::-1] if transforms else tensor.shape
+        entries.append(_with_quantised(TensorEntry(parameter, shape, tensor, transforms), quantised.get(name)))
+    for name in probed.others:
+        if name in quantised:
+            raise ConfigError(f"tensor {name!r} is quantised, and transformers needs it to be floats")
+        entries.append(unmapped(tensors[name]))
+    return tuple(entries)
+
+
 def num_parameters(spec: ModelSpec) -> int:
     """How many numbers the model has."""
+    if spec.transformers is not None:
+        return spec.transformers.num_parameters
     shapes = [shape for layer in spec.layers for shape in parameters_of_layer(spec, layer).values()]
     vocabularies = 1 if spec.tie_word_embeddings else 2
     return sum(map(math.prod, shapes)) + spec.hidden_size * (1 + vocabularies * spec.vocab_size)

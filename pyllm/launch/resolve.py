@@ -33,7 +33,7 @@ from pyllm.core.policy_plugins import find_policy
 from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
-from pyllm.families.spec import check_tensor_parallel
+from pyllm.families.spec import TransformersSpec, check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
@@ -60,8 +60,12 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
     Raises:
         ConfigError: the model cannot be read, or two settings do not go together.
     """
-    checkpoint = with_overrides(read_checkpoint(config.model.model, tokenizer=config.model.tokenizer), config.model)
+    model = config.model
+    checkpoint = read_checkpoint(model.model, tokenizer=model.tokenizer, implementation=model.model_impl)
+    checkpoint = with_overrides(checkpoint, model)
     spec = checkpoint.spec
+    if spec.transformers is not None:
+        _check_transformers(config, spec.transformers)
     if checkpoint.skipped:
         parts = ", ".join(sorted({name.partition(".")[0] for name in checkpoint.skipped}))
         logger.warning("%d tensors are not loaded, as only text is supported: %s", len(checkpoint.skipped), parts)
@@ -106,7 +110,7 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
             config.scheduler,
             scheduler_recording=recording,
             max_num_batched_tokens=_batched_tokens(config.scheduler, device),
-            num_speculative_tokens=_speculative_tokens(config, device, {dtype, kv_cache_dtype}),
+            num_speculative_tokens=_speculative_tokens(config, checkpoint, device, {dtype, kv_cache_dtype}),
         ),
         device=msgspec.structs.replace(config.device, device=device),
         recovery=msgspec.structs.replace(config.recovery, flight_recorder_dir=crashes),
@@ -119,13 +123,31 @@ def _batched_tokens(scheduler: SchedulerConfig, device: str) -> int:
     return scheduler.max_num_batched_tokens or max(BATCHED_TOKENS[device], scheduler.max_num_seqs)
 
 
-def _speculative_tokens(config: EngineConfig, device: str, dtypes: set[str]) -> int:
+def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: str, dtypes: set[str]) -> int:
     """None by default but where a token is bitwise the same however many its row has: with the Rust kernels."""
     if (chosen := config.scheduler.num_speculative_tokens) is not None:
         return chosen
+    if checkpoint.spec.transformers is not None:
+        return 0
     backends = {config.device.kernel_backend, config.device.attention_backend}
     is_rust = device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes
     return SPECULATIVE_TOKENS if is_rust else 0
+
+
+def _check_transformers(config: EngineConfig, model: TransformersSpec) -> None:
+    """Refuse what is promised of our own models alone, and say what is not promised here."""
+    promises = {
+        "batch_invariant": config.device.batch_invariant,
+        "num_speculative_tokens": config.scheduler.num_speculative_tokens,
+        "enable_expert_parallel": config.parallel.enable_expert_parallel,
+    }
+    if asked := [name for name, is_asked in promises.items() if is_asked]:
+        raise ConfigError(f"{' and '.join(asked)} is not possible where transformers computes the model")
+    logger.warning(
+        "transformers %s computes this model: eagerly, without drafts; a token may depend on the batch in its last bits, "
+        "so that a stream that goes on after a crash may differ from one without it",
+        model.version,
+    )
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:

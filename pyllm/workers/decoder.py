@@ -152,11 +152,17 @@ class Decoder:
         self._embedding_scale = torch.tensor(spec.embedding_scale, dtype=placement.dtype).item()
         self.embedding = VocabularyParallelEmbedding(*rows, placement)
         self.layers = [DecoderLayer(spec, layer, placement) for layer in range(len(spec.layers))]
+        assert spec.norm is not None, "the model is one of transformers"
         self.norm = Norm(spec.norm, spec.hidden_size, placement)
         self.head_rows = self.embedding
         if not spec.tie_word_embeddings:
             self.head_rows = VocabularyParallelEmbedding(*rows, placement)
         self.head = VocabularyParallelHead(self.head_rows, placement)
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the packed embedding."""
+        return self.embedding.packed.nbytes
 
     def load(self, reader: WeightReader) -> None:
         """Fill every parameter."""

@@ -4,8 +4,9 @@ Knows neither loading nor sampling.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,9 @@ import torch
 from pyllm_kernels import AttentionMetadata, CaptureError, Kernels
 from torch import Tensor
 
+from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.cpu_graph import StepGraph
 from pyllm.workers.cuda_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
-from pyllm.workers.decoder import Decoder
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Ints
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
@@ -29,6 +30,8 @@ Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
 # Fewer than `TIMES_EXPECTED` of `core/faults/stalls.py`, so that the bound of any step is longer than the timed step.
 TIMED_TOKENS = 8
+SEQUENCES = 2
+"""That `compute_chunks` has blocks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,20 @@ class Limits:
     max_model_len: int
 
 
+class Chunk(NamedTuple):
+    """Tokens of a sequence that a step computes: those from `start` on."""
+
+    sequence: int
+    tokens: Ints
+    start: int = 0
+
+
 class ForwardPass:
     """A loaded model over a KV cache. `prepare_attention` is the attention backend's, for each of the `groups`."""
 
     def __init__(
         self,
-        model: Decoder,
+        model: CausalModel,
         *,
         kernels: Kernels,
         kv_cache: KVCache,
@@ -143,6 +154,26 @@ class ForwardPass:
         longest = self._limits.max_model_len
         return self._compute_any([min(2, longest), 1], longest)
 
+    def compute_chunks(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Compute a step of chunks over blocks from the cache's start on; gives the hidden states of all of them.
+
+        Sequence i has the i-th part of each group's part of the cache, so a later call finds what this one wrote.
+        """
+        num_groups, width = len(self._groups), self._groups[0].block_tables.shape[1]
+        blocks = np.arange(self._kv_cache.num_blocks, dtype=np.int32).reshape(num_groups, SEQUENCES, -1)
+        tables = np.zeros((num_groups, SEQUENCES, width), np.int32)
+        tables[:, :, : blocks.shape[2]] = blocks[:, :, :width]
+        block_size = self._kv_cache.block_size
+        ends = [chunk.start + len(chunk.tokens) for chunk in chunks]
+        places = [
+            blocks[:, chunk.sequence, places // block_size] * block_size + places % block_size
+            for chunk, end in zip(chunks, ends, strict=True)
+            for places in [np.arange(chunk.start, end)]
+        ]
+        rows = self._rows([len(chunk.tokens) for chunk in chunks], ends, [chunk.sequence for chunk in chunks])
+        tokens = np.concatenate([chunk.tokens for chunk in chunks])
+        return self._compute(rows, [self._ints(table) for table in tables], tokens, np.concatenate(places, axis=1))
+
     def time_tokens(self, clock: Callable[[], float]) -> float:
         """Seconds per token in a small step without graphs: an upper bound for larger steps."""
         started = clock()
@@ -161,24 +192,32 @@ class ForwardPass:
 
         It reads the first block of the cache again and again, and writes nothing.
         """
-        starts = np.cumsum([0, *lengths], dtype=np.int32)
-        num_tokens = int(starts[-1])
-        rows = AttentionBatch(
-            host_query_starts=starts,
-            host_sequence_lengths=np.array(lengths, np.int32),
-            query_starts=self._ints(starts),
-            sequence_lengths=self._ints(lengths),
-            slots=self._ints(np.zeros(len(lengths))),
-            max_query_length=max(lengths),
-            max_sequence_length=max_sequence_length,
-            num_tokens=num_tokens,
-        )
-        groups = (replace(group, block_tables=torch.zeros_like(group.block_tables)) for group in self._groups)
-        attention = tuple(self._prepare_attention(rows, group) for group in groups)
-        positions = self._ints(np.concatenate([np.arange(length) for length in lengths]))
-        context = self._context(attention, positions, self._ints(np.full((len(self._groups), num_tokens), -1)))
-        hidden = self._model(self._ints(np.zeros(num_tokens)), context)
+        rows = replace(self._rows(lengths, lengths, [0] * len(lengths)), max_sequence_length=max_sequence_length)
+        tables = [torch.zeros_like(group.block_tables) for group in self._groups]
+        nowhere = np.full((len(self._groups), rows.num_tokens), -1, np.int32)
+        hidden = self._compute(rows, tables, np.zeros(rows.num_tokens, np.int32), nowhere)
         return self._model.logits(hidden[: self._limits.max_num_seqs])
+
+    def _rows(self, query_lengths: list[int], sequence_lengths: list[int], slots: list[int]) -> AttentionBatch:
+        starts = np.cumsum([0, *query_lengths], dtype=np.int32)
+        return AttentionBatch(
+            host_query_starts=starts,
+            host_sequence_lengths=np.array(sequence_lengths, np.int32),
+            query_starts=self._ints(starts),
+            sequence_lengths=self._ints(sequence_lengths),
+            slots=self._ints(slots),
+            max_query_length=max(query_lengths),
+            max_sequence_length=max(sequence_lengths),
+            num_tokens=int(starts[-1]),
+        )
+
+    def _compute(self, rows: AttentionBatch, tables: Sequence[Tensor], tokens: Ints, slot_mapping: Ints) -> Tensor:
+        """Hidden states of a step that no plan made; tables [slots, max_blocks] and slot_mapping [tokens] of groups."""
+        groups = (replace(group, block_tables=table) for group, table in zip(self._groups, tables, strict=True))
+        attention = tuple(self._prepare_attention(rows, group) for group in groups)
+        lengths = zip(np.diff(rows.host_query_starts), rows.host_sequence_lengths, strict=True)
+        positions = self._ints(np.concatenate([np.arange(end - length, end) for length, end in lengths]))
+        return self._model(self._ints(tokens), self._context(attention, positions, self._ints(slot_mapping)))
 
     def _prepare(self, batch: AttentionBatch, captured: Metadata | None = None) -> Metadata:
         """For each group; `captured` is what was given before a graph was captured."""

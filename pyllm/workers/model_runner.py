@@ -19,12 +19,14 @@ from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.families.spec import ModelSpec
 from pyllm.wire.messages import Sampled, Step
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
+from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.cuda_graphs import Capture, CudaCapture
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
-from pyllm.workers.forward_pass import ForwardPass, Limits
+from pyllm.workers.forward_pass import SEQUENCES, ForwardPass, Limits
 from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
@@ -61,7 +63,8 @@ class ModelRunner:
         check_layers(engine.device.attention_backend, attention, self._spec)
         self._kernels = replace(kernels, paged_attention=attention.attend)
         self._prepare_attention = attention.prepare
-        self._may_capture = fits_graphs(device.type, kernels, attention) and not engine.device.enforce_eager
+        is_eager = engine.device.enforce_eager or self._spec.transformers is not None
+        self._may_capture = fits_graphs(device.type, kernels, attention) and not is_eager
         self._placement = Placement(
             group,
             DTYPES[engine.model.dtype],
@@ -116,8 +119,9 @@ class ModelRunner:
             # In parallel with the weights: llguidance needs 0.3 s for a tokenizer.
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
         cache = open_packed_cache(self._engine, self._checkpoint, self._placement.group.rank)
-        self.model = Decoder(self._spec, replace(self._placement, cache=cache))
-        reader = weight_reader(self._checkpoint, TensorTable(self._checkpoint))
+        table = TensorTable(self._checkpoint)
+        self.model = _causal_model(self._spec, replace(self._placement, cache=cache), table)
+        reader = weight_reader(self._checkpoint, table)
         self.model.load(ProgressReader(reader, self._checkpoint, advance))
         if cache is not None:
             cache.finish()
@@ -125,6 +129,8 @@ class ModelRunner:
         self._num_host_blocks = host_blocks_of_rank(
             self._engine.cache.kv_offloading_size, self._placement.group.size, self._block_bytes
         )
+        if self._spec.transformers is not None:
+            self._check_isolation()
 
     def run(self, step: Step, frame: bytes | memoryview) -> Sampled:
         """Execute the plan in `frame`; every rank returns the same answer.
@@ -235,7 +241,7 @@ class ModelRunner:
         num_host_blocks = 0 if self._host_pool is None else self._host_pool.num_blocks
         return {
             "linear_bytes": sum(packed.nbytes for packed in self.model.matrices()),
-            "embedding_bytes": self.model.embedding.packed.nbytes,
+            "embedding_bytes": self.model.embedding_bytes,
             "kv_cache_bytes": num_blocks * self._block_bytes,
             "host_kv_cache_bytes": num_host_blocks * self._block_bytes,
         }
@@ -301,6 +307,17 @@ class ModelRunner:
         """Whether a graph can hold a step on this CPU: there is no exchange between ranks and no float16."""
         return self._placement.group.size == 1 and torch.float16 not in {self._placement.dtype, self._cache_shape.dtype}
 
+    def _check_isolation(self) -> None:
+        from pyllm.workers.transformers_backend.isolation import NUM_TOKENS, check_isolation
+
+        longest = min(NUM_TOKENS, self._max_model_len)
+        blocks_per_sequence = -(-longest // self._cache_shape.block_size)
+        num_blocks = len(self._groups) * SEQUENCES * blocks_per_sequence
+        cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
+        check_isolation(
+            self.model, self._forward_pass(cache).compute_chunks, self._spec, longest, self._placement.dtype
+        )
+
     def _forward_pass(self, kv_cache: KVCache) -> ForwardPass:
         scheduler = self._engine.scheduler
         shape = AttentionShape(
@@ -338,6 +355,14 @@ class ModelRunner:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
+
+
+def _causal_model(spec: ModelSpec, placement: Placement, table: TensorTable) -> CausalModel:
+    if spec.transformers is None:
+        return Decoder(spec, placement)
+    from pyllm.workers.transformers_backend.model import TransformersModel  # Nobody else waits for its import.
+
+    return TransformersModel(spec, placement, table.unmapped())
 
 
 class RunningStep:

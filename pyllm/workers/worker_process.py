@@ -108,7 +108,7 @@ def load(
     from pyllm.workers.model_runner import ModelRunner
 
     ranks = config.engine.parallel.tensor_parallel_size
-    set_threads(config.engine)
+    set_threads(config.engine, torch_computes=config.checkpoint.spec.transformers is not None)
     enter("joining ranks")
     group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
     enter("loading weights")

@@ -47,13 +47,13 @@ class Placement:
         return slice(first * head_size, (first + max(1, heads // self.group.size)) * head_size)
 
 
-def set_threads(engine: EngineConfig) -> None:
+def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
     """Share the CPUs that this process may use evenly among the ranks beside it.
 
-    torch gets them only if it computes: its threads spin for a while after each op and slow down the kernels.
+    torch gets them only if it computes, as with models of transformers: its threads spin for a while after each op and slow down the kernels.
     """
     num_threads = max(1, len(os.sched_getaffinity(0)) // engine.parallel.tensor_parallel_size)
-    torch_computes = (
+    torch_computes |= (
         engine.device.kernel_backend == "reference"
         or engine.device.attention_backend not in {"auto", "cpu"}
         or engine.model.dtype == "float16"

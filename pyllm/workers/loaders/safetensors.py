@@ -6,11 +6,9 @@ import torch
 from pyllm_kernels import MatrixRows, dtype_name
 from torch import Tensor
 
-from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
+from pyllm.workers.loaders.tensor_table import DTYPES, RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import added, is_transposed, source_rows
 from pyllm.workers.loaders.weights import WHOLE, check_finite
-
-DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class SafetensorsReader:

@@ -12,8 +12,22 @@ from pyllm_kernels import MatrixRows, Scales
 
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.errors import ConfigError
-from pyllm.families.tensors import FileTensor, TensorEntry
+from pyllm.families.tensors import UNMAPPED, FileTensor, TensorEntry
 from pyllm.workers.loaders.transforms import source_rows
+from pyllm.workers.loaders.weights import check_finite
+
+DTYPES = {
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 class TensorTable:
@@ -44,6 +58,24 @@ class TensorTable:
         if len(content) != tensor.num_bytes:
             raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
         return content
+
+    def unmapped(self) -> dict[str, torch.Tensor]:
+        """The tensors that are no parameters of ours, by their names in the file, where they lie.
+
+        Raises:
+            ConfigError: the file has shrunk, or a tensor has a number that is not finite.
+        """
+        found = {}
+        for entry in self._entries.values():
+            if entry.name.startswith(UNMAPPED):
+                # Copied where its elements are not aligned.
+                content, dtype = self.content(entry.source), DTYPES[entry.source.type]
+                aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
+                tensor = torch.from_numpy(aligned).view(dtype).view(entry.shape)
+                if dtype.is_floating_point:
+                    check_finite(entry.source.name, bool(tensor.sum(dtype=torch.float32).isfinite()))
+                found[entry.source.name] = tensor
+        return found
 
     def release(self, names: Iterable[str]) -> None:
         """Give back the memory of whole pages of these parameters; they are read again where they are touched."""

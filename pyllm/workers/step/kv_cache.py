@@ -77,7 +77,7 @@ class KVCache:
     def __init__(
         self, shape: KVCacheShape, num_blocks: int, device: torch.device, groups: Sequence[KVGroup] = ()
     ) -> None:
-        self.num_blocks = num_blocks
+        self.num_blocks, self.block_size = num_blocks, shape.block_size
         groups = groups or (KVGroup(None, tuple(range(shape.num_layers))),)
         block = (shape.block_size, shape.num_kv_heads, shape.head_dim)
         self.memory = _zeros((shape.num_layers, 2, num_blocks, *block), shape.dtype, device)

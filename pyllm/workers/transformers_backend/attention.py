@@ -1,0 +1,112 @@
+"""The attention that a model of transformers calls in place of its own, and the masks that it makes for it.
+
+transformers hands over query, key and value after the rotation. Whoever runs the model says who takes them, by
+`attending`: the probe records what each call asks for (`probe.py`), a worker answers from the paged cache (`model.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from pyllm.errors import ConfigError
+
+NAME = "pyllm"
+"""Of this attention, as `attn_implementation` has it."""
+
+# What models pass on to every attention, and what does not change the result: training, caches and outputs of their
+# own, and positions, which query and key have been rotated by.
+_HARMLESS = frozenset(
+    {"position_ids", "position_embeddings", "cache_position", "cache_params", "past_key_values", "output_attentions"}
+)
+
+
+class Mask(NamedTuple):
+    """What a model takes for a mask: who sees whom, as transformers describes it, before it is made a tensor."""
+
+    sees: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key: bool
+
+
+class Call(NamedTuple):
+    """One call of attention. query [tokens, heads, size], key and value [tokens, kv_heads, size], which may differ."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Mask | None
+    scale: float
+    window: int | None
+    soft_cap: float | None
+    sinks: Tensor | None
+
+
+class Attend(Protocol):
+    """Answers a call; gives [tokens, heads, size of a value]."""
+
+    def __call__(self, call: Call, /) -> Tensor: ...
+
+
+_ATTEND: ContextVar[Attend] = ContextVar("attend")
+
+
+@contextmanager
+def attending(attend: Attend) -> Iterator[None]:
+    """Within this block, models of this thread that were built for `NAME` call `attend`."""
+    token = _ATTEND.set(attend)
+    try:
+        yield
+    finally:
+        _ATTEND.reset(token)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, tokens, size], and so on
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """An attention function of transformers; dropout and is_causal follow from use for inference and from the mask."""
+    del dropout, is_causal
+    unknown = [name for name, given in others.items() if name not in _HARMLESS and not _is_neutral(given)]
+    if unknown:
+        raise ConfigError(f"attention is called with {', '.join(sorted(unknown))}, which is not known")
+    if attention_mask is not None and not isinstance(attention_mask, Mask):
+        raise ConfigError("attention is called with a mask that the model makes itself")
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        shapes = tuple(query.shape), tuple(key.shape)
+        raise ConfigError(f"attention is called with a query of {shapes[0]} and a key of {shapes[1]}")
+    call = Call(
+        module,
+        *(part[0].transpose(0, 1) for part in (query, key, value)),
+        attention_mask,
+        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        sliding_window,
+        softcap,
+        s_aux,
+    )
+    return _ATTEND.get()(call).unsqueeze(0), None
+
+
+def _is_neutral(given: Any) -> bool:
+    return given is None or (isinstance(given, bool | int | float) and not given)
+
+
+def _mask(*_: Any, mask_function: Callable[..., Tensor], **__: Any) -> Mask:
+    """A mask function of transformers."""
+    return Mask(mask_function)
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, _mask)

@@ -1,0 +1,140 @@
+"""A model that transformers computes, as a worker runs it: eager, over the paged KV cache."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyllm_kernels import PackedLinear
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import convert_and_load_state_dict_in_model
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_utils import LoadStateDictConfig
+
+from pyllm.errors import ConfigError
+from pyllm.families.spec import ModelSpec
+from pyllm.workers.layers.attention import PagedAttention
+from pyllm.workers.layers.placement import Placement
+from pyllm.workers.loaders.weights import WeightReader
+from pyllm.workers.step.forward_context import ForwardContext
+from pyllm.workers.transformers_backend.attention import NAME, Call, attending
+from pyllm.workers.transformers_backend.build import build
+from pyllm.workers.transformers_backend.modules import Replacements
+from pyllm.workers.transformers_backend.probe import hidden_of, inputs
+
+
+class TransformersModel:
+    """The whole model, or one rank's share of it. `others` are the file's tensors that transformers takes itself."""
+
+    def __init__(self, spec: ModelSpec, placement: Placement, others: dict[str, Tensor]) -> None:
+        assert spec.transformers is not None, "the probe found no model of transformers"
+        self._spec, self._placement, self._others = spec, placement, others
+        self._model = build(spec.transformers.config, placement.dtype, "cpu")
+        # By the names of its own parameters, so before ours take their places.
+        self._mapping = get_model_conversion_mapping(self._model)
+        self._replacements = Replacements(self._model, spec, placement)
+        self._base = self._model.get_submodule(spec.transformers.base)
+        self._layers = [PagedAttention(index, layer.attention) for index, layer in enumerate(spec.layers)]
+
+    def load(self, reader: WeightReader) -> None:
+        """Fill every parameter: those of our layers by `reader`, the others by transformers.
+
+        Raises:
+            ConfigError: a parameter is missing, or has another shape.
+        """
+        self._replacements.load(reader)
+        settings = LoadStateDictConfig(dtype=self._placement.dtype, weight_mapping=self._mapping)
+        found, _ = convert_and_load_state_dict_in_model(self._model, self._others, settings)
+        self._others = {}
+        if found.mismatched_keys or found.conversion_errors:
+            wrong = [*(name for name, *_ in found.mismatched_keys), *found.conversion_errors]
+            raise ConfigError(f"parameters of {self._spec.architecture} do not fit its tensors: {', '.join(wrong[:5])}")
+        here = dict(self._model.named_parameters())
+        tied = self._model.all_tied_weights_keys
+        self._model.all_tied_weights_keys = {one: other for one, other in tied.items() if {one, other} <= here.keys()}
+        self._model.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
+        ignored = self._model._keys_to_ignore_on_load_missing or ()
+        missing = sorted(
+            name
+            for name in found.missing_keys & here.keys()
+            if not any(re.search(pattern, name) for pattern in ignored)
+        )
+        if missing:
+            raise ConfigError(
+                f"the model's files have no tensor for {', '.join(missing[:5])} of {len(missing)} parameters"
+            )
+        self._model.to(self._placement.device)
+
+    def matrices(self) -> Iterator[PackedLinear]:
+        """Every matrix of our layers but the embedding and the head, in order."""
+        for linear in self._replacements.linears.values():
+            packed = linear.layer.packed
+            yield from (packed if isinstance(packed, tuple) else (packed,))
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the embedding and the head, where they are ours."""
+        return sum(rows.packed.nbytes for rows in self._replacements.vocabulary.values())
+
+    def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
+        with attending(_Pass(self._layers, self._spec, context)):
+            output = self._base(**inputs(tokens.long().unsqueeze(0), context.positions.long().unsqueeze(0)))
+        return hidden_of(output)[0].to(self._placement.dtype).contiguous()
+
+    def logits(self, x: Tensor) -> Tensor | None:
+        """From [rows, hidden_size] to [rows, vocab_size] on rank 0; None on the others."""
+        nothing = torch.zeros((1, len(x)), dtype=torch.long, device=x.device)
+        with self._given(x):
+            logits: Tensor = self._model(**inputs(nothing, nothing)).logits
+        return logits[0].contiguous() if self._placement.group.rank == 0 else None
+
+    def own_attention(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """What transformers alone would compute of one sequence from its start: hidden states, and logits of it."""
+        positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
+        self._model.set_attn_implementation("eager")
+        try:
+            output = self._base(**inputs(tokens.long().unsqueeze(0), positions))
+            whole = self._model(**inputs(tokens.long().unsqueeze(0), positions))
+        finally:
+            self._model.set_attn_implementation(NAME)
+        return hidden_of(output)[0], whole.logits[0]
+
+    @contextmanager
+    def _given(self, hidden: Tensor) -> Iterator[None]:
+        """Within this block, the base gives these hidden states, so that the model computes only what follows."""
+        output = _Hidden(last_hidden_state=hidden.unsqueeze(0))
+        self._base.forward = lambda *_, **__: output
+        try:
+            yield
+        finally:
+            del self._base.forward
+
+
+class _Hidden(BaseModelOutputWithPast):
+    """An output that has nothing else, whatever a model asks for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+class _Pass:
+    """Answers the calls of attention in one forward pass: they come in the order of the layers."""
+
+    def __init__(self, layers: list[PagedAttention], spec: ModelSpec, context: ForwardContext) -> None:
+        self._layers, self._spec, self._context = layers, spec, context
+        self._index = 0
+
+    def __call__(self, call: Call) -> Tensor:
+        layer, self._index = self._layers[self._index], self._index + 1
+        size = self._spec.attention.head_size
+        query, key, value = (_padded(part, size) for part in (call.query, call.key, call.value))
+        return layer(query, key, value, self._context)[..., : call.value.shape[2]]
+
+
+def _padded(part: Tensor, size: int) -> Tensor:
+    """Heads [tokens, heads, head_size] of another size: zeros add nothing to scores, nor to sums of values."""
+    return pad(part, (0, size - part.shape[2])) if part.shape[2] != size else part.contiguous()

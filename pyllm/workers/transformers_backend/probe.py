@@ -1,0 +1,329 @@
+"""What a model of transformers computes, found out by running it once on the meta device, which computes nothing.
+
+`python -m pyllm.workers.transformers_backend.probe` reads a `ProbeRequest` as JSON, and writes `Probed` or a `Refusal`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
+from transformers.pytorch_utils import Conv1D
+
+from pyllm.errors import ConfigError
+from pyllm.families.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec, TransformersSpec
+from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
+from pyllm.workers.transformers_backend.attention import Call, Mask, attending
+from pyllm.workers.transformers_backend.build import build
+
+NUM_TOKENS = 7
+# Positions that masks are looked at up to: a window that is longer is found to be none.
+_LONGEST_WINDOW = 1 << 17
+_SPLITS = {"colwise": "outputs", "rowwise": "inputs"}
+# Each rank may have all of these: what they give is whole on every rank.
+_WHOLE = frozenset({"replicated_with_grad_allreduce", "embedding_rowwise"})
+# The same, but not of what attention is made of: then each rank would have all heads.
+_WHOLE_OUTSIDE_ATTENTION = frozenset({"colwise_gather_output", "rowwise_split_input"})
+
+
+def probe(request: ProbeRequest) -> Probed:
+    """What the worker has to know before it loads the model.
+
+    Raises:
+        ConfigError: the model cannot run with our attention, with the reason.
+    """
+    model = build(request.config, torch.float32, "meta")
+    run = run_on_meta(model)
+    sizes = _Sizes(*(max(getattr(call, name).shape[2] for call in run.calls) for name in ("query", "value")))
+    config = model.config.get_text_config(decoder=True)
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if not isinstance(longest, int):
+        raise ConfigError(f"{run.name} has no max_position_embeddings")
+    windows = {call.mask: window_of(call.mask, longest) for call in run.calls}
+    layers = tuple(
+        LayerSpec(
+            attention=AttentionSpec(
+                heads=call.query.shape[1],
+                kv_heads=call.key.shape[1],
+                head_size=max(sizes),
+                scale=call.scale,
+                rope=None,
+                window=windows[call.mask],
+                soft_cap=call.soft_cap,
+                sinks=call.sinks is not None,
+            )
+        )
+        for call in run.calls
+    )
+    names = _names(model, request.tensors)
+    embedding, head = _vocabulary(model, run, names)
+    linears = tuple(_linears(model, run, names, head))
+    is_tied = bool(embedding and head) and names.sources[f"{embedding}.weight"] == names.sources[f"{head}.weight"]
+    replaced = {f"{linear.name}.{kind}" for linear in linears for kind in ("weight", *["bias"] * linear.bias)}
+    replaced.update(f"{path}.weight" for path in (embedding, head) if path)
+    sources = {name: source for name, source in names.sources.items() if name in replaced}
+    if is_tied:
+        del sources[f"{head}.weight"]
+    needed = {source for name, source in names.sources.items() if name not in replaced}
+    mapped = set(names.sources.values())
+    conv = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    spec = ModelSpec(
+        architecture=run.name,
+        vocab_size=run.logits[-1],
+        hidden_size=run.hidden[-1],
+        max_position_embeddings=longest,
+        layers=layers,
+        tie_word_embeddings=is_tied,
+        transformers=TransformersSpec(
+            config=request.config,
+            version=transformers.__version__,
+            base=run.base,
+            linears=linears,
+            embedding=embedding,
+            head=head,
+            unsplit=_unsplit(model, {linear.name for linear in linears}, run),
+            num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        ),
+    )
+    unmapped = request.tensors.keys() - mapped - names.skipped
+    return Probed(
+        spec=spec,
+        sources=sources,
+        transposed=frozenset(conv & sources.keys()),
+        others=tuple(name for name in request.tensors if name in needed | unmapped),
+        skipped=tuple(sorted(names.skipped)),
+    )
+
+
+class Run(NamedTuple):
+    """One run of a model: its calls of attention in order, the linear layers that ran, and the shapes it gave."""
+
+    name: str
+    calls: list[Call]
+    linears: list[str]
+    base: str
+    hidden: tuple[int, ...]
+    logits: tuple[int, ...]
+
+
+class _Sizes(NamedTuple):
+    key: int
+    value: int
+
+
+def run_on_meta(model: PreTrainedModel) -> Run:
+    """Run a model that was built on the meta device.
+
+    Raises:
+        ConfigError: it does not run, or not every layer calls our attention.
+    """
+    name, calls = type(model).__name__, list[Call]()
+
+    def attend(call: Call) -> Tensor:
+        calls.append(call)
+        return call.value.new_empty((*call.query.shape[:2], call.value.shape[2]))
+
+    paths = {module: path for path, module in model.named_modules()}
+    order: list[tuple[nn.Module, Any]] = []
+    hooks = [module.register_forward_hook(lambda module, _, out: order.append((module, out))) for module in paths]
+    tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.long, device="meta")
+    try:
+        with torch.inference_mode(), attending(attend):
+            output = model(**inputs(tokens, torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    except Exception as error:
+        text = str(error).partition("\n")[0]
+        raise ConfigError(f"{name} does not run with our attention: {type(error).__name__}: {text:.200}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    _check_every_layer(name, model, calls)
+    attending_modules = {call.module for call in calls}
+    around = [
+        (module, out)
+        for module, out in order
+        if module is not model and attending_modules <= set(module.modules()) and paths[module]
+    ]
+    if not around:
+        raise ConfigError(f"{name} has no part that gives hidden states")
+    base, hidden = around[-1]
+    shape = tuple(hidden_of(hidden).shape)
+    if shape[:-1] != (1, NUM_TOKENS):
+        raise ConfigError(f"{name} gives hidden states of the shape {shape} for {NUM_TOKENS} tokens")
+    logits = tuple(output.logits.shape)
+    if logits[:-1] != (1, NUM_TOKENS):
+        raise ConfigError(f"{name} gives logits of the shape {logits} for {NUM_TOKENS} tokens")
+    linears = [paths[module] for module, _ in order if type(module) in {nn.Linear, Conv1D}]
+    return Run(name, calls, list(dict.fromkeys(linears)), paths[base], shape, logits)
+
+
+def inputs(tokens: Tensor, positions: Tensor) -> dict[str, Any]:
+    """The arguments of a forward pass over tokens and positions, int64 [1, tokens].
+
+    With a mask of ones nothing looks for sequences packed into one, whose masks are not needed here.
+    """
+    ones = torch.ones_like(tokens)
+    return {"input_ids": tokens, "position_ids": positions, "attention_mask": ones, "use_cache": False}
+
+
+def hidden_of(output: Any) -> Tensor:
+    """The hidden states in the output of a model without a head."""
+    hidden = getattr(output, "last_hidden_state", None)
+    if hidden is None:
+        hidden = output[0] if isinstance(output, tuple | list) else output
+    if not isinstance(hidden, Tensor):
+        raise ConfigError(f"hidden states are given as {type(hidden).__name__}, not as a tensor")
+    return hidden
+
+
+def window_of(mask: Mask | None, longest: int) -> int | None:
+    """How many positions a token sees; None for all before it.
+
+    Raises:
+        ConfigError: it is neither causal nor a window.
+    """
+    if mask is None:
+        raise ConfigError("attention is called without a causal mask")
+    longest = min(longest, _LONGEST_WINDOW)
+    keys, zero = torch.arange(longest), torch.zeros((), dtype=torch.long)
+
+    def seen(query: int) -> Tensor:
+        found = mask.sees(zero, zero, torch.tensor(query), keys)
+        return found.expand(longest) if isinstance(found, Tensor) else torch.tensor(found).expand(longest)
+
+    try:
+        window = int(seen(longest - 1).sum())
+        for query in {*range(min(longest, 3)), *torch.linspace(0, longest - 1, 29).long().tolist()}:
+            if not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
+                raise ConfigError("attention is called with a mask that is neither causal nor a window")
+    except (RuntimeError, NotImplementedError) as error:
+        raise ConfigError(f"attention is called with a mask that depends on the tokens: {error}") from error
+    return window if window < longest else None
+
+
+def _check_every_layer(name: str, model: PreTrainedModel, calls: Sequence[Call]) -> None:
+    """Refuse a model with a layer that mixes tokens in another way, or not at all."""
+    attending_modules = {call.module for call in calls}
+    if not calls:
+        raise ConfigError(f"{name} does not call the attention of transformers' interface, which ours would replace")
+    for stack in model.modules():
+        if not isinstance(stack, nn.ModuleList):
+            continue
+        calling = [not attending_modules.isdisjoint(layer.modules()) for layer in stack]
+        if any(calling) and not all(calling):
+            without = next(layer for layer, calls_it in zip(stack, calling, strict=True) if not calls_it)
+            raise ConfigError(
+                f"{name}: {calling.count(False)} of {len(calling)} layers have no attention, such as "
+                f"{type(without).__name__}"
+            )
+
+
+class _Names(NamedTuple):
+    """Where parameters come from: `sources` of those that are a tensor of the file as it is."""
+
+    sources: Mapping[str, str]
+    skipped: frozenset[str]
+
+
+def _names(model: PreTrainedModel, tensors: Mapping[str, tuple[int, ...]]) -> _Names:
+    """By transformers' own renaming; of tied parameters the one that is in the file counts."""
+    state = model.state_dict()
+    mapping = get_model_conversion_mapping(model)
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]
+    sources: dict[str, str] = {}
+    unexpected = []
+    for key in sorted(tensors, key=dot_natural_key):
+        renamed, pattern = rename_source_key(key, renamings, converters, model.base_model_prefix, state)
+        if renamed not in state and key in state:
+            renamed, pattern = rename_source_key(key, [], [], model.base_model_prefix, state)
+        if renamed not in state and pattern is None:
+            unexpected.append(key)
+        elif pattern is None:
+            if (shape := tuple(state[renamed].shape)) != tuple(tensors[key]):
+                raise ConfigError(f"tensor {key!r} has the shape {tensors[key]}, and transformers needs {shape}")
+            sources[renamed] = key
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
+    for one, other in [*tied.items(), *((source, target) for target, source in tied.items())]:
+        if one not in sources and other in sources:
+            sources[one] = sources[other]
+    ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
+    if unknown := [key for key in unexpected if not any(re.search(pattern, key) for pattern in ignored)]:
+        raise ConfigError(
+            f"{len(unknown)} tensors belong to no parameter of {type(model).__name__} in transformers "
+            f"{transformers.__version__}: {', '.join(unknown[:5])}"
+        )
+    return _Names(sources, frozenset(unexpected))
+
+
+def _vocabulary(model: PreTrainedModel, run: Run, names: _Names) -> tuple[str, str]:
+    """The paths of the embedding and of the head, where ours can take their places; empty where not."""
+    paths = {module: path for path, module in model.named_modules()}
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    size = (run.logits[-1], run.hidden[-1])
+    is_plain = type(embedding) is nn.Embedding and tuple(embedding.weight.shape) == size
+    found = [paths[embedding] if is_plain else "", ""]
+    if type(head) is nn.Linear and head.bias is None and tuple(head.weight.shape) == size:
+        found[1] = paths[head]
+    embedding_path, head_path = (path if f"{path}.weight" in names.sources else "" for path in found)
+    return embedding_path, head_path if head_path in run.linears else ""
+
+
+def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list[LinearSpec]:
+    """The layers that ran and whose parameters are tensors of the file as they are."""
+    plan = getattr(model, "tp_plan", None) or {}
+    found = []
+    for path in run.linears:
+        module = model.get_submodule(path)
+        has_bias = module.bias is not None
+        if path == head or not {f"{path}.{kind}" for kind in ("weight", *["bias"] * has_bias)} <= names.sources.keys():
+            continue
+        rows, columns = module.weight.shape
+        shape = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
+        split = _SPLITS.get(plan.get(_as_pattern(path), ""), "whole")
+        found.append(LinearSpec(name=path, shape=shape, bias=has_bias, split=split))
+    return found
+
+
+def _unsplit(model: PreTrainedModel, linears: set[str], run: Run) -> str:
+    plan = getattr(model, "tp_plan", None) or {}
+    if not plan:
+        return f"transformers has no tensor-parallel plan for {type(model).__name__}"
+    paths = {module: path for path, module in model.named_modules()}
+    attending_paths = tuple(f"{paths[call.module]}." for call in run.calls)
+    for path in (*paths.values(), *(path for path, _ in model.named_parameters())):
+        style = plan.get(_as_pattern(path))
+        if style is None or style in _WHOLE or (path in linears and style in _SPLITS):
+            continue
+        if style not in _WHOLE_OUTSIDE_ATTENTION or path.startswith(attending_paths):
+            return f"the tensor-parallel style {style} of {path} is not supported"
+    return ""
+
+
+def _as_pattern(path: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def main(read: Callable[[], bytes], write: Callable[[bytes], object]) -> None:
+    """Answer one request."""
+    request = msgspec.json.decode(read(), type=ProbeRequest)
+    try:
+        answer: Probed | Refusal = probe(request)
+    except ConfigError as error:
+        answer = Refusal(str(error))
+    except Exception as error:  # noqa: BLE001 - whatever a model's code raises on a config of its own
+        answer = Refusal(f"{json.loads(request.config)['architectures'][0]} cannot be built: {error}")
+    write(msgspec.json.encode(answer))
+
+
+if __name__ == "__main__":
+    main(sys.stdin.buffer.read, sys.stdout.buffer.write)
