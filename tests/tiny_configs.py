@@ -21,7 +21,8 @@ _SIZES: dict[str, Any] = {
     **dict.fromkeys(("encoder_attention_heads", "num_decoder_attention_heads", "num_encoder_attention_heads"), 4),
     **dict.fromkeys(("swa_num_attention_heads", "attention_heads"), 4),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_query_groups"), 2),
-    **dict.fromkeys(("head_dim", "swa_head_dim", "dim_head", "kv_channels", "attention_head_size", "global_head_dim"), 16),
+    **dict.fromkeys(("head_dim", "swa_head_dim", "dim_head", "kv_channels", "attention_head_size"), 16),
+    "global_head_dim": 16,
     **dict.fromkeys(("v_head_dim", "qk_nope_head_dim", "index_head_dim", "linear_head_dim"), 16),
     **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 8),
     "qk_head_dim": 24,
@@ -47,27 +48,51 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
 }
 # What one class needs beyond that.
-_OF_ONE: dict[str, dict[str, Any]] = {}
+_OF_ONE: dict[str, dict[str, Any]] = {
+    "cohere_compass_text": {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10_000.0} for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
+    "dots1": {"moe_intermediate_size": 32, "n_shared_experts": 1},
+    "dots3_note_text": {"num_key_value_heads": 4},
+    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "attention_layers": ["global", "local"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (16, 16)},
+    "zamba": {"layer_types": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {"layer_types": ["linear_attention", "hybrid"] * 2},
+    "zaya": {"num_experts_per_tok": 1},
+}
+_TEXT = ("text_config", "decoder", "decoder_config", "thinker_config", "language_config")
 
 
 def tiny_config(model_type: str) -> PretrainedConfig:
     """The default configuration of a type of model, with few and small layers, as a decoder."""
-    return _tiny(CONFIG_MAPPING[model_type], _OF_ONE.get(model_type, {}))
+    return _tiny(CONFIG_MAPPING[model_type])
 
 
-def _tiny(kind: type[PretrainedConfig], changes: dict[str, Any]) -> PretrainedConfig:
+def _tiny(kind: type[PretrainedConfig]) -> PretrainedConfig:
     default = kind()
-    fields = {**default.to_dict(), **{name: None for name in kind.attribute_map}}
+    fields = {**default.to_dict(), **dict.fromkeys(kind.attribute_map)}
+    changes = _OF_ONE.get(kind.model_type, {})
     sizes = {name: size for name, size in _SIZES.items() if name in fields and name not in kind.attribute_map}
-    if "partial_rotary_factor" not in default.to_dict():
-        sizes.pop("partial_rotary_factor", None)
+    if "qk_rope_head_dim" in fields:  # of which all is rotated, and which is called head_dim
+        sizes = {name: size for name, size in sizes.items() if name not in {"partial_rotary_factor", "head_dim"}}
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
     for name, value in fields.items():
         if isinstance(value, list) and name in sizes:
             sizes[name] = [sizes[name]] * NUM_LAYERS
     if "is_decoder" in fields or hasattr(default, "is_decoder"):
         sizes["is_decoder"] = True
-    for name, section in kind.sub_configs.items():
-        if name in {"text_config", "decoder"} and getattr(default, name, None) is not None:
-            sizes[name] = _tiny(type(getattr(default, name)), {}).to_dict()
-        del section
+    for name in kind.sub_configs:
+        if (section := getattr(default, name, None)) is not None:
+            try:
+                sizes[name] = _tiny(type(section)).to_dict()
+            except Exception:
+                if name in _TEXT:
+                    raise
     return kind(**sizes | changes)

@@ -4,6 +4,7 @@ Format of the headers: https://github.com/huggingface/safetensors#format
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from pyllm.families.config import Config
 from pyllm.families.family import Family
 from pyllm.families.registry import UnknownArchitectureError, find_family
 from pyllm.families.tensors import FileTensor, map_probed, map_tensors
-from pyllm.families.transformers_probe import ProbeRequest
+from pyllm.families.transformers_probe import Probed, ProbeRequest
 
 _ELEMENT_BYTES = {
     "F64": 8,
@@ -96,9 +97,14 @@ _T = TypeVar("_T")
 
 
 def read_huggingface(
-    folder: Path, tokenizer: TokenizerFiles | None = None, implementation: ModelImpl = "auto"
+    folder: Path,
+    tokenizer: TokenizerFiles | None = None,
+    implementation: ModelImpl = "auto",
+    probe: Callable[[ProbeRequest], Probed] = probe_model,
 ) -> Checkpoint:
     """The checkpoint in a folder as `save_pretrained` writes it; with another `tokenizer` in place of the folder's.
+
+    `probe` says what transformers makes of it, where that is to compute it.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
@@ -113,7 +119,7 @@ def read_huggingface(
     plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
     if family is None:
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
-        probed = probe_model(ProbeRequest(config=(folder / "config.json").read_text(), tensors=shapes))
+        probed = probe(ProbeRequest(config=(folder / "config.json").read_text(), tensors=shapes))
         spec, skipped = probed.spec, probed.skipped
         entries = map_probed(probed, gathered.tensors, gathered.quantised)
     else:

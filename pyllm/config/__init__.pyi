@@ -10,6 +10,7 @@ from .options import (
     HeadlessConfig,
     KVCacheDtype,
     ModelConfig,
+    ModelImpl,
     ParallelConfig,
     Quantization,
     RecoveryConfig,
@@ -18,6 +19,7 @@ from .options import (
     UnknownFields,
     config_part,
     engine_config,
+    is_rust,
     option_names,
 )
 from .process_config import ApiConfig, CoreConfig, ForkServerConfig, SharedConfig, StateConfig, WorkerConfig
@@ -40,6 +42,7 @@ __all__ = [
     "KVCacheDtype",
     "KeyRing",
     "ModelConfig",
+    "ModelImpl",
     "ParallelConfig",
     "Quantization",
     "RecoveryConfig",
@@ -51,6 +54,7 @@ __all__ = [
     "WorkerConfig",
     "config_part",
     "engine_config",
+    "is_rust",
     "new_key",
     "option_names",
     "read_api_keys",

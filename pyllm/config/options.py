@@ -7,6 +7,7 @@ has the thing. Does not read models or devices.
 import difflib
 import math
 import re
+from collections.abc import Set
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -88,8 +89,8 @@ class ModelConfig(_Config, frozen=True):
     model_impl: Annotated[
         ModelImpl,
         Meta(
-            description="who computes the model: native (pyllm's own families), transformers (any other causal language "
-            "model of that package, slower and not batch-invariant), or auto (native where there is such a family)"
+            description="who computes the model: native (pyllm's families), transformers (other causal language models "
+            "of that package, slower and not batch-invariant), or auto (native where there is a family)"
         ),
     ] = "auto"
     dtype: Annotated[Dtype, Meta(description="precision of activations and of unquantised weights")] = "auto"
@@ -517,3 +518,9 @@ def parse_origins(text: str) -> tuple[str, ...]:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s,]+", origin):
             raise ConfigError(f"{origin!r} is not an origin; write for example https://a.com (no path), or *")
     return tuple(origins)
+
+
+def is_rust(config: DeviceConfig, device: str, dtypes: Set[str]) -> bool:
+    """Whether the Rust kernels compute all of a step: then a token is bitwise the same whatever else is in it."""
+    backends = {config.kernel_backend, config.attention_backend}
+    return device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes

@@ -21,6 +21,7 @@ import uvloop
 import zmq
 
 from pyllm._rust import Scheduler, SchedulerError
+from pyllm.config.options import is_rust
 from pyllm.config.process_config import CoreConfig
 from pyllm.core.calls import live_settings
 from pyllm.core.executors.executor import Executor
@@ -127,6 +128,7 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
             kv_cache_tokens,
             max_model_len,
         )
+    dtypes = {engine.model.dtype, engine.cache.kv_cache_dtype}
     model = ModelInfo(
         name=engine.model.served_model_name[0],
         max_model_len=max_model_len,
@@ -148,10 +150,15 @@ async def start(config: CoreConfig, executor: Executor) -> CoreParts:
         pooling=config.checkpoint.embedding.pooling,
         is_matryoshka=config.checkpoint.embedding.is_matryoshka,
         matryoshka_dimensions=config.checkpoint.embedding.dimensions,
+        model_impl="native" if spec.transformers is None else "transformers",
+        batch_invariant=spec.transformers is None
+        and (engine.device.batch_invariant or is_rust(engine.device, engine.device.device, dtypes)),
     )
     instruction_sets = sorted(set(await executor.collective("instruction_set")))
     precision = (model.dtype, model.quantization, model.kv_cache_dtype)
-    numerics = (config.checkpoint.fingerprint, precision, model.tensor_parallel_size, instruction_sets)
+    implementation = "" if spec.transformers is None else f"transformers {spec.transformers.version}"
+    weights = config.checkpoint.fingerprint
+    numerics = (weights, precision, model.tensor_parallel_size, instruction_sets, implementation)
     fingerprint = hashlib.blake2b(msgspec.json.encode(numerics), digest_size=16).hexdigest()
     return CoreParts(scheduler, Ready(PROTOCOL_VERSION, epoch, model, fingerprint), policy, token_seconds)
 

@@ -174,6 +174,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     - `config`: the text of its config.json.
     - `base`: the path of the module whose output are the hidden states.
+    - `first_position`: of a sequence's first token, as the model counts.
     - `embedding`, `head`: paths of the vocabulary's layers whose place ours take; empty if they stay.
     - `unsplit`: why ranks cannot share it; empty if they can.
     - `num_parameters`: with a tied head's only once.
@@ -182,6 +183,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     config: str
     version: str  # of transformers
     base: str
+    first_position: int
     linears: tuple[LinearSpec, ...]
     embedding: str
     head: str

@@ -26,6 +26,7 @@ from pyllm.config.options import (
     Quantization,
     SchedulerConfig,
     ServerConfig,
+    is_rust,
 )
 from pyllm.config.process_config import SharedConfig
 from pyllm.config.tls import tls_context
@@ -127,11 +128,8 @@ def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: st
     """None by default but where a token is bitwise the same however many its row has: with the Rust kernels."""
     if (chosen := config.scheduler.num_speculative_tokens) is not None:
         return chosen
-    if checkpoint.spec.transformers is not None:
-        return 0
-    backends = {config.device.kernel_backend, config.device.attention_backend}
-    is_rust = device == "cpu" and backends <= {"auto", "cpu"} and "float16" not in dtypes
-    return SPECULATIVE_TOKENS if is_rust else 0
+    is_exact = checkpoint.spec.transformers is None and is_rust(config.device, device, dtypes)
+    return SPECULATIVE_TOKENS if is_exact else 0
 
 
 def _check_transformers(config: EngineConfig, model: TransformersSpec) -> None:
@@ -144,8 +142,8 @@ def _check_transformers(config: EngineConfig, model: TransformersSpec) -> None:
     if asked := [name for name, is_asked in promises.items() if is_asked]:
         raise ConfigError(f"{' and '.join(asked)} is not possible where transformers computes the model")
     logger.warning(
-        "transformers %s computes this model: eagerly, without drafts; a token may depend on the batch in its last bits, "
-        "so that a stream that goes on after a crash may differ from one without it",
+        "transformers %s computes this model: eagerly and without drafts; numbers depend on the batch in their last "
+        "bits, so a stream that goes on after a crash may have other tokens than without it",
         model.version,
     )
 

@@ -21,6 +21,7 @@ from pyllm.supervision.supervised_process import ProcessLimits, SupervisedProces
 
 # What workers are made of: a function that imports it all, and gives what each of them runs.
 WORKER_ENTRY = "pyllm.workers.worker_process:prepare"
+TRANSFORMERS_ENTRY = "pyllm.workers.worker_process:prepare_transformers"
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,8 @@ def supervised_fork_server(core: CoreConfig, entry: str = WORKER_ENTRY) -> Super
 
 def supervised_engine(config: CoreConfig) -> list[list[SupervisedProcess]]:
     """A core and what it needs, in the order in which they are asked to end."""
-    return [[supervised_core(config)], [supervised_fork_server(config)] if config.fork_server else []]
+    entry = WORKER_ENTRY if config.checkpoint.spec.transformers is None else TRANSFORMERS_ENTRY
+    return [[supervised_core(config)], [supervised_fork_server(config, entry)] if config.fork_server else []]
 
 
 def fork_server_address(engine: EngineConfig, folder: str) -> str:

@@ -10,7 +10,7 @@ import torch
 from pyllm_kernels import AttentionMetadata, Graph
 from torch import Tensor
 
-from pyllm.workers.decoder import Decoder
+from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.step.attention_batch import AttentionBatch
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import ForwardContext
@@ -26,7 +26,7 @@ class StepGraph:
 
     def __init__(
         self,
-        model: Decoder,
+        model: CausalModel,
         prepare: Callable[[AttentionBatch, Metadata | None], Metadata],
         make_context: Callable[[Metadata, Tensor, Tensor], ForwardContext],
         *,

@@ -253,4 +253,4 @@ class ForwardPass:
         )
 
     def _ints(self, values: npt.ArrayLike) -> Tensor:
-        return torch.from_numpy(np.asarray(values, np.int32)).to(self._device)
+        return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(self._device)

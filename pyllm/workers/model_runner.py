@@ -309,14 +309,14 @@ class ModelRunner:
 
     def _check_isolation(self) -> None:
         from pyllm.workers.transformers_backend.isolation import NUM_TOKENS, check_isolation
+        from pyllm.workers.transformers_backend.model import TransformersModel
 
+        assert isinstance(self.model, TransformersModel)
         longest = min(NUM_TOKENS, self._max_model_len)
         blocks_per_sequence = -(-longest // self._cache_shape.block_size)
         num_blocks = len(self._groups) * SEQUENCES * blocks_per_sequence
         cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
-        check_isolation(
-            self.model, self._forward_pass(cache).compute_chunks, self._spec, longest, self._placement.dtype
-        )
+        check_isolation(self.model, self._forward_pass(cache).compute_chunks, longest)
 
     def _forward_pass(self, kv_cache: KVCache) -> ForwardPass:
         scheduler = self._engine.scheduler

@@ -45,6 +45,14 @@ def prepare() -> Callable[[Connection], NoReturn]:
     return main
 
 
+def prepare_transformers() -> Callable[[Connection], NoReturn]:
+    """`prepare`, with what workers of a model of transformers need besides."""
+    forked = prepare()
+    import pyllm.workers.transformers_backend.isolation  # noqa: F401 - for `load`
+
+    return forked
+
+
 def main(connection: Connection) -> NoReturn:
     """Run one rank until SIGTERM or the parent's end; the exit code says how it failed."""
     # Ctrl-C reaches the whole process group of a terminal, but the core decides when its workers end.

@@ -15,7 +15,14 @@ def models_routes(state: ServerState) -> Router:
     model = state.client.model
     created = int(time.time())
     cards = {
-        name: ModelCard(id=name, created=created, max_model_len=model.max_model_len, root=model.name)
+        name: ModelCard(
+            id=name,
+            created=created,
+            max_model_len=model.max_model_len,
+            root=model.name,
+            model_impl=model.model_impl,
+            batch_invariant=model.batch_invariant,
+        )
         for name in state.model_names
     }
 

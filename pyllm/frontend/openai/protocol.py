@@ -329,12 +329,18 @@ class ChatChunk(Struct):
 
 
 class ModelCard(Struct):
-    """One model of `/v1/models`, with vLLM's fields."""
+    """One model of `/v1/models`, with vLLM's fields.
+
+    `model_impl` is who computes it: native or transformers. With `batch_invariant` a token is bitwise the same whatever
+    else is computed, so that a stream that survives a crash has the tokens that it would have had.
+    """
 
     id: str
     created: int
     max_model_len: int
     root: str
+    model_impl: str
+    batch_invariant: bool
     object: str = "model"
     owned_by: str = "pyllm"
     parent: str | None = None

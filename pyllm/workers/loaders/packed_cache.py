@@ -217,7 +217,8 @@ def open_packed_cache(engine: EngineConfig, checkpoint: Checkpoint, rank: int) -
         logger.warning("packed weights are not kept, so the next start packs again: %s", error)
         return None
     files = [file_identity(file) for file in checkpoint.files]
-    place = (rank, ranks, engine.parallel.enable_expert_parallel)
+    is_native = checkpoint.spec.transformers is None
+    place = (rank, ranks, engine.parallel.enable_expert_parallel, is_native)
     weights = (checkpoint.fingerprint, files, model.dtype, model.quantization, *place)
     return PackedCache(CacheLocation(folder, _key(weights), model.packed_cache_size))
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from pyllm.families.tensors import FileTensor, TensorEntry
 from pyllm.workers.loaders.packed_integers import Codes, Words, as_slice, columns_of, unpacked
 from pyllm.workers.loaders.requantise import as_q8_0
-from pyllm.workers.loaders.safetensors import DTYPES, SafetensorsReader
-from pyllm.workers.loaders.tensor_table import RowSlice, TensorTable, rows_of
+from pyllm.workers.loaders.safetensors import SafetensorsReader
+from pyllm.workers.loaders.tensor_table import DTYPES, RowSlice, TensorTable, rows_of
 from pyllm.workers.loaders.transforms import source_rows
 from pyllm.workers.loaders.weights import WHOLE, check_finite
 

@@ -17,10 +17,13 @@ from pyllm.errors import ConfigError
 NAME = "pyllm"
 """Of this attention, as `attn_implementation` has it."""
 
-# What models pass on to every attention, and what does not change the result: training, caches and outputs of their
-# own, and positions, which query and key have been rotated by.
+# What models pass on that does not change the result: caches and outputs of their own, positions, which query and key
+# have been rotated by, and what the mask says, too.
 _HARMLESS = frozenset(
-    {"position_ids", "position_embeddings", "cache_position", "cache_params", "past_key_values", "output_attentions"}
+    {
+        *("position_ids", "position_embeddings", "cache_position", "cache_params", "past_key_values"),
+        *("output_attentions", "is_causal", "sliding_window", "dropout"),
+    }
 )
 
 
@@ -39,7 +42,6 @@ class Call(NamedTuple):
     value: Tensor
     mask: Mask | None
     scale: float
-    window: int | None
     soft_cap: float | None
     sinks: Tensor | None
 
@@ -63,22 +65,18 @@ def attending(attend: Attend) -> Iterator[None]:
         _ATTEND.reset(token)
 
 
-def _attention(
+def _attention(  # noqa: PLR0917  transformers has the signature
     module: nn.Module,
     query: Tensor,  # [1, heads, tokens, size], and so on
     key: Tensor,
     value: Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    dropout: float = 0.0,
-    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers; dropout and is_causal follow from use for inference and from the mask."""
-    del dropout, is_causal
+    """An attention function of transformers."""
     unknown = [name for name, given in others.items() if name not in _HARMLESS and not _is_neutral(given)]
     if unknown:
         raise ConfigError(f"attention is called with {', '.join(sorted(unknown))}, which is not known")
@@ -89,12 +87,13 @@ def _attention(
         raise ConfigError(f"attention is called with a query of {shapes[0]} and a key of {shapes[1]}")
     call = Call(
         module,
-        *(part[0].transpose(0, 1) for part in (query, key, value)),
-        attention_mask,
-        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        sliding_window,
-        softcap,
-        s_aux,
+        query=query[0].transpose(0, 1),
+        key=key[0].transpose(0, 1),
+        value=value[0].transpose(0, 1),
+        mask=attention_mask,
+        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        soft_cap=softcap,
+        sinks=s_aux,
     )
     return _ATTEND.get()(call).unsqueeze(0), None
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pyllm.errors import ConfigError
-from pyllm.families.spec import ModelSpec
 from pyllm.workers.forward_pass import Chunk
 from pyllm.workers.transformers_backend.model import TransformersModel
 
@@ -27,41 +26,37 @@ Compute = Callable[[Sequence[Chunk]], Tensor]
 """`ForwardPass.compute_chunks` over a cache with room for both sequences."""
 
 
-def check_isolation(
-    model: TransformersModel, compute: Compute, spec: ModelSpec, num_tokens: int, dtype: torch.dtype
-) -> None:
+def check_isolation(model: TransformersModel, compute: Compute, num_tokens: int) -> None:
     """Compute a sequence of so many tokens in several ways, and compare.
 
     Raises:
         ConfigError: with what is not the same.
     """
     random = np.random.default_rng(_SEED)
-    half, tolerance = num_tokens // 2, _TOLERANCES[dtype]
-    one, other, third = (
-        random.integers(spec.vocab_size, size=size, dtype=np.int32) for size in (num_tokens, half, half)
-    )
+    half, tolerance, name = num_tokens // 2, _TOLERANCES[model.dtype], model.spec.architecture
+    one, other, third = (random.choice(model.token_ids, size).astype(np.int32) for size in (num_tokens, half, half))
     alone = compute([Chunk(0, one)])
     hidden, logits = model.own_attention(torch.from_numpy(one).to(alone.device))
     if _difference(alone, hidden) > tolerance:
-        raise _wrong(spec, "with our attention it computes something else than with its own")
+        raise _wrong(name, "with our attention it computes something else than with its own")
     ours = model.logits(alone)
     if ours is not None and _difference(ours, logits) > tolerance:
-        raise _wrong(spec, "its logits do not follow from its hidden states alone")
+        raise _wrong(name, "its logits do not follow from its hidden states alone")
     for before in (other, third):
         after = compute([Chunk(1, before), Chunk(0, one)])[len(before) :]
         first = compute([Chunk(0, one), Chunk(1, before)])[:num_tokens]
         if max(_difference(after, alone), _difference(first, alone)) > tolerance:
-            raise _wrong(spec, "what it computes of a sequence depends on the others in the step")
+            raise _wrong(name, "what it computes of a sequence depends on the others in the step")
     begun = compute([Chunk(0, one[:half])])
     continued = compute([Chunk(1, other), Chunk(0, one[half:], half)])[len(other) :]
     if _difference(torch.cat([begun, continued]), alone) > tolerance:
         raise _wrong(
-            spec, "what it computes of a token depends on where a step begins, or on more than keys and values"
+            name, "what it computes of a token depends on where a step begins, or on more than keys and values"
         )
 
 
-def _wrong(spec: ModelSpec, text: str) -> ConfigError:
-    return ConfigError(f"transformers' {spec.architecture} cannot run here: {text}")
+def _wrong(name: str, text: str) -> ConfigError:
+    return ConfigError(f"transformers' {name} cannot run here: {text}")
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:

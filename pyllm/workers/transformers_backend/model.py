@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
 from pyllm_kernels import PackedLinear
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import convert_and_load_state_dict_in_model
@@ -31,12 +32,18 @@ class TransformersModel:
 
     def __init__(self, spec: ModelSpec, placement: Placement, others: dict[str, Tensor]) -> None:
         assert spec.transformers is not None, "the probe found no model of transformers"
-        self._spec, self._placement, self._others = spec, placement, others
+        self.spec, self.dtype = spec, placement.dtype
+        self._placement, self._others = placement, others
         self._model = build(spec.transformers.config, placement.dtype, "cpu")
         # By the names of its own parameters, so before ours take their places.
-        self._mapping = get_model_conversion_mapping(self._model)
+        self._mapping: list[Any] = get_model_conversion_mapping(self._model)
         self._replacements = Replacements(self._model, spec, placement)
         self._base = self._model.get_submodule(spec.transformers.base)
+        self._first_position = spec.transformers.first_position
+        self._positions: Tensor | None = None
+        for module in self._base.modules():
+            if isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
+                module.register_forward_pre_hook(self._give_positions, with_kwargs=True)
         self._layers = [PagedAttention(index, layer.attention) for index, layer in enumerate(spec.layers)]
 
     def load(self, reader: WeightReader) -> None:
@@ -46,12 +53,12 @@ class TransformersModel:
             ConfigError: a parameter is missing, or has another shape.
         """
         self._replacements.load(reader)
-        settings = LoadStateDictConfig(dtype=self._placement.dtype, weight_mapping=self._mapping)
+        settings = LoadStateDictConfig(dtype=self.dtype, weight_mapping=self._mapping)
         found, _ = convert_and_load_state_dict_in_model(self._model, self._others, settings)
         self._others = {}
         if found.mismatched_keys or found.conversion_errors:
             wrong = [*(name for name, *_ in found.mismatched_keys), *found.conversion_errors]
-            raise ConfigError(f"parameters of {self._spec.architecture} do not fit its tensors: {', '.join(wrong[:5])}")
+            raise ConfigError(f"parameters of {self.spec.architecture} do not fit its tensors: {', '.join(wrong[:5])}")
         here = dict(self._model.named_parameters())
         tied = self._model.all_tied_weights_keys
         self._model.all_tied_weights_keys = {one: other for one, other in tied.items() if {one, other} <= here.keys()}
@@ -66,7 +73,7 @@ class TransformersModel:
             raise ConfigError(
                 f"the model's files have no tensor for {', '.join(missing[:5])} of {len(missing)} parameters"
             )
-        self._model.to(self._placement.device)
+        self._model.to(self._placement.device)  # type: ignore[arg-type]  # whose type is that of a wrapper
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix of our layers but the embedding and the head, in order."""
@@ -75,14 +82,21 @@ class TransformersModel:
             yield from (packed if isinstance(packed, tuple) else (packed,))
 
     @property
+    def token_ids(self) -> list[int]:
+        """Every token but that for padding, which some models do not count as one."""
+        padding = self._model.config.get_text_config(decoder=True).pad_token_id
+        return [token for token in range(self.spec.vocab_size) if token != padding]
+
+    @property
     def embedding_bytes(self) -> int:
         """Bytes of the embedding and the head, where they are ours."""
         return sum(rows.packed.nbytes for rows in self._replacements.vocabulary.values())
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
-        with attending(_Pass(self._layers, self._spec, context)):
-            output = self._base(**inputs(tokens.long().unsqueeze(0), context.positions.long().unsqueeze(0)))
-        return hidden_of(output)[0].to(self._placement.dtype).contiguous()
+        self._positions = context.positions.long() + self._first_position
+        with attending(_Pass(self._layers, self.spec.attention.head_size, context)):
+            output = self._base(**inputs(tokens.long().unsqueeze(0), self._positions.unsqueeze(0)))
+        return hidden_of(output)[0].to(self.dtype).contiguous()
 
     def logits(self, x: Tensor) -> Tensor | None:
         """From [rows, hidden_size] to [rows, vocab_size] on rank 0; None on the others."""
@@ -93,14 +107,21 @@ class TransformersModel:
 
     def own_attention(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What transformers alone would compute of one sequence from its start: hidden states, and logits of it."""
-        positions = torch.arange(len(tokens), device=tokens.device).unsqueeze(0)
+        self._positions = None
         self._model.set_attn_implementation("eager")
         try:
-            output = self._base(**inputs(tokens.long().unsqueeze(0), positions))
-            whole = self._model(**inputs(tokens.long().unsqueeze(0), positions))
+            output = self._base(input_ids=tokens.long().unsqueeze(0), use_cache=False)
+            whole = self._model(input_ids=tokens.long().unsqueeze(0), use_cache=False)
         finally:
             self._model.set_attn_implementation(NAME)
         return hidden_of(output)[0], whole.logits[0]
+
+    def _give_positions(self, _: nn.Module, arguments: Any, named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Some decoders count positions from the start of the batch, for their embedding of positions alone."""
+        counted = named.get("position_ids")
+        if self._positions is not None and counted is not None and counted.numel() == len(self._positions):
+            named["position_ids"] = self._positions.view(counted.shape)
+        return arguments, named
 
     @contextmanager
     def _given(self, hidden: Tensor) -> Iterator[None]:
@@ -124,13 +145,13 @@ class _Hidden(BaseModelOutputWithPast):
 class _Pass:
     """Answers the calls of attention in one forward pass: they come in the order of the layers."""
 
-    def __init__(self, layers: list[PagedAttention], spec: ModelSpec, context: ForwardContext) -> None:
-        self._layers, self._spec, self._context = layers, spec, context
+    def __init__(self, layers: list[PagedAttention], head_size: int, context: ForwardContext) -> None:
+        self._layers, self._head_size, self._context = layers, head_size, context
         self._index = 0
 
     def __call__(self, call: Call) -> Tensor:
         layer, self._index = self._layers[self._index], self._index + 1
-        size = self._spec.attention.head_size
+        size = self._head_size
         query, key, value = (_padded(part, size) for part in (call.query, call.key, call.value))
         return layer(query, key, value, self._context)[..., : call.value.shape[2]]
 

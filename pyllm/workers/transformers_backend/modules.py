@@ -1,7 +1,5 @@
 """Our layers as modules of torch, to take the place of those in a model of transformers."""
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +17,7 @@ class Linear(nn.Module):
         super().__init__()
         outputs, inputs = spec.shape
         self._dtype = placement.dtype
+        self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some ask for its dtype.
         self.layer: ColumnParallelLinear | RowParallelLinear
         if spec.split == "inputs":
             self.layer = RowParallelLinear(inputs, outputs, placement, spec.bias)
@@ -74,14 +73,9 @@ class Replacements:
             self.vocabulary[embedding] = VocabularyParallelEmbedding(*size, placement)
             _replace(model, embedding, Embedding(self.vocabulary[embedding]))
         if head:
-            rows = (
-                self.vocabulary[embedding]
-                if spec.tie_word_embeddings
-                else VocabularyParallelEmbedding(*size, placement)
-            )
             if not spec.tie_word_embeddings:
-                self.vocabulary[head] = rows
-            _replace(model, head, Head(rows, placement))
+                self.vocabulary[head] = VocabularyParallelEmbedding(*size, placement)
+            _replace(model, head, Head(self.vocabulary.get(head) or self.vocabulary[embedding], placement))
 
     def load(self, reader: WeightReader) -> None:
         """Read every parameter of theirs."""
@@ -93,5 +87,4 @@ class Replacements:
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
-    owner = cast(nn.Module, model.get_submodule(parent) if parent else model)
-    owner._modules[name] = module
+    setattr(model.get_submodule(parent) if parent else model, name, module)

@@ -6,8 +6,8 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import torch
@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
 from pyllm.errors import ConfigError
@@ -27,7 +27,7 @@ from pyllm.workers.transformers_backend.build import build
 NUM_TOKENS = 7
 # Positions that masks are looked at up to: a window that is longer is found to be none.
 _LONGEST_WINDOW = 1 << 17
-_SPLITS = {"colwise": "outputs", "rowwise": "inputs"}
+_SPLITS: Mapping[str, Literal["outputs", "inputs"]] = {"colwise": "outputs", "rowwise": "inputs"}
 # Each rank may have all of these: what they give is whole on every rank.
 _WHOLE = frozenset({"replicated_with_grad_allreduce", "embedding_rowwise"})
 # The same, but not of what attention is made of: then each rank would have all heads.
@@ -40,13 +40,18 @@ def probe(request: ProbeRequest) -> Probed:
     Raises:
         ConfigError: the model cannot run with our attention, with the reason.
     """
-    model = build(request.config, torch.float32, "meta")
+    try:
+        model = build(request.config, torch.float32, "meta")
+    except ConfigError:
+        raise
+    except Exception as error:
+        name = json.loads(request.config)["architectures"][0]
+        text = str(error).partition("\n")[0]
+        raise ConfigError(f"{name} cannot be built with our attention: {type(error).__name__}: {text:.200}") from error
     run = run_on_meta(model)
     sizes = _Sizes(*(max(getattr(call, name).shape[2] for call in run.calls) for name in ("query", "value")))
-    config = model.config.get_text_config(decoder=True)
-    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
-    if not isinstance(longest, int):
-        raise ConfigError(f"{run.name} has no max_position_embeddings")
+    first_position = _first_position(model)
+    longest = _longest_context(model) - first_position
     windows = {call.mask: window_of(call.mask, longest) for call in run.calls}
     layers = tuple(
         LayerSpec(
@@ -86,6 +91,7 @@ def probe(request: ProbeRequest) -> Probed:
             config=request.config,
             version=transformers.__version__,
             base=run.base,
+            first_position=first_position,
             linears=linears,
             embedding=embedding,
             head=head,
@@ -205,9 +211,24 @@ def window_of(mask: Mask | None, longest: int) -> int | None:
         for query in {*range(min(longest, 3)), *torch.linspace(0, longest - 1, 29).long().tolist()}:
             if not torch.equal(seen(query), (keys <= query) & (keys > query - window)):
                 raise ConfigError("attention is called with a mask that is neither causal nor a window")
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, IndexError) as error:
         raise ConfigError(f"attention is called with a mask that depends on the tokens: {error}") from error
     return window if window < longest else None
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """Of a sequence: RoBERTa and its like count from behind the number of the token for padding."""
+    modules: Iterator[Any] = model.modules()
+    counting = (module for module in modules if hasattr(module, "create_position_ids_from_input_ids"))
+    return next((module.padding_idx + 1 for module in counting), 0)
+
+
+def _longest_context(model: PreTrainedModel) -> int:
+    config = model.config.get_text_config(decoder=True)
+    for name in ("max_position_embeddings", "n_positions", "max_target_positions"):
+        if isinstance(longest := getattr(config, name, None), int):
+            return longest
+    raise ConfigError(f"{type(model).__name__} has no max_position_embeddings")
 
 
 def _check_every_layer(name: str, model: PreTrainedModel, calls: Sequence[Call]) -> None:
@@ -239,7 +260,7 @@ def _names(model: PreTrainedModel, tensors: Mapping[str, tuple[int, ...]]) -> _N
     state = model.state_dict()
     mapping = get_model_conversion_mapping(model)
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
-    renamings = [entry for entry in mapping if not isinstance(entry, WeightConverter)]
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     sources: dict[str, str] = {}
     unexpected = []
     for key in sorted(tensors, key=dot_natural_key):
@@ -268,7 +289,8 @@ def _names(model: PreTrainedModel, tensors: Mapping[str, tuple[int, ...]]) -> _N
 def _vocabulary(model: PreTrainedModel, run: Run, names: _Names) -> tuple[str, str]:
     """The paths of the embedding and of the head, where ours can take their places; empty where not."""
     paths = {module: path for path, module in model.named_modules()}
-    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    embedding: nn.Module = model.get_input_embeddings()
+    head: nn.Module | None = model.get_output_embeddings()
     size = (run.logits[-1], run.hidden[-1])
     is_plain = type(embedding) is nn.Embedding and tuple(embedding.weight.shape) == size
     found = [paths[embedding] if is_plain else "", ""]
@@ -283,14 +305,14 @@ def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list
     plan = getattr(model, "tp_plan", None) or {}
     found = []
     for path in run.linears:
-        module = model.get_submodule(path)
+        module: Any = model.get_submodule(path)
         has_bias = module.bias is not None
         if path == head or not {f"{path}.{kind}" for kind in ("weight", *["bias"] * has_bias)} <= names.sources.keys():
             continue
         rows, columns = module.weight.shape
         shape = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
-        split = _SPLITS.get(plan.get(_as_pattern(path), ""), "whole")
-        found.append(LinearSpec(name=path, shape=shape, bias=has_bias, split=split))
+        split = _SPLITS.get(plan.get(_as_pattern(path), ""))
+        found.append(LinearSpec(name=path, shape=shape, bias=has_bias, split=split or "whole"))
     return found
 
 
@@ -320,8 +342,6 @@ def main(read: Callable[[], bytes], write: Callable[[bytes], object]) -> None:
         answer: Probed | Refusal = probe(request)
     except ConfigError as error:
         answer = Refusal(str(error))
-    except Exception as error:  # noqa: BLE001 - whatever a model's code raises on a config of its own
-        answer = Refusal(f"{json.loads(request.config)['architectures'][0]} cannot be built: {error}")
     write(msgspec.json.encode(answer))
 
 
