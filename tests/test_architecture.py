@@ -21,7 +21,7 @@ SDK = ("pyllm.client", "pyllm.wire")
 LIBRARY_HOMES = {
     "torch": ("pyllm.workers", "pyllm_kernels"),
     "triton": ("pyllm_kernels",),
-    "transformers": (),
+    "transformers": ("pyllm.workers.transformers_backend",),
     "pyllm_kernels": ("pyllm.workers", "pyllm_kernels"),
     "pyllm._rust": ("pyllm.core",),
     "litestar": ("pyllm.frontend",),

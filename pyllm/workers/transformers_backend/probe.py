@@ -13,6 +13,7 @@ import msgspec
 import torch
 import transformers
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -142,7 +143,7 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     hooks = [module.register_forward_hook(lambda module, _, out: order.append((module, out))) for module in paths]
     tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.long, device="meta")
     try:
-        with torch.inference_mode(), attending(attend):
+        with torch.inference_mode(), attending(attend), _NoneFound():
             output = model(**inputs(tokens, torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
@@ -170,6 +171,15 @@ def run_on_meta(model: PreTrainedModel) -> Run:
         raise ConfigError(f"{name} gives logits of the shape {logits} for {NUM_TOKENS} tokens")
     linears = [paths[module] for module, _ in order if type(module) in {nn.Linear, Conv1D}]
     return Run(name, calls, list(dict.fromkeys(linears)), paths[base], shape, logits)
+
+
+class _NoneFound(TorchDispatchMode):
+    """Loops over the experts that tokens have chosen find none: on the meta device nothing is chosen."""
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if op is torch.ops.aten.nonzero.default and args[0].is_meta:
+            return args[0].new_empty((0, args[0].ndim), dtype=torch.long)
+        return op(*args, **(kwargs or {}))
 
 
 def inputs(tokens: Tensor, positions: Tensor) -> dict[str, Any]:

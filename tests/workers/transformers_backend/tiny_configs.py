@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from transformers import CONFIG_MAPPING, PretrainedConfig
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
 
 NUM_LAYERS = 4
 
@@ -58,27 +59,37 @@ _OF_ONE: dict[str, dict[str, Any]] = {
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10_000.0, "clip_qkv": 8.0}},
     "dots1": {"moe_intermediate_size": 32, "n_shared_experts": 1},
     "dots3_note_text": {"num_key_value_heads": 4},
-    "gemma4_assistant": {"hidden_size_per_layer_input": 0},
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0}},
+    "gemma4_unified_assistant": {"text_config": {"num_kv_shared_layers": 0}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "attention_layers": ["global", "local"] * 2},
+    "longcat_flash": {"head_dim": 8},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8, "head_dim": 16},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 2,
+        "indexer_head_dim": 16,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
     "reformer": {"axial_pos_embds_dim": (32, 32), "axial_pos_shape": (16, 16)},
     "zamba": {"layer_types": ["linear_attention", "hybrid"] * 2},
     "zamba2": {"layer_types": ["linear_attention", "hybrid"] * 2},
     "zaya": {"num_experts_per_tok": 1},
 }
-_TEXT = ("text_config", "decoder", "decoder_config", "thinker_config", "language_config")
+# Sections of a configuration that the model needs, whatever they become.
+_TEXT = ("text_config", "decoder", "decoder_config")
 
 
-def tiny_config(model_type: str) -> PretrainedConfig:
-    """The default configuration of a type of model, with few and small layers, as a decoder."""
-    return _tiny(CONFIG_MAPPING[model_type])
+def causal_models() -> dict[str, type[PreTrainedModel]]:
+    """Every class of transformers for causal language models, by its name."""
+    return {kind.__name__: kind for kind in dict.fromkeys(MODEL_FOR_CAUSAL_LM_MAPPING.values())}
 
 
-def _tiny(kind: type[PretrainedConfig]) -> PretrainedConfig:
+def tiny_config(kind: type[PretrainedConfig]) -> PretrainedConfig:
+    """The default configuration of a class, with few and small layers, as a decoder."""
     default = kind()
     fields = {**default.to_dict(), **dict.fromkeys(kind.attribute_map)}
-    changes = _OF_ONE.get(kind.model_type, {})
     sizes = {name: size for name, size in _SIZES.items() if name in fields and name not in kind.attribute_map}
     if "qk_rope_head_dim" in fields:  # of which all is rotated, and which is called head_dim
         sizes = {name: size for name, size in sizes.items() if name not in {"partial_rotary_factor", "head_dim"}}
@@ -86,13 +97,31 @@ def _tiny(kind: type[PretrainedConfig]) -> PretrainedConfig:
     for name, value in fields.items():
         if isinstance(value, list) and name in sizes:
             sizes[name] = [sizes[name]] * NUM_LAYERS
-    if "is_decoder" in fields or hasattr(default, "is_decoder"):
+    if hasattr(default, "is_decoder"):
         sizes["is_decoder"] = True
+    changes = _OF_ONE.get(kind.model_type, {})
     for name in kind.sub_configs:
         if (section := getattr(default, name, None)) is not None:
             try:
-                sizes[name] = _tiny(type(section)).to_dict()
+                sizes[name] = tiny_config(type(section)).to_dict()
             except Exception:
                 if name in _TEXT:
                     raise
-    return kind(**sizes | changes)
+    for name, change in changes.items():
+        sizes[name] = {**sizes[name], **change} if isinstance(sizes.get(name), dict) else change
+    return kind(**sizes)
+
+
+def tiny_model(kind: type[PreTrainedModel]) -> PreTrainedModel:
+    """A small model with random weights, large enough that answers depend on every layer."""
+    config = tiny_config(kind.config_class)
+    generator = torch.Generator().manual_seed(1)
+    torch.manual_seed(0)
+    model = kind._from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 2 / parameter.shape[-1] ** 0.5, generator=generator)
+            elif parameter.is_floating_point():
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
