@@ -1,4 +1,4 @@
-"""`pyllm pull`, `pyllm models` and `pyllm rm`: the models on this machine. Starts no process and loads no weights."""
+"""`pyllm pull`, `pyllm models` and `pyllm rm`: the models on this machine. Loads no weights."""
 
 import sys
 
@@ -19,7 +19,7 @@ from pyllm.checkpoint import (
     size_text,
 )
 from pyllm.errors import ConfigError, PyllmError
-from pyllm.launch import cpu_memory_needed
+from pyllm.launch import cpu_memory_needed, probe_model
 from pyllm.supervision import host_memory
 
 _LONGEST_REASON = 72
@@ -81,7 +81,7 @@ def _embedded() -> list[CachedModel]:
 def _row(model: CachedModel) -> Row:
     reason, needed = "", model.num_bytes
     try:
-        needed = cpu_memory_needed(read_checkpoint(model.path))
+        needed = cpu_memory_needed(read_checkpoint(model.path, probe=probe_model))
     except PyllmError as error:
         reason = str(error).replace(f"{model.path}/", "").replace(model.path, model.name)
     available = min((memory.available for memory in host_memory()), default=None)

@@ -1,4 +1,4 @@
-from .cache import cache_folder, file_identity
+from .cache import CacheError, cache_folder, file_identity, write_file
 from .generation_config import SamplingDefaults, parse_overrides
 from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from .hub import Hub, find_model, size_text
@@ -13,6 +13,7 @@ __all__ = [
     "BLOCK_SIZES",
     "FLOAT_TYPES",
     "REQUANTISED_TYPES",
+    "CacheError",
     "CachedModel",
     "Checkpoint",
     "Hub",
@@ -32,4 +33,5 @@ __all__ = [
     "read_generation_config",
     "remove",
     "size_text",
+    "write_file",
 ]

@@ -20,15 +20,13 @@ from pyllm.checkpoint.embedding_config import (
 )
 from pyllm.checkpoint.generation_config import SamplingDefaults, sampling_defaults
 from pyllm.checkpoint.hub_files import CONVERT, INDEX, PICKLED, WEIGHTS, shards
-from pyllm.checkpoint.probe_process import probe_model
 from pyllm.checkpoint.quantised_tensors import Gathered, gather
 from pyllm.checkpoint.quantization_config import read_quantization_config
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary, weights_dtype, weights_fingerprint
-from pyllm.config.options import ModelImpl
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import Family
-from pyllm.families.registry import UnknownArchitectureError, find_family
+from pyllm.families.registry import ModelImpl, UnknownArchitectureError, find_family
 from pyllm.families.tensors import FileTensor, map_probed, map_tensors
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
@@ -96,15 +94,19 @@ class _EndTokens(msgspec.Struct):
 _T = TypeVar("_T")
 
 
+Probe = Callable[[ProbeRequest], Probed]
+"""Says what transformers makes of a model, or raises `ConfigError`."""
+
+
 def read_huggingface(
     folder: Path,
     tokenizer: TokenizerFiles | None = None,
     implementation: ModelImpl = "auto",
-    probe: Callable[[ProbeRequest], Probed] = probe_model,
+    probe: Probe | None = None,
 ) -> Checkpoint:
     """The checkpoint in a folder as `save_pretrained` writes it; with another `tokenizer` in place of the folder's.
 
-    `probe` says what transformers makes of it, where that is to compute it.
+    Without a `probe` there are only the families.
 
     Raises:
         ConfigError: a file is missing or damaged, or the model needs a feature that is not supported.
@@ -112,12 +114,13 @@ def read_huggingface(
     config = Config(_read_json(folder / "config.json", dict[str, Any]))
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = _read_tensors(folder)
-    family = _family(str(config.items("architectures", 1)[0]), implementation)
+    family = _family(str(config.items("architectures", 1)[0]), "native" if probe is None else implementation)
     # transformers skips some that are not floats, such as masks in the files of old models.
     is_checked = family is not None or quantization is not None
     gathered = gather(tensors, quantization, files) if is_checked else Gathered(list(tensors), {})
     plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
     if family is None:
+        assert probe is not None, "without a probe there are only the families"
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
         probed = probe(ProbeRequest(config=(folder / "config.json").read_text(), tensors=shapes))
         spec, skipped = probed.spec, probed.skipped

@@ -5,6 +5,7 @@ Knows no more of the formats than how a GGUF file begins; knows neither torch no
 
 import importlib.util
 import logging
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -14,11 +15,11 @@ from pyllm.checkpoint.generation_config import SamplingDefaults
 from pyllm.checkpoint.gguf import read_gguf
 from pyllm.checkpoint.hub import Hub, find_model
 from pyllm.checkpoint.hub_files import CONVERT, PICKLED, collect_tokenizer
-from pyllm.checkpoint.huggingface import read_huggingface, read_huggingface_tokenizer
+from pyllm.checkpoint.huggingface import Probe, read_huggingface, read_huggingface_tokenizer
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
-from pyllm.config.options import ModelImpl
 from pyllm.errors import ConfigError
+from pyllm.families.registry import ModelImpl
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +30,19 @@ EMBEDDED_SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9)
 
 
 def read_checkpoint(
-    model: str = "", hub: Hub | None = None, tokenizer: str = "", implementation: ModelImpl = "auto"
+    model: str = "",
+    hub: Hub | None = None,
+    tokenizer: str = "",
+    implementation: ModelImpl = "auto",
+    probe: Probe | None = None,
 ) -> Checkpoint:
     """Read what a GGUF file or a Hugging Face folder says of itself; an empty `model` is the embedded SmolLM2-135M.
 
     A name such as `owner/repo` is downloaded from the `hub` where it is not in its cache, and is the checkpoint's name.
     What a GGUF header becomes is kept in the user's cache folder.
 
-    `implementation` says who is to compute it; transformers reads folders alone.
+    `implementation` says who is to compute it. Where that is transformers, which reads folders alone, `probe` says what
+    it makes of the model; without one there are only the families.
 
     `tokenizer` names a place like `model`, whose tokenizer is taken; then the model's own is not read, if it has one.
 
@@ -44,12 +50,13 @@ def read_checkpoint(
         ConfigError: nothing is there, it is damaged, or it needs a feature that pyllm has not; the text names it.
     """
     files = read_tokenizer(tokenizer, hub) if tokenizer else None
+    read = partial(_read, tokenizer=files, implementation=implementation, probe=probe)
     if not model:
-        return msgspec.structs.replace(_read(embedded_model(), files, implementation), sampling=EMBEDDED_SAMPLING)
+        return msgspec.structs.replace(read(embedded_model()), sampling=EMBEDDED_SAMPLING)
     place = parse_model(model)
     if isinstance(place, HubName):
-        return msgspec.structs.replace(_read(find_model(place, hub or Hub()), files, implementation), name=place.text)
-    return _read(place, files, implementation)
+        return msgspec.structs.replace(read(find_model(place, hub or Hub())), name=place.text)
+    return read(place)
 
 
 def read_tokenizer(name: str, hub: Hub | None = None) -> TokenizerFiles:
@@ -82,10 +89,15 @@ def is_gguf(path: Path) -> bool:
         return file.read(4) == b"GGUF"
 
 
-def _read(path: Path, tokenizer: TokenizerFiles | None = None, implementation: ModelImpl = "auto") -> Checkpoint:
+def _read(
+    path: Path,
+    tokenizer: TokenizerFiles | None = None,
+    implementation: ModelImpl = "auto",
+    probe: Probe | None = None,
+) -> Checkpoint:
     try:
         if path.is_dir():
-            return read_huggingface(path, tokenizer, implementation)
+            return read_huggingface(path, tokenizer, implementation, probe)
         if not path.is_file():
             raise ConfigError(f"there is no model at {path}: give a GGUF file or a Hugging Face folder, or {FORMS}")
         if not is_gguf(path):

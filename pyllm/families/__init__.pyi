@@ -13,7 +13,7 @@ from .family import (
     text_config,
 )
 from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
-from .registry import GROUP, find_family, find_gguf_family
+from .registry import GROUP, ModelImpl, UnknownArchitectureError, find_family, find_gguf_family
 from .rope import at_context, read_rope
 from .spec import (
     EXPERT_FEATURES,
@@ -69,6 +69,7 @@ __all__ = [
     "KVGroup",
     "LayerSpec",
     "LinearSpec",
+    "ModelImpl",
     "ModelSpec",
     "NormSpec",
     "ProbeRequest",
@@ -83,6 +84,7 @@ __all__ = [
     "TensorNames",
     "TransformersSpec",
     "Transpose",
+    "UnknownArchitectureError",
     "at_context",
     "check_tensor_parallel",
     "find_family",

@@ -38,6 +38,7 @@ from pyllm.families.spec import TransformersSpec, check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
+from pyllm.launch.probe_process import probe_model
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
 from pyllm.workers.kernel_features import check_supported
@@ -62,7 +63,9 @@ def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
         ConfigError: the model cannot be read, or two settings do not go together.
     """
     model = config.model
-    checkpoint = read_checkpoint(model.model, tokenizer=model.tokenizer, implementation=model.model_impl)
+    checkpoint = read_checkpoint(
+        model.model, tokenizer=model.tokenizer, implementation=model.model_impl, probe=probe_model
+    )
     checkpoint = with_overrides(checkpoint, model)
     spec = checkpoint.spec
     if spec.transformers is not None:

@@ -6,7 +6,6 @@ Knows neither loading nor sampling.
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ from torch import Tensor
 from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.cpu_graph import StepGraph
 from pyllm.workers.cuda_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
-from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Ints
+from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
 from pyllm.workers.step.kv_cache import KVCache
@@ -41,14 +40,6 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-
-
-class Chunk(NamedTuple):
-    """Tokens of a sequence that a step computes: those from `start` on."""
-
-    sequence: int
-    tokens: Ints
-    start: int = 0
 
 
 class ForwardPass:

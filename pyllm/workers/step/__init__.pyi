@@ -1,4 +1,4 @@
-from .attention_batch import AttentionBatch, AttentionGroup, Ints
+from .attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
 from .batch import Batch, PlanBuffer, Sections, gather
 from .forward_context import AttentionHook, ForwardContext
 from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
@@ -11,6 +11,7 @@ __all__ = [
     "AttentionGroup",
     "AttentionHook",
     "Batch",
+    "Chunk",
     "ForwardContext",
     "HostCopy",
     "HostPool",

@@ -4,6 +4,7 @@ Knows no backend and no model.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,14 @@ from pyllm_kernels import AttentionMetadata, AttentionShape
 from torch import Tensor
 
 Ints = npt.NDArray[np.int32]
+
+
+class Chunk(NamedTuple):
+    """Tokens of a sequence that a step computes: those from `start` on."""
+
+    sequence: int
+    tokens: Ints
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)

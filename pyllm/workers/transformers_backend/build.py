@@ -15,7 +15,7 @@ from transformers.initialization import no_init_weights
 from transformers.utils.logging import disable_progress_bar
 
 from pyllm.errors import ConfigError
-from pyllm.workers.transformers_backend import attention
+from pyllm.workers.transformers_backend.attention_interface import NAME
 
 
 def build(config: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
@@ -37,7 +37,7 @@ def build(config: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
         read = _read(CONFIG_MAPPING[fields["model_type"]], fields)
         if kind.config_class is read.sub_configs.get("text_config"):
             read = read.get_text_config()
-        model: PreTrainedModel = kind._from_config(read, dtype=dtype, attn_implementation=attention.NAME)
+        model: PreTrainedModel = kind._from_config(read, dtype=dtype, attn_implementation=NAME)
     model.train(False)
     return model
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyllm.errors import ConfigError
-from pyllm.workers.forward_pass import Chunk
+from pyllm.workers.step.attention_batch import Chunk
 from pyllm.workers.transformers_backend.model import TransformersModel
 
 NUM_TOKENS = 24

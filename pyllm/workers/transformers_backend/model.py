@@ -21,7 +21,7 @@ from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.step.forward_context import ForwardContext
-from pyllm.workers.transformers_backend.attention import NAME, Call, attending
+from pyllm.workers.transformers_backend.attention_interface import NAME, Call, attending
 from pyllm.workers.transformers_backend.build import build
 from pyllm.workers.transformers_backend.modules import Replacements
 from pyllm.workers.transformers_backend.probe import hidden_of, inputs

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec, TransformersSpec
 from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
-from pyllm.workers.transformers_backend.attention import Call, Mask, attending
+from pyllm.workers.transformers_backend.attention_interface import Call, Mask, attending
 from pyllm.workers.transformers_backend.build import build
 
 NUM_TOKENS = 7
@@ -143,7 +143,7 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     hooks = [module.register_forward_hook(lambda module, _, out: order.append((module, out))) for module in paths]
     tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.long, device="meta")
     try:
-        with torch.inference_mode(), attending(attend), _NoneFound():
+        with torch.inference_mode(), attending(attend), _NoneFound():  # type: ignore[no-untyped-call]
             output = model(**inputs(tokens, torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None

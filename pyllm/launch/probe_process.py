@@ -7,6 +7,7 @@ import hashlib
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,34 +23,12 @@ PROBE = "pyllm.workers.transformers_backend.probe"
 TIMEOUT = 300.0  # seconds: an import from a slow disk takes a minute
 
 
-def probe_model(request: ProbeRequest) -> Probed:
-    """What transformers makes of a model, asked now or once before.
+def ask_process(content: bytes) -> Probed:
+    """Give a request as JSON to a new process, and wait for its answer.
 
     Raises:
-        ConfigError: it has no such model, or cannot run it with our attention.
+        ConfigError: the model is refused, or the process failed.
     """
-    content = msgspec.json.encode(request, order="deterministic")
-    try:
-        path = cache_folder() / f"{_key(content)}.probed"
-        if (kept := _read(path)) is not None:
-            return kept
-        probed = _ask(content)
-        write_file(path, msgspec.msgpack.encode(probed))
-    except CacheError as error:
-        logger.warning("what transformers makes of the model is not kept: %s", error)
-        return _ask(content)
-    return probed
-
-
-def _key(content: bytes) -> str:
-    """Of a request, of transformers, and of the code that asks it."""
-    digest = hashlib.blake2b(content + version("transformers").encode(), digest_size=16)
-    for module in sorted((Path(__file__).parents[1] / "workers" / "transformers_backend").glob("*.py")):
-        digest.update(module.read_bytes())
-    return digest.hexdigest()
-
-
-def _ask(content: bytes) -> Probed:
     command = [sys.executable, "-m", PROBE]
     try:
         done = subprocess.run(command, input=content, capture_output=True, timeout=TIMEOUT, check=False)  # noqa: S603
@@ -63,6 +42,33 @@ def _ask(content: bytes) -> Probed:
     if isinstance(answer, Refusal):
         raise ConfigError(answer.refused)
     return answer
+
+
+def probe_model(request: ProbeRequest, ask: Callable[[bytes], Probed] = ask_process) -> Probed:
+    """What transformers makes of a model, asked now or once before.
+
+    Raises:
+        ConfigError: it has no such model, or cannot run it with our attention.
+    """
+    content = msgspec.json.encode(request, order="deterministic")
+    try:
+        path = cache_folder() / f"{_key(content)}.probed"
+        if (kept := _read(path)) is not None:
+            return kept
+        probed = ask(content)
+        write_file(path, msgspec.msgpack.encode(probed))
+    except CacheError as error:
+        logger.warning("what transformers makes of the model is not kept: %s", error)
+        return ask(content)
+    return probed
+
+
+def _key(content: bytes) -> str:
+    """Of a request, of transformers, and of the code that asks it."""
+    digest = hashlib.blake2b(content + version("transformers").encode(), digest_size=16)
+    for module in sorted((Path(__file__).parents[1] / "workers" / "transformers_backend").glob("*.py")):
+        digest.update(module.read_bytes())
+    return digest.hexdigest()
 
 
 def _read(path: Path) -> Probed | None:
