@@ -199,13 +199,14 @@ def paged_attention(
     query: _Rows,
     cache: _Cache,
     batch: _Batch,
-    layer: tuple[float, int | None, float | None],
+    layer: tuple[float, int | None, float | None, int | None],
     out: _Rows,
 ) -> None:
     """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
 
-    `layer` is the scale of scores, the window (how many positions a token sees, its own included; None: all) and the
-    soft cap (a score becomes `cap * tanh(score / cap)`; None: as it is). `ValueError` for a window of 0.
+    `layer` is the scale of scores, the window (how many positions a token sees, its own included; None: all), the soft
+    cap (a score becomes `cap * tanh(score / cap)`; None: as it is) and the address of sinks, float32 [heads], each the
+    score of one more position whose value is zeros (None: there are none). `ValueError` for a window of 0.
 
     Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16,
     heads are multiples of 32, there is neither window nor cap, and the machine has AMX, weights are rounded to

@@ -184,7 +184,7 @@ def paged_attention(
             metadata.sequence_lengths.data_ptr(),
             rows,
         ),
-        (layer.scale, layer.window, layer.soft_cap),
+        (layer.scale, layer.window, layer.soft_cap, _sinks(layer, heads)),
         _rows_of_heads("out", out),
     )
     graph.keep(
@@ -195,6 +195,7 @@ def paged_attention(
         metadata.slots,
         metadata.query_starts,
         metadata.sequence_lengths,
+        *(() if layer.sinks is None else (layer.sinks,)),
     )
     return out
 
@@ -388,6 +389,15 @@ def _rows_of_heads(name: str, tensor: Tensor) -> _Rows:
     if not tensor.is_cpu or tensor.stride(2) != 1 or (tensor.stride(1) != head_dim and heads > 1):
         raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous heads on a CPU")
     return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.stride(0)
+
+
+def _sinks(layer: AttentionLayer, heads: int) -> int | None:
+    if layer.sinks is None:
+        return None
+    _check_shape("sinks", layer.sinks, (heads,))
+    _check_dtype("sinks", layer.sinks, torch.float32)
+    _check_contiguous("sinks", layer.sinks)
+    return layer.sinks.data_ptr()
 
 
 def _cache(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[str, int, int, tuple[int, int, int, int]]:

@@ -411,9 +411,9 @@ def paged_attention(
 
     Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
     and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. `layer` has the
-    scale, window and cap of scores; softmax and sums are float32. Block-table entries of blocks that are before every
-    window of a row are not read. A row's result does not depend on the other rows,
-    except, on a GPU and unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
+    scale, window and cap of scores, and sinks; softmax and sums are float32. Block-table entries of blocks that are
+    before every window of a row are not read. A row's result does not depend on the other rows, except, on a GPU and
+    unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
     """
     return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, layer)
 

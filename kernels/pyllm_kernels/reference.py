@@ -347,8 +347,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) 
     length, kv_heads, _ = keys.shape
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, length, head_dim]
     is_windowed = layer.window is not None and layer.window < length
-    if layer.soft_cap is not None:
-        return _attend_capped(query, keys, values, layer, layer.soft_cap)
+    if layer.soft_cap is not None or layer.sinks is not None:
+        return _attend_by_scores(query, keys, values, layer)
     if queries == 1 and not is_windowed:
         # A lone query sees every key, so the heads that share a KV head can stand where queries do.
         grouped = query.view(1, kv_heads, heads // kv_heads, head_dim)
@@ -361,13 +361,18 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) 
     return attended.transpose(0, 1)
 
 
-def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, cap: float) -> Tensor:
+def _attend_by_scores(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
     queries, heads, _ = query.shape
     group = heads // keys.shape[0]
     keys, values = (tensor.repeat_interleave(group, dim=0) for tensor in (keys, values))  # [heads, length, head_dim]
     scores = query.transpose(0, 1) @ keys.transpose(1, 2) * layer.scale  # [heads, queries, length]
     seen = _seen(queries, keys.shape[1], layer, query.device)
-    weights = (cap * torch.tanh(scores / cap)).masked_fill_(~seen, -torch.inf).softmax(dim=-1)
+    if (cap := layer.soft_cap) is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill_(~seen, -torch.inf)
+    if layer.sinks is not None:
+        scores = torch.cat((scores, layer.sinks[:, None, None].expand(heads, queries, 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
     return (weights @ values).transpose(0, 1)
 
 

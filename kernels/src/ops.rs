@@ -277,10 +277,10 @@ pub(crate) unsafe fn paged_attention(
     query: Matrix,
     cache: KvLayer,
     batch: Batch,
-    layer: (f32, Option<usize>, Option<f32>),
+    layer: (f32, Option<usize>, Option<f32>, Option<usize>),
     out: Matrix,
 ) -> PyResult<()> {
-    let ((tokens, heads), (scale, window, soft_cap)) = (shape, layer);
+    let ((tokens, heads), (scale, window, soft_cap, sinks)) = (shape, layer);
     let window = window.unwrap_or(NO_WINDOW);
     if window == 0 {
         return Err(PyValueError::new_err("a window of 0 positions: a token sees at least itself"));
@@ -293,7 +293,7 @@ pub(crate) unsafe fn paged_attention(
     }
     check_alike("out", out, query, (tokens, heads * cache.head_dim))?;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, query, out, cache, batch }) }
+    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, sinks, query, out, cache, batch }) }
 }
 
 /// # Safety
