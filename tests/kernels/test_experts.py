@@ -10,7 +10,7 @@ from torch import Tensor
 
 CPU = select("cpu", "cpu")
 HIDDEN, SIZE, EXPERTS = 256, 64, 5
-FORMATS = ["float32", "int8", "q8_0", "q4_0"]
+FORMATS = ["float32", "int8", "q8_0", "q4_0", "mxfp4"]
 
 
 def pack(weight: Tensor, weight_format: str) -> PackedLinear:
