@@ -151,16 +151,18 @@ def experts(
     logits: _Rows,
     router: tuple[int, int, bool],
     own: tuple[int, int],
-    kind: str,
-    matrices: list[tuple[Linear, int]],
+    kind: str | tuple[float, float],
+    matrices: list[tuple[Linear, int, _Rows | None]],
     out: _Rows,
 ) -> None:
     """`out = sum of weight * down(kind(gate(x)) * up(x))` over the experts that each token takes.
 
     x and out [tokens, hidden], logits [tokens, experts], of one dtype. `router` is the number of experts, how many of
     them a token takes, and whether their weights add up to 1; `own` the first of those whose matrices are here, and
-    their number. `matrices` are the gate, up and down of all these, one expert below the other, and where they lie
-    packed. `ValueError` for sizes that do not fit, or of which an expert's outputs are no multiple of 32.
+    their number. `matrices` are the gate, up and down of all these, one expert below the other, where they lie packed,
+    and their biases [experts here, outputs], which may be left out. `kind` is that of `activation`, or the limit and
+    alpha of `(up + 1) * gate * sigmoid(alpha * gate)`, where the gate is up to the limit, and up from -limit to it.
+    `ValueError` for sizes that do not fit, or of which an expert's outputs are no multiple of 32.
     """
 
 def add(shape: tuple[int, int], x: _Rows, residual: _Rows, factor: float, out: _Rows) -> None:

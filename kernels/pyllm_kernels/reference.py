@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.experts import ExpertMatrices, Router
+from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size
@@ -165,7 +165,7 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     return (activated if up is None else activated * up).to(x.dtype)
 
 
-def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
+def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> Tensor:
     scores = logits.float()
     chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : router.active]
     weights = scores.softmax(dim=-1).gather(1, chosen)
@@ -177,10 +177,23 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: Expe
         if len(tokens):
             gate, up, down = (_expert(packed, index, router) for packed in (matrices.gate, matrices.up, matrices.down))
             rows = x[tokens]
-            inner = activation(torch.cat((packed_linear(rows, gate), packed_linear(rows, up)), dim=-1), kind)
-            result = packed_linear(inner, down).float()
+            gates = _biased(packed_linear(rows, gate), matrices.gate_bias, index)
+            ups = _biased(packed_linear(rows, up), matrices.up_bias, index)
+            inner = _combine(gates, ups, kind).to(x.dtype)
+            result = _biased(packed_linear(inner, down), matrices.down_bias, index)
             total.index_add_(0, tokens, weights[tokens, places].unsqueeze(-1) * result)
     return total.to(x.dtype)
+
+
+def _biased(product: Tensor, bias: Tensor | None, index: int) -> Tensor:
+    return product.float() if bias is None else product.float() + bias[index].float()
+
+
+def _combine(gate: Tensor, up: Tensor, kind: str | ClampedSwiglu) -> Tensor:
+    if not isinstance(kind, ClampedSwiglu):
+        return ACTIVATIONS[kind](gate) * up
+    gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
+    return (up + 1) * gate * torch.sigmoid(kind.alpha * gate)
 
 
 def _expert(packed: PackedLinear, index: int, router: Router) -> PackedLinear:
