@@ -27,7 +27,7 @@ from pyllm.families.config import Config
 from pyllm.families.registry import find_family
 from pyllm.families.tensors import FileTensor, map_tensors
 
-_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "I32": 4, "I64": 8}
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I8": 1, "U8": 1, "I32": 4, "I64": 8}
 _GENERATION_CONFIG = "generation_config.json"
 # The format's own limit on a header.
 _MAX_HEADER_BYTES = 100_000_000

@@ -1,5 +1,7 @@
 """Causal attention over the paged KV cache: position, write, read. Knows no projection and no hook's purpose."""
 
+from dataclasses import replace
+
 from pyllm_kernels import AttentionLayer, KVScales, QKNorm
 from torch import Tensor
 
@@ -21,6 +23,10 @@ class PagedAttention:
         self._kernel = AttentionLayer(scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap)
         self._norm = norm
         self._scales = scales
+
+    def set_sinks(self, sinks: Tensor) -> None:
+        """The logits of this rank's heads that take a share of the softmax, float32."""
+        self._kernel = replace(self._kernel, sinks=sinks)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
         """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size]."""
