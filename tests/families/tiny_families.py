@@ -121,7 +121,9 @@ def oracle(name: str) -> PreTrainedModel:
     kind, changes = FAMILIES[name]
     config = getattr(transformers, f"{kind}Config")(**_SIZES | changes)
     generator = torch.Generator().manual_seed(len(name))
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # some biases and sinks are random from the start
+        model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
