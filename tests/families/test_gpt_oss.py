@@ -5,6 +5,8 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import GptOssForCausalLM
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
@@ -58,6 +60,20 @@ def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
 def test_a_layer_of_another_kind_is_refused() -> None:
     with pytest.raises(ConfigError, match="layer_types is 'chunked_attention'"):
         FAMILY.read(Config(RELEASED | {"layer_types": ["chunked_attention"] * 24}))
+
+
+def test_files_of_bfloat16_give_the_logits_of_transformers(tmp_path: Path) -> None:
+    source = Path(write_tiny_family(tmp_path / "tiny", "gpt-oss"))
+    tensors = {name: tensor.bfloat16() for name, tensor in load_file(source / "model.safetensors").items()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    model = GptOssForCausalLM.from_pretrained(source, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    logits = logits_of(loaded_runner(str(source), num_blocks=256, max_model_len=128))
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    rounded = logits_of(loaded_runner(str(source), num_blocks=256, max_model_len=128, dtype="bfloat16")).float()
+    # What is rounded between layers decides of a few tokens which experts they take.
+    assert (rounded - expected).abs().amax(-1).median() < 0.4
 
 
 def test_a_gguf_file_of_floats_gives_the_logits_of_transformers(tmp_path: Path) -> None:
