@@ -49,7 +49,7 @@ class Attention:
         if spec.sinks:
             num_heads = self._own_heads.stop - self._own_heads.start
             self.sinks = torch.empty(num_heads, dtype=torch.float32, device=placement.device)
-        self.attention = PagedAttention(layer, spec, head_norm)
+        self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks)
         self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -60,7 +60,6 @@ class Attention:
             self.key_norm.load(reader, f"{prefix}key_norm")
         if self.sinks is not None:
             reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
-            self.attention.set_sinks(self.sinks)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         query, key, value = torch.split(self.qkv(x), self.qkv.sizes, dim=-1)

@@ -1,7 +1,5 @@
 """Causal attention over the paged KV cache: position, write, read. Knows no projection and no hook's purpose."""
 
-from dataclasses import replace
-
 from pyllm_kernels import AttentionLayer, KVScales, QKNorm
 from torch import Tensor
 
@@ -12,21 +10,27 @@ _UNSCALED = KVScales()
 
 
 class PagedAttention:
-    """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled."""
+    """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled.
+
+    `sinks` are the logits of this rank's heads that take a share of the softmax, float32.
+    """
 
     def __init__(
-        self, layer: int, spec: AttentionSpec, norm: QKNorm | None = None, scales: KVScales = _UNSCALED
+        self,
+        layer: int,
+        spec: AttentionSpec,
+        norm: QKNorm | None = None,
+        scales: KVScales = _UNSCALED,
+        sinks: Tensor | None = None,
     ) -> None:
         self._layer = layer
         self._rope = spec.rope
         self._has_query_scales = spec.query_scaling is not None
-        self._kernel = AttentionLayer(scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap)
+        self._kernel = AttentionLayer(
+            scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks
+        )
         self._norm = norm
         self._scales = scales
-
-    def set_sinks(self, sinks: Tensor) -> None:
-        """The logits of this rank's heads that take a share of the softmax, float32."""
-        self._kernel = replace(self._kernel, sinks=sinks)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, context: ForwardContext) -> Tensor:
         """Rotate query and key in place, store key and value, attend: all [tokens, heads of this rank, head_size]."""

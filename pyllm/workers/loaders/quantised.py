@@ -94,9 +94,9 @@ class QuantisedReader:
         blocks = torch.empty(*scales.shape, GGUF_BLOCKS["mxfp4"][1], dtype=torch.uint8)
         blocks[..., 0] = torch.from_numpy(scales.copy())
         for part in _chunks(len(content), entry.source.shape[1]):
-            pairs = torch.from_numpy(content[part])
-            lows, highs = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(-2).chunk(2, dim=-1)
-            blocks[part, :, 1:] = lows | highs << 4
+            first, second = torch.from_numpy(content[part]).chunk(2, dim=-1)
+            blocks[part, :, 1::2] = first & 0x0F | second << 4
+            blocks[part, :, 2::2] = first >> 4 | second & 0xF0
         start, stop = columns.start // _GROUP, -(-columns.stop // _GROUP)
         found = MatrixRows.of(blocks[:, start:stop].flatten(1), "mxfp4")
         if columns.start % _GROUP or columns.stop % _GROUP:
