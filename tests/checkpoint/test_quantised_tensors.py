@@ -27,6 +27,11 @@ def quantised(folder: Path, variant: Variant, tied: bool = True) -> Path:
     return Path(write_quantised(source, folder / "quantised", variant))
 
 
+def mxfp4(folder: Path) -> Path:
+    source = write_tiny_family(folder / "tiny", "gpt-oss")
+    return Path(write_mxfp4(source, folder / "quantised", folder / "floats"))
+
+
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
     """Change the tensors of the folder."""
     tensors = load_file(folder / "model.safetensors")
@@ -156,9 +161,9 @@ def test_quantised_tensors_without_a_configuration_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["gptq in act-order", "packed asymmetric", "fp8 of blocks"])
+@pytest.mark.parametrize("name", ["gptq in act-order", "packed asymmetric", "fp8 of blocks", "mxfp4"])
 def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
-    folder = quantised(tmp_path, VARIANTS[name][0])
+    folder = mxfp4(tmp_path) if name == "mxfp4" else quantised(tmp_path, VARIANTS[name][0])
     weights, config = folder / "model.safetensors", folder / "config.json"
     generator, refused = random.Random(2), 0
     for number in range(150):
@@ -190,11 +195,7 @@ def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
 def test_tensors_of_mxfp4_that_do_not_fit_are_refused(
     tmp_path: Path, name: str, change: Callable[[Tensor], Tensor] | None, message: str
 ) -> None:
-    source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
-    folder, key = (
-        Path(write_mxfp4(source, tmp_path / "quantised", tmp_path / "floats")),
-        f"model.layers.1.mlp.experts.{name}",
-    )
+    folder, key = mxfp4(tmp_path), f"model.layers.1.mlp.experts.{name}"
 
     def damage(tensors: dict[str, Tensor]) -> None:
         found = tensors.pop(key)
