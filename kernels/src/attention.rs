@@ -1,9 +1,9 @@
 //! Causal attention over the paged cache (arXiv 2309.06180), by the online softmax (arXiv 1805.02867).
 //!
 //! A head of a token goes through its keys in tiles of `TILE` and splits of `SPLIT`, both counted from position 0:
-//! within a split tile by tile, then split is merged to split in order, and a sink comes last. That alone decides a result's bits. Which
-//! tokens and heads share a tile that was loaded, and which thread does which splits, decides when something is
-//! computed only.
+//! within a split tile by tile, then split is merged to split in order, and a sink comes last. That alone decides a
+//! result's bits. Which tokens and heads share a tile that was loaded, and which thread does which splits, decides when
+//! something is computed only.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
