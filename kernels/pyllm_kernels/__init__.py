@@ -40,7 +40,7 @@ from pyllm_kernels.dispatch import (
     swap_blocks,
 )
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.experts import ExpertMatrices, Router
+from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.graph import CaptureError, Graph
 from pyllm_kernels.matrix_rows import (
     FLOAT_DTYPES,
@@ -65,6 +65,7 @@ __all__ = [
     "BackendError",
     "CaptureError",
     "CardError",
+    "ClampedSwiglu",
     "ExpertMatrices",
     "Graph",
     "KVScales",

@@ -151,16 +151,18 @@ def experts(
     logits: _Rows,
     router: tuple[int, int, bool],
     own: tuple[int, int],
-    kind: str,
-    matrices: list[tuple[Linear, int]],
+    kind: str | tuple[float, float],
+    matrices: list[tuple[Linear, int, _Rows | None]],
     out: _Rows,
 ) -> None:
     """`out = sum of weight * down(kind(gate(x)) * up(x))` over the experts that each token takes.
 
     x and out [tokens, hidden], logits [tokens, experts], of one dtype. `router` is the number of experts, how many of
     them a token takes, and whether their weights add up to 1; `own` the first of those whose matrices are here, and
-    their number. `matrices` are the gate, up and down of all these, one expert below the other, and where they lie
-    packed. `ValueError` for sizes that do not fit, or of which an expert's outputs are no multiple of 32.
+    their number. `matrices` are the gate, up and down of all these, one expert below the other, where they lie packed,
+    and their biases [experts here, outputs], which may be left out. `kind` is that of `activation`, or the limit and
+    alpha of `(up + 1) * gate * sigmoid(alpha * gate)`, where the gate is up to the limit, and up from -limit to it.
+    `ValueError` for sizes that do not fit, or of which an expert's outputs are no multiple of 32.
     """
 
 def add(shape: tuple[int, int], x: _Rows, residual: _Rows, factor: float, out: _Rows) -> None:
@@ -199,13 +201,14 @@ def paged_attention(
     query: _Rows,
     cache: _Cache,
     batch: _Batch,
-    layer: tuple[float, int | None, float | None],
+    layer: tuple[float, int | None, float | None, int | None],
     out: _Rows,
 ) -> None:
     """Causal attention: `shape` is tokens and query heads; query and out are of one dtype, a token's heads a row.
 
-    `layer` is the scale of scores, the window (how many positions a token sees, its own included; None: all) and the
-    soft cap (a score becomes `cap * tanh(score / cap)`; None: as it is). `ValueError` for a window of 0.
+    `layer` is the scale of scores, the window (how many positions a token sees, its own included; None: all), the soft
+    cap (a score becomes `cap * tanh(score / cap)`; None: as it is) and the address of sinks, float32 [heads], each the
+    score of one more position whose value is zeros (None: there are none). `ValueError` for a window of 0.
 
     Scores, weights and sums are float32, in an order that a token's position alone decides. Where all is bfloat16,
     heads are multiples of 32, there is neither window nor cap, and the machine has AMX, weights are rounded to

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyllm_kernels import _cpu, graph, reference
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.experts import ExpertMatrices, Router
+from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, KVScales, QKNorm
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -89,7 +89,7 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     return out
 
 
-def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
+def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> Tensor:
     packed = (matrices.gate, matrices.up, matrices.down)
     layouts = [matrix.layout for matrix in packed]
     if not _are_ours(x, logits) or any(layout is None for layout in layouts):
@@ -98,11 +98,17 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: Expe
     _check_shape("logits", logits, (tokens, router.num_experts))
     _check_dtype("logits", logits, x.dtype)
     out = graph.empty((tokens, hidden), x.dtype)
-    pairs = [(layout, matrix.data.data_ptr()) for layout, matrix in zip(layouts, packed, strict=True) if layout]
+    biases = (matrices.gate_bias, matrices.up_bias, matrices.down_bias)
+    parts = [
+        (layout, matrix.data.data_ptr(), None if bias is None else _bias(bias, router, layout))
+        for layout, matrix, bias in zip(layouts, packed, biases, strict=True)
+        if layout is not None
+    ]
     rule = (router.num_experts, router.active, router.normalised)
     own = (router.first, router.count)
-    _cpu.experts(tokens, _rows("x", x), _rows("logits", logits), rule, own, kind, pairs, _rows("out", out))
-    graph.keep(x, logits, *(matrix.data for matrix in packed))
+    named = (kind.limit, kind.alpha) if isinstance(kind, ClampedSwiglu) else kind
+    _cpu.experts(tokens, _rows("x", x), _rows("logits", logits), rule, own, named, parts, _rows("out", out))
+    graph.keep(x, logits, *(matrix.data for matrix in packed), *(bias for bias in biases if bias is not None))
     return out
 
 
@@ -184,7 +190,7 @@ def paged_attention(
             metadata.sequence_lengths.data_ptr(),
             rows,
         ),
-        (layer.scale, layer.window, layer.soft_cap),
+        (layer.scale, layer.window, layer.soft_cap, _sinks(layer, heads)),
         _rows_of_heads("out", out),
     )
     graph.keep(
@@ -195,6 +201,7 @@ def paged_attention(
         metadata.slots,
         metadata.query_starts,
         metadata.sequence_lengths,
+        *(() if layer.sinks is None else (layer.sinks,)),
     )
     return out
 
@@ -388,6 +395,20 @@ def _rows_of_heads(name: str, tensor: Tensor) -> _Rows:
     if not tensor.is_cpu or tensor.stride(2) != 1 or (tensor.stride(1) != head_dim and heads > 1):
         raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous heads on a CPU")
     return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.stride(0)
+
+
+def _bias(bias: Tensor, router: Router, layout: _cpu.Linear) -> _Rows:
+    _check_shape("a bias of experts", bias, (router.count, layout.out_features // router.count))
+    return _rows("a bias of experts", bias)
+
+
+def _sinks(layer: AttentionLayer, heads: int) -> int | None:
+    if layer.sinks is None:
+        return None
+    _check_shape("sinks", layer.sinks, (heads,))
+    _check_dtype("sinks", layer.sinks, torch.float32)
+    _check_contiguous("sinks", layer.sinks)
+    return layer.sinks.data_ptr()
 
 
 def _cache(key_cache: Tensor, value_cache: Tensor, head_dim: int) -> tuple[str, int, int, tuple[int, int, int, int]]:

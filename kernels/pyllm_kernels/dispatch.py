@@ -14,7 +14,7 @@ from torch import Tensor
 from pyllm_kernels import cpu, cpu_linear, reference
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.experts import ExpertMatrices, Router
+from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import MatrixRows, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 
@@ -82,7 +82,9 @@ class ActivationOp(Protocol):
 class ExpertsOp(Protocol):
     """`experts` below."""
 
-    def __call__(self, x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices, /) -> Tensor: ...
+    def __call__(
+        self, x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices, /
+    ) -> Tensor: ...
 
 
 class RopeAndKVWriteOp(Protocol):
@@ -377,13 +379,13 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     return select("auto", x.device).activation(x, kind, gated)
 
 
-def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
+def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> Tensor:
     """Feed-forward layers of which each token takes a few (arXiv 1701.06538): the sum of `weight * expert(x)`.
 
     x [tokens, hidden] and the router's logits [tokens, experts], of one dtype -> [tokens, hidden]. An expert is
-    `down(act(gate(x)) * up(x))`, with activations as in `activation`. Of equal scores the first experts' count more.
-    Results are added in float32, in the order of the experts; those that are not here add nothing. On a CPU a token's
-    result does not depend on the others.
+    `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate. Of equal
+    scores the first experts' count more. Results are added in float32, in the order of the experts; those that are not
+    here add nothing. On a CPU a token's result does not depend on the others.
     """
     return select("auto", x.device).experts(x, logits, router, kind, matrices)
 
@@ -411,9 +413,9 @@ def paged_attention(
 
     Token j of a row of Q queries and L cached tokens stands at position L - Q + j, sees the positions up to its own,
     and finds its keys in the cache already. Query head h reads KV head `h // (heads // kv_heads)`. `layer` has the
-    scale, window and cap of scores; softmax and sums are float32. Block-table entries of blocks that are before every
-    window of a row are not read. A row's result does not depend on the other rows,
-    except, on a GPU and unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
+    scale, window and cap of scores, and sinks; softmax and sums are float32. Block-table entries of blocks that are
+    before every window of a row are not read. A row's result does not depend on the other rows, except, on a GPU and
+    unless the metadata asks for `batch_invariant`, in how its positions are grouped in the sums.
     """
     return select("auto", query.device).paged_attention(query, key_cache, value_cache, metadata, layer)
 

@@ -1,9 +1,11 @@
-"""What a layer of experts is made of: its router's rule, and the matrices of the experts that are here.
+"""What a layer of experts is made of: its router's rule, its activation, and the matrices of the experts that are here.
 
 It does not know how they are multiplied.
 """
 
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from pyllm_kernels.cpu_linear import PackedLinear
 
@@ -23,12 +25,25 @@ class Router:
 
 
 @dataclass(frozen=True, slots=True)
+class ClampedSwiglu:
+    """`(up + 1) * gate * sigmoid(alpha * gate)` of a gate up to `limit`, and of an up from `-limit` to `limit`."""
+
+    limit: float
+    alpha: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertMatrices:
     """The matrices of all experts that are here, each kind packed as one, an expert below the other.
 
-    `gate` and `up` are [count * size, hidden], `down` is [count * hidden, size]; sizes are multiples of 32.
+    `gate` and `up` are [count * size, hidden], `down` is [count * hidden, size]; sizes are multiples of 32. Biases are
+    [count, outputs], of the dtype of inputs: of gate and up both or neither. `down_bias` is left out where another rank
+    adds it.
     """
 
     gate: PackedLinear
     up: PackedLinear
     down: PackedLinear
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None

@@ -26,11 +26,14 @@ class AttentionLayer:
 
     - `window`: a token at position p sees the positions from p - window + 1 to p; None: from 0.
     - `soft_cap`: a scaled score becomes `soft_cap * tanh(score / soft_cap)` (arXiv 2408.00118); None: it stays.
+    - `sinks`: float32 [heads], contiguous, of this rank's heads: each is the score of one more position, which has a
+      value of zeros (gpt-oss). It is neither scaled nor capped. None: there are none.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyllm_kernels.cpu_linear import INT8_BLOCKS, NotFiniteError, PackedLinear
 from pyllm_kernels.edits import LogitsEdits
-from pyllm_kernels.experts import ExpertMatrices, Router
+from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
 from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size
@@ -165,7 +165,7 @@ def activation(x: Tensor, kind: str, gated: bool = True) -> Tensor:
     return (activated if up is None else activated * up).to(x.dtype)
 
 
-def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> Tensor:
+def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> Tensor:
     scores = logits.float()
     chosen = scores.sort(dim=-1, descending=True, stable=True).indices[:, : router.active]
     weights = scores.softmax(dim=-1).gather(1, chosen)
@@ -177,10 +177,23 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: Expe
         if len(tokens):
             gate, up, down = (_expert(packed, index, router) for packed in (matrices.gate, matrices.up, matrices.down))
             rows = x[tokens]
-            inner = activation(torch.cat((packed_linear(rows, gate), packed_linear(rows, up)), dim=-1), kind)
-            result = packed_linear(inner, down).float()
+            gates = _biased(packed_linear(rows, gate), matrices.gate_bias, index)
+            ups = _biased(packed_linear(rows, up), matrices.up_bias, index)
+            inner = _combine(gates, ups, kind).to(x.dtype)
+            result = _biased(packed_linear(inner, down), matrices.down_bias, index)
             total.index_add_(0, tokens, weights[tokens, places].unsqueeze(-1) * result)
     return total.to(x.dtype)
+
+
+def _biased(product: Tensor, bias: Tensor | None, index: int) -> Tensor:
+    return product.float() if bias is None else product.float() + bias[index].float()
+
+
+def _combine(gate: Tensor, up: Tensor, kind: str | ClampedSwiglu) -> Tensor:
+    if not isinstance(kind, ClampedSwiglu):
+        return ACTIVATIONS[kind](gate) * up
+    gate, up = gate.clamp(max=kind.limit), up.clamp(-kind.limit, kind.limit)
+    return (up + 1) * gate * torch.sigmoid(kind.alpha * gate)
 
 
 def _expert(packed: PackedLinear, index: int, router: Router) -> PackedLinear:
@@ -347,8 +360,8 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) 
     length, kv_heads, _ = keys.shape
     keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, length, head_dim]
     is_windowed = layer.window is not None and layer.window < length
-    if layer.soft_cap is not None:
-        return _attend_capped(query, keys, values, layer, layer.soft_cap)
+    if layer.soft_cap is not None or layer.sinks is not None:
+        return _attend_by_scores(query, keys, values, layer)
     if queries == 1 and not is_windowed:
         # A lone query sees every key, so the heads that share a KV head can stand where queries do.
         grouped = query.view(1, kv_heads, heads // kv_heads, head_dim)
@@ -361,13 +374,18 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) 
     return attended.transpose(0, 1)
 
 
-def _attend_capped(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer, cap: float) -> Tensor:
+def _attend_by_scores(query: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer) -> Tensor:
     queries, heads, _ = query.shape
     group = heads // keys.shape[0]
     keys, values = (tensor.repeat_interleave(group, dim=0) for tensor in (keys, values))  # [heads, length, head_dim]
     scores = query.transpose(0, 1) @ keys.transpose(1, 2) * layer.scale  # [heads, queries, length]
     seen = _seen(queries, keys.shape[1], layer, query.device)
-    weights = (cap * torch.tanh(scores / cap)).masked_fill_(~seen, -torch.inf).softmax(dim=-1)
+    if (cap := layer.soft_cap) is not None:
+        scores = cap * torch.tanh(scores / cap)
+    scores = scores.masked_fill_(~seen, -torch.inf)
+    if layer.sinks is not None:
+        scores = torch.cat((scores, layer.sinks[:, None, None].expand(heads, queries, 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[1]]
     return (weights @ values).transpose(0, 1)
 
 

@@ -1,9 +1,9 @@
 //! Causal attention over the paged cache (arXiv 2309.06180), by the online softmax (arXiv 1805.02867).
 //!
 //! A head of a token goes through its keys in tiles of `TILE` and splits of `SPLIT`, both counted from position 0:
-//! within a split tile by tile, then split is merged to split in order. That alone decides a result's bits. Which
-//! tokens and heads share a tile that was loaded, and which thread does which splits, decides when something is
-//! computed only.
+//! within a split tile by tile, then split is merged to split in order, and a sink comes last. That alone decides a
+//! result's bits. Which tokens and heads share a tile that was loaded, and which thread does which splits, decides when
+//! something is computed only.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -13,6 +13,8 @@ mod plan;
 mod tile_backend;
 #[cfg(test)]
 mod tests;
+
+use std::ptr::with_exposed_provenance;
 
 use crate::isa::Isa;
 use crate::kv_layer::KvLayer;
@@ -38,6 +40,8 @@ pub(crate) struct PagedAttention {
     pub(crate) window: usize,
     /// What a score is held below: `cap * tanh(score / cap)`.
     pub(crate) soft_cap: Option<f32>,
+    /// Where each head's logit is that takes a share of its softmax, float32 [heads].
+    pub(crate) sinks: Option<usize>,
     /// A row is a token: its heads, one after the other. Both have the same dtype.
     pub(crate) query: Matrix,
     pub(crate) out: Matrix,
@@ -83,6 +87,16 @@ impl PagedAttention {
     /// Query heads that share a KV head.
     fn group(&self) -> usize {
         self.heads / self.cache.kv_heads
+    }
+
+    /// The sink of a head, if there are any.
+    ///
+    /// # Safety
+    ///
+    /// As for `Op::run`.
+    unsafe fn sink(&self, head: usize) -> Option<f32> {
+        // SAFETY: as the caller promises.
+        self.sinks.map(|sinks| unsafe { with_exposed_provenance::<f32>(sinks).add(head).read_unaligned() })
     }
 }
 

@@ -72,6 +72,17 @@ pub(crate) fn from_float8(bits: u8) -> f32 {
     if bits >> 7 == 1 { -magnitude } else { magnitude }
 }
 
+/// Half of the power of two that an exponent of 8 bits (E8M0) stands for: of doubled numbers it is the scale. Exact,
+/// subnormal numbers included; 255 is not a number.
+#[inline]
+pub(crate) fn half_of_exponent(bits: u8) -> f32 {
+    match bits {
+        0 | 1 => f32::from_bits(0x20_0000 << bits),
+        255 => f32::NAN,
+        _ => f32::from_bits(u32::from(bits - 1) << 23),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,5 +128,14 @@ mod tests {
             assert_eq!(from_float8(bits).to_bits(), f32::to_bits(expected), "{bits:#x}");
         }
         assert!([0x7f, 0xff].into_iter().all(|bits| from_float8(bits).is_nan()));
+    }
+
+    #[test]
+    fn exponents_are_powers_of_two() {
+        for bits in 0..=254 {
+            let expected = 2.0_f64.powi(i32::from(bits) - 128);
+            assert_eq!(f64::from(half_of_exponent(bits)).to_bits(), expected.to_bits(), "{bits}");
+        }
+        assert!(half_of_exponent(255).is_nan());
     }
 }

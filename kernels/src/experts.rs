@@ -26,6 +26,8 @@ pub(crate) struct ExpertMatrices {
     /// Of one expert.
     pub(crate) linear: Linear,
     pub(crate) packed: usize,
+    /// [experts, outputs], of the dtype of x.
+    pub(crate) bias: Option<Matrix>,
 }
 
 /// `out = sum of weight * down(kind(gate(x)) * up(x))` over the experts that each token takes.
@@ -94,10 +96,11 @@ impl Experts {
             };
             let (x, out) = (rows(inner, 2 * size), rows(activated, size));
             let activation = Activation { kind: self.kind, gated: true, tokens: num_rows, width: size, x, out };
-            let activate = ActivateRow { kernel: Activate::<X>::new(&activation), routes: &routes };
+            let biases = self.gate.bias.zip(self.up.bias);
+            let activate = ActivateRow { kernel: Activate::<X>::new(&activation), biases, routes: &routes };
             run_rows(&activate, routes.pairs.len(), 2 * size, isa, pool, &|_| {});
             self.down.multiply(activated, results, hidden, &routes, isa, pool);
-            let sum = WeightedSum::<X> { results, out: self.out, width: hidden, routes: &routes };
+            let sum = WeightedSum::<X> { results, bias: self.down.bias, out: self.out, width: hidden, routes: &routes };
             run_rows(&sum, num_tokens, routes.active * hidden, isa, pool, &|_| {});
         }
         pool.rows = memory;
@@ -153,15 +156,19 @@ impl<X: Storage> Kernel for Gather<'_, X> {
 /// The activation of a pair's row.
 struct ActivateRow<'a, X> {
     kernel: Activate<'a, X>,
+    biases: Option<(Matrix, Matrix)>,
     routes: &'a Routes,
 }
 
 impl<X: Storage> Kernel for ActivateRow<'_, X> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, pair: usize) {
-        if let Some(row) = self.routes.pairs[pair].row {
+        let pair = &self.routes.pairs[pair];
+        if let Some(row) = pair.row {
+            let matrix = self.routes.matrix_of(pair);
+            let biases = self.biases.map(|(gate, up)| [gate, up].map(|bias| bias.row::<X>(matrix).cast_const()));
             // SAFETY: as the caller promises.
-            unsafe { self.kernel.run::<V>(row as usize) };
+            unsafe { self.kernel.run_with::<V>(row as usize, biases) };
         }
     }
 }
@@ -169,6 +176,7 @@ impl<X: Storage> Kernel for ActivateRow<'_, X> {
 /// Adds up the results of each token's experts.
 struct WeightedSum<'a, X> {
     results: *const X,
+    bias: Option<Matrix>,
     out: Matrix,
     width: usize,
     routes: &'a Routes,
@@ -189,7 +197,11 @@ impl<X: Storage> Kernel for WeightedSum<'_, X> {
                 let mut sum = V::splat(0.0);
                 for pair in pairs {
                     let Some(row) = pair.row else { continue };
-                    let result: V = X::load_up_to(self.results.add(row as usize * width + at), width - at);
+                    let mut result: V = X::load_up_to(self.results.add(row as usize * width + at), width - at);
+                    if let Some(bias) = self.bias {
+                        let bias = bias.row::<X>(self.routes.matrix_of(pair)).cast_const();
+                        result = result.add(X::load_up_to(bias.add(at), width - at));
+                    }
                     sum = result.mul_add(V::splat(pair.weight), sum);
                 }
                 X::store_up_to(sum, out.add(at), width - at);

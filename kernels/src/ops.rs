@@ -131,8 +131,8 @@ pub(crate) unsafe fn experts(
     logits: Matrix,
     router: (usize, usize, bool),
     own: (usize, usize),
-    kind: &str,
-    matrices: [(PyRef<'_, crate::Linear>, usize); 3],
+    kind: Kind,
+    matrices: [(PyRef<'_, crate::Linear>, usize, Option<Matrix>); 3],
     out: Matrix,
 ) -> PyResult<()> {
     let ((num_experts, active, normalised), (first, count)) = (router, own);
@@ -141,8 +141,8 @@ pub(crate) unsafe fn experts(
             "{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
         )));
     }
-    let [gate, up, down] = matrices.map(|(linear, packed)| {
-        let matrix = linear.0.split(count).map(|linear| ExpertMatrices { linear, packed });
+    let [gate, up, down] = matrices.map(|(linear, packed, bias)| {
+        let matrix = linear.0.split(count).map(|linear| ExpertMatrices { linear, packed, bias });
         matrix.ok_or_else(|| {
             PyValueError::new_err(format!(
                 "{} outputs are not those of {count} experts, each a multiple of 32",
@@ -160,11 +160,17 @@ pub(crate) unsafe fn experts(
             )));
         }
     }
+    for (matrices, width) in [(gate, size), (up, size), (down, hidden)] {
+        matrices.bias.map_or(Ok(()), |bias| check_alike("bias", bias, x, (count, width)))?;
+    }
+    if gate.bias.is_some() != up.bias.is_some() {
+        return Err(PyValueError::new_err("a bias of the gate or of up alone: give both or none"));
+    }
     check_alike("x", x, x, (tokens, hidden))?;
     check_alike("logits", logits, x, (tokens, num_experts))?;
     check_alike("out", out, x, (tokens, hidden))?;
     let router = Router { num_experts, active, normalised, first, count };
-    let op = Experts { tokens, x, logits, router, kind: parse_kind(kind)?, gate, up, down, out };
+    let op = Experts { tokens, x, logits, router, kind, gate, up, down, out };
     // SAFETY: as the caller promises.
     unsafe { execute(py, op) }
 }
@@ -277,10 +283,10 @@ pub(crate) unsafe fn paged_attention(
     query: Matrix,
     cache: KvLayer,
     batch: Batch,
-    layer: (f32, Option<usize>, Option<f32>),
+    layer: (f32, Option<usize>, Option<f32>, Option<usize>),
     out: Matrix,
 ) -> PyResult<()> {
-    let ((tokens, heads), (scale, window, soft_cap)) = (shape, layer);
+    let ((tokens, heads), (scale, window, soft_cap, sinks)) = (shape, layer);
     let window = window.unwrap_or(NO_WINDOW);
     if window == 0 {
         return Err(PyValueError::new_err("a window of 0 positions: a token sees at least itself"));
@@ -293,7 +299,7 @@ pub(crate) unsafe fn paged_attention(
     }
     check_alike("out", out, query, (tokens, heads * cache.head_dim))?;
     // SAFETY: as the caller promises.
-    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, query, out, cache, batch }) }
+    unsafe { execute(py, PagedAttention { tokens, heads, scale, window, soft_cap, sinks, query, out, cache, batch }) }
 }
 
 /// # Safety
@@ -382,6 +388,18 @@ pub(crate) unsafe fn logprobs(
     let op = Logprobs { samples: num_samples, logits, num_rows, vocabulary, rows, chosen, num_top, ids, values, ranks };
     // SAFETY: as the caller promises.
     unsafe { execute(py, op) }
+}
+
+/// A name; or the limit and the factor of a clamped gate.
+impl<'py> FromPyObject<'_, 'py> for Kind {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract::<(f32, f32)>() {
+            Ok((limit, alpha)) => Ok(Self::ClampedSwiglu { limit, alpha }),
+            Err(_) => parse_kind(&object.extract::<PyBackedStr>()?),
+        }
+    }
 }
 
 /// Addresses of starts, ids, bias, repetition and what is subtracted, and the number of edits.

@@ -22,6 +22,7 @@ _FLOATS = ("F16", "BF16", "F32")
 _BYTES = {"int": "I8", "float8": "F8_E4M3"}
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
 # Of activations and of the KV cache, which the kernels scale themselves.
+_MXFP4_BYTES = 16  # of a block of 32 floats
 _UNUSED = (".input_scale", ".input_zero_point", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 
 
@@ -50,7 +51,11 @@ def gather(found: Sequence[FileTensor], config: QuantizationConfig | None, files
     if config is not None:
         for elements in found:
             module, _, ending = elements.name.rpartition(".")
-            if ending in {"qweight", "weight_packed"} or (ending == "weight" and elements.type in _BYTES.values()):
+            if config.method == "mxfp4" and ending.endswith("_blocks"):
+                matrix, quantised = _read_mxfp4(folder, elements)
+                gathered.tensors.append(matrix)
+                gathered.quantised[matrix.name] = quantised
+            elif ending in {"qweight", "weight_packed"} or (ending == "weight" and elements.type in _BYTES.values()):
                 matrix, quantised = _fit(_Module(folder, module, elements), config.schemes)
                 gathered.tensors.append(matrix)
                 gathered.quantised[matrix.name] = quantised
@@ -197,6 +202,21 @@ def _read_awq(module: _Module, scheme: Scheme) -> tuple[Shape, Quantised]:
     return (rows, columns), Quantised("awq", 4, (1, group), scales, zeros)
 
 
+def _read_mxfp4(folder: _Folder, blocks: FileTensor) -> tuple[FileTensor, Quantised]:
+    """Matrices of blocks, one behind the other: [matrices, rows, blocks of a row, bytes]."""
+    name = blocks.name.removesuffix("_blocks")
+    if (scales := folder.tensors.get(f"{name}_scales")) is None:
+        raise ConfigError(f"tensor {blocks.name!r} is quantised, and the files have no {name}_scales")
+    _checked(blocks, ("U8",), None)
+    if len(blocks.shape) != 4 or blocks.shape[-1] != _MXFP4_BYTES or 0 in blocks.shape:
+        raise ConfigError(f"tensor {blocks.name!r} has the shape {blocks.shape}, and must be blocks of 16 bytes")
+    _checked(scales, ("U8",), blocks.shape[:-1])
+    folder.used.update((blocks.name, scales.name))
+    shape = (*blocks.shape[:-2], blocks.shape[-2] * 2 * _MXFP4_BYTES)
+    matrix = FileTensor(name, "mxfp4", shape, blocks.file, blocks.offset, blocks.num_bytes)
+    return matrix, Quantised("mxfp4", 4, (1, 2 * _MXFP4_BYTES), scales)
+
+
 _READERS = {"bytes": _read_bytes, "packed": _read_packed, "gptq": _read_gptq, "awq": _read_awq}
 
 
@@ -238,7 +258,7 @@ def _checked(tensor: FileTensor, types: Sequence[str], shape: Shape | None) -> F
 
 def _unsupported(tensor: FileTensor, config: QuantizationConfig | None) -> ConfigError:
     message = f"tensor {tensor.name!r} has type {tensor.type}, which is not supported"
-    if tensor.type in {*_INTEGERS, *_BYTES.values()}:
+    if tensor.type in {*_INTEGERS, *_BYTES.values(), "U8"}:
         message += (
             " without a quantization_config in config.json"
             if config is None

@@ -10,7 +10,7 @@ import msgspec
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 
-QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8"]
+QuantizationMethod = Literal["compressed-tensors", "awq", "gptq", "fp8", "mxfp4"]
 
 _INSTEAD = "use the unquantised model, or a GGUF of it"
 
@@ -28,7 +28,7 @@ class Scheme(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantizationConfig(msgspec.Struct, frozen=True):
-    """The method, and its schemes: a module has the first that its tensors fit."""
+    """The method, and its schemes: a module has the first that its tensors fit. There is one way to write MXFP4."""
 
     method: QuantizationMethod
     schemes: tuple[Scheme, ...]
@@ -58,10 +58,12 @@ def _read(config: Config) -> QuantizationConfig | None:
             return QuantizationConfig("gptq", (_gptq(config),))
         case "fp8":
             return QuantizationConfig("fp8", _fp8(config))
+        case "mxfp4":
+            return QuantizationConfig("mxfp4", ())
         case _:
             named = f"method {method!r}" if method else "no quant_method"
             raise ConfigError(
-                f"{config.place} has {named}; supported are compressed-tensors, awq, gptq and fp8: {_INSTEAD}"
+                f"{config.place} has {named}; supported are compressed-tensors, awq, gptq, fp8 and mxfp4: {_INSTEAD}"
             )
 
 

@@ -21,7 +21,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 KernelBackend = Literal["auto", "cpu", "reference", "triton"]
 ExecutorBackend = Literal["mp", "uni"]
-Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8"]
+Quantization = Literal["auto", "none", "int8", "gguf", "compressed-tensors", "awq", "gptq", "fp8", "mxfp4"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "float16", "fp8"]
 # Names of parsers, as vLLM has them; those of one line read the same form.
 TOOL_CALL_PARSERS = (

@@ -111,6 +111,10 @@ class Config:
         """The same with other values in some fields."""
         return Config(dict.fromkeys(self.nulls) | self._fields | changes, self.place)
 
+    def with_section(self, name: str, **changes: Any) -> "Config":
+        """The same with other values in a dictionary within."""
+        return self.replaced(**{name: self.section(name)._fields | changes})
+
     def without(self, *names: str) -> "Config":
         """The same without some fields."""
         return Config({name: value for name, value in self._fields.items() if name not in names}, self.place)

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Literal
 
 from pyllm.errors import ConfigError
-from pyllm.families import cohere2, gemma, glm4, granite, llama, mistral, olmo, phi3, qwen, smollm3
+from pyllm.families import cohere2, gemma, glm4, gpt_oss, granite, llama, mistral, olmo, phi3, qwen, smollm3
 from pyllm.families.family import Family
 
 ModelImpl = Literal["auto", "native", "transformers"]
@@ -35,6 +35,7 @@ FAMILIES = (
     glm4.GLM,
     glm4.GLM4,
     cohere2.FAMILY,
+    gpt_oss.FAMILY,
 )
 
 

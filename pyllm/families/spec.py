@@ -117,10 +117,18 @@ class RoutingSpec(msgspec.Struct, frozen=True, kw_only=True):
     normalised: bool = True
 
 
+class ClampedGate(msgspec.Struct, frozen=True, kw_only=True):
+    """`(up + 1) * gate * sigmoid(alpha * gate)`, the gate up to `limit`, and up from `-limit` to it (gpt-oss)."""
+
+    limit: float
+    alpha: float
+
+
 class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     """`down(activation(gate(x)) * up(x))` (arXiv 2002.05202), or `down(activation(up(x)))` if it is not gated.
 
-    With `routing` it is the experts, each of this size.
+    With `routing` it is the experts, each of this size; `bias` is then the router's, too, and with `clamped_gate` that
+    takes the place of the activation.
     """
 
     size: int
@@ -128,6 +136,12 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     gated: bool = True
     bias: bool = False
     routing: RoutingSpec | None = None
+    clamped_gate: ClampedGate | None = None
+
+    @property
+    def has_biased_experts(self) -> bool:
+        """Whether it is experts with biases."""
+        return self.bias and self.routing is not None
 
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):

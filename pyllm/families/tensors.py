@@ -30,10 +30,11 @@ class FileTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Some rows of a tensor in which several are stacked."""
+    """Some rows of a tensor in which several are stacked, or every so many-th where their rows take turns."""
 
     start: int
     stop: int
+    step: int = 1
 
 
 class Deinterleave(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -65,10 +66,11 @@ class Quantised(msgspec.Struct, frozen=True, array_like=True):
     `layout` says how they lie in their tensor. In "bytes" it is [out_features, in_features], an element a byte. The
     others pack integers into int32, the first in the lowest bits: in "packed" each row's, in "gptq" each column's, both
     as they follow one another, and in "awq" each column's in the order 0, 2, 4, 6, 1, 3, 5, 7. "gptq" and "awq" have a
-    column an output, and [groups, out_features] scales.
+    column an output, and [groups, out_features] scales. "mxfp4" has floats of 4 bits (E2M1), two a byte, the first in
+    the low half, and scales that are exponents (E8M0).
     """
 
-    layout: Literal["bytes", "packed", "gptq", "awq"]
+    layout: Literal["bytes", "packed", "gptq", "awq", "mxfp4"]
     bits: int
     block: tuple[int, int]  # rows and columns that share a scale
     scales: FileTensor
@@ -146,9 +148,11 @@ class TensorNames:
     - `parts`: of those of an expert the name has its number at {}, or is that of a tensor [experts, rows, columns].
     - `roots`: what may stand before the embedding, the norm and the layers; the first that fits is taken.
     - `stacked`: tensors that hold several parts of a layer, one below the other.
+    - `alternating`: those of `stacked` in which rows of the parts take turns.
+    - `bare`: parts of a layer's tensors without `.weight` behind the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
     - `offset_added`: the scales of norms with `unit_offset` have the 1 in them already.
-    - `transposed`: parts of a layer whose matrices have a column an output, as in GPT-2's Conv1D.
+    - `transposed`: parts of a layer whose matrices have a column an output, as in GPT-2's Conv1D, if they are floats.
     - `derived`: endings of tensors that follow from the configuration and are left out.
     - `skipped`: beginnings of tensors that the text model does not need, such as a vision tower's.
     """
@@ -160,6 +164,8 @@ class TensorNames:
     layer: str = "layers.{}."
     parts: Mapping[str, str] = field(default_factory=lambda: LLAMA_PARTS)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    alternating: frozenset[str] = frozenset()
+    bare: frozenset[str] = frozenset()
     interleaved: bool = False
     offset_added: bool = False
     transposed: frozenset[str] = frozenset()
@@ -172,6 +178,12 @@ class TensorNames:
             if part in parts:
                 return name, parts
         return self.parts[part], (part,)
+
+    def tensor_of(self, source: str, kind: str) -> str:
+        """The whole name of the weight or the bias of a source."""
+        if source not in self.bare:
+            return f"{source}.{kind}"
+        return source if kind == "weight" else f"{source}_{kind}"
 
 
 HUGGINGFACE_NAMES = TensorNames()
@@ -228,6 +240,8 @@ def parameters_of_layer(spec: ModelSpec, layer: LayerSpec) -> dict[str, Shape]:
         shapes[f"{name}.weight"] = shape
         if biased.get(name, feed_forward.bias):
             shapes[f"{name}.bias"] = shape[:1]
+    if attention.sinks:
+        shapes["attention.sinks.weight"] = (attention.heads,)
     for name in layer.norms:
         shapes[f"{name}.weight"] = (hidden,)
     if attention.query_key_norm is not None:
@@ -257,9 +271,13 @@ def map_tensors(
     head = next((head for head in names.heads if f"{head}.weight" in tensors), names.heads[0])
 
     vocabulary = (spec.vocab_size, spec.hidden_size)
-    entries = [_entry(tensors, "embedding.weight", vocabulary, _Place(f"{root}{names.embedding}.weight"))]
+
+    def whole(parameter: str, shape: Shape, source: str) -> TensorEntry:
+        return _with_quantised(_entry(tensors, parameter, shape, _Place(source)), quantised.get(source))
+
+    entries = [whole("embedding.weight", vocabulary, f"{root}{names.embedding}.weight")]
     for index, layer in enumerate(spec.layers):
-        shapes = parameters_of_layer(spec, layer)
+        shapes, prefix = parameters_of_layer(spec, layer), f"{root}{names.layer.format(index)}"
         for name, shape in shapes.items():
             part, _, kind = name.rpartition(".")
             part, expert = _expert_of(part)
@@ -267,25 +285,25 @@ def map_tensors(
             of_expert = "" if expert is None else f".{expert}"
             sizes = [shapes[f"{other.replace('.experts', f'.experts{of_expert}')}.{kind}"][0] for other in parts]
             at = parts.index(part)
-            above, below = sum(sizes[:at]), sum(sizes[at + 1 :])
+            if source in names.alternating:
+                rows = Rows(at, sum(sizes), len(parts))
+            else:
+                rows = Rows(sum(sizes[:at]), sum(sizes[: at + 1]))
+            matrix = None
             if expert is not None and "{}" in source:
                 source = source.format(expert)
             elif expert is not None and layer.feed_forward.routing is not None:
-                above += expert * sum(sizes)
-                below += (layer.feed_forward.routing.experts - 1 - expert) * sum(sizes)
-            place = _Place(
-                f"{root}{names.layer.format(index)}{source}.{kind}",
-                above,
-                below,
-                part in names.transposed and len(shape) == 2,
-            )
+                matrix = (expert, layer.feed_forward.routing.experts)
+            tensor = f"{prefix}{names.tensor_of(source, kind)}"
+            is_transposed = part in names.transposed and len(shape) == 2 and tensor not in quantised
+            place = _Place(tensor, rows, sum(sizes), is_transposed, matrix)
             plain = _entry(tensors, f"layers.{index}.{name}", shape, place)
-            entries.append(_with_transforms(plain, _transforms(spec, layer, part, names)))
-    final = _entry(tensors, "norm.weight", (spec.hidden_size,), _Place(f"{root}{names.norm}.weight"))
+            plain = _with_transforms(plain, _transforms(spec, layer, part, names))
+            entries.append(_with_quantised(plain, quantised.get(tensor), matrix))
+    final = whole("norm.weight", (spec.hidden_size,), f"{root}{names.norm}.weight")
     entries.append(_with_transforms(final, _offset(spec.norm, names)))
     if not spec.tie_word_embeddings:
-        entries.append(_entry(tensors, "head.weight", vocabulary, _Place(f"{head}.weight")))
-    entries = [_with_quantised(entry, quantised.get(entry.source.name)) for entry in entries]
+        entries.append(whole("head.weight", vocabulary, f"{head}.weight"))
     return tuple(entries), _left_over(spec, names, tensors, entries, head)
 
 
@@ -338,29 +356,44 @@ def _expert_of(part: str) -> tuple[str, int | None]:
 
 
 class _Place(NamedTuple):
-    """A tensor, and how many rows of it belong to other parameters."""
+    """A tensor, and which of its rows are the parameter's; all unless there are more.
+
+    `matrix` is the number of one of so many matrices, or vectors, that the tensor has one behind the other.
+    """
 
     source: str
-    above: int = 0
-    below: int = 0
+    rows: Rows = Rows(0, 0)
+    num_rows: int = 0
     is_transposed: bool = False
+    matrix: tuple[int, int] | None = None
 
 
 def _entry(tensors: Mapping[str, FileTensor], parameter: str, shape: Shape, place: _Place) -> TensorEntry:
     tensor = tensors.get(place.source)
-    needed: Shape = (place.above + shape[0] + place.below, *shape[1:])
+    num_rows = place.num_rows or shape[0]
+    needed: Shape = (num_rows, *shape[1:])
     if place.is_transposed:
         needed = needed[::-1]
+    if place.matrix is not None:
+        needed = (place.matrix[1], *needed)
     if tensor is None:
         raise ConfigError(f"the model's files have no tensor {place.source!r}, which its architecture needs")
-    if len(tensor.shape) == len(shape) + 1:  # the matrices of all experts: they lie one below the other
-        tensor = msgspec.structs.replace(tensor, shape=(tensor.shape[0] * tensor.shape[1], *tensor.shape[2:]))
     if tensor.shape != needed:
         raise ConfigError(f"tensor {place.source!r} has the shape {tensor.shape}, and its architecture needs {needed}")
     transforms: tuple[Transform, ...] = (Transpose(),) if place.is_transposed else ()
-    if place.above or place.below:
-        transforms += (Rows(place.above, place.above + shape[0]),)
-    return TensorEntry(parameter, shape, tensor, transforms)
+    if num_rows != shape[0]:
+        transforms += (place.rows,)
+    return TensorEntry(parameter, shape, _matrix_of(tensor, place.matrix), transforms)
+
+
+def _matrix_of(tensor: FileTensor, matrix: tuple[int, int] | None) -> FileTensor:
+    """One of the matrices that a tensor has one behind the other."""
+    if matrix is None:
+        return tensor
+    (index, count), shape = matrix, tensor.shape[1:]
+    num_bytes = tensor.num_bytes // count
+    offset = tensor.offset + index * num_bytes
+    return msgspec.structs.replace(tensor, shape=shape, offset=offset, num_bytes=num_bytes)
 
 
 def _transforms(spec: ModelSpec, layer: LayerSpec, part: str, names: TensorNames) -> tuple[Transform, ...]:
@@ -385,12 +418,15 @@ def _with_transforms(entry: TensorEntry, transforms: tuple[Transform, ...]) -> T
     return msgspec.structs.replace(entry, transforms=entry.transforms + transforms) if transforms else entry
 
 
-def _with_quantised(entry: TensorEntry, quantised: Quantised | None) -> TensorEntry:
+def _with_quantised(
+    entry: TensorEntry, quantised: Quantised | None, matrix: tuple[int, int] | None = None
+) -> TensorEntry:
     if quantised is None:
         return entry
     if len(entry.shape) != 2 or any(isinstance(transform, Transpose | Add) for transform in entry.transforms):
         raise ConfigError(f"tensor {entry.source.name!r} is quantised, and its architecture needs it to be floats")
-    return msgspec.structs.replace(entry, quantised=quantised)
+    scales = _matrix_of(quantised.scales, matrix)
+    return msgspec.structs.replace(entry, quantised=msgspec.structs.replace(quantised, scales=scales))
 
 
 def _left_over(

@@ -27,8 +27,7 @@ def weights_bytes(engine: EngineConfig, checkpoint: Checkpoint) -> int:
     element_bytes = _ELEMENT_BYTES[engine.model.dtype]
     match engine.model.quantization:
         case "gguf":
-            sources = {entry.source.name: entry.source for entry in checkpoint.tensors}
-            return sum(_kept_bytes(source, element_bytes) for source in sources.values())
+            return sum(_kept_bytes(source, element_bytes) for source in _sources(checkpoint))
         case "int8":
             return num_parameters(spec)
         case "none":
@@ -114,13 +113,18 @@ def _are_mapped(engine: EngineConfig, checkpoint: Checkpoint, weights: int) -> b
 
     The worker decides by the same (`workers/loaders/packed_cache.py`).
     """
-    file_bytes = sum({entry.source.name: entry.source.num_bytes for entry in checkpoint.tensors}.values())
+    file_bytes = sum(source.num_bytes for source in _sources(checkpoint))
     is_packed = engine.device.kernel_backend in {"auto", "cpu"} and engine.model.dtype != "float16"
     are_floats = engine.model.quantization == "none" or any(
         entry.source.type == "F8_E4M3" for entry in checkpoint.tensors
     )
     grows = are_floats and weights > 1.25 * file_bytes
     return is_packed and not grows and weights <= engine.model.packed_cache_size
+
+
+def _sources(checkpoint: Checkpoint) -> list[FileTensor]:
+    """What the weights are read from: several parameters may have one source, and experts each a part of one tensor."""
+    return list({(entry.source.file, entry.source.offset): entry.source for entry in checkpoint.tensors}.values())
 
 
 def _table_bytes_per_token(engine: EngineConfig, checkpoint: Checkpoint) -> int:
@@ -148,6 +152,8 @@ def _quantised_bytes(entry: TensorEntry, element_bytes: int) -> int:
     count, quantised = math.prod(entry.shape), entry.quantised
     if quantised is None or entry.source.type == "F8_E4M3":
         return count * element_bytes
+    if quantised.layout == "mxfp4":
+        return count * 17 // 32
     columns, group = entry.shape[1], quantised.block[1]
     if columns % 32:
         return count * (1 if quantised.bits == 8 and group >= columns else element_bytes)

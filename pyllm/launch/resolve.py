@@ -12,7 +12,7 @@ from typing import cast, get_args
 
 import msgspec
 
-from pyllm.checkpoint.gguf_types import BLOCK_SIZES
+from pyllm.checkpoint.gguf_types import BLOCK_SIZES, FLOAT_TYPES
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -204,7 +204,7 @@ def resolve_precision(
     if quantization == "auto" and own is not None:
         quantization = own if model.dtype == "auto" else "none"
     elif quantization == "auto":
-        is_quantised = any(entry.source.type.startswith(("Q", "IQ")) for entry in checkpoint.tensors)
+        is_quantised = any(entry.source.type not in FLOAT_TYPES for entry in checkpoint.tensors)
         is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
         ranks = config.parallel.tensor_parallel_size
         quantization = fastest_quantization(checkpoint, ranks, instructions()) if is_wanted else "none"
@@ -240,11 +240,12 @@ def fastest_quantization(checkpoint: Checkpoint, ranks: int, flags: Set[str]) ->
     """Of a quantised GGUF on a CPU with these instructions.
 
     Tiles of AMX take one scale a row far better than one a group; vectors are faster with the file's own blocks.
-    `docs/performance.md` has the figures.
+    `docs/performance.md` has the figures. MXFP4 is mostly of experts, of which a step reads a few: they stay in 4 bits.
     """
     cut = [entry for entry in checkpoint.tensors if entry.name.endswith(CUT_BY_COLUMNS)]
     is_cut = any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
-    return "int8" if is_cut or "amx_int8" in flags else "gguf"
+    has_mxfp4 = any(entry.source.type == "MXFP4" for entry in checkpoint.tensors)
+    return "int8" if is_cut or ("amx_int8" in flags and not has_mxfp4) else "gguf"
 
 
 def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ...]]:

@@ -43,7 +43,13 @@ class Attention:
         self._normalises_all = self.query_norm is not None and head_norm is None
         # With more ranks than KV heads, so many ranks in a row hold the same one.
         self._ranks_a_kv_head = max(1, placement.group.size // spec.kv_heads)
-        self.attention = PagedAttention(layer, spec, head_norm)
+        self._heads = spec.heads
+        self._own_heads = placement.share_of_heads(spec.heads, 1)
+        self.sinks = None
+        if spec.sinks:
+            num_heads = self._own_heads.stop - self._own_heads.start
+            self.sinks = torch.empty(num_heads, dtype=torch.float32, device=placement.device)
+        self.attention = PagedAttention(layer, spec, head_norm, sinks=self.sinks)
         self.output = RowParallelLinear(spec.query_size, hidden_size, placement, spec.output_bias)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
@@ -52,6 +58,8 @@ class Attention:
         if self.query_norm is not None and self.key_norm is not None:
             self.query_norm.load(reader, f"{prefix}query_norm")
             self.key_norm.load(reader, f"{prefix}key_norm")
+        if self.sinks is not None:
+            reader.read(f"{prefix}sinks.weight", (self._heads,), self.sinks, self._own_heads)
 
     def __call__(self, x: Tensor, context: ForwardContext) -> Tensor:  # [tokens, hidden_size]
         query, key, value = torch.split(self.qkv(x), self.qkv.sizes, dim=-1)

@@ -15,10 +15,14 @@ _COMMON = {
     "soft_cap": "a soft cap of attention scores",
     "query_key_norm": "norms of query and key",
     "query_scaling": "a query scale by position",
+    "sinks": "attention sinks",
 }
-_ON_CPUS = {"routing": "experts"}
-_MISSING = {"sinks": "attention sinks"}
-# A backend's ops all compute the common features; those of `_MISSING` no backend computes yet.
+_ON_CPUS = {
+    "routing": "experts",
+    "has_biased_experts": "biases of experts",
+    "clamped_gate": "a clamped gate",
+}
+# A backend's ops all compute the common features.
 COMPUTED: dict[str, frozenset[str]] = {
     "cpu": frozenset(_COMMON | _ON_CPUS),
     "reference": frozenset(_COMMON | _ON_CPUS),
@@ -28,7 +32,7 @@ COMPUTED: dict[str, frozenset[str]] = {
 
 def features(spec: ModelSpec) -> dict[str, str]:
     """What a model needs beyond plain attention: the name of each feature, and its description."""
-    known = _COMMON | _ON_CPUS | _MISSING
+    known = _COMMON | _ON_CPUS
     parts = [part for layer in spec.layers for part in (layer.attention, layer.feed_forward)]
     return {name: text for name, text in known.items() if any(getattr(part, name, None) for part in parts)}
 

@@ -13,7 +13,9 @@ from torch import Tensor
 from pyllm.checkpoint.huggingface import read_huggingface
 from pyllm.errors import ConfigError
 from tests.checkpoint.test_hostile import damaged
+from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
+from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, Variant, awq, fp8, gptq, int8, packed, write_quantised
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -23,6 +25,11 @@ ACT_ORDER = gptq(act_order=True)
 def quantised(folder: Path, variant: Variant, tied: bool = True) -> Path:
     source = write_tiny_model(folder / "tiny", **SIZES, tied=tied)
     return Path(write_quantised(source, folder / "quantised", variant))
+
+
+def mxfp4(folder: Path) -> Path:
+    source = write_tiny_family(folder / "tiny", "gpt-oss")
+    return Path(write_mxfp4(source, folder / "quantised", folder / "floats"))
 
 
 def edit(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
@@ -154,9 +161,9 @@ def test_quantised_tensors_without_a_configuration_are_refused(tmp_path: Path) -
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["gptq in act-order", "packed asymmetric", "fp8 of blocks"])
+@pytest.mark.parametrize("name", ["gptq in act-order", "packed asymmetric", "fp8 of blocks", "mxfp4"])
 def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
-    folder = quantised(tmp_path, VARIANTS[name][0])
+    folder = mxfp4(tmp_path) if name == "mxfp4" else quantised(tmp_path, VARIANTS[name][0])
     weights, config = folder / "model.safetensors", folder / "config.json"
     generator, refused = random.Random(2), 0
     for number in range(150):
@@ -171,3 +178,30 @@ def test_damaged_headers_and_configurations(tmp_path: Path, name: str) -> None:
             refused += 1
         file.write_bytes(content)
     assert refused > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("down_proj_scales", None, "down_proj_blocks' is quantised, and the files have no .*down_proj_scales"),
+        ("down_proj_blocks", None, r"tensor '.*down_proj_scales' has type U8, .* beside a matrix"),
+        ("down_proj_scales", lambda found: found[:, 1:], r"\(6, 31, 2\), and its matrix needs \(6, 32, 2\)"),
+        ("down_proj_scales", Tensor.int, "has type I32, and must be U8"),
+        ("down_proj_blocks", lambda found: found[..., :8], "must be blocks of 16 bytes"),
+        ("down_proj_blocks", lambda found: found[0], "must be blocks of 16 bytes"),
+        ("gate_up_proj_bias", None, "no tensor '.*gate_up_proj_bias', which its architecture needs"),
+    ],
+)
+def test_tensors_of_mxfp4_that_do_not_fit_are_refused(
+    tmp_path: Path, name: str, change: Callable[[Tensor], Tensor] | None, message: str
+) -> None:
+    folder, key = mxfp4(tmp_path), f"model.layers.1.mlp.experts.{name}"
+
+    def damage(tensors: dict[str, Tensor]) -> None:
+        found = tensors.pop(key)
+        if change is not None:
+            tensors[key] = change(found).contiguous()
+
+    edit(folder, damage)
+    with pytest.raises(ConfigError, match=message):
+        read_huggingface(folder)

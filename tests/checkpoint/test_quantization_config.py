@@ -77,7 +77,10 @@ def weights(**changes: Any) -> dict[str, Any]:
     ("config", "message"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"method 'bitsandbytes'; .* or a GGUF of it"),
-        ({"quant_method": "hqq"}, "method 'hqq'; supported are compressed-tensors, awq, gptq and fp8: use the unq"),
+        (
+            {"quant_method": "hqq"},
+            "method 'hqq'; supported are compressed-tensors, awq, gptq, fp8 and mxfp4: use the unq",
+        ),
         ({}, "has no quant_method"),
         ("awq", "quantization_config is 'awq'; it must be a dictionary"),
         ({"quant_method": 4}, "quant_method is 4; it must be a string"),

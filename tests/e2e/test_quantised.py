@@ -3,11 +3,14 @@
 from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pyllm import LLM, SamplingParams
+from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
+from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 
 PROMPTS = [[(seed * 97 + 41 * place * place + 7 * place) % 256 for place in range(9)] for seed in range(32)]
@@ -51,9 +54,22 @@ def test_tokens_are_those_of_the_dequantised_model(
     variant, _ = VARIANTS[name]
     floats = tmp_path / "floats"
     folder = write_quantised(tiny, tmp_path / "quantised", variant, floats)
+    check(folder, floats, quantization=quantization, tensor_parallel_size=ranks)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    "options", [{}, {"tensor_parallel_size": 2}, {"tensor_parallel_size": 2, "enable_expert_parallel": True}]
+)
+def test_tokens_of_mxfp4_are_those_of_the_dequantised_model(tmp_path: Path, options: dict[str, Any]) -> None:
+    source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
+    check(write_mxfp4(source, tmp_path / "quantised", tmp_path / "floats"), tmp_path / "floats", **options)
+
+
+def check(folder: str, floats: Path, **options: Any) -> None:
     expected = list(answers(str(floats), dtype="float32"))
     assert list(answers(folder, dtype="float32", quantization="none")) == expected
-    found = answers(folder, quantization=quantization, tensor_parallel_size=ranks)
+    found = answers(folder, **options)
     num_clear = 0
     for tokens, other in zip(expected, found, strict=True):
         clear = list(takewhile(lambda token: token[1] > MARGIN, tokens))

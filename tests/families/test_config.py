@@ -38,6 +38,12 @@ def test_null_is_absent_and_known() -> None:
     assert config.with_defaults(x=5, z=6).nulls == {"x"}
     assert config.with_defaults(z=6).integer("z") == 6
     assert config.replaced(x=5).integer("x") == 5
+
+
+def test_a_section_may_have_other_values() -> None:
+    config = Config({"x": {"a": 1, "b": 2}})
+    assert [config.with_section("x", b=3).section("x").integer(name) for name in "ab"] == [1, 3]
+    assert config.with_section("y", b=3).section("y").integer("b") == 3
     assert "y" not in config.without("y")
 
 

@@ -15,6 +15,7 @@ from pyllm import LLM, AsyncEngine, SamplingParams
 from pyllm.checkpoint.reader import read_checkpoint
 from tests.e2e.titles import WORKER, find
 from tests.families.tiny_families import FAMILIES, oracle, write_tiny_family
+from tests.tiny_gguf import write_gpt_oss_gguf
 
 NEW_TOKENS = 24
 # Nearer than this the order of float32 additions may decide, which no two implementations share.
@@ -82,7 +83,7 @@ def check(folder: str, family: str, ranks: int, kv_offloading_size: str | int = 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4", "mixtral"])
+@pytest.mark.parametrize("family", ["gemma3", "olmo2-one-kv-head", "glm4", "mixtral", "gpt-oss"])
 def test_two_ranks(tmp_path: Path, family: str) -> None:
     check(write_tiny_family(tmp_path, family), family, ranks=2)
 
@@ -94,8 +95,16 @@ def test_windows_that_are_swapped_out_and_in(tmp_path: Path, family: str) -> Non
 
 
 @pytest.mark.timeout(300)
-def test_experts_whole_on_two_ranks(tmp_path: Path) -> None:
-    check(write_tiny_family(tmp_path, "qwen3-moe"), "qwen3-moe", ranks=2, enable_expert_parallel=True)
+@pytest.mark.parametrize("family", ["qwen3-moe", "gpt-oss-clamped"])
+def test_experts_whole_on_two_ranks(tmp_path: Path, family: str) -> None:
+    check(write_tiny_family(tmp_path, family), family, ranks=2, enable_expert_parallel=True)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_merged_experts_of_a_gguf_file(tmp_path: Path, ranks: int) -> None:
+    source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
+    check(write_gpt_oss_gguf(source, tmp_path / "tiny.gguf"), "gpt-oss", ranks)
 
 
 @pytest.mark.timeout(300)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyllm.errors import ConfigError
-from pyllm.families import gemma, glm4, llama, phi3
+from pyllm.families import gemma, glm4, gpt_oss, llama, phi3
 from pyllm.families.config import Config
 from pyllm.families.family import Family
 from pyllm.families.spec import ModelSpec
@@ -167,7 +167,44 @@ def test_a_matrix_may_have_a_column_an_output() -> None:
     (down,) = [entry for entry in entries if entry.name == "layers.0.feed_forward.down.weight"]
     assert (down.shape, down.source.shape, down.transforms) == ((32, 24), (24, 32), (Transpose(),))
     assert is_transposed(down)
-    assert source_rows(down, slice(4, 20)) == slice(4, 20)
+    assert source_rows(down, slice(4, 20)) == slice(4, 20, 1)
+
+
+def test_matrices_of_all_experts_lie_in_one_tensor() -> None:
+    sizes = SIZES | {"num_local_experts": 3, "num_experts_per_tok": 2}
+    spec = gpt_oss.FAMILY.read(Config({"architectures": ["GptOssForCausalLM"]} | sizes))
+    names, hidden, size = gpt_oss.FAMILY.tensors, 32, 24
+    shapes = {"model.embed_tokens.weight": (10, hidden), "model.norm.weight": (hidden,)}
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        shapes |= {f"{prefix}.{norm}.weight": (hidden,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        for name, rows in (("q", 32), ("k", 16), ("v", 16), ("o", hidden)):
+            shapes |= {
+                f"{prefix}.self_attn.{name}_proj.weight": (rows, 32),
+                f"{prefix}.self_attn.{name}_proj.bias": (rows,),
+            }
+        shapes |= {f"{prefix}.self_attn.sinks": (4,), f"{prefix}.mlp.router.weight": (3, hidden)}
+        shapes |= {f"{prefix}.mlp.router.bias": (3,), f"{prefix}.mlp.experts.down_proj_bias": (3, hidden)}
+        shapes |= {f"{prefix}.mlp.experts.down_proj": (3, size, hidden)}
+        shapes |= {f"{prefix}.mlp.experts.gate_up_proj_bias": (3, 2 * size)}
+        shapes |= {f"{prefix}.mlp.experts.gate_up_proj": (3, hidden, 2 * size)}
+    found = [tensor(name, *shape) for name, shape in shapes.items()]
+    entries = {entry.name: entry for entry in map_tensors(spec, names, found)[0]}
+    up = entries["layers.1.feed_forward.experts.2.up.weight"]
+    assert (up.shape, up.source.shape, up.transforms) == ((24, 32), (32, 48), (Transpose(), Rows(1, 48, 2)))
+    assert (up.source.offset, up.source.num_bytes) == (2 * 4 * 32 * 48, 4 * 32 * 48)
+    gate = entries["layers.1.feed_forward.experts.1.gate.bias"]
+    assert (gate.source.shape, gate.transforms, gate.source.offset) == ((48,), (Rows(0, 48, 2),), 4 * 48)
+    np.testing.assert_array_equal(np.arange(48)[source_rows(gate, slice(3, 6))], [6, 8, 10])
+    np.testing.assert_array_equal(np.arange(48)[source_rows(up, slice(23, 24))], [47])
+    down = entries["layers.0.feed_forward.experts.1.down.weight"]
+    assert (down.shape, down.source.shape, down.transforms) == ((32, 24), (24, 32), (Transpose(),))
+    assert entries["layers.0.attention.sinks.weight"].source.name == "model.layers.0.self_attn.sinks"
+    short = [
+        tensor(each.name, 2, *each.shape[1:]) if each.name.endswith("experts.down_proj") else each for each in found
+    ]
+    with pytest.raises(ConfigError, match=r"down_proj' has the shape \(2, 24, 32\), .* needs \(3, 24, 32\)"):
+        map_tensors(spec, names, short)
 
 
 @given(

@@ -62,6 +62,12 @@ _EXPERTS = {"num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size
 _QWEN3_MOE = {"moe_intermediate_size": 64}
 _BIASES = {"attention_bias": True, "mlp_bias": True}
 _WINDOW = {"sliding_window": 24}
+_GPT_OSS = (
+    _HEAD
+    | _EXPERTS
+    | _WINDOW
+    | {"num_hidden_layers": 3, "rope_parameters": _YARN | {"truncate": False, "rope_theta": 1.5e5}}
+)
 _GEMMA = _HEAD | _WINDOW | {"query_pre_attn_scalar": 16, "tie_word_embeddings": True}
 
 
@@ -101,6 +107,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe-dense": ("Qwen3Moe", _HEAD | _EXPERTS | _QWEN3_MOE | {"mlp_only_layers": [0]}),
     "olmoe": ("Olmoe", _EXPERTS | {"num_local_experts": 5, "num_key_value_heads": 4}),
     "granite-moe": ("GraniteMoe", _SCALED | _EXPERTS),
+    "gpt-oss": ("GptOss", _GPT_OSS),
+    "gpt-oss-clamped": ("GptOss", _GPT_OSS | {"swiglu_limit": 0.8, "swiglu_alpha": 1.3, "attention_bias": False}),
     "glm": ("Glm", _HEAD),
     "glm4": ("Glm4", _HEAD),
     "cohere2": ("Cohere2", _WINDOW | {"num_hidden_layers": 4, "logit_scale": 0.5, "tie_word_embeddings": True}),
@@ -113,13 +121,15 @@ def oracle(name: str) -> PreTrainedModel:
     kind, changes = FAMILIES[name]
     config = getattr(transformers, f"{kind}Config")(**_SIZES | changes)
     generator = torch.Generator().manual_seed(len(name))
-    model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)  # some biases and sinks are random from the start
+        model = getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config).float().eval()
     for parameter_name, parameter in model.named_parameters():
         if parameter.ndim > 1:
             parameter.data.normal_(0, 1.5 * parameter.shape[-1] ** -0.5, generator=generator)
         else:
             parameter.data += torch.empty_like(parameter).uniform_(-0.5, 0.5, generator=generator)
-            assert "norm" in parameter_name or "bias" in parameter_name
+            assert any(kind in parameter_name for kind in ("norm", "bias", "sinks"))
         parameter.data = parameter.data.half().float()  # so that a float16 file keeps every bit
     return model
 

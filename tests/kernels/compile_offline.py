@@ -124,7 +124,8 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     if capability >= 89:
         caches.append((key_cache.to(torch.float8_e4m3fn), value_cache.to(torch.float8_e4m3fn)))
     for keys, values in caches:
-        for layer in (AttentionLayer(0.1), AttentionLayer(0.1, window=512, soft_cap=50.0)):
+        sinks = AttentionLayer(0.1, sinks=torch.zeros(heads))
+        for layer in (AttentionLayer(0.1), AttentionLayer(0.1, window=512, soft_cap=50.0), sinks):
             attention_prefill.prefill_attention(query, keys, values, metadata, layer, prefill, output)
             attention_decode.decode_attention(query, keys, values, metadata, layer, decode, output)
         head_norm = QKNorm(cos_sin[0], cos_sin[0], 1e-5)

@@ -54,8 +54,11 @@ class PagedBatch:
                     scores = key_cache[blocks, offsets, kv_head] @ query[token, head] * self.layer.scale
                     if (cap := self.layer.soft_cap) is not None:
                         scores = cap * np.tanh(scores / cap)
-                    weights = np.exp(scores - scores.max())
-                    output[token, head] = weights @ value_cache[blocks, offsets, kv_head] / weights.sum()
+                    sink = -np.inf if self.layer.sinks is None else float(self.layer.sinks[head])
+                    greatest = max(scores.max(), sink)
+                    weights = np.exp(scores - greatest)
+                    total = weights.sum() + np.exp(sink - greatest)
+                    output[token, head] = weights @ value_cache[blocks, offsets, kv_head] / total
         return torch.from_numpy(output)
 
     def tokens_of(self, row: int) -> slice:
@@ -80,6 +83,12 @@ class PagedBatch:
         """The same batch for a layer with a window, or a cap of scores; blocks out of the window are poisoned."""
         batch = replace(self, layer=replace(self.layer, window=window, soft_cap=soft_cap))
         return batch if window is None else batch._without_passed(window)
+
+    def with_sinks(self) -> "PagedBatch":
+        """The same batch for a layer with sinks: of the first head far above all scores, of the last far below."""
+        return replace(
+            self, layer=replace(self.layer, sinks=torch.linspace(30, -30, self.query.shape[1]).to(self.query.device))
+        )
 
     def _without_passed(self, window: int) -> "PagedBatch":
         tables, caches = self.metadata.block_tables.clone(), (self.key_cache.clone(), self.value_cache.clone())

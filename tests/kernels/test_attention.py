@@ -53,6 +53,30 @@ def test_a_row_with_a_window_is_bitwise_the_same_alone(kernels: Kernels, device:
         assert torch.equal(alone, together[batch.tokens_of(index)])
 
 
+@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 1, 7, 100])
+def test_sinks_take_a_share_once(
+    kernels: Kernels, device: torch.device, window: int | None, soft_cap: float | None
+) -> None:
+    rows = [(1, 0), (40, 25), (1, 300), (2, 70), (1, 1100), (130, 20)]  # Some are of several splits.
+    batch = paged_batch(rows, Shape(heads=6, kv_heads=2, head_dim=32), device).windowed(window, soft_cap).with_sinks()
+    for asked in (batch, batch.invariant()):
+        arguments = asked.key_cache, asked.value_cache, asked.metadata, asked.layer
+        output = kernels.paged_attention(asked.query, *arguments)
+        torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_row_with_sinks_is_bitwise_the_same_alone(kernels: Kernels, device: torch.device, window: int | None) -> None:
+    batch = paged_batch([(1, 270), (30, 100), (1, 3), (7, 0)], Shape(heads=4, kv_heads=2), device)
+    batch = batch.windowed(window).with_sinks().invariant()
+    together = kernels.paged_attention(batch.query, batch.key_cache, batch.value_cache, batch.metadata, batch.layer)
+    for index in range(4):
+        row = batch.row(index)
+        alone = kernels.paged_attention(row.query, row.key_cache, row.value_cache, row.metadata, row.layer)
+        assert torch.equal(alone, together[batch.tokens_of(index)])
+
+
 def test_the_query_may_be_a_view_of_a_wider_projection(kernels: Kernels, device: torch.device) -> None:
     batch = paged_batch([(3, 5), (1, 9)], Shape(), device)
     tokens, heads, head_dim = batch.query.shape

@@ -29,7 +29,7 @@ INT8_OF_BLOCKS = ["int8 of q4_0", "int8 of q4_1"]
 QUANTISED = ["int8", *INT8_OF_BLOCKS, *GGUF_BLOCKS]
 # Where the float16 of a block are.
 HALVES = {"q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2], "iq4_nl": [0], "iq4_xs": [0]}
-HALVES |= {"q2_k": [80, 82], "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208]}
+HALVES |= {"q2_k": [80, 82], "q3_k": [108], "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "mxfp4": []}
 SHAPES = [(1, 1), (32, 64), (33, 7), (97, 48), (192, 577)]  # out_features, in_features
 
 
@@ -69,6 +69,8 @@ def blocks_of(out_features: int, in_features: int, block_format: str) -> MatrixR
     for at in HALVES[block_format]:
         scales = (torch.rand(blocks.shape[:2]) * 0.02).half()
         blocks[..., at : at + 2] = scales.unsqueeze(-1).view(torch.uint8)
+    if block_format == "mxfp4":
+        blocks[..., 0] = torch.randint(115, 124, blocks.shape[:2])  # the scale is an exponent
     return MatrixRows.of(blocks.flatten(1), block_format)
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 import gguf
 import pytest
 import torch
-from pyllm_kernels import ExpertMatrices, Graph, MatrixRows, PackedLinear, Router, select
+from pyllm_kernels import ClampedSwiglu, ExpertMatrices, Graph, MatrixRows, PackedLinear, Router, select
 from torch import Tensor
 
 CPU = select("cpu", "cpu")
 HIDDEN, SIZE, EXPERTS = 256, 64, 5
-FORMATS = ["float32", "int8", "q8_0", "q4_0"]
+FORMATS = ["float32", "int8", "q8_0", "q4_0", "mxfp4"]
 
 
 def pack(weight: Tensor, weight_format: str) -> PackedLinear:
@@ -33,6 +33,12 @@ def inputs(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
     generator = torch.Generator().manual_seed(1)
     x, logits = (torch.randn(tokens, width, generator=generator) for width in (HIDDEN, EXPERTS))
     return x.to(dtype), logits.to(dtype)
+
+
+def biases(dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    widths = {"gate_bias": SIZE, "up_bias": SIZE, "down_bias": HIDDEN}
+    return {name: torch.randn(EXPERTS, width, generator=generator).to(dtype) for name, width in widths.items()}
 
 
 def one_by_one(x: Tensor, logits: Tensor, active: int, weight_format: str) -> Tensor:
@@ -74,20 +80,66 @@ def test_the_reference_computes_the_same(dtype: torch.dtype, normalised: bool) -
     torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_biases_and_a_clamped_gate_are_those_of_the_definition(dtype: torch.dtype) -> None:
+    x, logits = inputs(29, dtype)
+    gate, up, down = (weight.to(dtype).double() for weight in weights())
+    of_gate, of_up, of_down = (bias.double() for bias in biases(dtype).values())
+    expected = torch.zeros(x.shape, dtype=torch.float64)
+    shares, chosen = logits.double().topk(3)
+    for token, experts in enumerate(chosen.tolist()):
+        for share, expert in zip(shares[token].softmax(0), experts, strict=True):
+            gates = (gate[expert] @ x[token].double() + of_gate[expert]).clamp(max=0.9)
+            ups = (up[expert] @ x[token].double() + of_up[expert]).clamp(-0.9, 0.9)
+            inner = (ups + 1) * gates * torch.sigmoid(1.702 * gates)
+            expected[token] += share * (down[expert] @ inner + of_down[expert])
+    router, tolerance = Router(EXPERTS, 3, True, 0, EXPERTS), 1e-5 if dtype is torch.float32 else 5e-2
+    for kernels in (CPU, select("reference", "cpu")):
+        packed = (kernels.pack_linear(weight.flatten(0, 1).to(dtype)) for weight in weights())
+        matrices = ExpertMatrices(*packed, **biases(dtype))
+        out = kernels.experts(x, logits, router, ClampedSwiglu(0.9, 1.702), matrices)
+        torch.testing.assert_close(out.double(), expected, atol=tolerance, rtol=tolerance)
+        alone = kernels.experts(x[7:8], logits[7:8], router, ClampedSwiglu(0.9, 1.702), matrices)
+        assert kernels is not CPU or torch.equal(alone[0], out[7])
+
+
+def test_slices_of_experts_add_up_where_one_rank_has_the_last_bias() -> None:
+    x, logits = inputs(11)
+    router, kind = Router(EXPERTS, 2, True, 0, EXPERTS), ClampedSwiglu(0.9, 1.702)
+    whole = ExpertMatrices(*(pack(each, "q8_0") for each in weights()), **biases())
+    gate, up, down = weights()
+    total = torch.zeros_like(x)
+    for rank in range(2):
+        own = slice(rank * SIZE // 2, (rank + 1) * SIZE // 2)
+        parts = (gate[:, own], up[:, own], down[:, :, own])
+        matrices = ExpertMatrices(
+            *(pack(part.contiguous(), "q8_0") for part in parts),
+            gate_bias=biases()["gate_bias"][:, own].contiguous(),
+            up_bias=biases()["up_bias"][:, own].contiguous(),
+            down_bias=biases()["down_bias"] if rank == 0 else None,
+        )
+        total += CPU.experts(x, logits, router, kind, matrices)
+    torch.testing.assert_close(total, CPU.experts(x, logits, router, kind, whole), atol=2e-5, rtol=2e-5)
+
+
 def test_ranks_with_some_of_the_experts_add_up() -> None:
     x, logits = inputs(11)
     whole = Router(EXPERTS, 3, True, 0, EXPERTS)
-    expected = CPU.experts(x, logits, whole, "silu", ExpertMatrices(*(pack(each, "q8_0") for each in weights())))
+    everything = ExpertMatrices(*(pack(each, "q8_0") for each in weights()), **biases())
+    expected = CPU.experts(x, logits, whole, "silu", everything)
     total = torch.zeros_like(x)
     for first, count in ((0, 2), (2, 3)):
-        own = ExpertMatrices(*(pack(each[first : first + count], "q8_0") for each in weights()))
+        own = ExpertMatrices(
+            *(pack(each[first : first + count], "q8_0") for each in weights()),
+            **{name: bias[first : first + count] for name, bias in biases().items()},
+        )
         total += CPU.experts(x, logits, replace(whole, first=first, count=count), "silu", own)
     torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_it_is_captured() -> None:
     x, logits = inputs(23)
-    matrices = ExpertMatrices(*(pack(weight, "q8_0") for weight in weights()))
+    matrices = ExpertMatrices(*(pack(weight, "q8_0") for weight in weights()), **biases())
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     graph = Graph()
     with graph.capture():
@@ -106,5 +158,12 @@ def test_what_does_not_fit_is_refused() -> None:
         CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, 3), "silu", good)
     with pytest.raises(ValueError, match="an expert's matrix"):
         CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, down=up))
+    with pytest.raises(ValueError, match=r"a bias of experts is of shape \[5, 3\]: it must be of \[5, 64\]"):
+        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, gate_bias=torch.ones(5, 3)))
+    with pytest.raises(ValueError, match="a bias of the gate or of up alone"):
+        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", replace(good, up_bias=torch.ones(5, 64)))
+    odd = replace(good, down_bias=torch.ones(5, 256, dtype=torch.bfloat16))
+    with pytest.raises(ValueError, match="bias is Bfloat16"):
+        CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", odd)
     with pytest.raises(ValueError, match='no activation "relu"'):
         CPU.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "relu", good)

@@ -4,9 +4,11 @@ import logging
 import math
 from pathlib import Path
 
+import gguf
 import msgspec
 import pytest
 
+from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
 from pyllm.config.options import EngineConfig, engine_config
 from pyllm.config.process_config import WorkerConfig
@@ -17,7 +19,10 @@ from pyllm.launch.resolve import resolve_config
 from pyllm.supervision.memory import Memory
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
+from tests.families.tiny_families import write_tiny_family
+from tests.tiny_gguf import write_gpt_oss_gguf
 from tests.tiny_model import write_tiny_model
+from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 
 MEGABYTE = 1 << 20
@@ -114,3 +119,19 @@ def test_quantised_folders_are_counted_as_they_are_kept(tmp_path: Path, name: st
     # The kernels' 32 outputs side by side and int8's scales are not counted, and norms are not held there.
     counted = weights_bytes(engine, checkpoint)
     assert counted == pytest.approx(held["linear_bytes"] + held["embedding_bytes"], rel=0.08)
+
+
+def test_experts_in_mxfp4_are_counted_in_4_bits_each(tmp_path: Path) -> None:
+    source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
+    folder = write_mxfp4(source, tmp_path / "quantised", tmp_path / "floats")
+    file = write_gpt_oss_gguf(source, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.MXFP4)
+    in_floats = weights_bytes(*resolved(model=source, dtype="bfloat16", quantization="none"))
+    num_weights = 3 * 6 * 3 * 32 * 64  # layers, experts, matrices
+    for model in (folder, file):
+        counted = weights_bytes(*resolved(model=model, dtype="auto", max_model_len=64))
+        of_vectors = sum(
+            entry.source.num_bytes // 2 for entry in read_checkpoint(model).tensors if len(entry.shape) == 1
+        )
+        saved = num_weights * 2 - num_weights * 17 // 32
+        # A GGUF's vectors are counted as they are in the file.
+        assert counted == in_floats - saved + (of_vectors if model == file else 0)

@@ -3,6 +3,7 @@
 import logging
 from pathlib import Path
 
+import gguf
 import msgspec
 import pytest
 
@@ -11,6 +12,8 @@ from pyllm.config.options import engine_config
 from pyllm.errors import ConfigError
 from pyllm.launch import cpu_features
 from pyllm.launch.resolve import fastest_quantization, resolve_config, resolve_precision
+from tests.families.tiny_families import write_tiny_family
+from tests.tiny_gguf import write_gpt_oss_gguf
 from tests.tiny_model import write_tiny_model
 from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 
@@ -27,6 +30,15 @@ from tests.tiny_quantised import SIZES, VARIANTS, write_quantised
 def test_a_quantised_file_is_computed_as_is_fastest_here(ranks: int, flags: set[str], quantization: str) -> None:
     _, checkpoint = resolve_config(engine_config({"device": "cpu"}))
     assert fastest_quantization(checkpoint, ranks, flags) == quantization
+
+
+def test_mxfp4_stays_in_4_bits_on_any_processor(tmp_path: Path) -> None:
+    source = write_tiny_family(tmp_path / "tiny", "gpt-oss")
+    path = write_gpt_oss_gguf(source, tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.MXFP4)
+    engine, checkpoint = resolve_config(engine_config({"device": "cpu", "model": path}))
+    assert (engine.model.quantization, engine.model.dtype) == ("gguf", "bfloat16")
+    for flags in ({"avx2"}, {"avx512_vnni", "amx_int8"}):
+        assert fastest_quantization(checkpoint, 2, flags) == "gguf"
 
 
 @pytest.mark.parametrize(

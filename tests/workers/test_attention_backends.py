@@ -69,6 +69,9 @@ def test_a_layer_that_it_does_not_compute_is_named() -> None:
     spec = replace(spec, layers=(spec.layers[0], windowed))
     with pytest.raises(ConfigError, match="'theirs' does not compute layer 1: a window of 512 positions"):
         check_layers("theirs", theirs, spec)
+    sinking = replace(spec.layers[1], attention=replace(spec.layers[0].attention, sinks=True))
+    with pytest.raises(ConfigError, match="'theirs' does not compute layer 1: attention sinks"):
+        check_layers("theirs", theirs, replace(spec, layers=(spec.layers[0], sinking)))
     check_layers("sdpa", load_attention_backend("sdpa", CPU, "auto"), spec)
 
 

@@ -6,7 +6,7 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.options import DeviceConfig
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, ModelSpec
+from pyllm.families.spec import AttentionSpec, ClampedGate, ModelSpec, RoutingSpec
 from pyllm.workers.kernel_features import check_supported, features
 
 
@@ -20,9 +20,9 @@ def spec(*changes: dict[str, object]) -> ModelSpec:
     return msgspec.structs.replace(whole, layers=tuple(layers))
 
 
-def test_windows_caps_and_norms_are_computed_everywhere() -> None:
-    model = spec({"window": 7}, {"soft_cap": 3.0}, {})
-    assert features(model).keys() == {"window", "soft_cap"}
+def test_windows_caps_and_sinks_are_computed_everywhere() -> None:
+    model = spec({"window": 7}, {"soft_cap": 3.0, "sinks": True}, {})
+    assert features(model).keys() == {"window", "soft_cap", "sinks"}
     for backend in ("auto", "cpu", "reference", "triton"):
         check_supported(model, DeviceConfig(kernel_backend=backend), "cpu", {"float32"})
 
@@ -30,7 +30,6 @@ def test_windows_caps_and_norms_are_computed_everywhere() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (({}, {"sinks": True}), "the cpu kernels do not compute attention sinks, which LlamaForCausalLM needs"),
         (({}, {"kv_heads": 1}), "the layers of LlamaForCausalLM differ in kv_heads"),
         (({}, {"head_size": 32}), "differ in head_size"),
         (({"head_size": 63}, {"head_size": 63}), "heads of 63 dimensions are not supported: the number must be even"),
@@ -41,15 +40,26 @@ def test_what_none_computes_is_refused(changes: tuple[dict[str, object], ...], m
         check_supported(spec(*changes), DeviceConfig(), "cpu", {"bfloat16"})
 
 
-def test_the_backend_that_would_compute_it_is_named() -> None:
-    model = spec({"sinks": True})
-    for config, dtypes, device, backend in (
-        (DeviceConfig(), {"float16"}, "cpu", "reference"),
-        (DeviceConfig(), {"bfloat16"}, "cuda", "triton"),
-        (DeviceConfig(kernel_backend="reference"), {"float32"}, "cpu", "reference"),
+def with_experts(**changes: object) -> ModelSpec:
+    model = spec({})
+    feed_forward = msgspec.structs.replace(model.layers[0].feed_forward, **changes)
+    return msgspec.structs.replace(model, layers=(msgspec.structs.replace(model.layers[0], feed_forward=feed_forward),))
+
+
+def test_experts_are_computed_on_cpus_and_refused_by_their_features_elsewhere() -> None:
+    routing, gate = RoutingSpec(experts=4, active=2), ClampedGate(limit=7.0, alpha=1.702)
+    for changes, text in (
+        ({}, "experts"),
+        ({"bias": True}, "experts, biases of experts"),
+        ({"bias": True, "clamped_gate": gate}, "experts, biases of experts, a clamped gate"),
     ):
-        with pytest.raises(ConfigError, match=f"the {backend} kernels do not compute"):
-            check_supported(model, config, device, dtypes)
+        model = with_experts(routing=routing, **changes)
+        check_supported(model, DeviceConfig(), "cpu", {"bfloat16"})
+        check_supported(model, DeviceConfig(), "cpu", {"float16"})  # by the reference
+        for config, device in ((DeviceConfig(), "cuda"), (DeviceConfig(kernel_backend="triton"), "cpu")):
+            with pytest.raises(ConfigError, match=f"the triton kernels do not compute {text}, which Llama"):
+                check_supported(model, config, device, {"bfloat16"})
+    assert features(with_experts(bias=True)) == {}
 
 
 def test_a_spec_travels() -> None:

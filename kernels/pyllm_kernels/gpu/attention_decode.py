@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pyllm_kernels.gpu.attention_tile import attend
+from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend
 from pyllm_kernels.gpu.attention_tuning import DecodeTile
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
@@ -50,6 +50,7 @@ def decode_attention(
         metadata.sequence_lengths,
         tasks.splits,
         tasks.split_tokens,
+        layer.sinks,
         output,
         split_outputs,
         log_sums,
@@ -59,6 +60,7 @@ def decode_attention(
         metadata.block_tables.stride(0),
         WINDOW=layer.window or 0,
         CAPPED=layer.soft_cap is not None,
+        HAS_SINKS=layer.sinks is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -79,8 +81,10 @@ def decode_attention(
             metadata.sequence_lengths,
             tasks.split_starts,
             tasks.split_tokens,
+            layer.sinks,
             output,
             WINDOWED=layer.window is not None,
+            HAS_SINKS=layer.sinks is not None,
             HEADS=heads,
             HEAD_DIM=head_dim,
             BLOCK_SPLITS=_MERGED_SPLITS,
@@ -101,6 +105,7 @@ def _decode_split_kernel(
     sequence_lengths_ptr,
     splits_ptr,
     split_tokens_ptr,
+    sinks_ptr,
     output_ptr,
     split_outputs_ptr,
     log_sums_ptr,
@@ -110,6 +115,7 @@ def _decode_split_kernel(
     table_stride,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -166,6 +172,10 @@ def _decode_split_kernel(
         BLOCK_N,
         BLOCK_D,
     )
+    if HAS_SINKS:  # Where there are several splits, they get their sinks when they are merged.
+        sinks = tl.load(sinks_ptr + heads, mask=members < GROUP, other=0.0) * LOG2_E
+        sinks = tl.where(sequence_length <= split_tokens, sinks, float("-inf"))
+        accumulator, running_max, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
     if WINDOW > 0:  # A split before the window adds nothing: its maximum is minus infinity.
         running_sum = tl.where(running_sum > 0, running_sum, 1.0)
     log_sum = running_max + tl.log2(running_sum)
@@ -187,8 +197,10 @@ def _merge_kernel(
     sequence_lengths_ptr,
     split_starts_ptr,
     split_tokens_ptr,
+    sinks_ptr,
     output_ptr,
     WINDOWED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
@@ -223,6 +235,12 @@ def _merge_kernel(
         running_sum = running_sum * rescale + tl.sum(weights, axis=0)
         accumulator = accumulator * rescale + tl.sum(weights[:, None] * outputs, axis=0)
         running_max = new_max
+    if HAS_SINKS:
+        sink = tl.load(sinks_ptr + head) * LOG2_E
+        new_max = tl.maximum(running_max, sink)
+        rescale = tl.exp2(running_max - new_max)
+        running_sum = running_sum * rescale + tl.exp2(sink - new_max)
+        accumulator = accumulator * rescale
     # A row that pads the batch has no split, and gets zeros.
     output = accumulator / tl.where(num_splits == 0, 1.0, running_sum)
     output_ptrs = output_ptr + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + columns

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.gpu.attention_tasks import queries_of_tile
-from pyllm_kernels.gpu.attention_tile import attend
+from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend
 from pyllm_kernels.gpu.attention_tuning import PrefillTile
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape
 
@@ -43,6 +43,7 @@ def prefill_attention(
         metadata.query_starts,
         metadata.sequence_lengths,
         metadata.tasks.tiles,
+        layer.sinks,
         output,
         (layer.scale if layer.soft_cap is None else layer.soft_cap) * math.log2(math.e),
         0.0 if layer.soft_cap is None else layer.scale / layer.soft_cap,
@@ -50,6 +51,7 @@ def prefill_attention(
         metadata.block_tables.stride(0),
         WINDOW=layer.window or 0,
         CAPPED=layer.soft_cap is not None,
+        HAS_SINKS=layer.sinks is not None,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=head_dim,
@@ -74,6 +76,7 @@ def _prefill_kernel(
     query_starts_ptr,
     sequence_lengths_ptr,
     tiles_ptr,
+    sinks_ptr,
     output_ptr,
     scale_log2,
     cap_scale,
@@ -81,6 +84,7 @@ def _prefill_kernel(
     table_stride,
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -106,7 +110,8 @@ def _prefill_kernel(
     valid = (pairs < BLOCK_Q * GROUP) & (queries < query_length)
     mask = valid[:, None] & (columns < HEAD_DIM)[None, :]
     tokens = (query_start + queries).to(tl.int64)
-    head_offsets = (kv_head * GROUP + pairs % GROUP)[:, None] * HEAD_DIM + columns[None, :]
+    heads = kv_head * GROUP + pairs % GROUP
+    head_offsets = heads[:, None] * HEAD_DIM + columns[None, :]
     query = tl.load(query_ptr + tokens[:, None] * query_stride + head_offsets, mask=mask, other=0.0)
 
     sequence_length = tl.load(sequence_lengths_ptr + row)
@@ -124,7 +129,7 @@ def _prefill_kernel(
         start = tl.maximum(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
         seen_by_all = start
     seen_by_some = tl.minimum(context_length + first_query + BLOCK_Q, sequence_length)
-    accumulator, _, running_sum = attend(
+    accumulator, running_max, running_sum = attend(
         query,
         query_positions,
         start,
@@ -145,6 +150,9 @@ def _prefill_kernel(
         BLOCK_N,
         BLOCK_D,
     )
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + heads) * LOG2_E
+        accumulator, _, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
     if WINDOW > 0:
         running_sum = tl.where(running_sum > 0, running_sum, 1.0)  # of pairs that are dropped
     output = (accumulator / running_sum[:, None]).to(output_ptr.dtype.element_ty)

@@ -5,8 +5,12 @@ It does not know how queries are packed or which positions are visited. Sums are
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import math
+
 import triton
 import triton.language as tl
+
+LOG2_E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
@@ -96,6 +100,18 @@ def attend(
             accumulator = tl.dot(weights.to(value.dtype), value, accumulator, input_precision="ieee")
             running_max = new_max
     return accumulator, running_max, running_sum
+
+
+@triton.jit
+def add_sinks(accumulator, running_max, running_sum, sinks):
+    """The sums of values and of weights once each sink has its weight: in units of the greatest of both.
+
+    Sinks are in units of log2; one of minus infinity adds nothing.
+    """
+    new_max = tl.maximum(running_max, sinks)
+    shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+    rescale = tl.exp2(running_max - shift)
+    return accumulator * rescale[:, None], new_max, running_sum * rescale + tl.exp2(sinks - shift)
 
 
 @triton.jit

@@ -150,7 +150,12 @@ impl<'a> TileBackend<'a> for Amx<'a> {
             // SAFETY: as the caller promises.
             unsafe {
                 let (sums, to) = (state.sums.add(row * cache.head_dim), out.row::<Bfloat16>(token));
-                products::finish(sums, *state.weights.add(row), cache.head_dim, to.add(head * cache.head_dim));
+                let weights = *state.weights.add(row);
+                let (factor, weights) = match self.call.op.sink(head) {
+                    None => (1.0, weights), // times 1, a number stays what it is
+                    Some(sink) => softmax::with_sink(*state.greatest.add(row), weights, sink),
+                };
+                products::finish(sums, factor, weights, cache.head_dim, to.add(head * cache.head_dim));
             }
         }
     }

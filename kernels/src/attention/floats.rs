@@ -134,14 +134,15 @@ impl<'a> TileBackend<'a> for Floats<'a> {
             let (token, head) = self.work.token_and_head(pair, group);
             // SAFETY: as the caller promises.
             unsafe {
+                let sink = self.call.op.sink(head);
                 match out.dtype {
                     DType::Float32 => {
                         let to = out.row::<f32>(token).add(head * head_dim);
-                        vector::run(self.call.isa, &Finish { state, to, head_dim }, pair);
+                        vector::run(self.call.isa, &Finish { state, sink, to, head_dim }, pair);
                     }
                     DType::Bfloat16 => {
                         let to = out.row::<Bfloat16>(token).add(head * head_dim);
-                        vector::run(self.call.isa, &Finish { state, to, head_dim }, pair);
+                        vector::run(self.call.isa, &Finish { state, sink, to, head_dim }, pair);
                     }
                 }
             }

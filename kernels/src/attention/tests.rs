@@ -16,6 +16,7 @@ struct Case {
     elements: Elements,
     window: Option<usize>,
     soft_cap: Option<f32>,
+    has_sinks: bool,
     seed: u64,
 }
 
@@ -119,6 +120,7 @@ impl Case {
         let tokens = query.len() / width;
         let query = stored(self.elements.query, &query);
         let mut out = vec![0xff; query.len()];
+        let sinks = self.sinks();
         let rows_at = |address| Matrix { dtype: self.elements.query, address, stride: width };
         let op = PagedAttention {
             tokens,
@@ -126,6 +128,7 @@ impl Case {
             scale: 0.3,
             window: self.window.unwrap_or(NO_WINDOW),
             soft_cap: self.soft_cap,
+            sinks: self.has_sinks.then(|| sinks.as_ptr().expose_provenance()),
             query: rows_at(query.as_ptr().expose_provenance()),
             out: rows_at(out.as_mut_ptr().expose_provenance()),
             cache: KvLayer {
@@ -177,7 +180,8 @@ impl Case {
                     let scores: Vec<f64> = (first..=position).map(|key| held(0.3 * dot(key))).collect();
                     let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                     let weights: Vec<f64> = scores.iter().map(|score| (score - greatest).exp()).collect();
-                    let total: f64 = weights.iter().sum();
+                    let sink = if self.has_sinks { (f64::from(self.sinks()[head]) - greatest).exp() } else { 0.0 };
+                    let total: f64 = weights.iter().sum::<f64>() + sink;
                     out.extend((0..head_dim).map(|at| {
                         let values = weights.iter().enumerate();
                         values.map(|(key, weight)| weight * cell(2, first + key, head / group, at)).sum::<f64>() / total
@@ -187,6 +191,11 @@ impl Case {
             before += length;
         }
         out
+    }
+
+    /// Of each head: some are far above the scores, some far below.
+    fn sinks(&self) -> Vec<f32> {
+        (0..self.heads.0 * self.heads.1).map(|head| 12.0 * number(self.seed + 3, head)).collect()
     }
 
     /// Every position, in one call.
@@ -207,11 +216,11 @@ fn cases(longest: usize) -> impl Strategy<Value = Case> {
     let elements = prop::sample::select(vec![FLOAT32, mixed, BFLOAT16, BFLOAT16]);
     let block_sizes = prop::sample::select(vec![1, 3, 16, 128, 1024]);
     let windows = prop::sample::select(vec![None, None, Some(1), Some(7), Some(64), Some(100)]);
-    let layers = (windows, prop::sample::select(vec![None, None, Some(3.0)]));
+    let layers = (windows, prop::sample::select(vec![None, None, Some(3.0)]), any::<bool>());
     (heads, block_sizes, lengths, elements, layers, any::<u32>()).prop_map(
-        |(heads, block_size, lengths, elements, (window, soft_cap), seed)| {
+        |(heads, block_size, lengths, elements, (window, soft_cap, has_sinks), seed)| {
             let seed = seed.into();
-            Case { heads, block_size, lengths, elements, window, soft_cap, seed }
+            Case { heads, block_size, lengths, elements, window, soft_cap, has_sinks, seed }
         },
     )
 }
@@ -266,6 +275,7 @@ fn splits_are_the_same_one_after_the_other_and_side_by_side() {
             elements: BFLOAT16,
             window,
             soft_cap: window.map(|_| 5.0),
+            has_sinks: head_dim == 64,
             seed: 7,
         };
         let memory = case.memory(true);
@@ -299,6 +309,7 @@ fn what_lies_before_every_window_is_not_looked_at() {
             elements,
             window: Some(window),
             soft_cap: None,
+            has_sinks: true,
             seed: 3,
         };
         let memory = case.memory(false);
@@ -325,8 +336,16 @@ fn what_a_later_position_holds_is_not_looked_at() {
         [FLOAT32, BFLOAT16].into_iter().flat_map(|elements| poisons.map(|poison| (elements, poison)))
     {
         for (heads, seen) in [((2, 3, 32), 66), ((1, 1, 64), 3), ((1, 9, 64), 0), ((3, 3, 32), 69)] {
-            let case =
-                Case { heads, block_size: 4, lengths: vec![70], elements, window: None, soft_cap: None, seed: 3 };
+            let case = Case {
+                heads,
+                block_size: 4,
+                lengths: vec![70],
+                elements,
+                window: None,
+                soft_cap: None,
+                has_sinks: false,
+                seed: 3,
+            };
             let memory = case.memory(false);
             let mut poisoned = case.memory(false);
             for bytes in &mut poisoned.cache {

@@ -28,6 +28,7 @@ pub(super) struct Pair {
 /// The pairs of each token one after the other, by expert, and the rows of each expert that has any.
 pub(super) struct Routes {
     pub(super) active: usize,
+    first_expert: usize,
     pub(super) pairs: Vec<Pair>,
     pub(super) groups: Vec<RowGroup>,
     /// Rows up to the end of the last group.
@@ -68,7 +69,12 @@ impl Routes {
             }
         }
         let num_rows = groups.last().map_or(0, |group| group.rows.end);
-        Self { active: router.active, pairs, groups, num_rows }
+        Self { active: router.active, first_expert: router.first, pairs, groups, num_rows }
+    }
+
+    /// Which of this rank's matrices the expert of a pair is, if it has a row.
+    pub(super) fn matrix_of(&self, pair: &Pair) -> usize {
+        pair.expert as usize - self.first_expert
     }
 }
 

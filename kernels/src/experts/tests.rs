@@ -20,11 +20,14 @@ struct Weights {
     numbers: Vec<f32>,
     linear: Linear,
     packed: Vec<u8>,
+    /// [experts, outputs]
+    bias: Vec<f32>,
 }
 
 impl Weights {
     fn new(seed: usize, out_features: usize, in_features: usize) -> Self {
-        let numbers = numbers(seed, EXPERTS * out_features * in_features);
+        let (numbers, bias) =
+            (numbers(seed, EXPERTS * out_features * in_features), numbers(seed + 10, EXPERTS * out_features));
         let whole =
             Linear { format: Format::Float, dtype: DType::Float32, in_features, out_features: EXPERTS * out_features };
         let source = Source::Elements(DType::Float32);
@@ -33,18 +36,24 @@ impl Weights {
         let mut packed = vec![0; whole.packed_bytes()];
         // SAFETY: the rows are there.
         unsafe { whole.pack(&rows, &mut packed, &mut pool()) }.expect("floats are packed from floats");
-        Self { numbers, linear: whole.split(EXPERTS).expect("panels are whole"), packed }
+        Self { numbers, linear: whole.split(EXPERTS).expect("panels are whole"), packed, bias }
     }
 
     fn matrices(&self) -> ExpertMatrices {
-        ExpertMatrices { linear: self.linear, packed: self.packed.as_ptr().expose_provenance() }
+        let Linear { out_features, .. } = self.linear;
+        let address = self.bias.as_ptr().expose_provenance();
+        let bias = Matrix { dtype: DType::Float32, address, stride: out_features };
+        ExpertMatrices { linear: self.linear, packed: self.packed.as_ptr().expose_provenance(), bias: Some(bias) }
     }
 
     fn times(&self, expert: usize, x: &[f64]) -> Vec<f64> {
         let Linear { in_features, out_features, .. } = self.linear;
         let rows =
             self.numbers[expert * out_features * in_features..][..out_features * in_features].chunks(in_features);
-        rows.map(|row| row.iter().zip(x).map(|(&weight, x)| f64::from(weight) * x).sum()).collect()
+        let bias = &self.bias[expert * out_features..];
+        rows.zip(bias)
+            .map(|(row, &bias)| f64::from(bias) + row.iter().zip(x).map(|(&w, x)| f64::from(w) * x).sum::<f64>())
+            .collect()
     }
 }
 
@@ -72,7 +81,7 @@ impl Model {
             x: matrix(x.as_ptr().expose_provenance(), HIDDEN),
             logits: matrix(logits.as_ptr().expose_provenance(), EXPERTS),
             router,
-            kind: Kind::Silu,
+            kind: KIND,
             gate: self.gate.matrices(),
             up: self.up.matrices(),
             down: self.down.matrices(),
@@ -92,12 +101,22 @@ impl Model {
         let mut out = vec![0.0; HIDDEN];
         for &expert in &order[..active] {
             let (gate, up) = (self.gate.times(expert, &x), self.up.times(expert, &x));
-            let inner: Vec<_> = gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect();
+            let inner: Vec<_> = gate.iter().zip(up).map(|(&gate, up)| activated(gate, up)).collect();
             let result = self.down.times(expert, &inner);
             out.iter_mut().zip(result).for_each(|(out, result)| *out += weights[expert] / total * result);
         }
         out
     }
+}
+
+/// gpt-oss's.
+const KIND: Kind = Kind::ClampedSwiglu { limit: LIMIT, alpha: 1.702 };
+const LIMIT: f32 = 0.75;
+
+fn activated(gate: f64, up: f64) -> f64 {
+    let limit = f64::from(LIMIT);
+    let gate = gate.min(limit);
+    (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-f64::from(1.702_f32) * gate).exp())
 }
 
 fn router(active: usize) -> Router {
@@ -131,7 +150,8 @@ fn the_results_of_all_ranks_add_up() {
     let part = |first: usize, count: usize| {
         let skip = |weights: &Weights| {
             let matrices = weights.matrices();
-            ExpertMatrices { packed: matrices.packed + first * weights.linear.packed_bytes(), ..matrices }
+            let bias = matrices.bias.map(|bias| Matrix { address: bias.row::<f32>(first).addr(), ..bias });
+            ExpertMatrices { packed: matrices.packed + first * weights.linear.packed_bytes(), bias, ..matrices }
         };
         let mut out = vec![0.0_f32; x.len()];
         let matrix = |address, stride| Matrix { dtype: DType::Float32, address, stride };
@@ -140,7 +160,7 @@ fn the_results_of_all_ranks_add_up() {
             x: matrix(x.as_ptr().expose_provenance(), HIDDEN),
             logits: matrix(logits.as_ptr().expose_provenance(), EXPERTS),
             router: Router { first, count, ..router(3) },
-            kind: Kind::Silu,
+            kind: KIND,
             gate: skip(&model.gate),
             up: skip(&model.up),
             down: skip(&model.down),

@@ -51,8 +51,8 @@ impl Int8Source {
     }
 }
 
-/// GGUF's formats of integers. Each number is `scale × integer + minimum`, the integer from 0 up or looked up in a
-/// codebook, less the format's offset; see `Encoding`.
+/// GGUF's formats of integers. Each number is `scale × integer + minimum`, the integer from 0 up, less the format's
+/// offset, or looked up in a codebook; see `Encoding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GgmlType {
     Q8_0,
@@ -61,6 +61,7 @@ pub(crate) enum GgmlType {
     Q5_0,
     Q5_1,
     Iq4Nl,
+    Mxfp4,
     Q2K,
     Q3K,
     Q4K,
@@ -79,6 +80,8 @@ pub(crate) const SUPER_GROUPS: usize = 8;
 pub(crate) enum ScaleType {
     /// float16 each.
     Half,
+    /// A byte each, an exponent of two: see `half_of_exponent`.
+    Exponent,
     /// A signed byte each, to be multiplied with a float16 of the super-block.
     SuperBlock,
     /// float32 each: only of what is expanded (see `ggml/expand.rs`).
@@ -90,7 +93,8 @@ pub(crate) enum ScaleType {
 pub(crate) struct Encoding {
     /// Of an integer, or of its place in the codebook.
     pub(crate) bits: usize,
-    pub(crate) has_codebook: bool,
+    /// What the integers are that places stand for, from -128 on.
+    pub(crate) codebook: Option<&'static [i8; 16]>,
     /// What is added to an integer for it to have no sign.
     pub(crate) offset: i32,
     pub(crate) scale_type: ScaleType,
@@ -99,17 +103,20 @@ pub(crate) struct Encoding {
     pub(crate) has_min: bool,
 }
 
-/// What indices of `IQ4_NL` and `IQ4_XS` stand for (`kvalues_iq4nl` of ggml).
-pub(crate) const CODEBOOK: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// What places of `IQ4_NL` and `IQ4_XS` stand for (`kvalues_iq4nl` of ggml).
+const IQ4: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// What those of `MXFP4` stand for: floats of a sign, two bits of exponent and one of mantissa (E2M1), doubled.
+const E2M1: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
 impl GgmlType {
-    pub(crate) const ALL: [Self; 12] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Q8_0,
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
         Self::Q5_1,
         Self::Iq4Nl,
+        Self::Mxfp4,
         Self::Q2K,
         Self::Q3K,
         Self::Q4K,
@@ -128,11 +135,16 @@ impl GgmlType {
             Self::Q2K => (4, 0, 2, true),  // 2 bits in the place of 4
             Self::Q3K => (4, 4, 2, false), // 3 bits in the place of 4
             Self::Q6K => (6, 32, 2, false),
-            Self::Iq4Nl | Self::Iq4Xs => (4, 128, 1, false),
+            Self::Iq4Nl | Self::Iq4Xs | Self::Mxfp4 => (4, 128, 1, false),
         };
-        let scale_type = if self.block_features() == GROUP { ScaleType::Half } else { ScaleType::SuperBlock };
-        let has_codebook = matches!(self, Self::Iq4Nl | Self::Iq4Xs);
-        Encoding { bits, has_codebook, offset, scale_type, scales_per_group, has_min }
+        let (scale_type, codebook) = match self {
+            Self::Mxfp4 => (ScaleType::Exponent, Some(&E2M1)),
+            Self::Iq4Nl => (ScaleType::Half, Some(&IQ4)),
+            Self::Iq4Xs => (ScaleType::SuperBlock, Some(&IQ4)),
+            _ if self.block_features() == GROUP => (ScaleType::Half, None),
+            _ => (ScaleType::SuperBlock, None),
+        };
+        Encoding { bits, codebook, offset, scale_type, scales_per_group, has_min }
     }
 
     /// As gguf calls it, in small letters.
@@ -144,6 +156,7 @@ impl GgmlType {
             Self::Q5_0 => "q5_0",
             Self::Q5_1 => "q5_1",
             Self::Iq4Nl => "iq4_nl",
+            Self::Mxfp4 => "mxfp4",
             Self::Q2K => "q2_k",
             Self::Q3K => "q3_k",
             Self::Q4K => "q4_k",
@@ -160,7 +173,7 @@ impl GgmlType {
     /// Features of a block: rows are cut where one ends.
     pub(crate) const fn block_features(self) -> usize {
         match self {
-            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl => GROUP,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl | Self::Mxfp4 => GROUP,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => GROUP * SUPER_GROUPS,
         }
     }
@@ -168,6 +181,7 @@ impl GgmlType {
     /// Bytes of a block as it lies in a GGUF file.
     pub(crate) const fn block_bytes(self) -> usize {
         match self {
+            Self::Mxfp4 => 17,
             Self::Q4_0 | Self::Iq4Nl => 18,
             Self::Q4_1 => 20,
             Self::Q5_0 => 22,
@@ -193,7 +207,7 @@ impl Encoding {
     pub(crate) const fn scale_bytes(self) -> usize {
         match self.scale_type {
             ScaleType::Half => 2,
-            ScaleType::SuperBlock => 1,
+            ScaleType::Exponent | ScaleType::SuperBlock => 1,
             ScaleType::Single => 4,
         }
     }
@@ -212,7 +226,7 @@ impl Encoding {
     pub(crate) const fn super_bytes(self) -> usize {
         match self.scale_type {
             ScaleType::SuperBlock => PANEL * 2 * if self.has_min { 2 } else { 1 },
-            ScaleType::Half | ScaleType::Single => 0,
+            ScaleType::Half | ScaleType::Exponent | ScaleType::Single => 0,
         }
     }
 

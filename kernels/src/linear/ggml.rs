@@ -8,7 +8,7 @@
 //! instruction set.
 //!
 //! GGUF has many formats, and here are few inner loops: all are groups of 32 integers of 4, 5, 6 or 8 bits, with factors
-//! in one of two forms (see `Encoding`). In AVX-512 the compiler makes a kernel from each for up to `MOST_PACKED_ROWS`
+//! in one of three forms (see `Encoding`). In AVX-512 the compiler makes a kernel from each for up to `MOST_PACKED_ROWS`
 //! rows; otherwise the panel is first expanded to bytes and float32, so that there are four kernels for all.
 
 #[cfg(target_arch = "x86_64")]
@@ -29,7 +29,7 @@ use super::integer_rows::IntegerFormat;
 use crate::isa::Isa;
 pub(super) use blocks::group_numbers;
 pub(super) use panel::{pack_panel, panel_bytes, unpack_column};
-use tile::{InputFactors, Iq4Nl, Iq4Xs, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
+use tile::{InputFactors, Iq4Nl, Iq4Xs, Mxfp4, Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0, Tile, Weights};
 
 impl IntegerFormat for GgmlType {
     const CHUNK: usize = GROUP;
@@ -65,6 +65,7 @@ impl IntegerFormat for GgmlType {
                 Self::Q5_0 => multiply::<Q5_0>(isa, tile),
                 Self::Q5_1 => multiply::<Q5_1>(isa, tile),
                 Self::Iq4Nl => multiply::<Iq4Nl>(isa, tile),
+                Self::Mxfp4 => multiply::<Mxfp4>(isa, tile),
                 Self::Q2K => multiply::<Q2K>(isa, tile),
                 Self::Q3K => multiply::<Q3K>(isa, tile),
                 Self::Q4K => multiply::<Q4K>(isa, tile),

@@ -151,6 +151,14 @@ fn groups_of_block(format: GgmlType, block: &[u8]) -> Vec<Group> {
         places.into_iter().map(|place| numbers[place as usize]).collect()
     };
     match format {
+        GgmlType::Mxfp4 => {
+            let twice = |place: i32| {
+                let magnitude = [0, 1, 2, 3, 4, 6, 8, 12][place as usize & 7];
+                if place & 8 == 0 { magnitude } else { -magnitude }
+            };
+            let scale = 2.0_f64.powi(i32::from(block[0]) - 128) as f32;
+            vec![(scale, 0.0, lows_then_highs(&block[1..]).into_iter().map(twice).collect())]
+        }
         GgmlType::Q8_0 => vec![(half(0), 0.0, block[2..].iter().map(|&q| i32::from(q as i8)).collect())],
         GgmlType::Q4_0 => vec![(half(0), 0.0, less(lows_then_highs(&block[2..]), 8))],
         GgmlType::Q4_1 => vec![(half(0), half(2), lows_then_highs(&block[4..]))],
@@ -307,6 +315,7 @@ fn specified_by_groups(linear: &Linear, format: GgmlType, weight: &[u8], x: &[u8
 /// Where the float16 of a block are.
 fn halves(format: GgmlType) -> &'static [usize] {
     match format {
+        GgmlType::Mxfp4 => &[], // its scale is a byte
         GgmlType::Q8_0 | GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Iq4Nl | GgmlType::Iq4Xs => &[0],
         GgmlType::Q4_1 | GgmlType::Q5_1 | GgmlType::Q4K | GgmlType::Q5K => &[0, 2],
         GgmlType::Q2K => &[80, 82],
@@ -320,6 +329,9 @@ fn with_tame_scales(format: GgmlType, mut weight: Vec<u8>) -> Vec<u8> {
     for block in weight.chunks_exact_mut(format.block_bytes()) {
         for at in halves(format) {
             block[at + 1] &= 0xbf; // less than 2
+        }
+        if format == GgmlType::Mxfp4 {
+            block[0] = 96 + block[0] % 32; // up to a half
         }
     }
     weight
@@ -627,6 +639,35 @@ fn rows_come_from_anywhere_and_what_is_not_finite_is_named() {
             damaged[row_bytes + at..][..2].copy_from_slice(&[0xff, 0x7f]);
             assert_eq!(packed_from(&format, source, &damaged).1, Some(1), "{format:?} at {at}");
         }
+    }
+}
+
+#[test]
+fn exponents_may_be_as_small_and_as_large_as_numbers_allow() {
+    let format = Format::Ggml(GgmlType::Mxfp4);
+    let block =
+        |exponent: u8, place: u8| -> Vec<u8> { std::iter::once(exponent).chain([place | place << 4; 16]).collect() };
+    for (exponent, place) in [(0, 1), (0, 15), (1, 7), (2, 9), (252, 15), (253, 13), (254, 2), (254, 0)] {
+        let weight = block(exponent, place);
+        let linear = Linear { format, dtype: DType::Float32, in_features: GROUP, out_features: 1 };
+        let (packed, odd) = packed_from(&linear, source_of(&linear), &weight);
+        assert_eq!(odd, None, "{exponent}, {place}");
+        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(place & 7)];
+        let number = if place & 8 == 0 { magnitude } else { -magnitude } * 2.0_f64.powi(i32::from(exponent) - 127);
+        let expected = elements(DType::Float32, &[number as f32; GROUP]);
+        assert_eq!(look_up(&linear, &packed, &[0]), Ok(expected), "{exponent}, {place}");
+        let mut x = [0.0_f32; GROUP];
+        x[3] = 0.25;
+        let x: &[u8] = bytemuck::cast_slice(&x);
+        let expected = specified_by_groups(&linear, GgmlType::Mxfp4, &weight, x);
+        for isa in Isa::available() {
+            assert_eq!(run(&linear, isa, 1, x, &packed), expected, "{isa:?}: {exponent}, {place}");
+        }
+    }
+    let linear = Linear { format, dtype: DType::Float32, in_features: GROUP, out_features: 2 };
+    for (exponent, place) in [(255, 0), (255, 3), (254, 7), (253, 15), (254, 6)] {
+        let weight = [block(127, 3), block(exponent, place)].concat();
+        assert_eq!(packed_from(&linear, source_of(&linear), &weight).1, Some(1), "{exponent}, {place}");
     }
 }
 

@@ -1,5 +1,5 @@
 //! Activations, alone or with a gate: the sigmoid linear unit, and the Gaussian error one (arXiv 1606.08415), in the
-//! gated form of arXiv 2002.05202.
+//! gated form of arXiv 2002.05202; and gpt-oss's, whose gate and factor are clamped.
 #![expect(clippy::inline_always, reason = "see `Vector`")]
 
 use std::marker::PhantomData;
@@ -11,13 +11,18 @@ use crate::threads::Pool;
 use crate::vector::{Bfloat16, Kernel, LANES, Storage, Vector};
 
 /// What is computed of a number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Kind {
     Silu,
     /// By the error function.
     Gelu,
     /// By the hyperbolic tangent.
     GeluTanh,
+    /// `(up + 1) * gate * sigmoid(alpha * gate)`, the gate up to the limit and up between the limits; always gated.
+    ClampedSwiglu {
+        limit: f32,
+        alpha: f32,
+    },
 }
 
 /// `out = kind(gate) * up`, a row of x being the gate, then up; not gated, `out = kind(x)`.
@@ -92,22 +97,36 @@ impl<X: Storage> Kernel for Activate<'_, X> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, row: usize) {
         // SAFETY: as the caller promises.
-        unsafe {
-            match self.op.kind {
-                Kind::Silu => self.run_kind::<V>(row, |x| silu(x)),
-                Kind::Gelu => self.run_kind::<V>(row, |x| gelu(x)),
-                Kind::GeluTanh => self.run_kind::<V>(row, |x| gelu_tanh(x)),
-            }
-        }
+        unsafe { self.run_with::<V>(row, None) };
     }
 }
 
 impl<X: Storage> Activate<'_, X> {
+    /// The same, of a gate and of an up to which biases are added first.
+    ///
     /// # Safety
     ///
-    /// As for `Kernel::run`.
+    /// As for `Kernel::run`; the biases are as wide as out.
     #[inline(always)]
-    unsafe fn run_kind<V: Vector>(&self, row: usize, activate: impl Fn(V) -> V) {
+    pub(crate) unsafe fn run_with<V: Vector>(&self, row: usize, biases: Option<[*const X; 2]>) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self.op.kind {
+                Kind::Silu => self.combine::<V>(row, biases, |gate, up| silu(gate).mul(up)),
+                Kind::Gelu => self.combine::<V>(row, biases, |gate, up| gelu(gate).mul(up)),
+                Kind::GeluTanh => self.combine::<V>(row, biases, |gate, up| gelu_tanh(gate).mul(up)),
+                Kind::ClampedSwiglu { limit, alpha } => {
+                    self.combine::<V>(row, biases, |gate, up| clamped_swiglu(gate, up, limit, alpha));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for `run_with`.
+    #[inline(always)]
+    unsafe fn combine<V: Vector>(&self, row: usize, biases: Option<[*const X; 2]>, combine: impl Fn(V, V) -> V) {
         let Activation { gated, width, x, out, .. } = *self.op;
         // SAFETY: as the caller promises.
         unsafe {
@@ -115,9 +134,13 @@ impl<X: Storage> Activate<'_, X> {
             let (up, out) = (gate.add(width), out.row::<X>(row));
             for at in (0..width).step_by(LANES) {
                 let left = width - at;
-                let activated = activate(X::load_up_to(gate.add(at), left));
-                let product = if gated { activated.mul(X::load_up_to(up.add(at), left)) } else { activated };
-                X::store_up_to(product, out.add(at), left);
+                let mut gate: V = X::load_up_to(gate.add(at), left);
+                let mut up = if gated { X::load_up_to(up.add(at), left) } else { V::splat(1.0) };
+                if let Some([of_gate, of_up]) = biases {
+                    gate = gate.add(X::load_up_to(of_gate.add(at), left));
+                    up = up.add(X::load_up_to(of_up.add(at), left));
+                }
+                X::store_up_to(combine(gate, up), out.add(at), left);
             }
         }
     }
@@ -147,21 +170,38 @@ fn gelu_tanh<V: Vector>(x: V) -> V {
     x.div(zero.sub(twice_z).exp().add(one))
 }
 
+#[inline(always)]
+fn clamped_swiglu<V: Vector>(gate: V, up: V, limit: f32, alpha: f32) -> V {
+    // SAFETY: the gate exists.
+    let (zero, one, alpha) = unsafe { (V::splat(0.0), V::splat(1.0), V::splat(alpha)) };
+    // SAFETY: as above.
+    let (least, most) = unsafe { (V::splat(-limit), V::splat(limit)) };
+    let (gate, up) = (most.min(gate), least.max(most.min(up))); // in this order, what is not a number stays so
+    gate.div(zero.sub(gate.mul(alpha)).exp().add(one)).mul(up.add(one))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    fn expected(kind: Kind, x: f64) -> f64 {
-        match kind {
+    /// Of a gate, times up.
+    fn expected(kind: Kind, x: f64, up: f64) -> f64 {
+        let activated = match kind {
+            Kind::ClampedSwiglu { limit, alpha } => {
+                let (limit, alpha) = (f64::from(limit), f64::from(alpha));
+                let gate = x.min(limit);
+                return (up.clamp(-limit, limit) + 1.0) * gate / (1.0 + (-alpha * gate).exp());
+            }
             Kind::Silu => x / (1.0 + (-x).exp()),
             Kind::Gelu => x * 0.5 * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)),
             Kind::GeluTanh => {
                 let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
                 x * 0.5 * (1.0 + z.tanh())
             }
-        }
+        };
+        activated * up
     }
 
     /// By its series, which converges for every number.
@@ -181,7 +221,9 @@ mod tests {
         ) {
             let width = x.len();
             let numbers: Vec<f32> = x.iter().map(|pair| pair.0).chain(x.iter().map(|pair| pair.1)).collect();
-            for kind in [Kind::Silu, Kind::Gelu, Kind::GeluTanh] {
+            let clamped = Kind::ClampedSwiglu { limit: 1.5, alpha: 1.702 };
+            for kind in [Kind::Silu, Kind::Gelu, Kind::GeluTanh, clamped] {
+                let gated = gated || kind == clamped;
                 let mut fused = Vec::new();
                 for isa in Isa::available() {
                     let mut out = vec![f32::NAN; width];
@@ -198,7 +240,7 @@ mod tests {
                     unsafe { op.run(op.capacity(), isa, &mut Pool::new(1)) }.expect("there is no index");
                     for (&out, &(x, up)) in out.iter().zip(&x) {
                         let factor = if gated { f64::from(up) } else { 1.0 };
-                        let expected = expected(kind, f64::from(x)) * factor;
+                        let expected = expected(kind, f64::from(x), factor);
                         prop_assert!((f64::from(out) - expected).abs() < 4e-6, "{isa:?} {kind:?}: {x} gives {out}");
                     }
                     if isa > Isa::Portable {

@@ -10,15 +10,25 @@ _UNSCALED = KVScales()
 
 
 class PagedAttention:
-    """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled."""
+    """The attention of one layer, over this rank's heads; query and key may be normalised, and the cache scaled.
+
+    `sinks` are the logits of this rank's heads that take a share of the softmax, float32.
+    """
 
     def __init__(
-        self, layer: int, spec: AttentionSpec, norm: QKNorm | None = None, scales: KVScales = _UNSCALED
+        self,
+        layer: int,
+        spec: AttentionSpec,
+        norm: QKNorm | None = None,
+        scales: KVScales = _UNSCALED,
+        sinks: Tensor | None = None,
     ) -> None:
         self._layer = layer
         self._rope = spec.rope
         self._has_query_scales = spec.query_scaling is not None
-        self._kernel = AttentionLayer(scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap)
+        self._kernel = AttentionLayer(
+            scale=spec.scale * scales.key, window=spec.window, soft_cap=spec.soft_cap, sinks=sinks
+        )
         self._norm = norm
         self._scales = scales
 

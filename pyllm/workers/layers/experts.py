@@ -4,8 +4,9 @@ Each rank has a part of every expert, or some of the experts whole; the ranks' r
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from pyllm_kernels import ExpertMatrices, PackedLinear, Router
+from pyllm_kernels import ClampedSwiglu, ExpertMatrices, PackedLinear, Router
 from torch import Tensor
 
 from pyllm.errors import ConfigError
@@ -29,8 +30,10 @@ class Experts:
         every = slice(0, routing.experts)
         self._features = WHOLE if placement.by_expert else placement.share(spec.size)
         own = placement.share(routing.experts) if placement.by_expert else every
-        self.router = ColumnParallelLinear(hidden_size, (routing.experts,), placement, shares=[every])
+        self.router = ColumnParallelLinear(hidden_size, (routing.experts,), placement, spec.bias, shares=[every])
         self._router = Router(routing.experts, routing.active, routing.normalised, own.start, own.stop - own.start)
+        gate = spec.clamped_gate
+        self._activation = spec.activation if gate is None else ClampedSwiglu(gate.limit, gate.alpha)
 
     def load(self, reader: WeightReader, prefix: str) -> None:
         self.router.load(reader, f"{prefix}router")
@@ -40,6 +43,15 @@ class Experts:
             self._pack(reader, prefix, MatrixPart("up", (size, hidden), rows=self._features)),
             self._pack(reader, prefix, MatrixPart("down", (hidden, size), columns=self._features)),
         )
+        if self._spec.bias:
+            # Of slices of an expert one rank adds the last bias.
+            adds_down = self._placement.by_expert or self._placement.group.rank == 0
+            self.matrices = replace(
+                self.matrices,
+                gate_bias=self._read_biases(reader, f"{prefix}experts.{{}}.gate.bias", size, self._features),
+                up_bias=self._read_biases(reader, f"{prefix}experts.{{}}.up.bias", size, self._features),
+                down_bias=self._read_biases(reader, f"{prefix}experts.{{}}.down.bias", hidden) if adds_down else None,
+            )
 
     def packed(self) -> Iterator[PackedLinear]:
         """Every matrix, in order."""
@@ -48,8 +60,14 @@ class Experts:
 
     def __call__(self, x: Tensor) -> Tensor:  # [tokens, hidden_size]
         kernels = self._placement.kernels
-        result = kernels.experts(x, self.router(x), self._router, self._spec.activation, self.matrices)
+        result = kernels.experts(x, self.router(x), self._router, self._activation, self.matrices)
         return self._placement.group.sum(result)
+
+    def _read_biases(self, reader: WeightReader, name: str, size: int, rows: slice = WHOLE) -> Tensor:
+        biases = self._placement.empty(self._router.count, len(range(size)[rows]))
+        for expert, bias in enumerate(biases, self._router.first):
+            reader.read(name.format(expert), (size,), bias, rows)
+        return biases
 
     def _pack(self, reader: WeightReader, prefix: str, part: MatrixPart) -> PackedLinear:
         """The same part of each expert, one below the other."""

@@ -65,6 +65,8 @@ class QuantisedReader:
         if quantised is None:
             return self._plain.rows(name, shape, rows, columns, keep_quantised)
         start, stop, _ = columns.indices(shape[1])
+        if quantised.layout == "mxfp4":
+            return self._mxfp4(entry, source_rows(entry, rows), slice(start, stop))
         share = _Share(np.arange(entry.source.shape[0])[source_rows(entry, rows)], start, stop)
         if quantised.layout == "bytes" and quantised.zeros is None and quantised.groups is None:
             kind = "int8" if entry.source.type == "I8" else "float8_e4m3fn"
@@ -81,6 +83,26 @@ class QuantisedReader:
     def release(self, names: Iterable[str]) -> None:
         """See `WeightReader.release`."""
         self._table.release(names)
+
+    def _mxfp4(self, entry: TensorEntry, rows: slice | npt.NDArray[np.int64], columns: slice) -> MatrixRows:
+        """Blocks as GGUF has them: the scale, then the first half of the floats in the low halves of bytes."""
+        self._log("MXFP4, on a CPU")
+        quantised, num_rows = entry.quantised, entry.source.shape[0]
+        assert quantised is not None
+        scales = self._table.content(quantised.scales).reshape(num_rows, -1)[rows]
+        content = self._table.content(entry.source).reshape(num_rows, -1, _GROUP // 2)[rows]
+        blocks = torch.empty(*scales.shape, GGUF_BLOCKS["mxfp4"][1], dtype=torch.uint8)
+        blocks[..., 0] = torch.from_numpy(scales.copy())
+        for part in _chunks(len(content), entry.source.shape[1]):
+            first, second = torch.from_numpy(content[part]).chunk(2, dim=-1)
+            blocks[part, :, 1::2] = first & 0x0F | second << 4
+            blocks[part, :, 2::2] = first >> 4 | second & 0xF0
+        start, stop = columns.start // _GROUP, -(-columns.stop // _GROUP)
+        found = MatrixRows.of(blocks[:, start:stop].flatten(1), "mxfp4")
+        if columns.start % _GROUP or columns.stop % _GROUP:
+            first = start * _GROUP
+            return MatrixRows.of(found.numbers()[:, columns.start - first : columns.stop - first])
+        return found
 
     def _blocks(self, name: str, entry: TensorEntry, share: "_Share", grid: "_Grid") -> MatrixRows:
         """Blocks of the kernels, or what comes nearest."""
@@ -157,7 +179,7 @@ class QuantisedReader:
             case "gptq":
                 words = _integers(content).reshape(-1, rows)[words_share, order].T
                 return np.ascontiguousarray(unpacked(words, quantised.bits)[:, within])
-            case "awq":
+            case _:  # awq
                 words = _integers(content).reshape(columns, -1)[rest]
                 return np.ascontiguousarray(columns_of(words, 4, share.order, is_awq=True).T)
 

@@ -13,15 +13,17 @@ def source_rows(entry: TensorEntry, rows: slice) -> slice | npt.NDArray[np.int64
     is_reordered = False
     for transform in entry.transforms:
         match transform:
-            case Rows(start, stop):
-                order = order[start:stop]
+            case Rows(start, stop, step):
+                order = order[start:stop:step]
             case Deinterleave(head_size, rotary_size):
                 heads = order.reshape(-1, head_size)
                 pairs = heads[:, :rotary_size]
                 order = np.concatenate((pairs[:, ::2], pairs[:, 1::2], heads[:, rotary_size:]), axis=1).reshape(-1)
                 is_reordered = True
     order = order[rows]
-    return order if is_reordered or not len(order) else slice(int(order[0]), int(order[-1]) + 1)
+    if is_reordered or not len(order):
+        return order
+    return slice(int(order[0]), int(order[-1]) + 1, int(order[1] - order[0]) if len(order) > 1 else 1)
 
 
 def is_transposed(entry: TensorEntry) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import GptOssForCausalLM, LlamaForCausalLM, Mxfp4Config
 
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -15,7 +15,9 @@ from pyllm.errors import ConfigError
 from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from pyllm.workers.loaders.weights import WHOLE, WeightReader
+from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
+from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import SIZES, VARIANTS, awq, fp8, gptq, int8, packed, write_quantised
 
 QUERY = "layers.0.attention.query.weight"
@@ -192,3 +194,56 @@ def test_scales_that_are_no_numbers_are_refused(tmp_path: Path, name: str) -> No
     checkpoint = read_checkpoint(str(folder))
     with pytest.raises(ConfigError, match=f"parameter '{QUERY}' has a NaN or an infinity"):
         read_whole(checkpoint)
+
+
+def tiny_mxfp4(folder: Path) -> tuple[str, str]:
+    """A gpt-oss in MXFP4, and the folder of what its numbers are."""
+    source = write_tiny_family(folder / "tiny", "gpt-oss")
+    return write_mxfp4(source, folder / "quantised", folder / "floats"), str(folder / "floats")
+
+
+def test_numbers_of_mxfp4_are_those_of_the_dequantised_model(tmp_path: Path) -> None:
+    folder, floats = tiny_mxfp4(tmp_path)
+    checkpoint = read_checkpoint(folder)
+    assert checkpoint.quantization == "mxfp4"
+    assert len(matrices(checkpoint)) == 3 * 6 * 3
+    expected, found = read_whole(read_checkpoint(floats)), read_whole(checkpoint)
+    assert found.keys() == expected.keys()
+    for parameter, numbers in found.items():
+        assert torch.equal(numbers, expected[parameter]), parameter
+
+
+def test_transformers_reads_the_same_mxfp4(tmp_path: Path) -> None:
+    folder, _ = tiny_mxfp4(tmp_path)
+    method = Mxfp4Config(dequantize=True)
+    oracle = GptOssForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=method).state_dict()
+    found = read_whole(read_checkpoint(folder))
+    for layer in range(3):
+        for expert in range(6):
+            ours, theirs = f"layers.{layer}.feed_forward.experts.{expert}", f"model.layers.{layer}.mlp.experts"
+            gate_up = oracle[f"{theirs}.gate_up_proj"][expert].T
+            assert torch.equal(found[f"{ours}.gate.weight"], gate_up[0::2])
+            assert torch.equal(found[f"{ours}.up.weight"], gate_up[1::2])
+            assert torch.equal(found[f"{ours}.down.weight"], oracle[f"{theirs}.down_proj"][expert].T)
+
+
+@pytest.mark.parametrize("keep_quantised", [False, True])
+def test_a_share_of_mxfp4_is_a_part_of_the_whole(tmp_path: Path, keep_quantised: bool) -> None:
+    folder, floats = tiny_mxfp4(tmp_path)
+    reader, whole = reader_of(read_checkpoint(folder)), read_whole(read_checkpoint(floats))
+    name = "layers.1.feed_forward.experts.4.down.weight"
+    cuts = [(WHOLE, WHOLE, "mxfp4"), (slice(3, 29), slice(32, 64), "mxfp4"), (WHOLE, slice(20, 50), "float32")]
+    for rows, columns, kind in cuts:
+        share = reader.rows(name, (32, 64), rows, columns, keep_quantised=keep_quantised)
+        assert share.format == kind
+        assert torch.equal(share.numbers(), whole[name][rows, columns])
+
+
+def test_an_exponent_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    folder, _ = tiny_mxfp4(tmp_path)
+    tensors = load_file(f"{folder}/model.safetensors")
+    tensors["model.layers.1.mlp.experts.gate_up_proj_scales"][3, 7] = 255
+    save_file(tensors, f"{folder}/model.safetensors")
+    name = "layers.1.feed_forward.experts.3.up.weight"  # the odd rows
+    with pytest.raises(ConfigError, match=f"parameter '{name}' has a NaN or an infinity"):
+        read_whole(read_checkpoint(folder))

@@ -5,7 +5,7 @@
 use std::arch::asm;
 use std::arch::x86_64::{
     __m512bh, __m512i, _mm512_add_ps, _mm512_and_si512, _mm512_cmpeq_epi16_mask, _mm512_cvtne2ps_pbh, _mm512_div_ps,
-    _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_permutexvar_epi16, _mm512_set1_epi16,
+    _mm512_load_si512, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_set1_epi16,
     _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_store_si512, _mm512_storeu_si512,
     _mm512_unpackhi_epi16, _mm512_unpacklo_epi16,
 };
@@ -228,19 +228,19 @@ pub(super) unsafe fn products(
     }
 }
 
-/// Divide the sums of a pair by its weights, and write that in the order of dimensions.
+/// Divide the sums of a pair, times a factor, by its weights, and write that in the order of dimensions.
 ///
 /// # Safety
 ///
 /// The machine has AMX, the sums are there, and room for the result.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn finish(sums: *const f32, weights: f32, head_dim: usize, to: *mut Bfloat16) {
-    let (weights, zero) = (_mm512_set1_ps(weights), _mm512_setzero_ps());
+pub(super) unsafe fn finish(sums: *const f32, factor: f32, weights: f32, head_dim: usize, to: *mut Bfloat16) {
+    let (factor, weights, zero) = (_mm512_set1_ps(factor), _mm512_set1_ps(weights), _mm512_setzero_ps());
     for at in (0..head_dim).step_by(DEPTH) {
         // SAFETY: as the caller promises.
         unsafe {
             let [lower, upper] = [0, SIDE].map(|half| {
-                let sums = _mm512_loadu_ps(sums.add(at + half));
+                let sums = _mm512_mul_ps(_mm512_loadu_ps(sums.add(at + half)), factor);
                 _mm512_add_ps(_mm512_div_ps(sums, weights), zero)
             });
             let rounded: __m512i = transmute::<__m512bh, _>(_mm512_cvtne2ps_pbh(upper, lower));

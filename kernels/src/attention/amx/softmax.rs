@@ -2,9 +2,9 @@
 //! are.
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cmpgt_epi32_mask, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps,
-    _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_load_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_mov_ps,
-    _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_epi32, _mm512_mul_ps, _mm512_permutexvar_epi16,
+    __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_cmpgt_epi32_mask, _mm512_cvtne2ps_pbh, _mm512_cvtss_f32,
+    _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_fmsub_ps, _mm512_load_ps, _mm512_loadu_ps, _mm512_loadu_si512,
+    _mm512_mask_mov_ps, _mm512_maskz_mov_ps, _mm512_max_ps, _mm512_min_epi32, _mm512_mul_ps, _mm512_permutexvar_epi16,
     _mm512_roundscale_ps, _mm512_scalef_ps, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
     _mm512_storeu_ps, _mm512_storeu_si512, _mm512_sub_epi32, _mm512_sub_ps,
 };
@@ -187,6 +187,20 @@ impl Panel {
             }
         }
     }
+}
+
+/// What a pair's sums are to be multiplied with, and its weights, once a sink has its share.
+///
+/// # Safety
+///
+/// The machine has AMX.
+#[target_feature(enable = "avx512f")]
+pub(super) unsafe fn with_sink(before: f32, weights: f32, sink: f32) -> (f32, f32) {
+    let sink = sink * LOG2_E;
+    let greatest = if before > sink { before } else { sink };
+    let [factor, weight] =
+        [before, sink].map(|exponent| _mm512_cvtss_f32(power_of_two(_mm512_set1_ps(exponent - greatest))));
+    (factor, weights.mul_add(factor, weight))
 }
 
 #[repr(C, align(64))]

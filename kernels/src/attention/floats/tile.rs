@@ -116,9 +116,10 @@ pub(super) struct Merge {
     pub(super) head_dim: usize,
 }
 
-/// Divide a pair's sums by its weights, and write that.
+/// Divide a pair's sums by its weights, the sink's included, and write that.
 pub(super) struct Finish<X> {
     pub(super) state: State,
+    pub(super) sink: Option<f32>,
     pub(super) to: *mut X,
     pub(super) head_dim: usize,
 }
@@ -421,12 +422,19 @@ impl Kernel for Merge {
 impl<X: Storage> Kernel for Finish<X> {
     #[inline(always)]
     unsafe fn run<V: Vector>(&self, pair: usize) {
-        let State { sums, weights, width, .. } = self.state;
+        let State { sums, greatest, weights, width } = self.state;
         // SAFETY: as the caller promises.
         unsafe {
-            let weights = V::splat(*weights.add(pair));
+            let (mut weights, mut factor) = (*weights.add(pair), V::splat(1.0)); // times 1, a number stays what it is
+            if let Some(sink) = self.sink {
+                let before = *greatest.add(pair);
+                let greatest = if before > sink { before } else { sink };
+                factor = V::splat(before - greatest).exp();
+                weights = weights * factor.lowest() + V::splat(sink - greatest).exp().lowest();
+            }
+            let weights = V::splat(weights);
             for at in (0..self.head_dim).step_by(LANES) {
-                let sum = V::load(sums.add(pair * width + at));
+                let sum = V::load(sums.add(pair * width + at)).mul(factor);
                 X::store_up_to(sum.div(weights), self.to.add(at), self.head_dim - at);
             }
         }

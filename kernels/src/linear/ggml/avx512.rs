@@ -2,16 +2,17 @@
 //! unpacked on the way, expanded ones need not be.
 
 use std::arch::x86_64::{
-    __m512, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512,
-    _mm512_broadcast_i32x4, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32,
-    _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32,
-    _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_epi8, _mm512_slli_epi16, _mm512_srli_epi16, _mm512_storeu_ps,
-    _mm512_storeu_si512, _mm512_ternarylogic_epi32,
+    __m128i, __m512, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256, _mm512_and_si512,
+    _mm512_broadcast_i32x4, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu8_epi32,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_max_epi32,
+    _mm512_mul_ps, _mm512_set1_epi8, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_shuffle_epi8,
+    _mm512_slli_epi16, _mm512_slli_epi32, _mm512_srli_epi16, _mm512_storeu_ps, _mm512_storeu_si512,
+    _mm512_ternarylogic_epi32,
 };
 
 use super::panel::PAIRS;
 use super::tile::{Tile, Weights};
-use crate::linear::format::{CODEBOOK, GROUP, SUPER_GROUPS, ScaleType};
+use crate::linear::format::{GROUP, SUPER_GROUPS, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::linear::{PREFETCH, for_rows, prefetch_distance};
 
@@ -186,10 +187,8 @@ fn integers<W: Weights>(nibbles: [__m512i; 2], highs: [__m512i; 2]) -> [__m512i;
         });
     }
     let nibbles = nibbles.map(|nibbles| _mm512_and_si512(nibbles, low));
-    if !W::ENCODING.has_codebook {
-        return nibbles;
-    }
-    let numbers = CODEBOOK.map(|number| number.cast_unsigned() ^ 0x80);
+    let Some(codebook) = W::ENCODING.codebook else { return nibbles };
+    let numbers = codebook.map(|number| number.cast_unsigned() ^ 0x80);
     // SAFETY: there are 16 of them.
     let numbers = _mm512_broadcast_i32x4(unsafe { _mm_loadu_si128(numbers.as_ptr().cast()) });
     nibbles.map(|nibbles| _mm512_shuffle_epi8(numbers, nibbles))
@@ -213,6 +212,10 @@ unsafe fn factor<W: Weights>(
         let factors = group.add(W::INTEGER_BYTES + index * PANEL * W::ENCODING.scale_bytes());
         match W::ENCODING.scale_type {
             ScaleType::Half => half_floats(factors, distance),
+            ScaleType::Exponent => {
+                _mm_prefetch::<_MM_HINT_T0>(factors.wrapping_add(distance).cast());
+                [0, 16].map(|at| halves_of_exponents(_mm_loadu_si128(factors.add(at).cast())))
+            }
             ScaleType::SuperBlock => {
                 if index.is_multiple_of(2) {
                     _mm_prefetch::<_MM_HINT_T0>(factors.wrapping_add(distance).cast());
@@ -224,6 +227,16 @@ unsafe fn factor<W: Weights>(
             ScaleType::Single => [_mm512_loadu_ps(factors.cast()), _mm512_loadu_ps(factors.add(64).cast())],
         }
     }
+}
+
+/// `half_of_exponent` of 16 bytes, none of which is 255.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn halves_of_exponents(bytes: __m128i) -> __m512 {
+    const LEAST: i32 = 0x40_0000; // 2^-127, which as an exponent of float32 would be 0
+    let powers = _mm512_slli_epi32::<23>(_mm512_cvtepu8_epi32(bytes));
+    let powers = _mm512_castsi512_ps(_mm512_max_epi32(powers, _mm512_set1_epi32(LEAST)));
+    _mm512_mul_ps(powers, _mm512_set1_ps(0.5))
 }
 
 /// What the scales and the minimums of the next groups are multiplied with.

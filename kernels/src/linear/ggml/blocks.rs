@@ -1,10 +1,10 @@
 //! The blocks of GGUF's formats taken apart, as ggml's `dequantize_row_*` do. Knows no panel.
 
-use crate::dtype::from_float16;
-use crate::linear::format::{CODEBOOK, GROUP, GgmlType, SUPER_GROUPS, ScaleType};
+use crate::dtype::{from_float16, half_of_exponent};
+use crate::linear::format::{GROUP, GgmlType, SUPER_GROUPS, ScaleType};
 
 /// A group of a block: integers without a sign, or places in the codebook; scales and minimums as they lie in a panel,
-/// float16 or signed bytes, of each half where the format has two.
+/// float16 or bytes, of each half where the format has two.
 #[derive(Clone, Copy)]
 pub(super) struct Group {
     pub(super) integers: [u8; GROUP],
@@ -40,6 +40,10 @@ pub(super) fn group(format: GgmlType, block: &[u8], number: usize) -> Group {
         GgmlType::Q4_0 | GgmlType::Iq4Nl => {
             scales[0] = half(block, 0);
             nibbles(&block[2..])
+        }
+        GgmlType::Mxfp4 => {
+            scales[0] = u16::from(block[0]);
+            nibbles(&block[1..])
         }
         GgmlType::Q4_1 => {
             (scales[0], mins[0]) = (half(block, 0), half(block, 2));
@@ -146,16 +150,17 @@ pub(in crate::linear) fn group_numbers(format: GgmlType, block: &[u8], number: u
     let Group { integers, scales, mins } = group(format, block, number);
     let factors = |all: u16, factors: [u16; 2]| match encoding.scale_type {
         ScaleType::SuperBlock => factors.map(|factor| from_float16(all) * f32::from((factor as u8).cast_signed())),
+        ScaleType::Exponent => factors.map(|factor| half_of_exponent(factor as u8)),
         ScaleType::Half | ScaleType::Single => factors.map(from_float16),
     };
     let [all_scales, all_mins] = super_scales(format, block);
-    let (scales, mins) = (factors(all_scales, scales), factors(all_mins, mins));
+    let scales = factors(all_scales, scales);
+    let mins = if encoding.has_min { factors(all_mins, mins) } else { [0.0; 2] };
     for (feature, (out, integer)) in out.iter_mut().zip(integers).enumerate() {
         let half = feature * encoding.scales_per_group / GROUP;
-        let integer = if encoding.has_codebook {
-            i32::from(CODEBOOK[usize::from(integer)])
-        } else {
-            i32::from(integer) - encoding.offset
+        let integer = match encoding.codebook {
+            Some(codebook) => i32::from(codebook[usize::from(integer)]),
+            None => i32::from(integer) - encoding.offset,
         };
         *out = scales[half] * integer as f32 + mins[half];
     }

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use super::panel::{PAIRS, factor};
 use super::tile::{Tile, Weights};
 use crate::isa::Isa;
-use crate::linear::format::{CODEBOOK, SUPER_GROUPS};
+use crate::linear::format::SUPER_GROUPS;
 use crate::linear::output::{PANEL, STEP_BYTES};
 use crate::memory::scratch::Scratch;
 
@@ -91,9 +91,9 @@ fn expand_integers<W: Weights>(integers: &[u8], out: &mut [u8]) {
                 (low[at], high[at]) = (nibbles[at] & 0xf, nibbles[at] >> 4);
             }
         }
-        if W::ENCODING.has_codebook {
+        if let Some(codebook) = W::ENCODING.codebook {
             for byte in low.iter_mut().chain(high) {
-                *byte = CODEBOOK[usize::from(*byte)].cast_unsigned() ^ 0x80;
+                *byte = codebook[usize::from(*byte)].cast_unsigned() ^ 0x80;
             }
         }
     }

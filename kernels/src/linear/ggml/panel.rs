@@ -10,8 +10,8 @@
 //! a pair of steps 4 bits apart, so that a shift by 4 brings either to where the fifth bit of an integer is.
 
 use super::blocks::{self, Group};
-use crate::dtype::{from_float16, write};
-use crate::linear::format::{CODEBOOK, Encoding, GROUP, GgmlType, ScaleType};
+use crate::dtype::{from_float16, half_of_exponent, write};
+use crate::linear::format::{Encoding, GROUP, GgmlType, ScaleType};
 use crate::linear::output::{PANEL, STEP_BYTES, STEP_FEATURES};
 use crate::linear::{Content, Linear, lowest};
 
@@ -53,7 +53,11 @@ fn pack_block_of(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]
     }
     for (number, packed) in groups.chunks_exact_mut(encoding.group_bytes()).enumerate() {
         let group = blocks::group(format, block, number);
-        is_finite &= encoding.scale_type != ScaleType::Half || is_number(group.scales[0]) && is_number(group.mins[0]);
+        is_finite &= match encoding.scale_type {
+            ScaleType::Half => is_number(group.scales[0]) && is_number(group.mins[0]),
+            ScaleType::Exponent => are_numbers(encoding, &group),
+            ScaleType::SuperBlock | ScaleType::Single => true,
+        };
         pack_group(encoding, &group, column, packed);
     }
     is_finite
@@ -68,7 +72,7 @@ fn pack_block(format: GgmlType, block: &[u8], column: usize, panel: &mut [u8]) -
             }
         };
     }
-    of_each!(Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Q2K Q3K Q4K Q5K Q6K Iq4Xs)
+    of_each!(Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Mxfp4 Q2K Q3K Q4K Q5K Q6K Iq4Xs)
 }
 
 /// Make one column of a panel, which is a row of the matrix, into elements.
@@ -93,6 +97,13 @@ pub(in crate::linear) fn unpack_column(linear: &Linear, format: GgmlType, panel:
 
 fn is_number(half: u16) -> bool {
     half & 0x7c00 != 0x7c00
+}
+
+/// Whether what an exponent makes of integers are numbers: the greatest exponents make infinities of some.
+fn are_numbers(encoding: Encoding, group: &Group) -> bool {
+    let magnitude = |place: u8| encoding.codebook.map_or(0, |codebook| codebook[usize::from(place)].unsigned_abs());
+    let largest = group.integers.iter().copied().map(magnitude).max().unwrap_or_default();
+    (half_of_exponent(group.scales[0] as u8) * f32::from(largest)).is_finite()
 }
 
 #[inline(always)] // as above
@@ -143,8 +154,8 @@ fn integer(encoding: Encoding, group: &[u8], column: usize, feature: usize) -> i
     }
     let (pair, is_high) = (step % PAIRS, step >= PAIRS);
     let low = if is_high { byte(pair) >> 4 } else { byte(pair) & 0xf };
-    if encoding.has_codebook {
-        return i32::from(CODEBOOK[usize::from(low)]);
+    if let Some(codebook) = encoding.codebook {
+        return i32::from(codebook[usize::from(low)]);
     }
     let high = if encoding.bits > 4 {
         let (line, shift) = high_place(encoding, pair);
@@ -165,6 +176,7 @@ pub(super) fn factor(encoding: Encoding, supers: &[u8], factors: &[u8], index: u
     let at = index * PANEL + column;
     match encoding.scale_type {
         ScaleType::Half => half(factors, at),
+        ScaleType::Exponent => half_of_exponent(factors[at]),
         ScaleType::SuperBlock => {
             half(supers, index / encoding.scales_per_group * PANEL + column) * f32::from(factors[at].cast_signed())
         }

@@ -34,7 +34,7 @@ macro_rules! weights {
     };
 }
 
-weights!(Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Q2K Q3K Q4K Q5K Q6K Iq4Xs);
+weights!(Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Iq4Nl Mxfp4 Q2K Q3K Q4K Q5K Q6K Iq4Xs);
 
 /// Integers of 8 bits without a sign, and scales and minimums of float32: made from any other, for many rows.
 pub(super) struct Expanded<const SCALES: usize, const HAS_MIN: bool>;
@@ -42,7 +42,7 @@ pub(super) struct Expanded<const SCALES: usize, const HAS_MIN: bool>;
 impl<const SCALES: usize, const HAS_MIN: bool> Weights for Expanded<SCALES, HAS_MIN> {
     const ENCODING: Encoding = Encoding {
         bits: 8,
-        has_codebook: false,
+        codebook: None,
         offset: 0,
         scale_type: ScaleType::Single,
         scales_per_group: SCALES,
