@@ -62,11 +62,15 @@ def packed_linear(
     if packed.format == "int8":
         return linear_w8a8(x, packed.data, packed.factors[0], out)
     if packed.format == _FLOAT8:
-        features = packed.scale_features if packed.factors[0].shape[1] > 1 else FP8_SCALE_UNIT
-        block = (1, features)
+        block = fp8_block(packed)
         return linear_fp8(x, packed.data, packed.factors[0], out, block, batch_invariant=batch_invariant)
     scales, minimums = packed.factors
     return linear_w4a16(x, packed.data, scales, minimums, out, batch_invariant=batch_invariant)
+
+
+def fp8_block(packed: PackedLinear) -> tuple[int, int]:
+    """The outputs and features that share a scale, as `linear_fp8` takes them."""
+    return 1, packed.scale_features if packed.factors[0].shape[1] > 1 else FP8_SCALE_UNIT
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:
