@@ -22,12 +22,11 @@ from pyllm_kernels.gpu.elementwise import activate_gated
 from pyllm_kernels.gpu.expert_routing import Blocks, align_block_size, choose_experts
 from pyllm_kernels.gpu.linear_fp8 import fp8_sums
 from pyllm_kernels.gpu.linear_invariant import float_sums
-from pyllm_kernels.gpu.linear_packed import fp8_block
 from pyllm_kernels.gpu.linear_tile import Tile, blocks_of_program, float_tile, options_of
 from pyllm_kernels.gpu.linear_w4a16 import w4a16_block_k, w4a16_sums
 from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, dtype_name
-from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size
+from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size
 from pyllm_kernels.reference import ACTIVATIONS
 
 _COLUMNS_AT_ONCE = 1024
