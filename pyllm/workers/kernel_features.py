@@ -15,20 +15,20 @@ _COMMON = {
     "soft_cap": "a soft cap of attention scores",
     "query_key_norm": "norms of query and key",
     "query_scaling": "a query scale by position",
+    "routing": "experts",
 }
-_ON_CPUS = {"routing": "experts"}
 _MISSING = {"sinks": "attention sinks"}
 # A backend's ops all compute the common features; those of `_MISSING` no backend computes yet.
 COMPUTED: dict[str, frozenset[str]] = {
-    "cpu": frozenset(_COMMON | _ON_CPUS),
-    "reference": frozenset(_COMMON | _ON_CPUS),
+    "cpu": frozenset(_COMMON),
+    "reference": frozenset(_COMMON),
     "triton": frozenset(_COMMON),
 }
 
 
 def features(spec: ModelSpec) -> dict[str, str]:
     """What a model needs beyond plain attention: the name of each feature, and its description."""
-    known = _COMMON | _ON_CPUS | _MISSING
+    known = _COMMON | _MISSING
     parts = [part for layer in spec.layers for part in (layer.attention, layer.feed_forward)]
     return {name: text for name, text in known.items() if any(getattr(part, name, None) for part in parts)}
 

@@ -6,7 +6,7 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.options import DeviceConfig
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, ModelSpec
+from pyllm.families.spec import AttentionSpec, ModelSpec, RoutingSpec
 from pyllm.workers.kernel_features import check_supported, features
 
 
@@ -25,6 +25,22 @@ def test_windows_caps_and_norms_are_computed_everywhere() -> None:
     assert features(model).keys() == {"window", "soft_cap"}
     for backend in ("auto", "cpu", "reference", "triton"):
         check_supported(model, DeviceConfig(kernel_backend=backend), "cpu", {"float32"})
+
+
+def test_experts_are_computed_everywhere() -> None:
+    model = spec({}, {})
+    first, second = model.layers
+    experts = msgspec.structs.replace(second.feed_forward, routing=RoutingSpec(experts=6, active=2))
+    model = msgspec.structs.replace(model, layers=(first, msgspec.structs.replace(second, feed_forward=experts)))
+    assert features(model).keys() == {"routing"}
+    for backend, device in (
+        ("auto", "cpu"),
+        ("auto", "cuda"),
+        ("cpu", "cpu"),
+        ("reference", "cpu"),
+        ("triton", "cuda"),
+    ):
+        check_supported(model, DeviceConfig(kernel_backend=backend), device, {"bfloat16"})
 
 
 @pytest.mark.parametrize(
