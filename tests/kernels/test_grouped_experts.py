@@ -211,9 +211,13 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     half = matrices_of(triton, ("float", "float", "float"), torch.float16, device)
     thin = triton.pack_linear(torch.zeros(EXPERTS * 16, HIDDEN, device=device))
+    many = torch.empty(2**22, 32, device="meta"), torch.empty(2**22, 1024, device="meta")
+    aside = triton.pack_linear(torch.zeros(EXPERTS * SIZE, 2 * HIDDEN, device=device)[:, :HIDDEN])
     rust = select("cpu", "cpu").pack_linear(torch.zeros(EXPERTS * SIZE, HIDDEN))
     for arguments, message in (
         ((x, logits, replace(router, active=6), "silu", good), "6 of 5 experts"),
+        ((x, logits, replace(router, num_experts=1025), "silu", good), "1025 experts: there may be up to 1024"),
+        ((*many, Router(1024, 600, True, 0, 5), "silu", good), "4194304 tokens of 600 experts each"),
         ((x, logits, replace(router, first=3, count=3), "silu", good), "those from 3 on, 3 in number"),
         (
             (x, logits, replace(router, count=3), "silu", replace(good, gate=thin)),
@@ -223,6 +227,7 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
         ((x, logits, router, "silu", replace(good, down=good.up)), r"matrix down is torch.float32 \[64, 96\], beside"),
         ((x, logits, router, "silu", half), r"matrix gate is torch.float16 .*, beside torch.float32"),
         ((x, logits, router, "silu", replace(good, up=rust)), "matrices up are float32, not packed for Triton"),
+        ((x, logits, router, "silu", replace(good, up=aside)), r"matrices up have strides \(192, 1\)"),
         ((x, logits, router, "relu", good), 'no activation "relu": there are silu, gelu, gelu_tanh'),
         ((x, logits[:2], router, "silu", good), r"logits are torch.float32 \[2, 5\] .*: 3 tokens take"),
         ((x, logits.half(), router, "silu", good), "logits are torch.float16"),

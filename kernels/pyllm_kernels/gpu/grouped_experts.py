@@ -1,9 +1,10 @@
 """Layers of experts on a GPU: products of the tokens of each expert with its matrices, and each token's weighted sum.
 
-A program multiplies rows of one expert, in the steps of the linear of the matrix's format: see `linear_tile.py`. Few
-rows an expert, on average, and many have a tile each, as there. The results of a token are added in the order of its
-experts, in float32. `batch_invariant` takes one tile for any number of rows: a token's result does not depend on the
-others then.
+A program multiplies rows of one expert, in the steps of the linear of the matrix's format: see `linear_tile.py`. As
+there, except for float32, the number of rows picks one of two tiles, here that of an expert on average. Both add up
+features in the same steps, and that this makes tokens bitwise equal across the two has not been tested on a GPU. With
+`batch_invariant` there is one tile, and a token's result does not depend on the others. The results of a token are
+added in the order of its experts, in float32, and rounded once.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -32,6 +33,7 @@ from pyllm_kernels.reference import ACTIVATIONS
 _COLUMNS_AT_ONCE = 1024
 _FEATURES_UNIT = 32
 _LARGE_TILE = 64 * 64
+_MAX_EXPERTS = 1024  # The scores of a token are in the registers of one program.
 _FORMATS = {*FLOAT_DTYPES, "q4_0", "q4_1", "int8", "float8_e4m3fn"}
 _MAX_PAIRS = 2**31 - 2**20  # int32 has room for them, and for what a program reads past their end.
 
@@ -102,6 +104,8 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: Exper
         raise ValueError(
             f"{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
         )
+    if num_experts > _MAX_EXPERTS:
+        raise ValueError(f"{num_experts} experts: there may be up to {_MAX_EXPERTS}")
     if kind not in ACTIVATIONS:
         raise ValueError(f'no activation "{kind}": there are {", ".join(ACTIVATIONS)}')
     if x.ndim != 2 or not x.is_contiguous() or dtype_name(x.dtype) not in FLOAT_DTYPES:
@@ -124,8 +128,11 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: Exper
             raise ValueError(
                 f"{packed.out_features} outputs are not those of {count} experts, each a multiple of {_FEATURES_UNIT}"
             )
-        if packed.format not in _FORMATS or (packed.format in FLOAT_DTYPES) == bool(packed.factors) or packed.layout:
+        is_float, is_rusts = packed.format in FLOAT_DTYPES, packed.layout is not None
+        if packed.format not in _FORMATS or is_float == bool(packed.factors) or is_rusts:
             raise ValueError(f"the experts' matrices {name} are {packed.format}, not packed for Triton")
+        if not packed.data.is_contiguous():
+            raise ValueError(f"the experts' matrices {name} have strides {packed.data.stride()}: give contiguous rows")
         found = packed.out_features // count, packed.data.shape[1] * (2 if packed.format in GGUF_BLOCKS else 1)
         if found != (outputs, features) or packed.dtype is not x.dtype:
             raise ValueError(
