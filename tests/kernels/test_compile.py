@@ -36,6 +36,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("capability", "dtype", "prefill_unit", "decode_unit"),
     [(90, "bfloat16", "warpgroup_mma", "mma"), (86, "float16", "mma", "mma"), (75, "float16", None, None)],

@@ -70,3 +70,19 @@ def test_quantised(tmp_path: Path, name: str, tolerance: float) -> None:
     assert [matrix.format for matrix in (matrices.gate, matrices.up, matrices.down)] == [kind] * 3
     assert all(matrix.factors for matrix in (matrices.gate, matrices.up, matrices.down))
     check(experts, experts_of(str(tmp_path / "floats"), "reference", "none"), tolerance)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "granite-moe", "mixtral-whole", "olmoe"])
+def test_a_gpu_reads_the_numbers_that_a_cpu_packs(tmp_path: Path, family: str) -> None:
+    """Floats are read into a GPU's memory, where a CPU packs the rows of the file: each expert's, and parts of them."""
+    for model in (write_tiny_family(tmp_path, family), str(FOLDER / f"{family}.gguf")):
+        checkpoint = read_checkpoint(model)
+        reader = weight_reader(checkpoint, TensorTable(checkpoint))
+        entries = [entry for entry in checkpoint.tensors if ".experts." in entry.name]
+        assert entries
+        for entry in entries:
+            outputs, features = entry.shape
+            for rows, columns in ((slice(0, outputs), slice(0, features)), (slice(8, 24), slice(0, 32))):
+                out = torch.full((rows.stop - rows.start, columns.stop - columns.start), torch.nan)
+                reader.read(entry.name, entry.shape, out, rows, columns)
+                assert torch.equal(out, reader.rows(entry.name, (outputs, features), rows, columns).numbers())
