@@ -102,6 +102,7 @@ def parts(bench: Bench, float8: bool) -> Iterator[Part]:
     for length in sorted({length for length, *_ in figures.PREFILLS.values()}):
         yield f"torch_attention {length}", partial(figures.torch_attention, bench, length)
     yield "small_ops", partial(figures.small_ops, bench)
+    yield "experts", partial(figures.experts, bench)
     yield "sampling", partial(figures.sampling, bench)
     yield "logits_ops", partial(figures.logits_ops, bench)
     try:

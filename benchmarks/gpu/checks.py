@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from pyllm_kernels import (
     AttentionShape,
+    ExpertMatrices,
     Kernels,
     KVScales,
     LogitsEdits,
     QKNorm,
+    Router,
     batch_invariant,
     dtype_name,
     edit_logits,
@@ -85,6 +87,8 @@ def checks(setting: Setting, float8: bool) -> Checks:
         "attention_rows_alone": (_attention_rows_alone, BITWISE),
         "linear_invariant": (_linear_invariant, None),
         "linear_rows_alone": (_linear_rows_alone, BITWISE),
+        "experts": (_experts, None),
+        "experts_rows_alone": (_experts_rows_alone, BITWISE),
         "copy_blocks": (_copy_blocks, BITWISE),
         "edit_logits": (_edit_logits, BITWISE),
         "logprobs": (_logprobs, 1e-5),
@@ -96,6 +100,7 @@ def checks(setting: Setting, float8: bool) -> Checks:
         if float8:
             found["write_fp8"] = (_write_float8, _FLOAT8_STEP)
         found["attention_in_graph"] = (_attention_in_graph, None)
+        found["experts_in_graph"] = (_experts_in_graph, BITWISE)
         found["no_synchronisation"] = (_no_synchronisation, None)
     return found
 
@@ -280,10 +285,13 @@ def _no_synchronisation(setting: Setting) -> Pairs:
     """torch raises where an op of its own makes the host wait."""
     batch = _mixed(setting)
     _attend(setting.triton, batch)
+    layer = _layer_of_experts(setting, (9, 5, 2, 96, 64))
+    setting.triton.experts(*layer)
     logits, edits = setting.randn(4, 1000), _edits(4, 1000).to(setting.device)
     torch.cuda.set_sync_debug_mode("error")
     try:
         output = _attend(setting.triton, batch)
+        setting.triton.experts(*layer)
         _edit_logits_there(logits, edits)
         logprobs(logits, edits.starts[:-1] * 0, edits.starts[:-1] * 0, 5)
     finally:
@@ -307,6 +315,49 @@ def _linear_rows_alone(setting: Setting) -> Pairs:
     together = linear(x, packed)
     rows = (slice(0, 1), slice(17, 18), slice(64, 131))
     return [(linear(x[some].contiguous(), packed), together[some]) for some in rows]
+
+
+Layer = tuple[Tensor, Tensor, Router, str, ExpertMatrices]
+
+
+def _layer_of_experts(setting: Setting, size: Size) -> Layer:
+    tokens, num_experts, active, hidden, features = size
+
+    def matrix(outputs: int, inputs: int) -> Tensor:
+        return setting.randn(num_experts * outputs, inputs) * inputs**-0.5
+
+    weights = matrix(features, hidden), matrix(features, hidden), matrix(hidden, features)
+    matrices = ExpertMatrices(*map(setting.triton.pack_linear, weights))
+    router = Router(num_experts, active, True, 0, num_experts)
+    return setting.randn(tokens, hidden), setting.randn(tokens, num_experts), router, "silu", matrices
+
+
+def _experts(setting: Setting) -> Pairs:
+    """Few tokens an expert, and many; the larger ones of Qwen3-30B-A3B."""
+    sizes = setting.sizes((9, 5, 2, 96, 64), (16, 128, 8, 2048, 768))
+    sizes += setting.sizes((50, 3, 2, 64, 32), (1024, 128, 8, 2048, 768))
+    layers = [_layer_of_experts(setting, size) for size in sizes]
+    return [(setting.triton.experts(*layer), setting.reference.experts(*layer)) for layer in layers]
+
+
+def _experts_rows_alone(setting: Setting) -> Pairs:
+    x, logits, *layer = _layer_of_experts(setting, (70, 3, 2, 64, 32))
+    compute = batch_invariant(setting.triton).experts
+    together = compute(x, logits, *layer)
+    rows = (slice(0, 1), slice(17, 18), slice(30, 70))
+    return [(compute(x[some].contiguous(), logits[some].contiguous(), *layer), together[some]) for some in rows]
+
+
+def _experts_in_graph(setting: Setting) -> Pairs:
+    """Captured with one routing, replayed with another."""
+    layer = _layer_of_experts(setting, (64, 128, 8, 2048, 768))
+    setting.triton.experts(*layer)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = setting.triton.experts(*layer)
+    layer[1].copy_(layer[1].flip(1))
+    graph.replay()
+    return [(output, setting.triton.experts(*layer))]
 
 
 def _copy_blocks(setting: Setting) -> Pairs:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TypedDict
 
 import torch
-from pyllm_kernels import AttentionShape, Kernels, LogitsEdits, edit_logits, logprobs
+from pyllm_kernels import AttentionShape, ExpertMatrices, Kernels, LogitsEdits, Router, edit_logits, logprobs
 from torch.nn import functional as F
 
 from benchmarks.gpu.batches import PagedBatch, paged_batch
@@ -65,6 +65,9 @@ PREFILLS = {
     "paged 16k": (16_384, 16, False, 350e12),
 }
 LLAMA = (32, 8, 128)  # heads, KV heads, head_dim
+QWEN3_30B = (128, 8, 2048, 768)  # experts, those of a token, hidden size, features of an expert
+EXPERT_TOKENS = (1, 16, 64, 256, 8192)
+_FEW_TOKENS = 64  # Up to here reading the weights takes the time.
 
 
 def attention_shape(dtype: torch.dtype) -> AttentionShape:
@@ -145,6 +148,31 @@ def small_ops(bench: Bench, num_tokens: int = 8192, hidden: int = 4096) -> Itera
     wide = torch.randn(num_tokens, 4 * hidden, dtype=bench.dtype, device=bench.device)
     seconds = bench.timer(lambda: kernels.activation(wide, "silu"))
     yield _of_bandwidth(bench, ("activation", f"{num_tokens}x{2 * hidden}"), seconds, 6 * num_bytes)
+
+
+def experts(
+    bench: Bench, shape: tuple[int, int, int, int] = QWEN3_30B, cases: tuple[int, ...] = EXPERT_TOKENS
+) -> Iterator[Figure]:
+    """A layer of experts of the model's dtype, tokens and logits random."""
+    num_experts, active, hidden, size = shape
+
+    def matrix(outputs: int, features: int) -> torch.Tensor:
+        weight = torch.randn(num_experts * outputs, features, dtype=bench.dtype, device=bench.device)
+        return weight.mul_(features**-0.5)
+
+    weights = matrix(size, hidden), matrix(size, hidden), matrix(hidden, size)
+    matrices = ExpertMatrices(*map(bench.kernels.pack_linear, weights))
+    router = Router(num_experts, active, True, 0, num_experts)
+    for tokens in cases:
+        x = torch.randn(tokens, hidden, dtype=bench.dtype, device=bench.device)
+        logits = torch.randn(tokens, num_experts, dtype=bench.dtype, device=bench.device)
+        seconds = bench.timer(partial(bench.kernels.experts, x, logits, router, "silu", matrices))
+        label = ("experts", f"{tokens} tokens")
+        if tokens <= _FEW_TOKENS:
+            taken = len(logits.topk(active).indices.unique())
+            yield _of_bandwidth(bench, label, seconds, 3 * taken * hidden * size * bench.dtype.itemsize)
+        else:
+            yield _of_matrix_rate(bench, label, seconds, 6.0 * tokens * active * hidden * size)
 
 
 def sampling(bench: Bench, rows: int = 128, vocabulary: int = 131_072) -> Iterator[Figure]:

@@ -182,15 +182,16 @@ def select(backend: str, device: torch.device | str) -> Kernels:
 
 
 def batch_invariant(kernels: Kernels) -> Kernels:
-    """The same ops, their linear layers such that a row's result does not depend on the others on a GPU, either.
+    """The same ops, their linears and experts such that a row's result does not depend on the others on a GPU, either.
 
     Attention is asked for it by its metadata; the other ops work row by row.
     """
     if kernels.backend != "triton":
         return kernels
-    from pyllm_kernels.gpu import linear_invariant
+    from pyllm_kernels.gpu import grouped_experts, linear_invariant
 
-    return replace(kernels, packed_linear=linear_invariant.packed_linear)
+    experts_alone = functools.partial(grouped_experts.experts, batch_invariant=True)
+    return replace(kernels, packed_linear=linear_invariant.packed_linear, experts=experts_alone)
 
 
 def pack_linear(weight: Tensor) -> PackedLinear:
@@ -383,9 +384,13 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu
     """Feed-forward layers of which each token takes a few (arXiv 1701.06538): the sum of `weight * expert(x)`.
 
     x [tokens, hidden] and the router's logits [tokens, experts], of one dtype -> [tokens, hidden]. An expert is
-    `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate. Of equal
-    scores the first experts' count more. Results are added in float32, in the order of the experts; those that are not
-    here add nothing. On a CPU a token's result does not depend on the others.
+    `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate. Of equal scores the first
+    experts' count more. Results are added in float32, in the order of the experts; those that are not here add nothing.
+    On a CPU a token's result does not depend on the others. In Triton, except for float32, the number of tokens picks
+    one of two tiles of products, as for `linear_w4a16`; `batch_invariant` takes one, and then a token's result does not
+    depend on others.
+
+    Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """
     return select("auto", x.device).experts(x, logits, router, kind, matrices)
 
@@ -542,6 +547,7 @@ def _triton(device_type: str) -> Kernels:
         attention,
         blocks,
         elementwise,
+        grouped_experts,
         linear_fp8,
         linear_packed,
         linear_w4a16,
@@ -569,7 +575,7 @@ def _triton(device_type: str) -> Kernels:
         scale_and_cap=elementwise.scale_and_cap,
         rope_and_kv_write=rope.rope_and_kv_write,
         activation=elementwise.activation,
-        experts=reference.experts,
+        experts=grouped_experts.experts,
         plan_attention=attention.plan_attention,
         paged_attention=attention.paged_attention,
         copy_blocks=blocks.copy_blocks,

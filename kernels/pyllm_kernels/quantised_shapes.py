@@ -6,6 +6,8 @@ It does not know how they are multiplied: the reference and the Triton kernels b
 import torch
 from torch import Tensor
 
+from pyllm_kernels.cpu_linear import PackedLinear
+
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32}
 _GROUP_UNIT = 32
 # Of the widest row whose sum of int8 products (-128 * 127 each) fits int32.
@@ -41,6 +43,11 @@ def check_w8a8(x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None) 
         raise ValueError(f"scales are {scales.dtype} {list(scales.shape)}: integers take float32 [{out_features}]")
     if not 0 < in_features <= _MAX_INT8_FEATURES:
         raise ValueError(f"integers have {in_features} features: int32 sums are exact for 1 to {_MAX_INT8_FEATURES}")
+
+
+def fp8_block(packed: PackedLinear) -> tuple[int, int]:
+    """The outputs and features that share a scale, as `linear_fp8` takes them."""
+    return 1, packed.scale_features if packed.factors[0].shape[1] > 1 else FP8_SCALE_UNIT
 
 
 def fp8_scale_block(

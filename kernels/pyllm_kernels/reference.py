@@ -17,7 +17,7 @@ from pyllm_kernels.edits import LogitsEdits
 from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, MatrixRows, check_alike, dtype_name, empty_bytes
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata, AttentionShape, KVScales, QKNorm
-from pyllm_kernels.quantised_shapes import check_w8a8, fp8_scale_block, w4a16_group_size
+from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -54,6 +54,13 @@ def pack_rows(
 
 
 def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    if packed.format in {"q4_0", "q4_1"} and packed.factors:
+        scales, minimums = packed.factors
+        return linear_w4a16(x, packed.data, scales, minimums, out)
+    if packed.format == "int8" and packed.factors:
+        return linear_w8a8(x, packed.data, packed.factors[0], out)
+    if packed.format == "float8_e4m3fn":
+        return linear_fp8(x, packed.data, packed.factors[0], out, fp8_block(packed))
     product = _product(x, packed).to(x.dtype)
     return product if out is None else out.copy_(product)
 
@@ -198,7 +205,8 @@ def _combine(gate: Tensor, up: Tensor, kind: str | ClampedSwiglu) -> Tensor:
 
 def _expert(packed: PackedLinear, index: int, router: Router) -> PackedLinear:
     size = packed.out_features // router.count
-    return replace(packed, data=packed.data[index * size : (index + 1) * size])
+    rows = slice(index * size, (index + 1) * size)
+    return replace(packed, data=packed.data[rows], factors=tuple(factor[rows] for factor in packed.factors))
 
 
 def plan_attention(

@@ -16,9 +16,9 @@ _COMMON = {
     "query_key_norm": "norms of query and key",
     "query_scaling": "a query scale by position",
     "sinks": "attention sinks",
+    "routing": "experts",
 }
 _ON_CPUS = {
-    "routing": "experts",
     "has_biased_experts": "biases of experts",
     "clamped_gate": "a clamped gate",
 }

@@ -1,4 +1,4 @@
-"""Steps without requests: the largest, to measure memory, and a small one that compiles all kernels.
+"""Steps without requests: the largest, to measure memory, and with it a small one that compile all kernels.
 
 They change neither the cache nor the slots. Does not know plans.
 """
@@ -33,7 +33,11 @@ def launch_every_kernel(
     kv_cache: KVCache,
     sample: Callable[[Tensor, SamplingRows, Tensor], Tensor] = sample,
 ) -> None:
-    """Launch every kernel once, as Triton compiles at the first launch; capturing a graph compiles its own."""
+    """Launch every kernel once, as Triton compiles at the first launch; capturing a graph compiles its own.
+
+    Many rows have other tiles than few. What measured the memory has computed as many, but not every start measures.
+    """
+    forward.compute_largest()
     logits = forward.compute_mixed()
     if logits is not None:
         _draw(logits, sample)

@@ -124,6 +124,8 @@ def test_prefill_attention_is_a_rate() -> None:
 def test_the_other_figures_run() -> None:
     small = bench(1e-3)
     assert len(list(figures.small_ops(small, num_tokens=2, hidden=64))) == 3
+    few, many = figures.experts(small, (4, 2, 64, 32), (3, 65))
+    assert (few["unit"], many["unit"]) == ("us", "TFLOP/s")
     sampled = list(figures.sampling(small, rows=2, vocabulary=300))
     assert [figure["met"] for figure in sampled] == [False] * 4
     assert [figure["value"] for figure in figures.logits_ops(small, rows=2, vocabulary=300, edits=7)] == [1.0, 1.0]
@@ -161,7 +163,7 @@ def test_what_a_figure_raises_stands_in_its_place(capsys: pytest.CaptureFixture[
 
 def test_every_figure_is_a_part_of_its_own() -> None:
     names = [name for name, _ in parts(bench(1.0), float8=True)]
-    assert len(names) == len(set(names)) == 2 * len(figures.DECODES) + len(figures.PREFILLS) + 6
+    assert len(names) == len(set(names)) == 2 * len(figures.DECODES) + len(figures.PREFILLS) + 7
     assert len(list(parts(bench(1.0), float8=False))) == len(names) - len(figures.DECODES)
 
 

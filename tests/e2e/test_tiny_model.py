@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.server import Server
+from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
 
 # Longer than one KV split of the Triton decode kernel, which is 256 positions.
@@ -33,6 +34,22 @@ def test_triton_kernels_give_the_tokens_of_the_reference(model: str) -> None:
     )
     assert triton == reference
     assert all(reference)
+
+
+@pytest.mark.parametrize(
+    "ranks", [(), ("--tensor-parallel-size", "2"), ("--tensor-parallel-size", "2", "--enable-expert-parallel")]
+)
+def test_experts_on_triton_give_the_tokens_of_the_reference(tmp_path: Path, ranks: tuple[str, ...]) -> None:
+    model = write_tiny_family(tmp_path, "qwen3-moe")
+    reference = answer_of_experts(model, "--kernel-backend", "reference")
+    assert answer_of_experts(model, "--kernel-backend", "triton", *ranks) == reference
+    assert reference
+
+
+def answer_of_experts(model: str, *arguments: str) -> str:
+    with Server(model, "--dtype", "float32", *arguments, environment={"TRITON_INTERPRET": "1"}) as server:
+        answer = server.complete(PROMPT[:50], max_tokens=6, ignore_eos=True).json()
+    return str(answer["choices"][0]["text"])
 
 
 def test_triton_without_card_or_interpreter_is_refused(model: str) -> None:

@@ -10,7 +10,16 @@ from dataclasses import replace
 
 import torch
 import triton
-from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, PackedLinear, QKNorm, reference
+from pyllm_kernels import (
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionShape,
+    ExpertMatrices,
+    PackedLinear,
+    QKNorm,
+    Router,
+    reference,
+)
 from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu import (
     attention_decode,
@@ -18,6 +27,8 @@ from pyllm_kernels.gpu import (
     attention_tasks,
     blocks,
     elementwise,
+    expert_routing,
+    grouped_experts,
     linear_fp8,
     linear_invariant,
     linear_w4a16,
@@ -44,6 +55,8 @@ MODULES = (
     linear_w4a16,
     linear_w8a8,
     linear_fp8,
+    expert_routing,
+    grouped_experts,
     attention_prefill,
     attention_decode,
 )
@@ -95,6 +108,7 @@ def launch_everything(capability: int, dtype: torch.dtype) -> None:
     linear_invariant.packed_linear(hidden, reference.pack_linear(hidden))
     launch_invariant_linears(hidden)
     launch_quantised_linears(hidden, Card(capability, 100))
+    launch_experts(dtype, Card(capability, 100))
     query = hidden.view(tokens, heads, head_dim)
     key = torch.zeros(tokens, kv_heads, head_dim, dtype=dtype)
     key_cache, value_cache = torch.zeros(2, 64, block_size, kv_heads, head_dim, dtype=dtype)
@@ -160,6 +174,24 @@ def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
         linear_w8a8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
         for scales in (torch.zeros(size, 1), torch.zeros(size // 128, size // 128)):
             linear_fp8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales)
+
+
+def launch_experts(dtype: torch.dtype, card: Card) -> None:
+    """Experts in each format, with few tokens and with many."""
+    count, size = 8, 1024
+    rows = count * size
+    bytes_, ones = torch.zeros(rows, size, dtype=torch.uint8), torch.ones(rows, size // 128)
+    halves = torch.ones(rows, size // 32, dtype=torch.float16)
+    for matrix in (
+        reference.pack_linear(bytes_.to(dtype)),
+        PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves)),
+        PackedLinear(bytes_.view(torch.int8), "int8", dtype, None, (ones[:, 0].contiguous(),)),
+        PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), 128),
+    ):
+        for tokens in (1, 100):
+            x, logits = torch.zeros(tokens, size, dtype=dtype), torch.zeros(tokens, count, dtype=dtype)
+            router = Router(count, 2, True, 0, count)
+            grouped_experts.experts(x, logits, router, "silu", ExpertMatrices(matrix, matrix, matrix), card=card)
 
 
 def main(capability: int, dtype: torch.dtype) -> None:

@@ -4,8 +4,10 @@ Triton 3.9's interpreter gets bfloat16 `tl.dot` wrong, so bfloat16 needs a card.
 loads of fp8 are right but for NaN: the kernels load bytes and decode them, as Triton does it on no card before Ada.
 """
 
+import gguf
 import pytest
 import torch
+from pyllm_kernels import MatrixRows, Scales
 from torch import Tensor
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -16,6 +18,7 @@ DTYPES = [
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 TOKENS = [0, 1, 3, 50]
+FEATURES = 128
 
 
 def random_w4(outer: int, inner: int, group_size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,6 +35,20 @@ def random_w8(outer: int, inner: int, device: torch.device) -> tuple[Tensor, Ten
 def random_fp8(outer: int, inner: int, scales: tuple[int, int], device: torch.device) -> tuple[Tensor, Tensor]:
     weight = torch.randn(outer, inner, device=device).to(torch.float8_e4m3fn)
     return weight, torch.rand(scales, device=device) * 0.2 + 0.1
+
+
+def rows_of(kind: str, num_rows: int, features: int = FEATURES) -> MatrixRows:
+    """Random rows as a file has them: of "q4_0", "q4_1", "int8", or "fp8 64", with a scale for 64 features."""
+    weight = torch.randn(num_rows, features)
+    if kind.startswith("q4"):
+        blocks = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind.upper()])
+        return MatrixRows.of(torch.from_numpy(blocks), kind)
+    if kind == "int8":
+        scales = weight.abs().amax(1, keepdim=True) / 127
+        return MatrixRows.scaled((weight / scales).round().to(torch.int8), Scales(scales, features))
+    scale_features = int(kind.split()[1])
+    scales = torch.rand(num_rows, -(-features // scale_features)) + 0.5
+    return MatrixRows.scaled(weight.to(torch.float8_e4m3fn), Scales(scales, scale_features))
 
 
 def check(output: Tensor, x: Tensor, weight: Tensor) -> None:

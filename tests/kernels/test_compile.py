@@ -22,6 +22,11 @@ KERNELS = {
     "_quantise_rows_kernel",
     "_w8a8_kernel",
     "_fp8_kernel",
+    "_choose_kernel",
+    "_count_kernel",
+    "_align_kernel",
+    "_grouped_kernel",
+    "_weighted_sum_kernel",
     "_sample_kernel",
     "_tiles_kernel",
     "_splits_kernel",
@@ -31,6 +36,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("capability", "dtype", "prefill_unit", "decode_unit"),
     [(90, "bfloat16", "warpgroup_mma", "mma"), (86, "float16", "mma", "mma"), (75, "float16", None, None)],
@@ -56,7 +62,7 @@ def test_every_kernel_compiles(
         used = {name for name in ("warpgroup_mma", "mma") if units[kernel][name]}
         assert used == ({unit} if unit else set())  # For Turing, Triton has no tensor cores.
     # Few rows and many are multiplied by one unit, or a row's last bits might depend on their number.
-    for kernel in ("_w4a16_kernel", "_w8a8_kernel", "_fp8_kernel"):
+    for kernel in ("_w4a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"):
         for report in (report for report in reports if report["kernel"] == kernel):
             used = {name for name in ("warpgroup_mma", "mma") if report[name]}
             assert used == ({prefill_unit} if prefill_unit else set())

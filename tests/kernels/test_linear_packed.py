@@ -2,26 +2,13 @@
 
 from dataclasses import replace
 
-import gguf
 import pytest
 import torch
-from pyllm_kernels import MatrixRows, NotFiniteError, PackedLinear, Scales, batch_invariant, dtype_name, select
+from pyllm_kernels import MatrixRows, NotFiniteError, PackedLinear, batch_invariant, dtype_name, select
 
-FEATURES = 128
+from tests.kernels.quantised_weights import FEATURES, rows_of
+
 KINDS = ["q4_0", "q4_1", "int8", "fp8 128", "fp8 64", "fp8 4"]
-
-
-def rows_of(kind: str, num_rows: int) -> MatrixRows:
-    weight = torch.randn(num_rows, FEATURES)
-    if kind.startswith("q4"):
-        blocks = gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind.upper()])
-        return MatrixRows.of(torch.from_numpy(blocks), kind)
-    if kind == "int8":
-        scales = weight.abs().amax(1, keepdim=True) / 127
-        return MatrixRows.scaled((weight / scales).round().to(torch.int8), Scales(scales, FEATURES))
-    features = int(kind.split()[1])
-    scales = torch.rand(num_rows, FEATURES // features) + 0.5
-    return MatrixRows.scaled(weight.to(torch.float8_e4m3fn), Scales(scales, features))
 
 
 def packed(backend: str, parts: list[MatrixRows], dtype: torch.dtype) -> PackedLinear:

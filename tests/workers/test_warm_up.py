@@ -6,18 +6,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from pyllm_kernels import select
 
 from pyllm.workers.warm_up import launch_every_kernel, run_largest_step
+from tests.families.tiny_families import write_tiny_family
 from tests.tiny_model import write_tiny_model
 from tests.workers.compile_steps import make_forward
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_no_step_waits_for_a_compilation(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path / "model")
+@pytest.mark.parametrize(("family", "kernels"), [("", ()), ("qwen3-moe", ("_grouped_kernel", "_align_kernel"))])
+def test_no_step_waits_for_a_compilation(tmp_path: Path, family: str, kernels: tuple[str, ...]) -> None:
+    folder = tmp_path / "model"
+    model = write_tiny_family(folder, family) if family else write_tiny_model(folder)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     process = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.workers.compile_steps", model],
@@ -29,7 +33,8 @@ def test_no_step_waits_for_a_compilation(tmp_path: Path) -> None:
     )
     assert process.returncode == 0, process.stderr
     report = json.loads(process.stdout)
-    for kernel in ("_sample_kernel", "_copy_blocks_kernel", "_tiles_kernel", "_prefill_kernel", "_merge_kernel"):
+    common = ("_sample_kernel", "_copy_blocks_kernel", "_tiles_kernel", "_prefill_kernel", "_merge_kernel")
+    for kernel in (*common, *kernels):
         assert report["at_start"][kernel] > 0
     assert report["in_steps"] == {}
 

@@ -75,15 +75,30 @@ def _activation_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < SIZE
     gate = tl.load(x_ptr + token * x_stride + columns, mask=mask, other=0.0).to(tl.float32)
+    if GATED:
+        up = tl.load(x_ptr + token * x_stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
+        output = activate_gated(gate, up, KIND)
+    else:
+        output = activate(gate, KIND)
+    tl.store(output_ptr + token * SIZE + columns, output.to(output_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def activate_gated(gate, up, KIND: tl.constexpr):
+    """Numbers in float32."""
+    return activate(gate, KIND) * up
+
+
+@triton.jit
+def activate(x, KIND: tl.constexpr):
+    """Numbers in float32."""
     if KIND == "silu":
-        output = gate * tl.sigmoid(gate)
+        output = x * tl.sigmoid(x)
     elif KIND == "gelu":
-        output = 0.5 * gate * (1 + tl.erf(gate * 0.7071067811865476))
+        output = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
     else:
         tl.static_assert(KIND == "gelu_tanh")
         # (1 + tanh(z)) / 2 is sigmoid(2 z).
-        twice = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
-        output = gate * tl.sigmoid(tl.maximum(twice, -80.0))
-    if GATED:
-        output = output * tl.load(x_ptr + token * x_stride + SIZE + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(output_ptr + token * SIZE + columns, output.to(output_ptr.dtype.element_ty), mask=mask)
+        twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+        output = x * tl.sigmoid(tl.maximum(twice, -80.0))
+    return output

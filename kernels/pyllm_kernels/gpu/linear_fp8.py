@@ -32,7 +32,7 @@ def linear_fp8(
     batch_invariant: bool = False,
 ) -> Tensor:
     block_out, block_in = fp8_scale_block(x, weight, scales, out, block)
-    tile = float_tile(x, 64 if x.element_size() == 2 else 32, batch_invariant)
+    tile = float_tile(x, len(x), 64 if x.element_size() == 2 else 32, batch_invariant)
     output = output_of(x, weight, out)
     _fp8_kernel[grid_of(output, tile)](
         x,
@@ -72,11 +72,44 @@ def _fp8_kernel(
 ):
     rows, outputs = rows_and_outputs(tokens, OUT_FEATURES, BLOCK_M, BLOCK_N, GROUP_M)
     is_row, is_output = rows < tokens, outputs < OUT_FEATURES
+    sums = fp8_sums(
+        x_ptr,
+        rows,
+        is_row,
+        weight_ptr,
+        scales_ptr,
+        outputs,
+        is_output,
+        IN_FEATURES,
+        SCALES_A_ROW,
+        BLOCK_OUT,
+        BLOCK_IN,
+        BLOCK_K,
+    )
+    store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEATURES)
+
+
+@triton.jit
+def fp8_sums(
+    x_ptr,
+    rows,
+    is_row,
+    weight_ptr,
+    scales_ptr,
+    outputs,
+    is_output,
+    IN_FEATURES: tl.constexpr,
+    SCALES_A_ROW: tl.constexpr,
+    BLOCK_OUT: tl.constexpr,
+    BLOCK_IN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
     columns = tl.arange(0, BLOCK_K)
     weight_ptrs = weight_ptr + outputs[:, None] * IN_FEATURES + columns[None, :]
     x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
     scales_ptrs = scales_ptr + outputs // BLOCK_OUT * SCALES_A_ROW
-    accumulator = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    accumulator = tl.zeros([outputs.shape[0], rows.shape[0]], dtype=tl.float32)
     for start in range(0, IN_FEATURES, BLOCK_K):
         bits = load_block(weight_ptrs + start, is_output, start + columns, IN_FEATURES, BLOCK_K)
         x = load_block(x_ptrs + start, is_row, start + columns, IN_FEATURES, BLOCK_K)
@@ -86,10 +119,10 @@ def _fp8_kernel(
         else:
             partial = tl.dot(weight, tl.trans(x), input_precision="ieee")
             scales = tl.load(scales_ptrs + start // BLOCK_IN, mask=is_output, other=0.0)
-            accumulator = tl.fma(partial, tl.broadcast_to(scales[:, None], [BLOCK_N, BLOCK_M]), accumulator)
+            accumulator = tl.fma(partial, tl.broadcast_to(scales[:, None], accumulator.shape), accumulator)
     if SCALES_A_ROW == 1:
         accumulator *= tl.load(scales_ptrs, mask=is_output, other=0.0)[:, None]
-    store_block(output_ptr, output_stride, accumulator, rows, outputs, tokens, OUT_FEATURES)
+    return accumulator
 
 
 @triton.jit

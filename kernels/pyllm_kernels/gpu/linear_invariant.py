@@ -70,12 +70,28 @@ def _linear_kernel(
 ):
     rows, outputs = rows_and_outputs(tokens, OUT_FEATURES, BLOCK_M, BLOCK_N, GROUP_M)
     is_row, is_output = rows < tokens, outputs < OUT_FEATURES
+    sums = float_sums(x_ptr, rows, is_row, weight_ptr, outputs, is_output, IN_FEATURES, BLOCK_K)
+    store_block(output_ptr, output_stride, tl.trans(sums), rows, outputs, tokens, OUT_FEATURES)
+
+
+@triton.jit
+def float_sums(
+    left_ptr,
+    left_rows,
+    is_left,
+    right_ptr,
+    right_rows,
+    is_right,
+    IN_FEATURES: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`left @ right.T` of some rows of two matrices of floats; float32 [left rows, right rows]."""
     columns = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
-    weight_ptrs = weight_ptr + outputs[:, None] * IN_FEATURES + columns[None, :]
-    accumulator = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    left_ptrs = left_ptr + left_rows[:, None] * IN_FEATURES + columns[None, :]
+    right_ptrs = right_ptr + right_rows[:, None] * IN_FEATURES + columns[None, :]
+    accumulator = tl.zeros([left_rows.shape[0], right_rows.shape[0]], dtype=tl.float32)
     for start in range(0, IN_FEATURES, BLOCK_K):
-        x = load_block(x_ptrs + start, is_row, start + columns, IN_FEATURES, BLOCK_K)
-        weight = load_block(weight_ptrs + start, is_output, start + columns, IN_FEATURES, BLOCK_K)
-        accumulator = tl.dot(x, tl.trans(weight), accumulator, input_precision="ieee")
-    store_block(output_ptr, output_stride, tl.trans(accumulator), rows, outputs, tokens, OUT_FEATURES)
+        left = load_block(left_ptrs + start, is_left, start + columns, IN_FEATURES, BLOCK_K)
+        right = load_block(right_ptrs + start, is_right, start + columns, IN_FEATURES, BLOCK_K)
+        accumulator = tl.dot(left, tl.trans(right), accumulator, input_precision="ieee")
+    return accumulator

@@ -11,7 +11,7 @@ from pyllm_kernels.gpu.linear_fp8 import linear_fp8
 from pyllm_kernels.gpu.linear_w4a16 import linear_w4a16
 from pyllm_kernels.gpu.linear_w8a8 import linear_w8a8
 from pyllm_kernels.matrix_rows import GGUF_BLOCKS, MatrixRows, check_alike, empty_bytes
-from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT
+from pyllm_kernels.quantised_shapes import FP8_SCALE_UNIT, fp8_block
 
 _FLOAT8 = "float8_e4m3fn"
 _HALF_OF_A_GROUP = 16
@@ -62,8 +62,7 @@ def packed_linear(
     if packed.format == "int8":
         return linear_w8a8(x, packed.data, packed.factors[0], out)
     if packed.format == _FLOAT8:
-        features = packed.scale_features if packed.factors[0].shape[1] > 1 else FP8_SCALE_UNIT
-        block = (1, features)
+        block = fp8_block(packed)
         return linear_fp8(x, packed.data, packed.factors[0], out, block, batch_invariant=batch_invariant)
     scales, minimums = packed.factors
     return linear_w4a16(x, packed.data, scales, minimums, out, batch_invariant=batch_invariant)

@@ -31,11 +31,11 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def float_tile(x: Tensor, block_k: int, batch_invariant: bool) -> Tile:
-    """The tile of quantised weights that become floats."""
+def float_tile(x: Tensor, rows: int, block_k: int, batch_invariant: bool) -> Tile:
+    """The tile of products of so many rows of floats, like x, with weights that become floats."""
     if x.element_size() == 4:  # Twice the bytes and no tensor cores.
         return Tile(32, 32, block_k, 4, 2)
-    if len(x) <= 16 and not batch_invariant:
+    if rows <= 16 and not batch_invariant:
         return Tile(16, 64, block_k, 4, 4)
     return Tile(64, 128, block_k, 4, 3)
 
@@ -65,17 +65,23 @@ def options_of(tile: Tile) -> dict[str, int | bool]:
 def rows_and_outputs(
     tokens, OUT_FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr
 ):
+    """The rows and outputs of a program."""
+    block_m, block_n = blocks_of_program(tl.cdiv(tokens, BLOCK_M), OUT_FEATURES, BLOCK_N, GROUP_M)
+    rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    outputs = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    return rows.to(tl.int64), outputs.to(tl.int64)
+
+
+@triton.jit
+def blocks_of_program(blocks_m, OUT_FEATURES: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
     """Programs that run side by side share rows of the weight, GROUP_M blocks of tokens at a time."""
     program = tl.program_id(0)
-    blocks_m = tl.cdiv(tokens, BLOCK_M)
     programs_of_group = GROUP_M * tl.cdiv(OUT_FEATURES, BLOCK_N)
     first_m = program // programs_of_group * GROUP_M
     size_m = tl.minimum(blocks_m - first_m, GROUP_M)
     block_m = first_m + program % programs_of_group % size_m
     block_n = program % programs_of_group // size_m
-    rows = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
-    outputs = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    return rows.to(tl.int64), outputs.to(tl.int64)
+    return block_m, block_n
 
 
 @triton.jit

@@ -31,10 +31,7 @@ def linear_w4a16(
     batch_invariant: bool = False,
 ) -> Tensor:
     group_size = w4a16_group_size(x, integers, scales, minimums, out)
-    # Neither a tile nor a group straddles the end of the other.
-    widest = 128 if x.element_size() == 2 else 32
-    block_k = next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
-    tile = float_tile(x, block_k, batch_invariant)
+    tile = float_tile(x, len(x), w4a16_block_k(x, group_size), batch_invariant)
     output = output_of(x, integers, out)
     _w4a16_kernel[grid_of(output, tile)](
         x,
@@ -50,6 +47,12 @@ def linear_w4a16(
         **options_of(tile),
     )
     return output
+
+
+def w4a16_block_k(x: Tensor, group_size: int) -> int:
+    """Features at a time such that neither a tile nor a group straddles the end of the other."""
+    widest = 128 if x.element_size() == 2 else 32
+    return next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
 
 
 # A compiler that knew the rows to be 1, or a multiple of 16, might choose another order.
@@ -72,6 +75,37 @@ def _w4a16_kernel(
 ):
     rows, outputs = rows_and_outputs(tokens, OUT_FEATURES, BLOCK_M, BLOCK_N, GROUP_M)
     is_row, is_output = rows < tokens, outputs < OUT_FEATURES
+    sums = w4a16_sums(
+        x_ptr,
+        rows,
+        is_row,
+        integers_ptr,
+        scales_ptr,
+        minimums_ptr,
+        outputs,
+        is_output,
+        IN_FEATURES,
+        GROUP_SIZE,
+        BLOCK_K,
+    )
+    store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEATURES)
+
+
+@triton.jit
+def w4a16_sums(
+    x_ptr,
+    rows,
+    is_row,
+    integers_ptr,
+    scales_ptr,
+    minimums_ptr,
+    outputs,
+    is_output,
+    IN_FEATURES: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
     HALF: tl.constexpr = BLOCK_K // 2
     GROUPS: tl.constexpr = (BLOCK_K + GROUP_SIZE - 1) // GROUP_SIZE
     GROUPS_A_ROW: tl.constexpr = IN_FEATURES // GROUP_SIZE
@@ -81,7 +115,7 @@ def _w4a16_kernel(
     integers_ptrs = integers_ptr + outputs[:, None] * (IN_FEATURES // 2) + pairs[None, :]
     group_offsets = outputs[:, None] * GROUPS_A_ROW + groups[None, :]
     x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + low[None, :]
-    accumulator = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    accumulator = tl.zeros([outputs.shape[0], rows.shape[0]], dtype=tl.float32)
     for start in range(0, IN_FEATURES, BLOCK_K):
         group = start // GROUP_SIZE
         integers = load_block(integers_ptrs + start // 2, is_output, start // 2 + pairs, IN_FEATURES // 2, HALF)
@@ -93,7 +127,7 @@ def _w4a16_kernel(
         x = load_block(x_ptrs + start + 16, is_row, start + 16 + low, IN_FEATURES, BLOCK_K)
         weight = _dequantise(integers >> 4, scales, minimums, x.dtype)
         accumulator = tl.dot(weight, tl.trans(x), accumulator, input_precision="ieee")
-    store_block(output_ptr, output_stride, accumulator, rows, outputs, tokens, OUT_FEATURES)
+    return accumulator
 
 
 @triton.jit

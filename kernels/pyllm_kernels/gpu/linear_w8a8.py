@@ -30,21 +30,9 @@ def linear_w8a8(
     x: Tensor, integers: Tensor, scales: Tensor, out: Tensor | None = None, *, card: Card | None = None
 ) -> Tensor:
     check_w8a8(x, integers, scales, out)
-    tokens, in_features = x.shape
-    x_integers = torch.empty(x.shape, dtype=torch.int8, device=x.device)
-    x_scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
-    # Fused, the product and the addition that rounds it would be rounded once.
-    _quantise_rows_kernel[(tokens,)](
-        x,
-        x_integers,
-        x_scales,
-        IN_FEATURES=in_features,
-        BLOCK=min(triton.next_power_of_2(in_features), _QUANTISED_AT_ONCE),
-        num_warps=4,
-        enable_fp_fusion=False,
-    )
-    has_integer_dot = (card or card_of(x.device)).capability >= _OLDEST_INTEGER_DOT
-    tile = _tile(tokens) if has_integer_dot else Tile(16, 32, 64, 4, 2)
+    x_integers, x_scales = quantise_rows(x)
+    has_dot = has_integer_dot(card or card_of(x.device))
+    tile = w8a8_tile(len(x), has_dot)
     output = output_of(x, integers, out)
     _w8a8_kernel[grid_of(output, tile)](
         x_integers,
@@ -52,18 +40,44 @@ def linear_w8a8(
         integers,
         scales,
         output,
-        tokens,
+        len(x),
         output.stride(0),
-        IN_FEATURES=in_features,
+        IN_FEATURES=x.shape[1],
         OUT_FEATURES=len(integers),
-        INTEGER_DOT=has_integer_dot,
+        INTEGER_DOT=has_dot,
         **options_of(tile),
     )
     return output
 
 
-def _tile(tokens: int) -> Tile:
-    return Tile(16, 64, 128, 4, 4) if tokens <= 16 else Tile(64, 128, 128, 4, 3)
+def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row as int8, and its scale."""
+    tokens, in_features = x.shape
+    integers = torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    scales = torch.empty(tokens, dtype=torch.float32, device=x.device)
+    # Fused, the product and the addition that rounds it would be rounded once.
+    _quantise_rows_kernel[(tokens,)](
+        x,
+        integers,
+        scales,
+        IN_FEATURES=in_features,
+        BLOCK=min(triton.next_power_of_2(in_features), _QUANTISED_AT_ONCE),
+        num_warps=4,
+        enable_fp_fusion=False,
+    )
+    return integers, scales
+
+
+def has_integer_dot(card: Card) -> bool:
+    """Whether the card multiplies int8."""
+    return card.capability >= _OLDEST_INTEGER_DOT
+
+
+def w8a8_tile(rows: int, has_dot: bool) -> Tile:
+    """The tile of products of so many rows of integers; sums are exact, so any tile gives the same."""
+    if not has_dot:
+        return Tile(16, 32, 64, 4, 2)
+    return Tile(16, 64, 128, 4, 4) if rows <= 16 else Tile(64, 128, 128, 4, 3)
 
 
 @triton.jit
@@ -110,10 +124,41 @@ def _w8a8_kernel(
 ):
     rows, outputs = rows_and_outputs(tokens, OUT_FEATURES, BLOCK_M, BLOCK_N, GROUP_M)
     is_row, is_output = rows < tokens, outputs < OUT_FEATURES
+    sums = w8a8_sums(
+        x_ptr,
+        x_scales_ptr,
+        rows,
+        is_row,
+        integers_ptr,
+        scales_ptr,
+        outputs,
+        is_output,
+        IN_FEATURES,
+        INTEGER_DOT,
+        BLOCK_K,
+    )
+    store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEATURES)
+
+
+@triton.jit
+def w8a8_sums(
+    x_integers_ptr,
+    x_scales_ptr,
+    rows,
+    is_row,
+    integers_ptr,
+    scales_ptr,
+    outputs,
+    is_output,
+    IN_FEATURES: tl.constexpr,
+    INTEGER_DOT: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """`weight @ x.T` of some outputs and rows; float32 [outputs, rows]."""
     columns = tl.arange(0, BLOCK_K)
     integers_ptrs = integers_ptr + outputs[:, None] * IN_FEATURES + columns[None, :]
-    x_ptrs = x_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
-    accumulator = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.int32)
+    x_ptrs = x_integers_ptr + rows[:, None] * IN_FEATURES + columns[None, :]
+    accumulator = tl.zeros([outputs.shape[0], rows.shape[0]], dtype=tl.int32)
     for start in range(0, IN_FEATURES, BLOCK_K):
         integers = load_block(integers_ptrs + start, is_output, start + columns, IN_FEATURES, BLOCK_K)
         x = load_block(x_ptrs + start, is_row, start + columns, IN_FEATURES, BLOCK_K)
@@ -126,5 +171,4 @@ def _w8a8_kernel(
             accumulator += partial.to(tl.int32)
     scales = tl.load(scales_ptr + outputs, mask=is_output, other=0.0)
     x_scales = tl.load(x_scales_ptr + rows, mask=is_row, other=0.0)
-    sums = (x_scales[None, :] * scales[:, None]) * accumulator.to(tl.float32)
-    store_block(output_ptr, output_stride, sums, rows, outputs, tokens, OUT_FEATURES)
+    return (x_scales[None, :] * scales[:, None]) * accumulator.to(tl.float32)

@@ -44,7 +44,7 @@ class TransformersModel:
         for module in self._base.modules():
             if isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
                 module.register_forward_pre_hook(self._give_positions, with_kwargs=True)
-        self._layers = [PagedAttention(index, layer.attention) for index, layer in enumerate(spec.layers)]
+        self._layers: list[PagedAttention] = []
 
     def load(self, reader: WeightReader) -> None:
         """Fill every parameter: those of our layers by `reader`, the others by transformers.
@@ -94,7 +94,7 @@ class TransformersModel:
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         self._positions = context.positions.long() + self._first_position
-        with attending(_Pass(self._layers, self.spec.attention.head_size, context)):
+        with attending(_Pass(self, context)):
             output = self._base(**inputs(tokens.long().unsqueeze(0), self._positions.unsqueeze(0)))
         return hidden_of(output)[0].to(self.dtype).contiguous()
 
@@ -104,6 +104,15 @@ class TransformersModel:
         with self._given(x):
             logits: Tensor = self._model(**inputs(nothing, nothing)).logits
         return logits[0].contiguous() if self._placement.group.rank == 0 else None
+
+    def layer(self, index: int, call: Call) -> PagedAttention:
+        """The attention of a call, by the call's place in a forward pass; made when it comes for the first time."""
+        if index == len(self._layers):
+            spec, sinks = self.spec.layers[index].attention, call.sinks
+            if sinks is not None:
+                sinks = sinks.detach()[self._placement.share(spec.heads)].float().contiguous()
+            self._layers.append(PagedAttention(index, spec, sinks=sinks))
+        return self._layers[index]
 
     def own_attention(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """What transformers alone would compute of one sequence from its start: hidden states, and logits of it."""
@@ -145,13 +154,13 @@ class _Hidden(BaseModelOutputWithPast):
 class _Pass:
     """Answers the calls of attention in one forward pass: they come in the order of the layers."""
 
-    def __init__(self, layers: list[PagedAttention], head_size: int, context: ForwardContext) -> None:
-        self._layers, self._head_size, self._context = layers, head_size, context
+    def __init__(self, model: TransformersModel, context: ForwardContext) -> None:
+        self._model, self._context = model, context
         self._index = 0
 
     def __call__(self, call: Call) -> Tensor:
-        layer, self._index = self._layers[self._index], self._index + 1
-        size = self._head_size
+        layer, self._index = self._model.layer(self._index, call), self._index + 1
+        size = self._model.spec.attention.head_size
         query, key, value = (_padded(part, size) for part in (call.query, call.key, call.value))
         return layer(query, key, value, self._context)[..., : call.value.shape[2]]
 

@@ -173,7 +173,7 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     return Run(name, calls, list(dict.fromkeys(linears)), paths[base], shape, logits)
 
 
-class _NoneFound(TorchDispatchMode):
+class _NoneFound(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Loops over the experts that tokens have chosen find none: on the meta device nothing is chosen."""
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

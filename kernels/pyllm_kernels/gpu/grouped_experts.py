@@ -1,0 +1,337 @@
+"""Layers of experts on a GPU: products of the tokens of each expert with its matrices, and each token's weighted sum.
+
+A program multiplies rows of one expert, in the steps of the linear of the matrix's format: see `linear_tile.py`. As
+there, except for float32, the number of rows picks one of two tiles, here that of an expert on average. Both add up
+features in the same steps, and that this makes tokens bitwise equal across the two has not been tested on a GPU. With
+`batch_invariant` there is one tile, and a token's result does not depend on the others. The results of a token are
+added in the order of its experts, in float32, and rounded once.
+"""
+# Triton traces a kernel's text: its arguments have no Python types.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pyllm_kernels.cards import Card, card_of
+from pyllm_kernels.cpu_linear import PackedLinear
+from pyllm_kernels.experts import ExpertMatrices, Router
+from pyllm_kernels.gpu.elementwise import activate_gated
+from pyllm_kernels.gpu.expert_routing import Blocks, align_block_size, choose_experts
+from pyllm_kernels.gpu.linear_fp8 import fp8_sums
+from pyllm_kernels.gpu.linear_invariant import float_sums
+from pyllm_kernels.gpu.linear_tile import Tile, blocks_of_program, float_tile, options_of
+from pyllm_kernels.gpu.linear_w4a16 import w4a16_block_k, w4a16_sums
+from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
+from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, dtype_name
+from pyllm_kernels.quantised_shapes import check_w8a8, fp8_block, fp8_scale_block, w4a16_group_size
+from pyllm_kernels.reference import ACTIVATIONS
+
+_COLUMNS_AT_ONCE = 1024
+_FEATURES_UNIT = 32
+_LARGE_TILE = 64 * 64
+_MAX_EXPERTS = 1024  # The scores of a token are in the registers of one program.
+_FORMATS = {*FLOAT_DTYPES, "q4_0", "q4_1", "int8", "float8_e4m3fn"}
+_MAX_PAIRS = 2**31 - 2**20  # int32 has room for them, and for what a program reads past their end.
+
+
+def experts(
+    x: Tensor,
+    logits: Tensor,
+    router: Router,
+    kind: str,
+    matrices: ExpertMatrices,
+    *,
+    batch_invariant: bool = False,
+    card: Card | None = None,
+) -> Tensor:
+    _check(x, logits, router, kind, matrices)
+    (tokens, hidden), output = x.shape, torch.empty_like(x)
+    if not tokens:
+        return output
+    has_dot = has_integer_dot(card or card_of(x.device))
+    tile = _tile(x, router, matrices, has_dot, batch_invariant)
+    choice = choose_experts(logits, router)
+    step = _Step(align_block_size(choice.experts, router, tile.block_m), choice.experts.numel(), tile, has_dot)
+    activated = _grouped_product(x, matrices.up, router.count, step, _Gate(matrices.gate, kind))
+    results = _grouped_product(activated, matrices.down, router.count, step)
+    _weighted_sum_kernel[(tokens, triton.cdiv(hidden, _COLUMNS_AT_ONCE))](
+        results,
+        choice.experts,
+        choice.weights,
+        output,
+        FIRST=router.first,
+        COUNT=router.count,
+        ACTIVE=router.active,
+        HIDDEN=hidden,
+        BLOCK=_COLUMNS_AT_ONCE,
+        num_warps=4,
+        enable_fp_fusion=True,
+    )
+    return output
+
+
+class _Step(NamedTuple):
+    """What the products of a step have in common."""
+
+    blocks: Blocks
+    num_pairs: int
+    tile: Tile
+    has_dot: bool
+
+
+class _Gate(NamedTuple):
+    matrix: PackedLinear
+    kind: str  # of the activation
+
+
+class _Layout(NamedTuple):
+    """How a matrix is multiplied, in terms of its linear's kernel."""
+
+    format: str  # "float", "w4a16", "w8a8" or "fp8"
+    block_k: int
+    scale_features: int = 0
+    scales_a_row: int = 0
+
+
+def _check(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> None:
+    """`ValueError` where the arguments do not fit each other."""
+    num_experts, active, first, count = router.num_experts, router.active, router.first, router.count
+    if not 0 < active <= num_experts or count < 1 or first < 0 or first + count > num_experts:
+        raise ValueError(
+            f"{active} of {num_experts} experts, of which those from {first} on, {count} in number, are here"
+        )
+    if num_experts > _MAX_EXPERTS:
+        raise ValueError(f"{num_experts} experts: there may be up to {_MAX_EXPERTS}")
+    if kind not in ACTIVATIONS:
+        raise ValueError(f'no activation "{kind}": there are {", ".join(ACTIVATIONS)}')
+    if x.ndim != 2 or not x.is_contiguous() or dtype_name(x.dtype) not in FLOAT_DTYPES:
+        raise ValueError(
+            f"x is {x.dtype} {list(x.shape)} with strides {x.stride()}: give contiguous floats in a matrix"
+        )
+    tokens, hidden = x.shape
+    if logits.shape != (tokens, num_experts) or logits.dtype is not x.dtype or not logits.is_contiguous():
+        raise ValueError(
+            f"logits are {logits.dtype} {list(logits.shape)} with strides {logits.stride()}: {tokens} tokens take "
+            f"contiguous {x.dtype} [{tokens}, {num_experts}]"
+        )
+    if tokens * active > _MAX_PAIRS:
+        raise ValueError(f"{tokens} tokens of {active} experts each: a step has up to {_MAX_PAIRS} such pairs")
+    size = matrices.gate.out_features // count
+    shapes = {"gate": (size, hidden), "up": (size, hidden), "down": (hidden, size)}
+    for name, (outputs, features) in shapes.items():
+        packed: PackedLinear = getattr(matrices, name)
+        if packed.out_features % (count * _FEATURES_UNIT):
+            raise ValueError(
+                f"{packed.out_features} outputs are not those of {count} experts, each a multiple of {_FEATURES_UNIT}"
+            )
+        is_float, is_rusts = packed.format in FLOAT_DTYPES, packed.layout is not None
+        if packed.format not in _FORMATS or is_float == bool(packed.factors) or is_rusts:
+            raise ValueError(f"the experts' matrices {name} are {packed.format}, not packed for Triton")
+        if not packed.data.is_contiguous():
+            raise ValueError(f"the experts' matrices {name} have strides {packed.data.stride()}: give contiguous rows")
+        found = packed.out_features // count, packed.data.shape[1] * (2 if packed.format in GGUF_BLOCKS else 1)
+        if found != (outputs, features) or packed.dtype is not x.dtype:
+            raise ValueError(
+                f"an expert's matrix {name} is {packed.dtype} {list(found)}, beside {x.dtype} {[outputs, features]}"
+            )
+
+
+def _tile(x: Tensor, router: Router, matrices: ExpertMatrices, has_dot: bool, batch_invariant: bool) -> Tile:
+    formats = {matrix.format for matrix in (matrices.gate, matrices.up, matrices.down)}
+    if "int8" in formats and not has_dot:
+        return w8a8_tile(0, has_dot)
+    rows_an_expert = triton.cdiv(len(x) * router.active, router.num_experts)
+    tile = float_tile(x, rows_an_expert, 0, batch_invariant)
+    # A large tile of a gate stays in registers beside the product's: twice the warps have room for both.
+    return tile._replace(num_warps=8) if tile.block_m * tile.block_n > _LARGE_TILE else tile
+
+
+def _layout(x: Tensor, packed: PackedLinear, has_dot: bool) -> _Layout:
+    float_block_k = 64 if x.element_size() == 2 else 32
+    if packed.format in FLOAT_DTYPES:
+        return _Layout("float", float_block_k)
+    if packed.format == "int8":
+        check_w8a8(x, packed.data, packed.factors[0], None)
+        return _Layout("w8a8", w8a8_tile(0, has_dot).block_k)
+    if packed.format == "float8_e4m3fn":
+        scales = packed.factors[0]
+        _, scale_features = fp8_scale_block(x, packed.data, scales, None, fp8_block(packed))
+        return _Layout("fp8", float_block_k, scale_features, scales.shape[1])
+    scales, minimums = packed.factors
+    group_size = w4a16_group_size(x, packed.data, scales, minimums, None)
+    return _Layout("w4a16", w4a16_block_k(x, group_size), group_size)
+
+
+def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, gate: _Gate | None = None) -> Tensor:
+    """Each pair's row of x, of which a token or a pair has one, times the matrix of its expert; [pairs, out_features].
+
+    With a gate, `act(gate product) * product`. Rows of pairs whose expert is not here are left as they are in memory.
+    """
+    out_features = packed.out_features // count
+    output = torch.empty((step.num_pairs, out_features), dtype=x.dtype, device=x.device)
+    num_blocks, tile = len(step.blocks.experts), step.tile
+    matrices = [packed] if gate is None else [packed, gate.matrix]
+    is_quantised = any(matrix.format == "int8" for matrix in matrices)
+    _grouped_kernel[(num_blocks * triton.cdiv(out_features, tile.block_n),)](
+        (x, *(quantise_rows(x) if is_quantised else (None, None))),
+        _elements(packed),
+        None if gate is None else _elements(gate.matrix),
+        step.blocks.pairs,
+        step.blocks.experts,
+        output,
+        num_blocks,
+        ROWS_A_TOKEN=step.num_pairs // len(x),
+        IN_FEATURES=x.shape[1],
+        OUT_FEATURES=out_features,
+        LAYOUT=tuple(_layout(x, packed, step.has_dot)),
+        GATE_LAYOUT=None if gate is None else tuple(_layout(x, gate.matrix, step.has_dot)),
+        KIND=None if gate is None else gate.kind,
+        INTEGER_DOT=step.has_dot,
+        **{name: value for name, value in options_of(tile).items() if name != "BLOCK_K"},
+    )
+    return output
+
+
+def _elements(packed: PackedLinear) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Elements, scales and minimums."""
+    data = packed.data.view(torch.uint8) if packed.format == "float8_e4m3fn" else packed.data
+    scales, minimums = (*packed.factors, None, None)[:2]
+    return data, scales, minimums
+
+
+# A compiler that knew the blocks to be 1, or a multiple of 16, might choose another order.
+@triton.jit(do_not_specialize=["num_blocks"])
+def _grouped_kernel(
+    x,
+    matrix,
+    gate_matrix,
+    pairs_ptr,
+    block_experts_ptr,
+    output_ptr,
+    num_blocks,
+    ROWS_A_TOKEN: tl.constexpr,
+    IN_FEATURES: tl.constexpr,
+    OUT_FEATURES: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    GATE_LAYOUT: tl.constexpr,
+    KIND: tl.constexpr,
+    INTEGER_DOT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_M: tl.constexpr,
+):
+    block_m, block_n = blocks_of_program(num_blocks, OUT_FEATURES, BLOCK_N, GROUP_M)
+    expert = tl.load(block_experts_ptr + block_m).to(tl.int64)
+    if expert < 0:
+        return
+    pairs = tl.load(pairs_ptr + block_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
+    is_row = pairs >= 0
+    columns = block_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_output = columns < OUT_FEATURES
+    rows, outputs = pairs // ROWS_A_TOKEN, expert * OUT_FEATURES + columns
+    dtype: tl.constexpr = output_ptr.dtype.element_ty
+    # What the activation takes is rounded, as a linear's result is; the sooner, the fewer registers it needs.
+    if KIND is None:
+        product = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT)
+    else:
+        gate = _sums(x, rows, is_row, gate_matrix, outputs, is_output, IN_FEATURES, GATE_LAYOUT, INTEGER_DOT).to(dtype)
+        up = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT).to(dtype)
+        product = activate_gated(gate.to(tl.float32), up.to(tl.float32), KIND)
+    pointers = output_ptr + pairs[:, None] * OUT_FEATURES + columns[None, :]
+    tl.store(pointers, tl.trans(product).to(dtype), mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def _sums(
+    x,
+    rows,
+    is_row,
+    matrix,
+    outputs,
+    is_output,
+    IN_FEATURES: tl.constexpr,
+    LAYOUT: tl.constexpr,
+    INTEGER_DOT: tl.constexpr,
+):
+    """`matrix @ x.T` of some outputs and rows, by the linear of the format; float32 [outputs, rows]."""
+    FORMAT: tl.constexpr = LAYOUT[0]
+    BLOCK_K: tl.constexpr = LAYOUT[1]
+    SCALE_FEATURES: tl.constexpr = LAYOUT[2]
+    SCALES_A_ROW: tl.constexpr = LAYOUT[3]
+    x_ptr, x_integers_ptr, x_scales_ptr = x
+    elements_ptr, scales_ptr, minimums_ptr = matrix
+    if FORMAT == "float":
+        sums = float_sums(elements_ptr, outputs, is_output, x_ptr, rows, is_row, IN_FEATURES, BLOCK_K)
+    elif FORMAT == "w4a16":
+        sums = w4a16_sums(
+            x_ptr,
+            rows,
+            is_row,
+            elements_ptr,
+            scales_ptr,
+            minimums_ptr,
+            outputs,
+            is_output,
+            IN_FEATURES,
+            SCALE_FEATURES,
+            BLOCK_K,
+        )
+    elif FORMAT == "w8a8":
+        sums = w8a8_sums(
+            x_integers_ptr,
+            x_scales_ptr,
+            rows,
+            is_row,
+            elements_ptr,
+            scales_ptr,
+            outputs,
+            is_output,
+            IN_FEATURES,
+            INTEGER_DOT,
+            BLOCK_K,
+        )
+    else:
+        tl.static_assert(FORMAT == "fp8")
+        sums = fp8_sums(
+            x_ptr,
+            rows,
+            is_row,
+            elements_ptr,
+            scales_ptr,
+            outputs,
+            is_output,
+            IN_FEATURES,
+            SCALES_A_ROW,
+            1,
+            SCALE_FEATURES,
+            BLOCK_K,
+        )
+    return sums
+
+
+@triton.jit
+def _weighted_sum_kernel(
+    results_ptr,
+    experts_ptr,
+    weights_ptr,
+    output_ptr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    ACTIVE: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_column = columns < HIDDEN
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for pair in range(token * ACTIVE, (token + 1) * ACTIVE):
+        expert = tl.load(experts_ptr + pair)
+        if (expert >= FIRST) & (expert < FIRST + COUNT):
+            results = tl.load(results_ptr + pair * HIDDEN + columns, mask=is_column, other=0.0).to(tl.float32)
+            total = tl.fma(results, tl.broadcast_to(tl.load(weights_ptr + pair), [BLOCK]), total)
+    tl.store(output_ptr + token * HIDDEN + columns, total.to(output_ptr.dtype.element_ty), mask=is_column)

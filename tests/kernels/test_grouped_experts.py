@@ -1,0 +1,239 @@
+"""Layers of experts in Triton beside the reference, in each format; and a token alone and among others.
+
+As for the linears, bfloat16 needs a card: Triton 3.9's interpreter gets its `tl.dot` wrong.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from pyllm_kernels import (
+    ExpertMatrices,
+    Kernels,
+    MatrixRows,
+    PackedLinear,
+    Router,
+    batch_invariant,
+    dtype_name,
+    reference,
+    select,
+)
+from torch import Tensor
+
+from tests.kernels.quantised_weights import DTYPES, needs_card, rows_of
+
+HIDDEN, SIZE, EXPERTS = 96, 64, 5
+KINDS = ["float", "q4_0", "q4_1", "int8", "fp8 64", "fp8 96"]
+# Several roundings to the dtype; an element of int8 may be rounded to its neighbour.
+NUMPY_WARNS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # As the interpreter computes NaNs.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+
+
+@pytest.fixture
+def triton(device: torch.device) -> Kernels:
+    return select("triton", device)
+
+
+def pack(kernels: Kernels, kind: str, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> PackedLinear:
+    outputs, features = shape
+    if kind == "float":
+        return kernels.pack_linear((torch.randn(outputs, features) * features**-0.5).to(dtype).to(device))
+    rows: MatrixRows = rows_of(kind, outputs, features)
+    packed = kernels.pack_rows([rows], kernels.kept_format(rows) or dtype_name(dtype), dtype).to(device)
+    assert packed.factors
+    return packed
+
+
+def matrices_of(
+    kernels: Kernels, kinds: tuple[str, str, str], dtype: torch.dtype, device: torch.device
+) -> ExpertMatrices:
+    shapes = (EXPERTS * SIZE, HIDDEN), (EXPERTS * SIZE, HIDDEN), (EXPERTS * HIDDEN, SIZE)
+    return ExpertMatrices(
+        *(pack(kernels, kind, shape, dtype, device) for kind, shape in zip(kinds, shapes, strict=True))
+    )
+
+
+def inputs(tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    x, logits = (torch.randn(tokens, width).to(dtype).to(device) for width in (HIDDEN, EXPERTS))
+    return x / 8, logits
+
+
+def part_of(packed: PackedLinear, first: int, count: int) -> PackedLinear:
+    """The matrices of some of the experts."""
+    size = packed.out_features // EXPERTS
+    rows = slice(first * size, (first + count) * size)
+    factors = tuple(factor[rows].contiguous() for factor in packed.factors)
+    return replace(packed, data=packed.data[rows].contiguous(), factors=factors)
+
+
+def check(actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """To a share of the largest number of a token."""
+    assert actual.dtype is expected.dtype
+    largest = expected.double().abs().amax(dim=-1, keepdim=True).clamp(min=1e-9)
+    assert ((actual.double() - expected.double()).abs() / largest).max() <= tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 7, 90])
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_the_reference(kind: str, tokens: int, dtype: torch.dtype, triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(tokens, dtype, device)
+    matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    output = triton.experts(x, logits, router, "silu", matrices)
+    check(
+        output, reference.experts(x, logits, router, "silu", matrices), max(TOLERANCE[dtype], 0.02 * (kind == "int8"))
+    )
+
+
+@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize(("active", "normalised"), [(1, True), (1, False), (3, True), (3, False), (EXPERTS, False)])
+def test_rules_and_activations(kind: str, active: int, normalised: bool, triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(19, torch.float32, device)
+    # What is quantised in several formats, as GGUF's files are.
+    matrices = matrices_of(triton, ("q4_0", "float", "fp8 64"), torch.float32, device)
+    router = Router(EXPERTS, active, normalised, 0, EXPERTS)
+    check(
+        triton.experts(x, logits, router, kind, matrices),
+        reference.experts(x, logits, router, kind, matrices),
+        TOLERANCE[torch.float32],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("favourites", [(3, 1), (0, 4)])
+def test_all_tokens_to_two_experts(
+    favourites: tuple[int, int], dtype: torch.dtype, triton: Kernels, device: torch.device
+) -> None:
+    """The others have no rows, and these have several tiles of them."""
+    x, logits = inputs(140, dtype, device)
+    logits[:, list(favourites)] += 100
+    matrices = matrices_of(triton, ("float", "float", "float"), dtype, device)
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    output = triton.experts(x, logits, router, "silu", matrices)
+    check(output, reference.experts(x, logits, router, "silu", matrices), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("kind", ["float", "q4_1", "int8", "fp8 64"])
+def test_ranks_with_some_of_the_experts_add_up(kind: str, triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(23, torch.float32, device)
+    whole = matrices_of(triton, (kind, kind, kind), torch.float32, device)
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    total = torch.zeros_like(x)
+    for first, count in ((0, 1), (1, 3), (4, 1)):
+        own = ExpertMatrices(*(part_of(packed, first, count) for packed in (whole.gate, whole.up, whole.down)))
+        rank = replace(router, first=first, count=count)
+        part = triton.experts(x, logits, rank, "silu", own)
+        check(part + 1, reference.experts(x, logits, rank, "silu", own) + 1, 0.02 if kind == "int8" else 1e-5)
+        total += part
+    check(total, triton.experts(x, logits, router, "silu", whole), 1e-5)
+
+
+@NUMPY_WARNS
+def test_a_token_whose_experts_are_elsewhere_gets_nothing(triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(6, torch.float32, device)
+    logits[2:4, :2] += 100
+    whole = matrices_of(triton, ("float", "float", "float"), torch.float32, device)
+    own = ExpertMatrices(*(part_of(packed, 2, 3) for packed in (whole.gate, whole.up, whole.down)))
+    output = triton.experts(x, logits, Router(EXPERTS, 2, True, 2, 3), "silu", own)
+    assert not output[2:4].any()
+    x[2:4] = torch.nan
+    logits[2:4, 0] = torch.nan
+    assert torch.equal(triton.experts(x, logits, Router(EXPERTS, 2, True, 2, 3), "silu", own)[:2], output[:2])
+
+
+def test_no_tokens(triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(0, torch.float16, device)
+    matrices = matrices_of(triton, ("float", "float", "float"), torch.float16, device)
+    assert triton.experts(x, logits, Router(EXPERTS, 2, True, 0, EXPERTS), "silu", matrices).shape == (0, HIDDEN)
+
+
+@NUMPY_WARNS
+@pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 50), (torch.float16, 90)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_batch_invariant_tokens_are_bitwise_the_same_alone(
+    kind: str, dtype: torch.dtype, tokens: int, triton: Kernels, device: torch.device
+) -> None:
+    x, logits = inputs(tokens, dtype, device)
+    logits[:, 2] += 2  # This expert has more rows than a tile.
+    matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+
+    def compute(some: slice) -> Tensor:
+        experts = batch_invariant(triton).experts
+        return experts(x[some].contiguous(), logits[some].contiguous(), router, "silu", matrices)
+
+    together = compute(slice(None))
+    for some in (slice(0, 1), slice(17, 18), slice(3, 30), slice(tokens - 1, tokens)):
+        assert torch.equal(compute(some), together[some])
+    x[5], logits[6] = torch.nan, torch.nan
+    others = torch.ones(tokens, dtype=torch.bool, device=device)
+    others[5:7] = False
+    assert torch.equal(compute(slice(None))[others], together[others])
+
+
+@pytest.mark.gpu
+@needs_card  # NumPy, which the interpreter multiplies with, has another order of sums for another size of tile.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_few_tokens_are_bitwise_the_same_among_many(
+    kind: str, dtype: torch.dtype, triton: Kernels, device: torch.device
+) -> None:
+    x, logits = inputs(170, dtype, device)
+    matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    together = triton.experts(x, logits, router, "silu", matrices)
+    assert torch.equal(triton.experts(x[:9], logits[:9], router, "silu", matrices), together[:9])
+
+
+@pytest.mark.gpu
+@needs_card
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cuda_graph_holds_it(kind: str, triton: Kernels, device: torch.device) -> None:
+    """Captured with one routing, replayed with others."""
+    x, logits = inputs(40, torch.float16, device)
+    matrices = matrices_of(triton, (kind, kind, kind), torch.float16, device)
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    triton.experts(x, logits, router, "silu", matrices)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = triton.experts(x, logits, router, "silu", matrices)
+    for shift in (1, 100):
+        x.add_(0.1)
+        logits[:, shift % EXPERTS] += shift
+        graph.replay()
+        assert torch.equal(output, triton.experts(x, logits, router, "silu", matrices))
+
+
+def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(3, torch.float32, device)
+    good = matrices_of(triton, ("float", "q4_0", "float"), torch.float32, device)
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    half = matrices_of(triton, ("float", "float", "float"), torch.float16, device)
+    thin = triton.pack_linear(torch.zeros(EXPERTS * 16, HIDDEN, device=device))
+    many = torch.empty(2**22, 32, device="meta"), torch.empty(2**22, 1024, device="meta")
+    aside = triton.pack_linear(torch.zeros(EXPERTS * SIZE, 2 * HIDDEN, device=device)[:, :HIDDEN])
+    rust = select("cpu", "cpu").pack_linear(torch.zeros(EXPERTS * SIZE, HIDDEN))
+    for arguments, message in (
+        ((x, logits, replace(router, active=6), "silu", good), "6 of 5 experts"),
+        ((x, logits, replace(router, num_experts=1025), "silu", good), "1025 experts: there may be up to 1024"),
+        ((*many, Router(1024, 600, True, 0, 5), "silu", good), "4194304 tokens of 600 experts each"),
+        ((x, logits, replace(router, first=3, count=3), "silu", good), "those from 3 on, 3 in number"),
+        (
+            (x, logits, replace(router, count=3), "silu", replace(good, gate=thin)),
+            "80 outputs are not those of 3 experts",
+        ),
+        ((x, logits, router, "silu", replace(good, gate=thin, up=thin)), "experts, each a multiple of 32"),
+        ((x, logits, router, "silu", replace(good, down=good.up)), r"matrix down is torch.float32 \[64, 96\], beside"),
+        ((x, logits, router, "silu", half), r"matrix gate is torch.float16 .*, beside torch.float32"),
+        ((x, logits, router, "silu", replace(good, up=rust)), "matrices up are float32, not packed for Triton"),
+        ((x, logits, router, "silu", replace(good, up=aside)), r"matrices up have strides \(192, 1\)"),
+        ((x, logits, router, "relu", good), 'no activation "relu": there are silu, gelu, gelu_tanh'),
+        ((x, logits[:2], router, "silu", good), r"logits are torch.float32 \[2, 5\] .*: 3 tokens take"),
+        ((x, logits.half(), router, "silu", good), "logits are torch.float16"),
+        ((x.double(), logits.double(), router, "silu", good), r"x is torch.float64"),
+        ((x[:, 0], logits, router, "silu", good), r"x is torch.float32 \[3\]"),
+        ((x[:, ::2], logits, router, "silu", good), r"with strides \(96, 2\): give contiguous"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            triton.experts(*arguments)
