@@ -3,7 +3,7 @@ from .generation_config import SamplingDefaults, parse_overrides
 from .gguf_types import BLOCK_SIZES, FLOAT_TYPES, REQUANTISED_TYPES
 from .hub import Hub, find_model, size_text
 from .hub_cache import CachedModel, cached_models, remove
-from .huggingface import read_generation_config
+from .huggingface import Probe, read_generation_config
 from .model_name import HubName, parse_hub_name, parse_model
 from .quantization_config import QuantizationMethod
 from .reader import embedded_model, read_checkpoint
@@ -18,6 +18,7 @@ __all__ = [
     "Checkpoint",
     "Hub",
     "HubName",
+    "Probe",
     "QuantizationMethod",
     "SamplingDefaults",
     "TokenizerFiles",

@@ -13,6 +13,7 @@ from typing import cast, get_args
 import msgspec
 
 from pyllm.checkpoint.gguf_types import BLOCK_SIZES, FLOAT_TYPES
+from pyllm.checkpoint.huggingface import Probe
 from pyllm.checkpoint.quantization_config import QuantizationMethod
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.checkpoint.types import Checkpoint
@@ -34,7 +35,7 @@ from pyllm.core.policy_plugins import find_policy
 from pyllm.core.recording import check_recording_path
 from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
-from pyllm.families.spec import TransformersSpec, check_tensor_parallel
+from pyllm.families.spec import check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
 from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
@@ -56,21 +57,18 @@ QUEUE_PER_SEQUENCE = 16
 LEAST_QUEUE = 256
 
 
-def resolve_config(config: EngineConfig) -> tuple[EngineConfig, Checkpoint]:
+def resolve_config(config: EngineConfig, probe: Probe = probe_model) -> tuple[EngineConfig, Checkpoint]:
     """Read the model's description and replace everything that is `auto` or None.
 
     Raises:
         ConfigError: the model cannot be read, or two settings do not go together.
     """
     model = config.model
-    checkpoint = read_checkpoint(
-        model.model, tokenizer=model.tokenizer, implementation=model.model_impl, probe=probe_model
-    )
+    checkpoint = read_checkpoint(model.model, tokenizer=model.tokenizer, implementation=model.model_impl, probe=probe)
     checkpoint = with_overrides(checkpoint, model)
     spec = checkpoint.spec
-    if spec.transformers is not None:
-        _check_transformers(config, spec.transformers)
-    if checkpoint.skipped:
+    _check_transformers(config, checkpoint)
+    if checkpoint.skipped and spec.transformers is None:
         parts = ", ".join(sorted({name.partition(".")[0] for name in checkpoint.skipped}))
         logger.warning("%d tensors are not loaded, as only text is supported: %s", len(checkpoint.skipped), parts)
     device, cards = config.device.device, _cuda_device_count()
@@ -135,8 +133,11 @@ def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: st
     return SPECULATIVE_TOKENS if is_exact else 0
 
 
-def _check_transformers(config: EngineConfig, model: TransformersSpec) -> None:
-    """Refuse what is promised of our own models alone, and say what is not promised here."""
+def _check_transformers(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Of a model of transformers, refuse what is promised of our own alone, and say what is not promised here."""
+    spec = checkpoint.spec
+    if spec.transformers is None:
+        return
     promises = {
         "batch_invariant": config.device.batch_invariant,
         "num_speculative_tokens": config.scheduler.num_speculative_tokens,
@@ -147,8 +148,11 @@ def _check_transformers(config: EngineConfig, model: TransformersSpec) -> None:
     logger.warning(
         "transformers %s computes this model: eagerly and without drafts; numbers depend on the batch in their last "
         "bits, so a stream that goes on after a crash may have other tokens than without it",
-        model.version,
+        spec.transformers.version,
     )
+    if checkpoint.skipped:
+        listed = ", ".join(checkpoint.skipped[:5])
+        logger.warning("%d tensors are not loaded, as it has no such parameter: %s", len(checkpoint.skipped), listed)
 
 
 def _check_batch_invariant(config: EngineConfig, file_dtype: str, device: str) -> None:

@@ -70,10 +70,9 @@ class TransformersModel:
             if not any(re.search(pattern, name) for pattern in ignored)
         )
         if missing:
-            raise ConfigError(
-                f"the model's files have no tensor for {', '.join(missing[:5])} of {len(missing)} parameters"
-            )
-        self._model.to(self._placement.device)  # type: ignore[arg-type]  # whose type is that of a wrapper
+            listed = ", ".join(missing[:5])
+            raise ConfigError(f"the model's files have no tensor for {len(missing)} parameters: {listed}")
+        self._model.to(self._placement.device)  # type: ignore[arg-type]  # a wrapper's type
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix of our layers but the embedding and the head, in order."""

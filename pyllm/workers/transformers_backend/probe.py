@@ -287,12 +287,6 @@ def _names(model: PreTrainedModel, tensors: Mapping[str, tuple[int, ...]]) -> _N
     for one, other in [*tied.items(), *((source, target) for target, source in tied.items())]:
         if one not in sources and other in sources:
             sources[one] = sources[other]
-    ignored = [*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq", r"(^|\.)position_ids$"]
-    if unknown := [key for key in unexpected if not any(re.search(pattern, key) for pattern in ignored)]:
-        raise ConfigError(
-            f"{len(unknown)} tensors belong to no parameter of {type(model).__name__} in transformers "
-            f"{transformers.__version__}: {', '.join(unknown[:5])}"
-        )
     return _Names(sources, frozenset(unexpected))
 
 

@@ -18,6 +18,7 @@ from pyllm.checkpoint.huggingface import read_huggingface
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.families.registry import ModelImpl
 from pyllm.workers.kernel_features import check_supported
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
@@ -74,10 +75,11 @@ def reference(model: PreTrainedModel, prompt: Tokens) -> Tokens:
     return ids[0, len(prompt) :].tolist()
 
 
-def answers(folder: Path, **options: object) -> list[Tokens]:
+def answers(folder: Path, implementation: ModelImpl = "transformers", **options: object) -> list[Tokens]:
     """Our greedy tokens: the long prompt in two chunks, the short one beside the second, then both together."""
-    engine = resolved(str(folder), max_model_len=128, **options)
-    checkpoint = read_huggingface(folder, implementation="transformers", probe=probe)
+    checkpoint = read_huggingface(folder, implementation=implementation, probe=probe)
+    chosen = {"max_model_len": 128, "quantization": checkpoint.quantization or "none"} | options
+    engine = resolved(str(folder), **chosen)
     check_supported(checkpoint.spec, engine.device, "cpu", {engine.model.dtype})
     config = WorkerConfig(engine=engine, checkpoint=checkpoint, rank=0, address="", rendezvous="")
     runner = ModelRunner(config, RankGroup())
