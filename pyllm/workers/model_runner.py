@@ -19,7 +19,6 @@ from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ProtocolError
 from pyllm.families.kv_layout import kv_groups
-from pyllm.families.spec import ModelSpec
 from pyllm.wire.messages import Sampled, Step
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
@@ -120,7 +119,7 @@ class ModelRunner:
             threading.Thread(target=self._load_grammars, name="load-grammars", daemon=True).start()
         cache = open_packed_cache(self._engine, self._checkpoint, self._placement.group.rank)
         table = TensorTable(self._checkpoint)
-        self.model = _causal_model(self._spec, replace(self._placement, cache=cache), table)
+        self.model = self._causal_model(replace(self._placement, cache=cache), table)
         reader = weight_reader(self._checkpoint, table)
         self.model.load(ProgressReader(reader, self._checkpoint, advance))
         if cache is not None:
@@ -307,6 +306,13 @@ class ModelRunner:
         """Whether a graph can hold a step on this CPU: there is no exchange between ranks and no float16."""
         return self._placement.group.size == 1 and torch.float16 not in {self._placement.dtype, self._cache_shape.dtype}
 
+    def _causal_model(self, placement: Placement, table: TensorTable) -> CausalModel:
+        if self._spec.transformers is None:
+            return Decoder(self._spec, placement)
+        from pyllm.workers.transformers_backend.model import TransformersModel  # Nobody else waits for its import.
+
+        return TransformersModel(self._spec, placement, table.unmapped(), self._max_model_len)
+
     def _check_isolation(self) -> None:
         from pyllm.workers.transformers_backend.isolation import NUM_TOKENS, check_isolation
         from pyllm.workers.transformers_backend.model import TransformersModel
@@ -355,14 +361,6 @@ class ModelRunner:
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return int(total * self._engine.cache.gpu_memory_utilization) - (total - free) - peak
-
-
-def _causal_model(spec: ModelSpec, placement: Placement, table: TensorTable) -> CausalModel:
-    if spec.transformers is None:
-        return Decoder(spec, placement)
-    from pyllm.workers.transformers_backend.model import TransformersModel  # Nobody else waits for its import.
-
-    return TransformersModel(spec, placement, table.unmapped())
 
 
 class RunningStep:

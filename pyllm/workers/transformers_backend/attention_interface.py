@@ -27,10 +27,30 @@ _HARMLESS = frozenset(
 )
 
 
-class Mask(NamedTuple):
-    """What a model takes for a mask: who sees whom, as transformers describes it, before it is made a tensor."""
+class Mask:
+    """What a model takes for a mask: who sees whom, as transformers describes it, before it is made a tensor.
 
-    sees: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # of batch, head, query and key: bool
+    `sees` takes batch, head, query and key, and gives bool. A model that does more with it than to pass it on computes
+    attention itself, and raises `ConfigError`.
+    """
+
+    __slots__ = ("sees",)
+
+    def __init__(self, sees: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]) -> None:
+        self.sees = sees
+
+    def __getattr__(self, name: str) -> Any:
+        raise _computes_itself()
+
+    def __getitem__(self, index: object) -> Any:
+        raise _computes_itself()
+
+    def __radd__(self, other: object) -> Any:
+        raise _computes_itself()
+
+
+def _computes_itself() -> ConfigError:
+    return ConfigError("it computes attention itself, and not by transformers' interface")
 
 
 class Call(NamedTuple):

@@ -30,10 +30,10 @@ from pyllm.workers.transformers_backend.probe import hidden_of, inputs
 class TransformersModel:
     """The whole model, or one rank's share of it. `others` are the file's tensors that transformers takes itself."""
 
-    def __init__(self, spec: ModelSpec, placement: Placement, others: dict[str, Tensor]) -> None:
+    def __init__(self, spec: ModelSpec, placement: Placement, others: dict[str, Tensor], max_model_len: int) -> None:
         assert spec.transformers is not None, "the probe found no model of transformers"
         self.spec, self.dtype = spec, placement.dtype
-        self._placement, self._others = placement, others
+        self._placement, self._others, self._max_model_len = placement, others, max_model_len
         self._model = build(spec.transformers.config, placement.dtype, "cpu")
         # By the names of its own parameters, so before ours take their places.
         self._mapping: list[Any] = get_model_conversion_mapping(self._model)
@@ -72,6 +72,9 @@ class TransformersModel:
         if missing:
             listed = ", ".join(missing[:5])
             raise ConfigError(f"the model's files have no tensor for {len(missing)} parameters: {listed}")
+        for module in self._model.modules():
+            if hasattr(module, "rope_type"):
+                _fix_rotation(module, self._max_model_len)
         self._model.to(self._placement.device)  # type: ignore[arg-type]  # a wrapper's type
 
     def matrices(self) -> Iterator[PackedLinear]:
@@ -140,6 +143,22 @@ class TransformersModel:
             yield
         finally:
             del self._base.forward
+
+
+def _fix_rotation(rotation: Any, max_model_len: int) -> None:
+    """Choose the frequencies of contexts up to `max_model_len` for good, as `families/rope.py` does for our own models.
+
+    transformers chooses by the longest sequence of a batch.
+    """
+    last, nothing = torch.full((1, 1), max_model_len - 1), torch.zeros(1)
+    kinds = rotation.rope_type if isinstance(rotation.rope_type, dict) else {None: rotation.rope_type}
+    for layer_type, kind in kinds.items():
+        if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
+            rotation(nothing, last, *([] if layer_type is None else [layer_type]))
+            if layer_type is None:
+                rotation.rope_type = "default"
+            else:
+                rotation.rope_type[layer_type] = "default"
 
 
 class _Hidden(BaseModelOutputWithPast):

@@ -22,12 +22,14 @@ from transformers.pytorch_utils import Conv1D
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec, TransformersSpec
 from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
-from pyllm.workers.transformers_backend.attention_interface import Call, Mask, attending
+from pyllm.workers.transformers_backend.attention_interface import NAME, Call, Mask, attending
 from pyllm.workers.transformers_backend.build import build
 
 NUM_TOKENS = 7
 # Positions that masks are looked at up to: a window that is longer is found to be none.
 _LONGEST_WINDOW = 1 << 17
+# Kinds of layers, as configurations name them, of which attention is not all.
+_WITH_A_STATE = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "kda"})
 _SPLITS: Mapping[str, Literal["outputs", "inputs"]] = {"colwise": "outputs", "rowwise": "inputs"}
 # Each rank may have all of these: what they give is whole on every rank.
 _WHOLE = frozenset({"replicated_with_grad_allreduce", "embedding_rowwise"})
@@ -47,8 +49,10 @@ def probe(request: ProbeRequest) -> Probed:
         raise
     except Exception as error:
         name = json.loads(request.config)["architectures"][0]
-        text = str(error).partition("\n")[0]
-        raise ConfigError(f"{name} cannot be built with our attention: {type(error).__name__}: {text:.200}") from error
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if isinstance(error, KeyError) and error.args == (NAME,):
+            text = "it has attention of its own alone"
+        raise ConfigError(f"{name} cannot be built with our attention: {text:.200}") from error
     run = run_on_meta(model)
     sizes = _Sizes(*(max(getattr(call, name).shape[2] for call in run.calls) for name in ("query", "value")))
     first_position = _first_position(model)
@@ -133,6 +137,8 @@ def run_on_meta(model: PreTrainedModel) -> Run:
         ConfigError: it does not run, or not every layer calls our attention.
     """
     name, calls = type(model).__name__, list[Call]()
+    if kinds := _kinds_with_a_state(model):
+        raise ConfigError(f"{name} has layers of the kind {', '.join(kinds)}, which keep a state along the sequence")
 
     def attend(call: Call) -> Tensor:
         calls.append(call)
@@ -239,6 +245,12 @@ def _longest_context(model: PreTrainedModel) -> int:
         if isinstance(longest := getattr(config, name, None), int):
             return longest
     raise ConfigError(f"{type(model).__name__} has no max_position_embeddings")
+
+
+def _kinds_with_a_state(model: PreTrainedModel) -> list[str]:
+    config = model.config.get_text_config(decoder=True)
+    names = ("layer_types", "layers_block_type", "block_types")
+    return sorted({kind for name in names for kind in getattr(config, name, None) or ()} & _WITH_A_STATE)
 
 
 def _check_every_layer(name: str, model: PreTrainedModel, calls: Sequence[Call]) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+import msgspec
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -19,6 +20,7 @@ from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.registry import ModelImpl
+from pyllm.families.rope import at_context
 from pyllm.workers.kernel_features import check_supported
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
@@ -80,14 +82,15 @@ def answers(folder: Path, implementation: ModelImpl = "transformers", **options:
     checkpoint = read_huggingface(folder, implementation=implementation, probe=probe)
     chosen = {"max_model_len": 128, "quantization": checkpoint.quantization or "none"} | options
     engine = resolved(str(folder), **chosen)
+    context = engine.model.max_model_len or 0
+    checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(checkpoint.spec, context))
     check_supported(checkpoint.spec, engine.device, "cpu", {engine.model.dtype})
     config = WorkerConfig(engine=engine, checkpoint=checkpoint, rank=0, address="", rendezvous="")
     runner = ModelRunner(config, RankGroup())
     runner.load()
     runner.call("allocate", (64, 0))
-    planner = Planner(
-        num_groups=len(kv_groups(checkpoint.spec, 128, hybrid=True)), max_num_seqs=engine.scheduler.max_num_seqs
-    )
+    groups = kv_groups(checkpoint.spec, context, hybrid=True)
+    planner = Planner(num_groups=len(groups), max_num_seqs=engine.scheduler.max_num_seqs)
     long, short = prompts()
     for slot in (0, 1):
         planner.start(slot)

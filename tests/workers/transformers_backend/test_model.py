@@ -66,6 +66,17 @@ def test_a_tensor_with_a_number_that_is_not_finite_is_named(tmp_path: Path) -> N
         answers(tmp_path)
 
 
+@pytest.mark.parametrize("max_model_len", [64, 128])
+def test_rotations_are_those_of_the_context_and_not_of_the_batch(tmp_path: Path, max_model_len: int) -> None:
+    """As our own family has them, which chooses by the context, too."""
+    factors = [[1.0 + 0.1 * index for index in range(8)], [4.0 + index for index in range(8)]]
+    rope = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10_000.0}
+    rope |= dict(zip(("short_factor", "long_factor"), factors, strict=True))
+    folder = Path(write_tiny_model(tmp_path, max_position_embeddings=256, rope_parameters=rope))
+    found = answers(folder, max_model_len=max_model_len)
+    assert found == answers(folder, implementation="native", max_model_len=max_model_len)
+
+
 def test_the_reference_sees_its_prompt() -> None:
     model = tiny_model(causal_models()["LlamaForCausalLM"])
     first, second = (reference(model, prompt) for prompt in prompts())

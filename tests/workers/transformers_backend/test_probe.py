@@ -140,10 +140,13 @@ def test_names_of_old_files_and_tensors_that_transformers_skips_too() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("MambaForCausalLM", "does not call the attention of transformers' interface, which ours would replace"),
-        ("RecurrentGemmaForCausalLM", "3 of 4 layers have no attention, such as RecurrentGemmaDecoderLayer"),
-        ("BloomForCausalLM", "does not run with our attention: TypeError"),
-        ("GPTJForCausalLM", "cannot be built with our attention: KeyError"),
+        ("MambaForCausalLM", "has layers of the kind linear_attention, which keep a state along the sequence"),
+        ("OpenAIGPTLMHeadModel", "does not call the attention of transformers' interface, which ours would replace"),
+        ("MllamaForCausalLM", "1 of 4 layers have no attention, such as MllamaCrossAttentionDecoderLayer"),
+        ("BloomForCausalLM", "it computes attention itself, and not by transformers' interface"),
+        ("XGLMForCausalLM", "it computes attention itself, and not by transformers' interface"),
+        ("DeepseekV32ForCausalLM", "it computes attention itself, and not by transformers' interface"),
+        ("GPTJForCausalLM", "cannot be built with our attention: it has attention of its own alone"),
         ("Llama4ForCausalLM", "with a mask that depends on the tokens"),
         ("BertLMHeadModel", "with a mask that depends on the tokens|neither causal nor a window"),
     ],
@@ -185,7 +188,7 @@ def test_the_process_answers_with_what_it_found_or_with_the_reason() -> None:
     assert answer(request("LlamaForCausalLM")) == probe(request("LlamaForCausalLM"))
     refusal = answer(request("MambaForCausalLM"))
     assert isinstance(refusal, Refusal)
-    assert refusal.refused.startswith("MambaForCausalLM does not call the attention")
+    assert refusal.refused.startswith("MambaForCausalLM has layers of the kind linear_attention")
 
 
 Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]

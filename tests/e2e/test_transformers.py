@@ -1,0 +1,94 @@
+"""A model that transformers computes, through real processes."""
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyllm import LLM, SamplingParams
+from tests.e2e.server import Server
+from tests.e2e.titles import WORKER, find
+from tests.families.test_engine import check
+from tests.families.tiny_families import write_tiny_family
+from tests.tiny_model import write_tiny_model
+
+pytestmark = pytest.mark.timeout(300)  # A worker imports transformers.
+PROMPTS = [
+    [(17 * place * (seed + 1)) % 250 + 3 for place in range(length)] for seed, length in enumerate((70, 5, 33, 70))
+]
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), heads=4, kv_heads=2)
+
+
+def answers(model: str, **options: Any) -> tuple[list[list[int]], dict[str, Any]]:
+    """Of prompts that share a prefix, in chunks, with a cache that is too small for all of them."""
+    chosen = {"dtype": "float32", "max_num_batched_tokens": 32, "block_size": 8, "max_model_len": 128, **options}
+    with LLM(model, device="cpu", **chosen) as llm:
+        outputs = llm.generate([*PROMPTS, [*PROMPTS[0][:64], 9]], GREEDY)
+        return [output.outputs[0].token_ids for output in outputs], llm.stats()
+
+
+@pytest.fixture(scope="module")
+def native(tiny: str) -> list[list[int]]:
+    return answers(tiny)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"tensor_parallel_size": 2}, {"distributed_executor_backend": "uni"}])
+def test_tokens_are_those_of_the_family(tiny: str, native: list[list[int]], options: dict[str, Any]) -> None:
+    tokens, stats = answers(tiny, model_impl="transformers", **options)
+    assert tokens == native
+    assert stats["num_drafts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("gemma3", {}),
+        ("cohere2", {"kv_offloading_size": "8MiB"}),
+        ("qwen3-moe", {}),
+        ("gpt-oss", {}),
+        ("granite", {"tensor_parallel_size": 2}),
+    ],
+)
+def test_families_in_chunks_cached_and_preempted(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
+    ranks = options.pop("tensor_parallel_size", 1)
+    check(write_tiny_family(tmp_path, family), family, ranks, model_impl="transformers", **options)
+
+
+def test_a_server_says_who_computes_and_goes_on_without_a_worker(tiny: str) -> None:
+    with Server("--model", tiny, "--model-impl", "transformers", "--dtype", "float32") as server:
+        (card,) = get(f"{server.address}/v1/models")["data"]
+        assert (card["model_impl"], card["batch_invariant"]) == ("transformers", False)
+        body = {"prompt": PROMPTS[1], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        before = get(f"{server.address}/v1/completions", body)
+        (worker,) = find(server.process.pid, WORKER)
+        worker.kill()
+        after = get(f"{server.address}/v1/completions", body)
+        assert before["choices"][0]["text"] == after["choices"][0]["text"]
+    assert "computes this model: eagerly and without drafts" in server.log
+
+
+def test_a_model_without_attention_ends_the_start(tmp_path: Path, tiny: str) -> None:
+    folder = tmp_path / "mamba"
+    folder.mkdir()
+    for file in Path(tiny).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MambaForCausalLM"], "model_type": "mamba"}
+    (folder / "config.json").write_text(json.dumps(config))
+    server = Server("--model", str(folder))
+    assert server.wait() != 0
+    assert "MambaForCausalLM has layers of the kind linear_attention, which keep a state" in server.log
+
+
+def get(address: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(address, data, headers)) as response:
+        return json.load(response)
