@@ -144,7 +144,11 @@ pyllm serve owner/model --model-impl native            # refuse what no family c
 A process of its own builds the model once on the meta device and learns what its attention asks for: heads, scale,
 window, soft cap, sinks. The answer is kept in the cache folder. After the weights are loaded, the worker computes a
 sequence in several ways: with the attention of `transformers`, beside other sequences, and in two steps. A model whose
-results differ is refused, as one with a convolution or a recurrent state along the sequence would be.
+results differ is refused, as one with a convolution or a recurrent state along the sequence would be. So is one with a
+layer that has no attention. A layer that attends twice has two layers of KV cache.
+
+`dynamic` and `longrope` rotations are chosen once, by `--max-model-len`, [as for families](models.md#long-contexts).
+Tensors that the model has no parameter for are skipped, as `transformers` does, and the log names them.
 
 ## Which models run
 
