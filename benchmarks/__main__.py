@@ -18,6 +18,7 @@ from benchmarks import (
     step,
     stop_strings,
     survival_overhead,
+    transformers_backend,
     unknown_fields,
 )
 from benchmarks.record import Record
@@ -38,6 +39,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     "startup": startup.run,
     **recovery.FIGURES,
     "survival.overhead_percent": survival_overhead.run,
+    "transformers_backend": transformers_backend.run,
 }
 
 

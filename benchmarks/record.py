@@ -37,6 +37,10 @@ class Record(TypedDict, total=False):
     static: float
     torch: float  # ...or the same by torch...
     plain: float  # ...or in the plainest way
+    # ...or by our own family, and by transformers alone.
+    family: float
+    generate: float
+    continuous_batching: float
     tokens_per_step: float
     recomputed: float  # tokens, as a share of those that had to be computed once
     # Microseconds: what recovery costs where nobody dies, each timed alone, and the step that it is a share of.
