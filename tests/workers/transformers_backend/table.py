@@ -78,7 +78,7 @@ def answers(folder: Path, **options: object) -> list[Tokens]:
     """Our greedy tokens: the long prompt in two chunks, the short one beside the second, then both together."""
     engine = resolved(str(folder), max_model_len=128, **options)
     checkpoint = read_huggingface(folder, implementation="transformers", probe=probe)
-    check_supported(checkpoint.spec, engine.device, "cpu", {engine.model.dtype})
+    check_supported(checkpoint.spec)
     config = WorkerConfig(engine=engine, checkpoint=checkpoint, rank=0, address="", rendezvous="")
     runner = ModelRunner(config, RankGroup())
     runner.load()
