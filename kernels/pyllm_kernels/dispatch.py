@@ -384,11 +384,11 @@ def experts(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu
     """Feed-forward layers of which each token takes a few (arXiv 1701.06538): the sum of `weight * expert(x)`.
 
     x [tokens, hidden] and the router's logits [tokens, experts], of one dtype -> [tokens, hidden]. An expert is
-    `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate. Of equal scores the first
-    experts' count more. Results are added in float32, in the order of the experts; those that are not here add nothing.
-    On a CPU a token's result does not depend on the others. In Triton, except for float32, the number of tokens picks
-    one of two tiles of products, as for `linear_w4a16`; `batch_invariant` takes one, and then a token's result does not
-    depend on others.
+    `down(act(gate(x)) * up(x))`, with activations as in `activation`, or has a clamped gate; biases are added in
+    float32. Of equal scores the first experts' count more. Results are added in float32, in the order of the experts;
+    those that are not here add nothing. On a CPU a token's result does not depend on the others. In Triton, except for
+    float32, the number of tokens picks one of two tiles of products, as for `linear_w4a16`; `batch_invariant` takes
+    one, and then a token's result does not depend on others.
 
     Raises `ValueError` for shapes, strides and dtypes that do not fit.
     """

@@ -138,11 +138,6 @@ class FeedForwardSpec(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingSpec | None = None
     clamped_gate: ClampedGate | None = None
 
-    @property
-    def has_biased_experts(self) -> bool:
-        """Whether it is experts with biases."""
-        return self.bias and self.routing is not None
-
 
 class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Attention, then feed-forward; each may have a norm before it and one after it, before its result is added.

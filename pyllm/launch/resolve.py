@@ -96,7 +96,7 @@ def resolve_config(config: EngineConfig, probe: Probe = probe_model) -> tuple[En
     dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device)
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
-    check_supported(spec, config.device, device, {dtype, kv_cache_dtype})
+    check_supported(spec)
     checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(spec, max_model_len))
     resolved = msgspec.structs.replace(
         config,

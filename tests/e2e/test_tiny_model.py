@@ -11,6 +11,7 @@ from tests.tiny_model import write_tiny_model
 
 # Longer than one KV split of the Triton decode kernel, which is 256 positions.
 PROMPT = [(7 * position) % 256 for position in range(300)]
+TWO_RANKS = ("--tensor-parallel-size", "2")
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +38,19 @@ def test_triton_kernels_give_the_tokens_of_the_reference(model: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "ranks", [(), ("--tensor-parallel-size", "2"), ("--tensor-parallel-size", "2", "--enable-expert-parallel")]
+    ("family", "ranks"),
+    [
+        ("qwen3-moe", ()),
+        ("qwen3-moe", TWO_RANKS),
+        ("qwen3-moe", (*TWO_RANKS, "--enable-expert-parallel")),
+        ("gpt-oss", TWO_RANKS),
+        ("gpt-oss-clamped", (*TWO_RANKS, "--enable-expert-parallel")),
+    ],
 )
-def test_experts_on_triton_give_the_tokens_of_the_reference(tmp_path: Path, ranks: tuple[str, ...]) -> None:
-    model = write_tiny_family(tmp_path, "qwen3-moe")
+def test_experts_on_triton_give_the_tokens_of_the_reference(
+    tmp_path: Path, family: str, ranks: tuple[str, ...]
+) -> None:
+    model = write_tiny_family(tmp_path, family)
     reference = answer_of_experts(model, "--kernel-backend", "reference")
     assert answer_of_experts(model, "--kernel-backend", "triton", *ranks) == reference
     assert reference

@@ -49,7 +49,7 @@ def test_what_a_config_leaves_out_is_as_in_transformers() -> None:
     assert (attention.heads, attention.kv_heads, attention.head_size) == (64, 8, 64)
     assert (attention.bias, attention.output_bias, attention.sinks) == (True, True, True)
     assert feed_forward.clamped_gate == ClampedGate(limit=7.0, alpha=1.702)
-    assert feed_forward.has_biased_experts
+    assert feed_forward.bias
     older = {"rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "truncate": False}}
     older["rope_scaling"]["original_max_position_embeddings"] = 4096
     assert FAMILY.read(Config(RELEASED | older)).ropes == spec.ropes

@@ -14,6 +14,7 @@ from pyllm_kernels import (
     AttentionLayer,
     AttentionMetadata,
     AttentionShape,
+    ClampedSwiglu,
     ExpertMatrices,
     PackedLinear,
     QKNorm,
@@ -177,7 +178,7 @@ def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
 
 
 def launch_experts(dtype: torch.dtype, card: Card) -> None:
-    """Experts in each format, with few tokens and with many."""
+    """Experts in each format, with few tokens and with many; and with biases and a clamped gate."""
     count, size = 8, 1024
     rows = count * size
     bytes_, ones = torch.zeros(rows, size, dtype=torch.uint8), torch.ones(rows, size // 128)
@@ -191,7 +192,10 @@ def launch_experts(dtype: torch.dtype, card: Card) -> None:
         for tokens in (1, 100):
             x, logits = torch.zeros(tokens, size, dtype=dtype), torch.zeros(tokens, count, dtype=dtype)
             router = Router(count, 2, True, 0, count)
-            grouped_experts.experts(x, logits, router, "silu", ExpertMatrices(matrix, matrix, matrix), card=card)
+            matrices, biases = ExpertMatrices(matrix, matrix, matrix), torch.zeros(count, size, dtype=dtype)
+            biased = replace(matrices, gate_bias=biases, up_bias=biases, down_bias=biases)
+            grouped_experts.experts(x, logits, router, "silu", matrices, card=card)
+            grouped_experts.experts(x, logits, router, ClampedSwiglu(7.0, 1.702), biased, card=card)
 
 
 def main(capability: int, dtype: torch.dtype) -> None:

@@ -1,4 +1,5 @@
-"""Layers of experts in Triton beside the reference, in each format; and a token alone and among others.
+"""Layers of experts in Triton beside the reference, in each format, with biases and a clamped gate and without; and a
+token alone and among others.
 
 As for the linears, bfloat16 needs a card: Triton 3.9's interpreter gets its `tl.dot` wrong.
 """
@@ -8,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from pyllm_kernels import (
+    ClampedSwiglu,
     ExpertMatrices,
     Kernels,
     MatrixRows,
@@ -24,6 +26,10 @@ from tests.kernels.quantised_weights import DTYPES, needs_card, rows_of
 
 HIDDEN, SIZE, EXPERTS = 96, 64, 5
 KINDS = ["float", "q4_0", "q4_1", "int8", "fp8 64", "fp8 96"]
+BIASES = ("gate_bias", "up_bias", "down_bias")
+CLAMPED = ClampedSwiglu(0.9, 1.702)  # Beside biases of its size, the limit holds many numbers back.
+# An activation, and whether there are biases.
+ACTIVATIONS = pytest.mark.parametrize(("activation", "biased"), [("silu", False), (CLAMPED, True)], ids=["silu", "gpt"])
 # Several roundings to the dtype; an element of int8 may be rounded to its neighbour.
 NUMPY_WARNS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # As the interpreter computes NaNs.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -53,17 +59,34 @@ def matrices_of(
     )
 
 
+def with_biases(matrices: ExpertMatrices, names: tuple[str, ...] = BIASES) -> ExpertMatrices:
+    weight = matrices.gate.data
+    widths = {"gate_bias": SIZE, "up_bias": SIZE, "down_bias": HIDDEN}
+    return replace(
+        matrices,
+        **{name: torch.randn(EXPERTS, widths[name]).to(matrices.gate.dtype).to(weight.device) for name in names},
+    )
+
+
 def inputs(tokens: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     x, logits = (torch.randn(tokens, width).to(dtype).to(device) for width in (HIDDEN, EXPERTS))
     return x / 8, logits
 
 
-def part_of(packed: PackedLinear, first: int, count: int) -> PackedLinear:
-    """The matrices of some of the experts."""
-    size = packed.out_features // EXPERTS
-    rows = slice(first * size, (first + count) * size)
-    factors = tuple(factor[rows].contiguous() for factor in packed.factors)
-    return replace(packed, data=packed.data[rows].contiguous(), factors=factors)
+def part_of(matrices: ExpertMatrices, first: int, count: int) -> ExpertMatrices:
+    """Those of some of the experts."""
+
+    def cut(packed: PackedLinear) -> PackedLinear:
+        size = packed.out_features // EXPERTS
+        rows = slice(first * size, (first + count) * size)
+        factors = tuple(factor[rows].contiguous() for factor in packed.factors)
+        return replace(packed, data=packed.data[rows].contiguous(), factors=factors)
+
+    biases = {name: bias for name in BIASES if (bias := getattr(matrices, name)) is not None}
+    return ExpertMatrices(
+        *(cut(packed) for packed in (matrices.gate, matrices.up, matrices.down)),
+        **{name: bias[first : first + count] for name, bias in biases.items()},
+    )
 
 
 def check(actual: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -100,6 +123,44 @@ def test_rules_and_activations(kind: str, active: int, normalised: bool, triton:
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [3, 90])
+@pytest.mark.parametrize("kind", KINDS)
+def test_biases_and_a_clamped_gate(
+    kind: str, tokens: int, dtype: torch.dtype, triton: Kernels, device: torch.device
+) -> None:
+    x, logits = inputs(tokens, dtype, device)
+    matrices = with_biases(matrices_of(triton, (kind, kind, kind), dtype, device))
+    router = Router(EXPERTS, 2, True, 0, EXPERTS)
+    output = triton.experts(x, logits, router, CLAMPED, matrices)
+    expected = reference.experts(x, logits, router, CLAMPED, matrices)
+    check(output, expected, max(TOLERANCE[dtype], 0.02 * (kind == "int8")))
+
+
+@pytest.mark.parametrize("activation", ["silu", CLAMPED], ids=["silu", "clamped"])
+@pytest.mark.parametrize("names", [(), ("gate_bias", "up_bias"), ("down_bias",), BIASES], ids=str)
+def test_some_of_the_biases(
+    names: tuple[str, ...], activation: str | ClampedSwiglu, triton: Kernels, device: torch.device
+) -> None:
+    """Of slices of an expert, one rank alone has the last."""
+    x, logits = inputs(19, torch.float32, device)
+    matrices = with_biases(matrices_of(triton, ("float", "q4_1", "float"), torch.float32, device), names)
+    router = Router(EXPERTS, 3, True, 0, EXPERTS)
+    output = triton.experts(8 * x, logits, router, activation, matrices)
+    check(output, reference.experts(8 * x, logits, router, activation, matrices), TOLERANCE[torch.float32])
+
+
+@NUMPY_WARNS
+def test_a_clamp_keeps_what_is_not_a_number(triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(3, torch.float32, device)
+    matrices = matrices_of(triton, ("float", "float", "float"), torch.float32, device)
+    router = Router(EXPERTS, EXPERTS, True, 0, EXPERTS)
+    for name in ("gate_bias", "up_bias"):
+        zeros = {bias: torch.zeros(EXPERTS, SIZE, device=device) for bias in ("gate_bias", "up_bias")}
+        zeros[name][2] = torch.nan
+        assert triton.experts(x, logits, router, CLAMPED, replace(matrices, **zeros)).isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("favourites", [(3, 1), (0, 4)])
 def test_all_tokens_to_two_experts(
@@ -114,27 +175,29 @@ def test_all_tokens_to_two_experts(
     check(output, reference.experts(x, logits, router, "silu", matrices), TOLERANCE[dtype])
 
 
+@ACTIVATIONS
 @pytest.mark.parametrize("kind", ["float", "q4_1", "int8", "fp8 64"])
-def test_ranks_with_some_of_the_experts_add_up(kind: str, triton: Kernels, device: torch.device) -> None:
+def test_ranks_with_some_of_the_experts_add_up(
+    kind: str, activation: str | ClampedSwiglu, biased: bool, triton: Kernels, device: torch.device
+) -> None:
     x, logits = inputs(23, torch.float32, device)
     whole = matrices_of(triton, (kind, kind, kind), torch.float32, device)
+    whole = with_biases(whole) if biased else whole
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
     total = torch.zeros_like(x)
     for first, count in ((0, 1), (1, 3), (4, 1)):
-        own = ExpertMatrices(*(part_of(packed, first, count) for packed in (whole.gate, whole.up, whole.down)))
-        rank = replace(router, first=first, count=count)
-        part = triton.experts(x, logits, rank, "silu", own)
-        check(part + 1, reference.experts(x, logits, rank, "silu", own) + 1, 0.02 if kind == "int8" else 1e-5)
+        own, rank = part_of(whole, first, count), replace(router, first=first, count=count)
+        part = triton.experts(x, logits, rank, activation, own)
+        check(part + 1, reference.experts(x, logits, rank, activation, own) + 1, 0.02 if kind == "int8" else 1e-5)
         total += part
-    check(total, triton.experts(x, logits, router, "silu", whole), 1e-5)
+    check(total, triton.experts(x, logits, router, activation, whole), 1e-5)
 
 
 @NUMPY_WARNS
 def test_a_token_whose_experts_are_elsewhere_gets_nothing(triton: Kernels, device: torch.device) -> None:
     x, logits = inputs(6, torch.float32, device)
     logits[2:4, :2] += 100
-    whole = matrices_of(triton, ("float", "float", "float"), torch.float32, device)
-    own = ExpertMatrices(*(part_of(packed, 2, 3) for packed in (whole.gate, whole.up, whole.down)))
+    own = part_of(with_biases(matrices_of(triton, ("float", "float", "float"), torch.float32, device)), 2, 3)
     output = triton.experts(x, logits, Router(EXPERTS, 2, True, 2, 3), "silu", own)
     assert not output[2:4].any()
     x[2:4] = torch.nan
@@ -149,19 +212,27 @@ def test_no_tokens(triton: Kernels, device: torch.device) -> None:
 
 
 @NUMPY_WARNS
+@ACTIVATIONS
 @pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 50), (torch.float16, 90)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_invariant_tokens_are_bitwise_the_same_alone(
-    kind: str, dtype: torch.dtype, tokens: int, triton: Kernels, device: torch.device
+    kind: str,
+    dtype: torch.dtype,
+    tokens: int,
+    activation: str | ClampedSwiglu,
+    biased: bool,
+    triton: Kernels,
+    device: torch.device,
 ) -> None:
     x, logits = inputs(tokens, dtype, device)
     logits[:, 2] += 2  # This expert has more rows than a tile.
     matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
+    matrices = with_biases(matrices) if biased else matrices
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
 
     def compute(some: slice) -> Tensor:
         experts = batch_invariant(triton).experts
-        return experts(x[some].contiguous(), logits[some].contiguous(), router, "silu", matrices)
+        return experts(x[some].contiguous(), logits[some].contiguous(), router, activation, matrices)
 
     together = compute(slice(None))
     for some in (slice(0, 1), slice(17, 18), slice(3, 30), slice(tokens - 1, tokens)):
@@ -174,35 +245,46 @@ def test_batch_invariant_tokens_are_bitwise_the_same_alone(
 
 @pytest.mark.gpu
 @needs_card  # NumPy, which the interpreter multiplies with, has another order of sums for another size of tile.
+@ACTIVATIONS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_few_tokens_are_bitwise_the_same_among_many(
-    kind: str, dtype: torch.dtype, triton: Kernels, device: torch.device
+    kind: str,
+    dtype: torch.dtype,
+    activation: str | ClampedSwiglu,
+    biased: bool,
+    triton: Kernels,
+    device: torch.device,
 ) -> None:
     x, logits = inputs(170, dtype, device)
     matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
+    matrices = with_biases(matrices) if biased else matrices
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
-    together = triton.experts(x, logits, router, "silu", matrices)
-    assert torch.equal(triton.experts(x[:9], logits[:9], router, "silu", matrices), together[:9])
+    together = triton.experts(x, logits, router, activation, matrices)
+    assert torch.equal(triton.experts(x[:9], logits[:9], router, activation, matrices), together[:9])
 
 
 @pytest.mark.gpu
 @needs_card
+@ACTIVATIONS
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_cuda_graph_holds_it(kind: str, triton: Kernels, device: torch.device) -> None:
+def test_a_cuda_graph_holds_it(
+    kind: str, activation: str | ClampedSwiglu, biased: bool, triton: Kernels, device: torch.device
+) -> None:
     """Captured with one routing, replayed with others."""
     x, logits = inputs(40, torch.float16, device)
     matrices = matrices_of(triton, (kind, kind, kind), torch.float16, device)
+    matrices = with_biases(matrices) if biased else matrices
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
-    triton.experts(x, logits, router, "silu", matrices)
+    triton.experts(x, logits, router, activation, matrices)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = triton.experts(x, logits, router, "silu", matrices)
+        output = triton.experts(x, logits, router, activation, matrices)
     for shift in (1, 100):
         x.add_(0.1)
         logits[:, shift % EXPERTS] += shift
         graph.replay()
-        assert torch.equal(output, triton.experts(x, logits, router, "silu", matrices))
+        assert torch.equal(output, triton.experts(x, logits, router, activation, matrices))
 
 
 def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> None:
@@ -214,6 +296,7 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
     many = torch.empty(2**22, 32, device="meta"), torch.empty(2**22, 1024, device="meta")
     aside = triton.pack_linear(torch.zeros(EXPERTS * SIZE, 2 * HIDDEN, device=device)[:, :HIDDEN])
     rust = select("cpu", "cpu").pack_linear(torch.zeros(EXPERTS * SIZE, HIDDEN))
+    biases = torch.zeros(EXPERTS, HIDDEN, device=device)
     for arguments, message in (
         ((x, logits, replace(router, active=6), "silu", good), "6 of 5 experts"),
         ((x, logits, replace(router, num_experts=1025), "silu", good), "1025 experts: there may be up to 1024"),
@@ -228,6 +311,13 @@ def test_what_does_not_fit_is_refused(triton: Kernels, device: torch.device) -> 
         ((x, logits, router, "silu", half), r"matrix gate is torch.float16 .*, beside torch.float32"),
         ((x, logits, router, "silu", replace(good, up=rust)), "matrices up are float32, not packed for Triton"),
         ((x, logits, router, "silu", replace(good, up=aside)), r"matrices up have strides \(192, 1\)"),
+        (
+            (x, logits, router, CLAMPED, replace(good, gate_bias=biases, up_bias=biases)),
+            r"the biases of gate are torch.float32 \[5, 96\] .*: give contiguous torch.float32 \[5, 64\]",
+        ),
+        ((x, logits, router, "silu", replace(good, down_bias=biases.half())), "biases of down are torch.float16"),
+        ((x, logits, router, "silu", replace(good, down_bias=biases.T.contiguous().T)), r"with strides \(1, 5\)"),
+        ((x, logits, router, "silu", replace(good, up_bias=biases[:, :SIZE].contiguous())), "of up alone"),
         ((x, logits, router, "relu", good), 'no activation "relu": there are silu, gelu, gelu_tanh'),
         ((x, logits[:2], router, "silu", good), r"logits are torch.float32 \[2, 5\] .*: 3 tokens take"),
         ((x, logits.half(), router, "silu", good), "logits are torch.float16"),

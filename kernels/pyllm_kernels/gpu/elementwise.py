@@ -84,9 +84,17 @@ def _activation_kernel(
 
 
 @triton.jit
-def activate_gated(gate, up, KIND: tl.constexpr):
-    """Numbers in float32."""
-    return activate(gate, KIND) * up
+def activate_gated(gate, up, KIND: tl.constexpr, CLAMP: tl.constexpr = None):
+    """Numbers in float32. CLAMP, which is the limit and the alpha of a `ClampedSwiglu`, takes the place of KIND."""
+    if CLAMP is None:
+        output = activate(gate, KIND) * up
+    else:
+        LIMIT: tl.constexpr = CLAMP[0]
+        ALPHA: tl.constexpr = CLAMP[1]
+        gate = tl.where(gate > LIMIT, LIMIT, gate)  # so that what is not a number stays so
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        output = (up + 1) * gate * tl.sigmoid(ALPHA * gate)
+    return output
 
 
 @triton.jit

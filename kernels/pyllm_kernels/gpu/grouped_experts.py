@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pyllm_kernels.cards import Card, card_of
 from pyllm_kernels.cpu_linear import PackedLinear
-from pyllm_kernels.experts import ExpertMatrices, Router
+from pyllm_kernels.experts import ClampedSwiglu, ExpertMatrices, Router
 from pyllm_kernels.gpu.elementwise import activate_gated
 from pyllm_kernels.gpu.expert_routing import Blocks, align_block_size, choose_experts
 from pyllm_kernels.gpu.linear_fp8 import fp8_sums
@@ -42,7 +42,7 @@ def experts(
     x: Tensor,
     logits: Tensor,
     router: Router,
-    kind: str,
+    kind: str | ClampedSwiglu,
     matrices: ExpertMatrices,
     *,
     batch_invariant: bool = False,
@@ -56,10 +56,12 @@ def experts(
     tile = _tile(x, router, matrices, has_dot, batch_invariant)
     choice = choose_experts(logits, router)
     step = _Step(align_block_size(choice.experts, router, tile.block_m), choice.experts.numel(), tile, has_dot)
-    activated = _grouped_product(x, matrices.up, router.count, step, _Gate(matrices.gate, kind))
+    gate = _Gate(matrices.gate, kind, matrices.gate_bias, matrices.up_bias)
+    activated = _grouped_product(x, matrices.up, router.count, step, gate)
     results = _grouped_product(activated, matrices.down, router.count, step)
     _weighted_sum_kernel[(tokens, triton.cdiv(hidden, _COLUMNS_AT_ONCE))](
         results,
+        matrices.down_bias,
         choice.experts,
         choice.weights,
         output,
@@ -84,8 +86,12 @@ class _Step(NamedTuple):
 
 
 class _Gate(NamedTuple):
+    """The other factor of a product, and what is done to both."""
+
     matrix: PackedLinear
-    kind: str  # of the activation
+    kind: str | ClampedSwiglu  # of the activation
+    bias: Tensor | None
+    product_bias: Tensor | None
 
 
 class _Layout(NamedTuple):
@@ -97,7 +103,7 @@ class _Layout(NamedTuple):
     scales_a_row: int = 0
 
 
-def _check(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: ExpertMatrices) -> None:
+def _check(x: Tensor, logits: Tensor, router: Router, kind: str | ClampedSwiglu, matrices: ExpertMatrices) -> None:
     """`ValueError` where the arguments do not fit each other."""
     num_experts, active, first, count = router.num_experts, router.active, router.first, router.count
     if not 0 < active <= num_experts or count < 1 or first < 0 or first + count > num_experts:
@@ -106,7 +112,7 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: Exper
         )
     if num_experts > _MAX_EXPERTS:
         raise ValueError(f"{num_experts} experts: there may be up to {_MAX_EXPERTS}")
-    if kind not in ACTIVATIONS:
+    if isinstance(kind, str) and kind not in ACTIVATIONS:
         raise ValueError(f'no activation "{kind}": there are {", ".join(ACTIVATIONS)}')
     if x.ndim != 2 or not x.is_contiguous() or dtype_name(x.dtype) not in FLOAT_DTYPES:
         raise ValueError(
@@ -138,6 +144,19 @@ def _check(x: Tensor, logits: Tensor, router: Router, kind: str, matrices: Exper
             raise ValueError(
                 f"an expert's matrix {name} is {packed.dtype} {list(found)}, beside {x.dtype} {[outputs, features]}"
             )
+    _check_biases(matrices, {name: (count, outputs) for name, (outputs, _) in shapes.items()}, x.dtype)
+
+
+def _check_biases(matrices: ExpertMatrices, shapes: dict[str, tuple[int, int]], dtype: torch.dtype) -> None:
+    for name, shape in shapes.items():
+        bias: Tensor | None = getattr(matrices, f"{name}_bias")
+        if bias is not None and (bias.shape != shape or bias.dtype is not dtype or not bias.is_contiguous()):
+            raise ValueError(
+                f"the biases of {name} are {bias.dtype} {list(bias.shape)} with strides {bias.stride()}: give "
+                f"contiguous {dtype} {list(shape)}"
+            )
+    if (matrices.gate_bias is None) != (matrices.up_bias is None):
+        raise ValueError("biases of the gate or of up alone: give both or none")
 
 
 def _tile(x: Tensor, router: Router, matrices: ExpertMatrices, has_dot: bool, batch_invariant: bool) -> Tile:
@@ -169,17 +188,22 @@ def _layout(x: Tensor, packed: PackedLinear, has_dot: bool) -> _Layout:
 def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, gate: _Gate | None = None) -> Tensor:
     """Each pair's row of x, of which a token or a pair has one, times the matrix of its expert; [pairs, out_features].
 
-    With a gate, `act(gate product) * product`. Rows of pairs whose expert is not here are left as they are in memory.
+    With a gate, `act(gate product) * product`, biases added to both first. Rows of pairs whose expert is not here are
+    left as they are in memory.
     """
     out_features = packed.out_features // count
     output = torch.empty((step.num_pairs, out_features), dtype=x.dtype, device=x.device)
     num_blocks, tile = len(step.blocks.experts), step.tile
     matrices = [packed] if gate is None else [packed, gate.matrix]
     is_quantised = any(matrix.format == "int8" for matrix in matrices)
+    kind = None if gate is None else gate.kind
+    clamp = (kind.limit, kind.alpha) if isinstance(kind, ClampedSwiglu) else None
     _grouped_kernel[(num_blocks * triton.cdiv(out_features, tile.block_n),)](
         (x, *(quantise_rows(x) if is_quantised else (None, None))),
         _elements(packed),
         None if gate is None else _elements(gate.matrix),
+        None if gate is None else gate.bias,
+        None if gate is None else gate.product_bias,
         step.blocks.pairs,
         step.blocks.experts,
         output,
@@ -189,7 +213,8 @@ def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, g
         OUT_FEATURES=out_features,
         LAYOUT=tuple(_layout(x, packed, step.has_dot)),
         GATE_LAYOUT=None if gate is None else tuple(_layout(x, gate.matrix, step.has_dot)),
-        KIND=None if gate is None else gate.kind,
+        KIND=kind if clamp is None else None,
+        CLAMP=clamp,
         INTEGER_DOT=step.has_dot,
         **{name: value for name, value in options_of(tile).items() if name != "BLOCK_K"},
     )
@@ -209,6 +234,8 @@ def _grouped_kernel(
     x,
     matrix,
     gate_matrix,
+    gate_bias_ptr,
+    bias_ptr,
     pairs_ptr,
     block_experts_ptr,
     output_ptr,
@@ -219,6 +246,7 @@ def _grouped_kernel(
     LAYOUT: tl.constexpr,
     GATE_LAYOUT: tl.constexpr,
     KIND: tl.constexpr,
+    CLAMP: tl.constexpr,
     INTEGER_DOT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -235,12 +263,16 @@ def _grouped_kernel(
     rows, outputs = pairs // ROWS_A_TOKEN, expert * OUT_FEATURES + columns
     dtype: tl.constexpr = output_ptr.dtype.element_ty
     # What the activation takes is rounded, as a linear's result is; the sooner, the fewer registers it needs.
-    if KIND is None:
+    if gate_matrix is None:
         product = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT)
     else:
         gate = _sums(x, rows, is_row, gate_matrix, outputs, is_output, IN_FEATURES, GATE_LAYOUT, INTEGER_DOT).to(dtype)
         up = _sums(x, rows, is_row, matrix, outputs, is_output, IN_FEATURES, LAYOUT, INTEGER_DOT).to(dtype)
-        product = activate_gated(gate.to(tl.float32), up.to(tl.float32), KIND)
+        gate, up = gate.to(tl.float32), up.to(tl.float32)
+        if bias_ptr is not None:
+            gate += tl.load(gate_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+            up += tl.load(bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[:, None]
+        product = activate_gated(gate, up, KIND, CLAMP)
     pointers = output_ptr + pairs[:, None] * OUT_FEATURES + columns[None, :]
     tl.store(pointers, tl.trans(product).to(dtype), mask=is_row[:, None] & is_output[None, :])
 
@@ -316,6 +348,7 @@ def _sums(
 @triton.jit
 def _weighted_sum_kernel(
     results_ptr,
+    bias_ptr,
     experts_ptr,
     weights_ptr,
     output_ptr,
@@ -333,5 +366,8 @@ def _weighted_sum_kernel(
         expert = tl.load(experts_ptr + pair)
         if (expert >= FIRST) & (expert < FIRST + COUNT):
             results = tl.load(results_ptr + pair * HIDDEN + columns, mask=is_column, other=0.0).to(tl.float32)
+            if bias_ptr is not None:
+                biases = bias_ptr + (expert - FIRST).to(tl.int64) * HIDDEN + columns
+                results += tl.load(biases, mask=is_column, other=0.0).to(tl.float32)
             total = tl.fma(results, tl.broadcast_to(tl.load(weights_ptr + pair), [BLOCK]), total)
     tl.store(output_ptr + token * HIDDEN + columns, total.to(output_ptr.dtype.element_ty), mask=is_column)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from pyllm_kernels import select
@@ -15,6 +16,8 @@ from pyllm.workers.loaders.formats import weight_reader
 from pyllm.workers.loaders.tensor_table import TensorTable
 from tests.families.record_gguf import FOLDER
 from tests.families.tiny_families import write_tiny_family
+from tests.tiny_gguf import write_gpt_oss_gguf
+from tests.tiny_mxfp4 import write_mxfp4
 from tests.tiny_quantised import VARIANTS, write_quantised
 
 CPU = torch.device("cpu")
@@ -72,13 +75,39 @@ def test_quantised(tmp_path: Path, name: str, tolerance: float) -> None:
     check(experts, experts_of(str(tmp_path / "floats"), "reference", "none"), tolerance)
 
 
-@pytest.mark.parametrize("family", ["qwen3-moe", "granite-moe", "mixtral-whole", "olmoe"])
+def test_biases_and_a_clamped_gate(tmp_path: Path) -> None:
+    folder = write_tiny_family(tmp_path, "gpt-oss-clamped")
+    check(experts_of(folder, "triton", "none"), experts_of(folder, "reference", "none"), 1e-5)
+
+
+def test_mxfp4_becomes_floats_of_the_exact_numbers(tmp_path: Path) -> None:
+    source, floats = write_tiny_family(tmp_path / "tiny", "gpt-oss"), tmp_path / "floats"
+    folder = write_mxfp4(source, tmp_path / "quantised", floats)
+    file = write_gpt_oss_gguf(str(floats), tmp_path / "tiny.gguf", gguf.GGMLQuantizationType.MXFP4)
+    expected = experts_of(str(floats), "reference", "none").matrices
+    for model, quantization in ((folder, "mxfp4"), (folder, "none"), (file, "gguf"), (file, "none")):
+        experts = experts_of(model, "triton", quantization).matrices
+        for name in ("gate", "up", "down"):
+            packed = getattr(experts, name)
+            assert (packed.format, packed.factors) == ("float32", ())
+            assert torch.equal(packed.data, getattr(expected, name).data)
+
+
+@pytest.mark.parametrize("family", ["qwen3-moe", "granite-moe", "mixtral-whole", "olmoe", "gpt-oss"])
 def test_a_gpu_reads_the_numbers_that_a_cpu_packs(tmp_path: Path, family: str) -> None:
     """Floats are read into a GPU's memory, where a CPU packs the rows of the file: each expert's, and parts of them."""
-    for model in (write_tiny_family(tmp_path, family), str(FOLDER / f"{family}.gguf")):
+    folder = write_tiny_family(tmp_path / "tiny", family)
+    models = [folder, str(FOLDER / f"{family}.gguf")]
+    if family == "gpt-oss":
+        kinds = gguf.GGMLQuantizationType
+        models[1:] = [write_gpt_oss_gguf(folder, tmp_path / f"{kind}.gguf", kind) for kind in (kinds.F32, kinds.MXFP4)]
+        models.append(write_mxfp4(folder, tmp_path / "quantised", tmp_path / "floats"))
+    for model in models:
         checkpoint = read_checkpoint(model)
         reader = weight_reader(checkpoint, TensorTable(checkpoint))
-        entries = [entry for entry in checkpoint.tensors if ".experts." in entry.name]
+        entries = [
+            entry for entry in checkpoint.tensors if ".experts." in entry.name and entry.name.endswith(".weight")
+        ]
         assert entries
         for entry in entries:
             outputs, features = entry.shape

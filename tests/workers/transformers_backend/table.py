@@ -84,7 +84,7 @@ def answers(folder: Path, implementation: ModelImpl = "transformers", **options:
     engine = resolved(str(folder), **chosen)
     context = engine.model.max_model_len or 0
     checkpoint = msgspec.structs.replace(checkpoint, spec=at_context(checkpoint.spec, context))
-    check_supported(checkpoint.spec, engine.device, "cpu", {engine.model.dtype})
+    check_supported(checkpoint.spec)
     config = WorkerConfig(engine=engine, checkpoint=checkpoint, rank=0, address="", rendezvous="")
     runner = ModelRunner(config, RankGroup())
     runner.load()
