@@ -4,6 +4,7 @@ The specs travel to every process with the checkpoint. `pyllm/workers/decoder.py
 """
 
 import math
+from itertools import chain
 from typing import Literal
 
 import msgspec
@@ -182,6 +183,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How a model is built that transformers computes.
 
     - `config`: the text of its config.json.
+    - `linears`: those that are called with one input together, in the order of their calls.
     - `base`: the path of the module whose output are the hidden states.
     - `first_position`: of a sequence's first token, as the model counts.
     - `embedding`, `head`: paths of the vocabulary's layers whose place ours take; empty if they stay.
@@ -193,7 +195,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     version: str  # of transformers
     base: str
     first_position: int
-    linears: tuple[LinearSpec, ...]
+    linears: tuple[tuple[LinearSpec, ...], ...]
     embedding: str
     head: str
     unsplit: str
@@ -270,7 +272,7 @@ def _unevenly_cut(spec: ModelSpec, ranks: int, by_expert: bool) -> list[str]:
             parts[f"{size} features of an expert into multiples of {EXPERT_FEATURES}"] = (
                 size % (EXPERT_FEATURES * ranks) == 0
             )
-    for linear in () if spec.transformers is None else spec.transformers.linears:
+    for linear in () if spec.transformers is None else chain.from_iterable(spec.transformers.linears):
         if linear.split != "whole":
             size = linear.shape[linear.split == "inputs"]
             parts[f"{size} {linear.split} of {linear.name}"] = size % ranks == 0

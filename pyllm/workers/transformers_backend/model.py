@@ -23,7 +23,7 @@ from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.transformers_backend.attention_interface import NAME, Call, attending
 from pyllm.workers.transformers_backend.build import build
-from pyllm.workers.transformers_backend.modules import Replacements
+from pyllm.workers.transformers_backend.modules import Replacements, replace_norms
 from pyllm.workers.transformers_backend.probe import hidden_of, inputs
 
 
@@ -75,12 +75,13 @@ class TransformersModel:
         for module in self._model.modules():
             if hasattr(module, "rope_type"):
                 _fix_rotation(module, self._max_model_len)
+        replace_norms(self._model, self._placement)
         self._model.to(self._placement.device)  # type: ignore[arg-type]  # a wrapper's type
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix of our layers but the embedding and the head, in order."""
-        for linear in self._replacements.linears.values():
-            packed = linear.layer.packed
+        for linears in self._replacements.linears:
+            packed = linears.layer.packed
             yield from (packed if isinstance(packed, tuple) else (packed,))
 
     @property

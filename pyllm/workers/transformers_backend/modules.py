@@ -1,5 +1,7 @@
 """Our layers as modules of torch, to take the place of those in a model of transformers."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -10,24 +12,51 @@ from pyllm.workers.layers.vocab_embedding import VocabularyParallelEmbedding, Vo
 from pyllm.workers.loaders.weights import WeightReader
 
 
-class Linear(nn.Module):
-    """A linear layer, this rank's share of it. [..., inputs] -> [..., outputs]."""
+class Linears:
+    """Linear layers with a common input, which are one product; this rank's share of it."""
 
-    def __init__(self, spec: LinearSpec, placement: Placement) -> None:
-        super().__init__()
-        outputs, inputs = spec.shape
+    def __init__(self, specs: Sequence[LinearSpec], placement: Placement) -> None:
+        (outputs, inputs), split, bias = specs[0].shape, specs[0].split, specs[0].bias
+        self._names = [spec.name for spec in specs]
         self._dtype = placement.dtype
-        self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some ask for its dtype.
+        self._input: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
         self.layer: ColumnParallelLinear | RowParallelLinear
-        if spec.split == "inputs":
-            self.layer = RowParallelLinear(inputs, outputs, placement, spec.bias)
+        if split == "inputs":
+            self.layer = RowParallelLinear(inputs, outputs, placement, bias)
+            self._sizes = [outputs]
         else:
-            shares = [slice(0, outputs)] if spec.split == "whole" else None
-            self.layer = ColumnParallelLinear(inputs, (outputs,), placement, spec.bias, shares)
+            sizes = tuple(spec.shape[0] for spec in specs)
+            shares = [slice(0, size) for size in sizes] if split == "whole" else None
+            self.layer = ColumnParallelLinear(inputs, sizes, placement, bias, shares)
+            self._sizes = self.layer.sizes
+
+    def load(self, reader: WeightReader) -> None:
+        """Read the matrices and biases."""
+        self.layer.load(reader, *self._names)
+
+    def part(self, index: int, x: Tensor) -> Tensor:
+        """What one of the layers gives for x; the first that is called with it computes the parts of all."""
+        if x is not self._input:
+            rows = x.reshape(-1, x.shape[-1]).to(self._dtype).contiguous()
+            products = self.layer(rows).view(*x.shape[:-1], -1)
+            self._input, self._parts = x, torch.split(products, self._sizes, dim=-1)
+        part = self._parts[index]
+        if index == len(self._names) - 1:
+            self._input, self._parts = None, ()
+        return part if len(self._names) == 1 else part.contiguous()
+
+
+class Linear(nn.Module):
+    """One of several linear layers. [..., inputs] -> [..., outputs]."""
+
+    def __init__(self, linears: Linears, index: int, placement: Placement) -> None:
+        super().__init__()
+        self._linears, self._index = linears, index
+        self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some ask for its dtype.
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).to(self._dtype).contiguous()
-        return self.layer(rows).view(*x.shape[:-1], -1)
+        return self._linears.part(self._index, x)
 
 
 class Embedding(nn.Module):
@@ -62,10 +91,10 @@ class Replacements:
 
     def __init__(self, model: nn.Module, spec: ModelSpec, placement: Placement) -> None:
         assert spec.transformers is not None
-        self.linears: dict[str, Linear] = {}
-        for linear in spec.transformers.linears:
-            self.linears[linear.name] = Linear(linear, placement)
-            _replace(model, linear.name, self.linears[linear.name])
+        self.linears = [Linears(linears, placement) for linears in spec.transformers.linears]
+        for ours, linears in zip(self.linears, spec.transformers.linears, strict=True):
+            for index, linear in enumerate(linears):
+                _replace(model, linear.name, Linear(ours, index, placement))
         size = (spec.vocab_size, spec.hidden_size)
         self.vocabulary: dict[str, VocabularyParallelEmbedding] = {}
         embedding, head = spec.transformers.embedding, spec.transformers.head
@@ -81,8 +110,51 @@ class Replacements:
         """Read every parameter of theirs."""
         for path, rows in self.vocabulary.items():
             rows.load(reader, f"{path}.weight")
-        for path, linear in self.linears.items():
-            linear.layer.load(reader, path)
+        for linears in self.linears:
+            linears.load(reader)
+
+
+class RMSNorm(nn.Module):
+    """Our root mean square norm over the last dimension in place of `original`, for x of our dtype."""
+
+    def __init__(self, original: nn.Module, weight: Tensor, epsilon: float, placement: Placement) -> None:
+        super().__init__()
+        self._original, self._placement = original, placement
+        self._epsilon = epsilon
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dtype != self._placement.dtype:
+            found: Tensor = self._original(x)
+            return found
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        return self._placement.kernels.rms_norm(rows, self.weight, self._epsilon).view(x.shape)
+
+
+def replace_norms(model: nn.Module, placement: Placement) -> None:
+    """Put our root mean square norm where a loaded one is seen to give the same."""
+    for path, module in list(model.named_modules()):
+        parameters = dict(module.named_parameters())
+        epsilons = [getattr(module, name, None) for name in ("variance_epsilon", "eps", "epsilon")]
+        epsilon = next((found for found in epsilons if isinstance(found, float)), None)
+        if type(module).__name__.endswith("RMSNorm") and parameters.keys() == {"weight"} and epsilon is not None:
+            weight = parameters["weight"].detach()
+            for scale in (weight, 1 + weight.float()):
+                ours = RMSNorm(module, scale, epsilon, placement)
+                if _give_the_same(ours, module, weight):
+                    _replace(model, path, ours)
+                    break
+
+
+def _give_the_same(one: nn.Module, other: nn.Module, weight: Tensor) -> bool:
+    """Of numbers of different sizes, but for what rounding does."""
+    rows = torch.randn((8, len(weight)), generator=torch.Generator().manual_seed(0)) * torch.logspace(
+        -2, 2, 8
+    ).unsqueeze(1)
+    rows = rows.to(weight.device, weight.dtype)
+    found, expected = one(rows), other(rows)
+    step = torch.finfo(weight.dtype).eps
+    return found.dtype == expected.dtype and torch.allclose(found, expected, rtol=4 * step, atol=1e-6)
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

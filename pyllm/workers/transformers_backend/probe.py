@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -30,7 +31,7 @@ NUM_TOKENS = 7
 _LONGEST_WINDOW = 1 << 17
 # Kinds of layers, as configurations name them, of which attention is not all.
 _WITH_A_STATE = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "kda"})
-_SPLITS: Mapping[str, Literal["outputs", "inputs"]] = {"colwise": "outputs", "rowwise": "inputs"}
+_SPLITS: Mapping[str, Literal["outputs", "inputs", "whole"]] = {"colwise": "outputs", "rowwise": "inputs"}
 # Each rank may have all of these: what they give is whole on every rank.
 _WHOLE = frozenset({"replicated_with_grad_allreduce", "embedding_rowwise"})
 # The same, but not of what attention is made of: then each rank would have all heads.
@@ -76,8 +77,9 @@ def probe(request: ProbeRequest) -> Probed:
     names = _names(model, request.tensors)
     embedding, head = _vocabulary(model, run, names)
     linears = tuple(_linears(model, run, names, head))
+    every = list(chain.from_iterable(linears))
     is_tied = bool(embedding and head) and names.sources[f"{embedding}.weight"] == names.sources[f"{head}.weight"]
-    replaced = {f"{linear.name}.{kind}" for linear in linears for kind in ("weight", *["bias"] * linear.bias)}
+    replaced = {f"{linear.name}.{kind}" for linear in every for kind in ("weight", *["bias"] * linear.bias)}
     replaced.update(f"{path}.weight" for path in (embedding, head) if path)
     sources = {name: source for name, source in names.sources.items() if name in replaced}
     if is_tied:
@@ -100,7 +102,7 @@ def probe(request: ProbeRequest) -> Probed:
             linears=linears,
             embedding=embedding,
             head=head,
-            unsplit=_unsplit(model, {linear.name for linear in linears}, run),
+            unsplit=_unsplit(model, {linear.name for linear in every}, run),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         ),
     )
@@ -119,10 +121,17 @@ class Run(NamedTuple):
 
     name: str
     calls: list[Call]
-    linears: list[str]
+    linears: list["LinearCall"]
     base: str
     hidden: tuple[int, ...]
     logits: tuple[int, ...]
+
+
+class LinearCall(NamedTuple):
+    """The path of a linear layer, and its input. Only its first call is kept."""
+
+    name: str
+    given: Tensor
 
 
 class _Sizes(NamedTuple):
@@ -145,8 +154,8 @@ def run_on_meta(model: PreTrainedModel) -> Run:
         return call.value.new_empty((*call.query.shape[:2], call.value.shape[2]))
 
     paths = {module: path for path, module in model.named_modules()}
-    order: list[tuple[nn.Module, Any]] = []
-    hooks = [module.register_forward_hook(lambda module, _, out: order.append((module, out))) for module in paths]
+    order: list[tuple[nn.Module, Any, Any]] = []  # with what came in, and what came out
+    hooks = [module.register_forward_hook(lambda *call: order.append(call)) for module in paths]
     tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.long, device="meta")
     try:
         with torch.inference_mode(), attending(attend), _NoneFound():  # type: ignore[no-untyped-call]
@@ -163,7 +172,7 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     attending_modules = {call.module for call in calls}
     around = [
         (module, out)
-        for module, out in order
+        for module, _, out in order
         if module is not model and attending_modules <= set(module.modules()) and paths[module]
     ]
     if not around:
@@ -175,8 +184,11 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     logits = tuple(output.logits.shape)
     if logits[:-1] != (1, NUM_TOKENS):
         raise ConfigError(f"{name} gives logits of the shape {logits} for {NUM_TOKENS} tokens")
-    linears = [paths[module] for module, _ in order if type(module) in {nn.Linear, Conv1D}]
-    return Run(name, calls, list(dict.fromkeys(linears)), paths[base], shape, logits)
+    linears: dict[str, LinearCall] = {}
+    for module, given, _ in order:
+        if type(module) in {nn.Linear, Conv1D} and given:
+            linears.setdefault(paths[module], LinearCall(paths[module], given[0]))
+    return Run(name, calls, list(linears.values()), paths[base], shape, logits)
 
 
 class _NoneFound(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -313,23 +325,24 @@ def _vocabulary(model: PreTrainedModel, run: Run, names: _Names) -> tuple[str, s
     if type(head) is nn.Linear and head.bias is None and tuple(head.weight.shape) == size:
         found[1] = paths[head]
     embedding_path, head_path = (path if f"{path}.weight" in names.sources else "" for path in found)
-    return embedding_path, head_path if head_path in run.linears else ""
+    return embedding_path, head_path if head_path in {call.name for call in run.linears} else ""
 
 
-def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list[LinearSpec]:
-    """The layers that ran and whose parameters are tensors of the file as they are."""
+def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list[tuple[LinearSpec, ...]]:
+    """The layers that ran and whose parameters are tensors of the file as they are; those of one input together."""
     plan = getattr(model, "tp_plan", None) or {}
-    found = []
-    for path in run.linears:
+    joined: dict[tuple[object, ...], list[LinearSpec]] = {}
+    for path, given in run.linears:
         module: Any = model.get_submodule(path)
         has_bias = module.bias is not None
         if path == head or not {f"{path}.{kind}" for kind in ("weight", *["bias"] * has_bias)} <= names.sources.keys():
             continue
         rows, columns = module.weight.shape
         shape = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
-        split = _SPLITS.get(plan.get(_as_pattern(path), ""))
-        found.append(LinearSpec(name=path, shape=shape, bias=has_bias, split=split or "whole"))
-    return found
+        split = _SPLITS.get(plan.get(_as_pattern(path), ""), "whole")
+        alike = (path,) if split == "inputs" else (id(given), has_bias, split)
+        joined.setdefault(alike, []).append(LinearSpec(name=path, shape=shape, bias=has_bias, split=split))
+    return [tuple(linears) for linears in joined.values()]
 
 
 def _unsplit(model: PreTrainedModel, linears: set[str], run: Run) -> str:

@@ -48,16 +48,13 @@ def test_llama() -> None:
         "lm_head",
         "",
     )
-    splits = {linear.name.removeprefix("model.layers.0."): linear.split for linear in backend.linears[:7]}
-    assert splits == {
-        "self_attn.q_proj": "outputs",
-        "self_attn.k_proj": "outputs",
-        "self_attn.v_proj": "outputs",
-        "self_attn.o_proj": "inputs",
-        "mlp.gate_proj": "outputs",
-        "mlp.up_proj": "outputs",
-        "mlp.down_proj": "inputs",
-    }
+    layer = [[(linear.name.rpartition(".")[2], linear.split) for linear in joined] for joined in backend.linears[:4]]
+    assert layer == [
+        [("q_proj", "outputs"), ("k_proj", "outputs"), ("v_proj", "outputs")],
+        [("o_proj", "inputs")],
+        [("gate_proj", "outputs"), ("up_proj", "outputs")],
+        [("down_proj", "inputs")],
+    ]
     norms = [
         f"model.layers.{layer}.{norm}_layernorm.weight" for layer in range(4) for norm in ("input", "post_attention")
     ]
@@ -101,7 +98,7 @@ def test_matrices_with_a_column_an_output() -> None:
     assert "transformer.h.0.attn.c_attn.weight" in probed.transposed
     backend = probed.spec.transformers
     assert backend is not None
-    assert backend.linears[0].shape == (192, 64)
+    assert [linear.shape for linear in backend.linears[0]] == [(192, 64)]
     assert "no tensor-parallel plan" in backend.unsplit
 
 
@@ -121,6 +118,19 @@ def test_experts_stay_with_transformers() -> None:
     backend = probed.spec.transformers
     assert backend is not None
     assert "moe_tp_experts of model.layers.0.mlp.experts is not supported" in backend.unsplit
+
+
+def test_layers_with_one_input_are_joined() -> None:
+    backend = probe(request("DeepseekV3ForCausalLM")).spec.transformers
+    assert backend is not None
+    first = [[linear.name.rpartition(".")[2] for linear in joined] for joined in backend.linears[:5]]
+    assert first == [
+        ["q_a_proj", "kv_a_proj_with_mqa"],
+        ["q_b_proj"],
+        ["kv_b_proj"],
+        ["o_proj"],
+        ["gate_proj", "up_proj"],
+    ]
 
 
 def test_positions_that_begin_behind_the_padding() -> None:
