@@ -1,4 +1,4 @@
-"""`pyllm pull`, `pyllm models` and `pyllm rm`: the models on this machine. Loads no weights."""
+"""`pyllm pull`, `pyllm models` and `pyllm rm`: the models on this machine. Starts no process and loads no weights."""
 
 import sys
 
@@ -19,7 +19,8 @@ from pyllm.checkpoint import (
     size_text,
 )
 from pyllm.errors import ConfigError, PyllmError
-from pyllm.launch import cpu_memory_needed, probe_model
+from pyllm.families import UnknownArchitectureError
+from pyllm.launch import cpu_memory_needed
 from pyllm.supervision import host_memory
 
 _LONGEST_REASON = 72
@@ -27,14 +28,14 @@ _SHORT_COMMIT = 7
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A model as it is listed. `reason` says why pyllm cannot run it; `fits` is None where memory is not known."""
+    """A model as it is listed. `reason` says why pyllm cannot run it, or may not; None: not known."""
 
     name: str
     format: str
     bytes: int
     revision: str
     path: str
-    runs: bool
+    runs: bool | None
     fits: bool | None
     reason: str = ""
 
@@ -79,17 +80,22 @@ def _embedded() -> list[CachedModel]:
 
 
 def _row(model: CachedModel) -> Row:
+    runs: bool | None = True
     reason, needed = "", model.num_bytes
     try:
-        needed = cpu_memory_needed(read_checkpoint(model.path, probe=probe_model))
+        needed = cpu_memory_needed(read_checkpoint(model.path))
+    except UnknownArchitectureError:
+        runs, reason = None, "transformers is asked when it is served"
     except PyllmError as error:
+        runs = False
         reason = str(error).replace(f"{model.path}/", "").replace(model.path, model.name)
     available = min((memory.available for memory in host_memory()), default=None)
     fits = None if available is None else needed <= available
-    return Row(model.name, model.format, model.num_bytes, model.revision, model.path, not reason, fits, reason)
+    return Row(model.name, model.format, model.num_bytes, model.revision, model.path, runs, fits, reason)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    runs, fits = "yes" if row.runs else "no", {True: "yes", False: "no", None: "?"}[row.fits]
+    words = {True: "yes", False: "no", None: "?"}
+    runs, fits = words[row.runs], words[row.fits]
     reason = row.reason if len(row.reason) <= _LONGEST_REASON else f"{row.reason[: _LONGEST_REASON - 3]}..."
     return row.name, row.format, size_text(row.bytes), row.revision[:_SHORT_COMMIT], runs, fits, reason

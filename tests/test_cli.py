@@ -112,11 +112,11 @@ def test_models_are_pulled_listed_and_removed(tmp_path: Path) -> None:
     rows = json.loads(run("models", "--json", **offline).stdout)
     assert [(row["name"], row["runs"]) for row in rows] == [
         ("(embedded)", True),
-        ("me/strange", False),
+        ("me/strange", None),
         ("me/tiny", True),
     ]
     assert {type(row["fits"]) for row in rows} == {bool}
-    assert "StrangeForCausalLM" in rows[1]["reason"]
+    assert rows[1]["reason"] == "transformers is asked when it is served"
     assert rows[2]["path"] == pulled.stdout.strip()
     table = run("models", **offline).stdout.splitlines()
     assert [line.split()[0] for line in table] == ["NAME", "(embedded)", "me/strange", "me/tiny"]

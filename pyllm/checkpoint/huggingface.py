@@ -26,7 +26,8 @@ from pyllm.checkpoint.types import Checkpoint, TokenizerFiles, check_vocabulary,
 from pyllm.errors import ConfigError
 from pyllm.families.config import Config
 from pyllm.families.family import Family
-from pyllm.families.registry import ModelImpl, UnknownArchitectureError, find_family
+from pyllm.families.registry import UnknownArchitectureError, find_family
+from pyllm.families.spec import ModelImpl
 from pyllm.families.tensors import FileTensor, map_probed, map_tensors
 from pyllm.families.transformers_probe import Probed, ProbeRequest
 
@@ -114,21 +115,23 @@ def read_huggingface(
     config = Config(_read_json(folder / "config.json", dict[str, Any]))
     quantization = read_quantization_config(config)  # first, to refuse a method by its name
     files, tensors = _read_tensors(folder)
-    family = _family(str(config.items("architectures", 1)[0]), "native" if probe is None else implementation)
+    may_be_other = probe is not None and implementation == "auto"
+    family = None if implementation == "transformers" else _family(config, may_be_other)
     # transformers skips some that are not floats, such as masks in the files of old models.
     is_checked = family is not None or quantization is not None
     gathered = gather(tensors, quantization, files) if is_checked else Gathered(list(tensors), {})
     plain = [tensor for tensor in gathered.tensors if tensor.name not in gathered.quantised]
-    if family is None:
-        assert probe is not None, "without a probe there are only the families"
-        shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
-        probed = probe(ProbeRequest(config=(folder / "config.json").read_text(), tensors=shapes))
-        spec, skipped = probed.spec, probed.skipped
-        entries = map_probed(probed, gathered.tensors, gathered.quantised)
-    else:
+    if family is not None:
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
         entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
+    elif probe is not None:
+        shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
+        probed = probe(ProbeRequest(config=(folder / "config.json").read_text(encoding="utf-8"), tensors=shapes))
+        spec, skipped = probed.spec, probed.skipped
+        entries = map_probed(probed, gathered.tensors, gathered.quantised)
+    else:
+        raise ConfigError(f"{folder}: transformers cannot be asked about the model here")
     spec = msgspec.structs.replace(spec, dtype=weights_dtype(plain))
     tokenizer = tokenizer or read_huggingface_tokenizer(folder)
     check_vocabulary(tokenizer, spec)
@@ -147,16 +150,13 @@ def read_huggingface(
     )
 
 
-def _family(architecture: str, implementation: ModelImpl) -> Family | None:
-    """None: transformers is to compute it."""
-    if implementation == "transformers":
-        return None
+def _family(config: Config, may_be_other: bool) -> Family | None:
     try:
-        return find_family(architecture)
+        return find_family(str(config.items("architectures", 1)[0]))
     except UnknownArchitectureError:
-        if implementation == "native":
-            raise
-        return None
+        if may_be_other:
+            return None
+        raise
 
 
 def read_huggingface_tokenizer(folder: Path) -> TokenizerFiles:

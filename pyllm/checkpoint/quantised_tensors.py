@@ -21,8 +21,8 @@ Shape = tuple[int, ...]
 _FLOATS = ("F16", "BF16", "F32")
 _BYTES = {"int": "I8", "float8": "F8_E4M3"}
 _INTEGERS = {"I32": "<i4", "I64": "<i8"}
-# Of activations and of the KV cache, which the kernels scale themselves.
 _MXFP4_BYTES = 16  # of a block of 32 floats
+# Of activations and of the KV cache, which the kernels scale themselves.
 _UNUSED = (".input_scale", ".input_zero_point", ".output_scale", ".q_scale", ".k_scale", ".v_scale", ".kv_scale")
 
 

@@ -19,7 +19,7 @@ from pyllm.checkpoint.huggingface import Probe, read_huggingface, read_huggingfa
 from pyllm.checkpoint.model_name import FORMS, HubName, parse_model
 from pyllm.checkpoint.types import Checkpoint, TokenizerFiles
 from pyllm.errors import ConfigError
-from pyllm.families.registry import ModelImpl
+from pyllm.families.spec import ModelImpl
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from pyllm import plugins
 from pyllm.errors import ConfigError
-from pyllm.families.registry import ModelImpl
+from pyllm.families.spec import ModelImpl
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]

@@ -13,7 +13,7 @@ from .family import (
     text_config,
 )
 from .kv_layout import KVGroup, kv_groups, kv_tokens_per_layer, layers_of_group
-from .registry import GROUP, ModelImpl, UnknownArchitectureError, find_family, find_gguf_family
+from .registry import GROUP, UnknownArchitectureError, find_family, find_gguf_family
 from .rope import at_context, read_rope
 from .spec import (
     EXPERT_FEATURES,
@@ -21,6 +21,7 @@ from .spec import (
     FeedForwardSpec,
     LayerSpec,
     LinearSpec,
+    ModelImpl,
     ModelSpec,
     NormSpec,
     QueryScaling,

@@ -51,7 +51,7 @@ def read(config: Config) -> ModelSpec:
     return read_model(config, layers, (read_rope(config, attention.head_size, theta=150_000.0),))
 
 
-# Of the configuration's class in transformers.
+# transformers' defaults for a config.json without fields of RoPE.
 _ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,

@@ -6,14 +6,11 @@ A new family is a file beside this one, its import and its line in the table her
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
-from typing import Literal
 
 from pyllm.errors import ConfigError
 from pyllm.families import cohere2, gemma, glm4, gpt_oss, granite, llama, mistral, olmo, phi3, qwen, smollm3
 from pyllm.families.family import Family
 
-ModelImpl = Literal["auto", "native", "transformers"]
-"""Who computes a model: a family of ours, or transformers; "auto" takes a family where there is one."""
 GROUP = "pyllm.families"
 FAMILIES = (
     llama.FAMILY,

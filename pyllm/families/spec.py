@@ -11,6 +11,8 @@ import msgspec
 
 from pyllm.errors import ConfigError
 
+ModelImpl = Literal["auto", "native", "transformers"]
+"""Who computes a model: a family of ours, or transformers; "auto" takes a family where there is one."""
 Activation = Literal["silu", "gelu_tanh", "gelu"]
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -148,7 +150,7 @@ class LayerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     attention: AttentionSpec
-    feed_forward: FeedForwardSpec = FeedForwardSpec(size=0)
+    feed_forward: FeedForwardSpec
     attention_norm: NormSpec | None = None
     attention_output_norm: NormSpec | None = None
     feed_forward_norm: NormSpec | None = None
@@ -187,7 +189,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `base`: the path of the module whose output are the hidden states.
     - `first_position`: of a sequence's first token, as the model counts.
     - `embedding`, `head`: paths of the vocabulary's layers whose place ours take; empty if they stay.
-    - `unsplit`: why ranks cannot share it; empty if they can.
+    - `tensor_parallel_refusal`: why ranks cannot share it; empty if they can.
     - `num_parameters`: with a tied head's only once.
     """
 
@@ -198,7 +200,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     linears: tuple[tuple[LinearSpec, ...], ...]
     embedding: str
     head: str
-    unsplit: str
+    tensor_parallel_refusal: str
     num_parameters: int
 
 
@@ -214,9 +216,9 @@ class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):
     hidden_size: int
     max_position_embeddings: int
     layers: tuple[LayerSpec, ...]
-    norm: NormSpec | None = None
-    ropes: tuple[RopeSpec, ...] = ()
-    tie_word_embeddings: bool = False
+    norm: NormSpec | None
+    ropes: tuple[RopeSpec, ...]
+    tie_word_embeddings: bool
     dtype: str = "float32"
     embedding_scale: float = 1.0
     residual_multiplier: float = 1.0
@@ -243,8 +245,8 @@ def check_tensor_parallel(spec: ModelSpec, ranks: int, by_expert: bool = False) 
     Raises:
         ConfigError: with the sizes that would work.
     """
-    if ranks > 1 and spec.transformers is not None and spec.transformers.unsplit:
-        raise ConfigError(f"tensor_parallel_size {ranks} is not possible: {spec.transformers.unsplit}")
+    if ranks > 1 and spec.transformers is not None and spec.transformers.tensor_parallel_refusal:
+        raise ConfigError(f"tensor_parallel_size {ranks} is not possible: {spec.transformers.tensor_parallel_refusal}")
     if not (uneven := _unevenly_cut(spec, ranks, by_expert)):
         return
     common = math.gcd(*(layer.attention.heads for layer in spec.layers))

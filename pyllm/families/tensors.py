@@ -30,7 +30,7 @@ class FileTensor(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Rows(msgspec.Struct, frozen=True, array_like=True, tag=0):
-    """Some rows of a tensor in which several are stacked, or every so many-th where their rows take turns."""
+    """Rows `start:stop:step` of a tensor that several parameters share."""
 
     start: int
     stop: int
@@ -148,7 +148,7 @@ class TensorNames:
     - `parts`: of those of an expert the name has its number at {}, or is that of a tensor [experts, rows, columns].
     - `roots`: what may stand before the embedding, the norm and the layers; the first that fits is taken.
     - `stacked`: tensors that hold several parts of a layer, one below the other.
-    - `alternating`: those of `stacked` in which rows of the parts take turns.
+    - `alternating`: those of `stacked` whose parts have interleaved rows.
     - `bare`: parts of a layer's tensors without `.weight` behind the name, and with `_bias` in place of `.bias`.
     - `interleaved`: query and key have the pairs of RoPE side by side.
     - `offset_added`: the scales of norms with `unit_offset` have the 1 in them already.
@@ -307,6 +307,9 @@ def map_tensors(
     return tuple(entries), _left_over(spec, names, tensors, entries, head)
 
 
+_FLOATS = ("F32", "F16", "BF16")
+_LISTED = "F32, F16 and BF16"
+_BUFFERS = ("F64", "I64", "I32", "I16", "I8", "U8", "BOOL")  # which are no parameters
 UNMAPPED = "unmapped "
 """Before the name of a tensor that is no parameter of ours: transformers takes it."""
 
@@ -322,17 +325,20 @@ def map_probed(
     """The entries of a model of transformers: of our layers' parameters, and of the tensors that it takes itself.
 
     Raises:
-        ConfigError: a tensor that it takes itself is quantised.
+        ConfigError: a tensor has numbers of a type that its layer cannot take.
     """
     tensors = {tensor.name: tensor for tensor in found}
     entries = []
     for parameter, name in probed.sources.items():
         tensor, transforms = tensors[name], (Transpose(),) if parameter in probed.transposed else ()
+        if tensor.type not in _FLOATS and name not in quantised:
+            raise ConfigError(f"tensor {name!r} has numbers of type {tensor.type}, and its layer takes {_LISTED}")
         shape = tensor.shape[::-1] if transforms else tensor.shape
         entries.append(_with_quantised(TensorEntry(parameter, shape, tensor, transforms), quantised.get(name)))
     for name in probed.others:
-        if name in quantised:
-            raise ConfigError(f"tensor {name!r} is quantised, and transformers needs it to be floats")
+        if name in quantised or tensors[name].type not in (*_FLOATS, *_BUFFERS):
+            kind = "quantised numbers" if name in quantised else f"numbers of type {tensors[name].type}"
+            raise ConfigError(f"tensor {name!r} has {kind}, and transformers takes {_LISTED}: use an unquantised model")
         entries.append(unmapped(tensors[name]))
     return tuple(entries)
 

@@ -1,10 +1,11 @@
 """Asks a short-lived process what transformers makes of a model, and keeps the answer in the user's cache folder.
 
-That process alone imports torch and transformers. Does not know what it does.
+That process alone imports torch and transformers. Does not know how a model is probed.
 """
 
 import hashlib
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,16 +30,25 @@ def ask_process(content: bytes) -> Probed:
     Raises:
         ConfigError: the model is refused, or the process failed.
     """
-    command = [sys.executable, "-m", PROBE]
+    # -P: not from the folder that this was started in, which may be the model's. It must not download kernels, either.
+    command = [sys.executable, "-P", "-m", PROBE]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(command, input=content, capture_output=True, timeout=TIMEOUT, check=False)  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - our own interpreter and module
+            command, input=content, capture_output=True, timeout=TIMEOUT, check=False, env=environment
+        )
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"transformers did not build the model within {TIMEOUT:.0f} s") from None
+        raise ConfigError(
+            f"transformers did not build the model within {TIMEOUT:.0f} s: try again, as its files are then in memory"
+        ) from None
     try:
         answer: Probed | Refusal = msgspec.json.decode(done.stdout, type=Probed | Refusal)
     except msgspec.DecodeError:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-        raise ConfigError(f"the process that asks transformers failed with {done.returncode}: {last[0]}") from None
+        raise ConfigError(
+            f"the process that asks transformers {version('transformers')} failed with {done.returncode}: "
+            f"{last[0]:.300}; use a model that a family computes, or another version of transformers"
+        ) from None
     if isinstance(answer, Refusal):
         raise ConfigError(answer.refused)
     return answer
@@ -52,14 +62,18 @@ def probe_model(request: ProbeRequest, ask: Callable[[bytes], Probed] = ask_proc
     """
     content = msgspec.json.encode(request, order="deterministic")
     try:
-        path = cache_folder() / f"{_key(content)}.probed"
-        if (kept := _read(path)) is not None:
-            return kept
-        probed = ask(content)
-        write_file(path, msgspec.msgpack.encode(probed))
+        path: Path | None = cache_folder() / f"{_key(content)}.probed"
     except CacheError as error:
         logger.warning("what transformers makes of the model is not kept: %s", error)
-        return ask(content)
+        path = None
+    if path is not None and (kept := _read(path)) is not None:
+        return kept
+    probed = ask(content)
+    if path is not None:
+        try:
+            write_file(path, msgspec.msgpack.encode(probed))
+        except CacheError as error:
+            logger.warning("what transformers makes of the model is not kept: %s", error)
     return probed
 
 

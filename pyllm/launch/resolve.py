@@ -144,7 +144,10 @@ def _check_transformers(config: EngineConfig, checkpoint: Checkpoint) -> None:
         "enable_expert_parallel": config.parallel.enable_expert_parallel,
     }
     if asked := [name for name, is_asked in promises.items() if is_asked]:
-        raise ConfigError(f"{' and '.join(asked)} is not possible where transformers computes the model")
+        raise ConfigError(
+            f"{' and '.join(asked)} is not possible where transformers computes the model: leave it out, or use "
+            "--model-impl native"
+        )
     logger.warning(
         "transformers %s computes this model: eagerly and without drafts; numbers depend on the batch in their last "
         "bits, so a stream that goes on after a crash may have other tokens than without it",
@@ -208,7 +211,8 @@ def resolve_precision(
     if quantization == "auto" and own is not None:
         quantization = own if model.dtype == "auto" else "none"
     elif quantization == "auto":
-        is_quantised = any(entry.source.type not in FLOAT_TYPES for entry in checkpoint.tensors)
+        is_gguf = checkpoint.format == "gguf"
+        is_quantised = is_gguf and any(entry.source.type not in FLOAT_TYPES for entry in checkpoint.tensors)
         is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
         ranks = config.parallel.tensor_parallel_size
         quantization = fastest_quantization(checkpoint, ranks, instructions()) if is_wanted else "none"

@@ -326,7 +326,7 @@ def spawn(name: str, role: str, *files: int, memory_size: int = 0) -> ChildProce
             files += (memory,)
         numbers = (theirs.fileno(), int(_thread_stays()), *files)
         process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", "pyllm", "_child", role, *map(str, numbers)],
+            [sys.executable, "-P", "-m", "pyllm", "_child", role, *map(str, numbers)],
             pass_fds=(theirs.fileno(), *files),
             stdin=subprocess.DEVNULL,
             stderr=stderr,

@@ -138,8 +138,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_matryoshka: bool = False  # embeddings may be cut, to one of `matryoshka_dimensions` unless these are empty
     matryoshka_dimensions: tuple[int, ...] = ()
     kv_windows: tuple[int | None, ...] = (None,)
-    model_impl: str = "native"  # or "transformers", which does not promise a token to be the same in any batch
-    batch_invariant: bool = True
+    model_impl: Literal["native", "transformers"] = "native"
+    batch_invariant: bool = False  # a token is bitwise the same whatever else is in the batch
 
 
 # Client to core.

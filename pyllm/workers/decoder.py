@@ -169,8 +169,8 @@ class Decoder:
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the packed embedding."""
-        return self.embedding.packed.nbytes
+        """Bytes of the packed embedding, and of a head of its own."""
+        return sum(rows.packed.nbytes for rows in {self.embedding, self.head_rows})
 
     def load(self, reader: WeightReader) -> None:
         """Fill every parameter."""

@@ -29,8 +29,8 @@ Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
 
 # Fewer than `TIMES_EXPECTED` of `core/faults/stalls.py`, so that the bound of any step is longer than the timed step.
 TIMED_TOKENS = 8
-SEQUENCES = 2
-"""That `compute_chunks` has blocks for."""
+CHECKED_SEQUENCES = 2
+"""Sequences that `compute_chunks` has blocks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +146,26 @@ class ForwardPass:
         return self._compute_any([min(2, longest), 1], longest)
 
     def compute_chunks(self, chunks: Sequence[Chunk]) -> Tensor:
-        """Compute a step of chunks over blocks from the cache's start on; gives the hidden states of all of them.
+        """Hidden states [tokens, hidden_size] of a step of chunks, one after the other.
 
-        Sequence i has the i-th part of each group's part of the cache, so a later call finds what this one wrote.
+        The cache is used for nothing else. It has the same number of blocks for each group and each of
+        `CHECKED_SEQUENCES` sequences. What is written to them stays, so that a later call finds it.
         """
         num_groups, width = len(self._groups), self._groups[0].block_tables.shape[1]
-        blocks = np.arange(self._kv_cache.num_blocks, dtype=np.int32).reshape(num_groups, SEQUENCES, -1)
-        tables = np.zeros((num_groups, SEQUENCES, width), np.int32)
+        blocks = np.arange(self._kv_cache.num_blocks, dtype=np.int32).reshape(num_groups, CHECKED_SEQUENCES, -1)
+        tables = np.zeros((num_groups, CHECKED_SEQUENCES, width), np.int32)
         tables[:, :, : blocks.shape[2]] = blocks[:, :, :width]
-        block_size = self._kv_cache.block_size
+        slot_mapping = np.concatenate([self._slots_of(chunk, blocks[:, chunk.sequence]) for chunk in chunks], axis=1)
         ends = [chunk.start + len(chunk.tokens) for chunk in chunks]
-        places = [
-            blocks[:, chunk.sequence, places // block_size] * block_size + places % block_size
-            for chunk, end in zip(chunks, ends, strict=True)
-            for places in [np.arange(chunk.start, end)]
-        ]
         rows = self._rows([len(chunk.tokens) for chunk in chunks], ends, [chunk.sequence for chunk in chunks])
         tokens = np.concatenate([chunk.tokens for chunk in chunks])
-        return self._compute(rows, [self._ints(table) for table in tables], tokens, np.concatenate(places, axis=1))
+        return self._compute(rows, [self._ints(table) for table in tables], tokens, slot_mapping)
+
+    def _slots_of(self, chunk: Chunk, blocks: Ints) -> Ints:
+        """Where a chunk's keys and values go [groups, tokens], in the blocks of its sequence [groups, blocks]."""
+        positions, size = np.arange(chunk.start, chunk.start + len(chunk.tokens)), self._kv_cache.block_size
+        slots: Ints = blocks[:, positions // size] * size + positions % size
+        return slots
 
     def time_tokens(self, clock: Callable[[], float]) -> float:
         """Seconds per token in a small step without graphs: an upper bound for larger steps."""

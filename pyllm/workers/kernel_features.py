@@ -1,4 +1,4 @@
-"""What of a model no kernel computes; of what families describe, every backend computes all else.
+"""Limits of a model that hold for every kernel backend: equal heads in all layers, heads of even size.
 
 Imports no torch, so that the launcher can refuse a model before any process starts.
 """

@@ -25,7 +25,7 @@ from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.cuda_graphs import Capture, CudaCapture
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
-from pyllm.workers.forward_pass import SEQUENCES, ForwardPass, Limits
+from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
 from pyllm.workers.grammar.token_masks import Grammars
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.layers.rank_group import RankGroup
@@ -314,13 +314,13 @@ class ModelRunner:
         return TransformersModel(self._spec, placement, table.unmapped(), self._max_model_len)
 
     def _check_isolation(self) -> None:
-        from pyllm.workers.transformers_backend.isolation import NUM_TOKENS, check_isolation
+        from pyllm.workers.transformers_backend.isolation import CHECKED_TOKENS, check_isolation
         from pyllm.workers.transformers_backend.model import TransformersModel
 
         assert isinstance(self.model, TransformersModel)
-        longest = min(NUM_TOKENS, self._max_model_len)
+        longest = min(CHECKED_TOKENS, self._max_model_len)
         blocks_per_sequence = -(-longest // self._cache_shape.block_size)
-        num_blocks = len(self._groups) * SEQUENCES * blocks_per_sequence
+        num_blocks = len(self._groups) * CHECKED_SEQUENCES * blocks_per_sequence
         cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
         check_isolation(self.model, self._forward_pass(cache).compute_chunks, longest)
 

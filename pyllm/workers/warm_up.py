@@ -1,4 +1,4 @@
-"""Steps without requests: the largest, to measure memory, and with it a small one that compile all kernels.
+"""Steps without requests. The largest one measures memory; with a small one beside it, all kernels are compiled.
 
 They change neither the cache nor the slots. Does not know plans.
 """

@@ -238,8 +238,9 @@ def _merge_kernel(
     if HAS_SINKS:
         sink = tl.load(sinks_ptr + head) * LOG2_E
         new_max = tl.maximum(running_max, sink)
-        rescale = tl.exp2(running_max - new_max)
-        running_sum = running_sum * rescale + tl.exp2(sink - new_max)
+        shift = tl.where(new_max == float("-inf"), 0.0, new_max)
+        rescale = tl.exp2(running_max - shift)
+        running_sum = running_sum * rescale + tl.exp2(sink - shift)
         accumulator = accumulator * rescale
     # A row that pads the batch has no split, and gets zeros.
     output = accumulator / tl.where(num_splits == 0, 1.0, running_sum)

@@ -329,7 +329,7 @@ class ChatChunk(Struct):
 
 
 class ModelCard(Struct):
-    """One model of `/v1/models`, with vLLM's fields.
+    """One model of `/v1/models`, with vLLM's fields and two of ours.
 
     `model_impl` is who computes it: native or transformers. With `batch_invariant` a token is bitwise the same whatever
     else is computed, so that a stream that survives a crash has the tokens that it would have had.

@@ -114,8 +114,9 @@ class GrammarTrials:
             try:
                 ours, theirs = Pipe()
                 with theirs:
+                    module = ("-P", "-m", "pyllm.workers.grammar.trial_process")
                     process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                        [sys.executable, "-m", "pyllm.workers.grammar.trial_process", str(theirs.fileno()), config],
+                        [sys.executable, *module, str(theirs.fileno()), config],
                         pass_fds=[theirs.fileno()],
                         stdin=subprocess.DEVNULL,
                         process_group=0,  # Ctrl-C in a terminal is not for it.

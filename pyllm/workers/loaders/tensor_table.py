@@ -73,7 +73,7 @@ class TensorTable:
                 aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
                 tensor = torch.from_numpy(aligned).view(dtype).view(entry.shape)
                 if dtype.is_floating_point:
-                    check_finite(entry.source.name, bool(tensor.sum(dtype=torch.float32).isfinite()))
+                    check_finite(entry.source.name, bool(tensor.isfinite().all()))
                 found[entry.source.name] = tensor
         return found
 

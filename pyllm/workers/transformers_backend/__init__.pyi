@@ -1,4 +1,4 @@
-from .isolation import NUM_TOKENS, check_isolation
+from .isolation import CHECKED_TOKENS, check_isolation
 from .model import TransformersModel
 
-__all__ = ["NUM_TOKENS", "TransformersModel", "check_isolation"]
+__all__ = ["CHECKED_TOKENS", "TransformersModel", "check_isolation"]

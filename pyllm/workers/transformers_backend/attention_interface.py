@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from pyllm.errors import ConfigError
 
 NAME = "pyllm"
-"""Of this attention, as `attn_implementation` has it."""
+"""The `attn_implementation` under which transformers finds this attention."""
 
 # What models pass on that does not change the result: caches and outputs of their own, positions, which query and key
 # have been rotated by, and what the mask says, too.
@@ -53,7 +53,7 @@ def _computes_itself() -> ConfigError:
     return ConfigError("it computes attention itself, and not by transformers' interface")
 
 
-class Call(NamedTuple):
+class AttentionCall(NamedTuple):
     """One call of attention. query [tokens, heads, size], key and value [tokens, kv_heads, size], which may differ."""
 
     module: nn.Module
@@ -69,7 +69,7 @@ class Call(NamedTuple):
 class Attend(Protocol):
     """Answers a call; gives [tokens, heads, size of a value]."""
 
-    def __call__(self, call: Call, /) -> Tensor: ...
+    def __call__(self, call: AttentionCall, /) -> Tensor: ...
 
 
 _ATTEND: ContextVar[Attend] = ContextVar("attend")
@@ -105,7 +105,7 @@ def _attention(  # noqa: PLR0917  transformers has the signature
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
         shapes = tuple(query.shape), tuple(key.shape)
         raise ConfigError(f"attention is called with a query of {shapes[0]} and a key of {shapes[1]}")
-    call = Call(
+    call = AttentionCall(
         module,
         query=query[0].transpose(0, 1),
         key=key[0].transpose(0, 1),

@@ -10,33 +10,40 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, PretrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
-from transformers.utils.logging import disable_progress_bar
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
 from pyllm.errors import ConfigError
 from pyllm.workers.transformers_backend.attention_interface import NAME
 
 
-def build(config: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
+def build(config: str, dtype: torch.dtype, device: str, most_layers: int | None = None) -> PreTrainedModel:
     """The causal language model that the text of a config.json describes. Its parameters are uninitialised.
 
     On a CPU uninitialised memory takes none, until it is written to; buffers have their values. On "meta" nothing has.
 
     Raises:
-        ConfigError: transformers has no such model, or its code is not part of transformers.
+        ConfigError: transformers has no such model, or its code is not part of transformers, or there are more layers
+            than `most_layers`.
     """
     fields = json.loads(config)
-    name = fields["architectures"][0]
-    kind = getattr(transformers, name, None)
-    is_known = fields.get("model_type") in CONFIG_MAPPING and kind in set(MODEL_FOR_CAUSAL_LM_MAPPING.values())
-    if kind is None or not is_known:
-        known = "needs code of its own, which is not run" if "auto_map" in fields else "is none of its"
-        raise ConfigError(f"transformers {transformers.__version__} has no {name}: it {known} causal language models")
-    with _quiet(), no_init_weights(), torch.device(device):
-        read = _read(CONFIG_MAPPING[fields["model_type"]], fields)
+    name, model_type = fields["architectures"][0], fields.get("model_type")
+    if model_type not in CONFIG_MAPPING or name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        reason = "a newer version may have it"
+        if "auto_map" in fields:
+            reason = "it comes with code of its own, which is not run"
+        version = transformers.__version__
+        raise ConfigError(f"transformers {version} has no causal language model {name} of type {model_type}: {reason}")
+    kind = getattr(transformers, name)
+    with quiet(), no_init_weights(), torch.device(device):
+        read = _read(CONFIG_MAPPING[model_type], fields)
         if kind.config_class is read.sub_configs.get("text_config"):
             read = read.get_text_config()
+        num_layers = getattr(read.get_text_config(decoder=True), "num_hidden_layers", 0)
+        if most_layers is not None and num_layers > most_layers:
+            raise ConfigError(f"config.json has {num_layers} layers, and the files have {most_layers} tensors")
         model: PreTrainedModel = kind._from_config(read, dtype=dtype, attn_implementation=NAME)
     model.train(False)
     return model
@@ -44,20 +51,25 @@ def build(config: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
 
 def _read(kind: type[PretrainedConfig], fields: dict[str, Any]) -> PretrainedConfig:
     """From a file, as a config.json may have what only its reader understands, such as infinities."""
-    fields = {name: field for name, field in fields.items() if name != "quantization_config"}  # ours to read
+    # The first is ours to read, and the second may name a file that is not there.
+    fields = {
+        name: field for name, field in fields.items() if name not in {"quantization_config", "configuration_files"}
+    }
     with TemporaryDirectory(prefix="pyllm-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(fields))
         return kind.from_pretrained(folder)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """transformers warns of what a server's operator cannot change."""
+def quiet() -> Iterator[None]:
+    """Hide warnings about settings that a server's operator cannot change, and bars in its log."""
     logger = logging.getLogger("transformers")
-    before = logger.level
+    before, has_bar = logger.level, is_progress_bar_enabled()
     logger.setLevel(logging.ERROR)
     disable_progress_bar()
     try:
         yield
     finally:
         logger.setLevel(before)
+        if has_bar:
+            enable_progress_bar()

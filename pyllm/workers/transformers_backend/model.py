@@ -21,8 +21,8 @@ from pyllm.workers.layers.attention import PagedAttention
 from pyllm.workers.layers.placement import Placement
 from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.step.forward_context import ForwardContext
-from pyllm.workers.transformers_backend.attention_interface import NAME, Call, attending
-from pyllm.workers.transformers_backend.build import build
+from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, attending
+from pyllm.workers.transformers_backend.build import build, quiet
 from pyllm.workers.transformers_backend.modules import Replacements, replace_norms
 from pyllm.workers.transformers_backend.probe import hidden_of, inputs
 
@@ -54,29 +54,30 @@ class TransformersModel:
         """
         self._replacements.load(reader)
         settings = LoadStateDictConfig(dtype=self.dtype, weight_mapping=self._mapping)
-        found, _ = convert_and_load_state_dict_in_model(self._model, self._others, settings)
+        with quiet():
+            found, _ = convert_and_load_state_dict_in_model(self._model, self._others, settings)
         self._others = {}
         if found.mismatched_keys or found.conversion_errors:
             wrong = [*(name for name, *_ in found.mismatched_keys), *found.conversion_errors]
             raise ConfigError(f"parameters of {self.spec.architecture} do not fit its tensors: {', '.join(wrong[:5])}")
-        here = dict(self._model.named_parameters())
-        tied = self._model.all_tied_weights_keys
-        self._model.all_tied_weights_keys = {one: other for one, other in tied.items() if {one, other} <= here.keys()}
-        self._model.tie_weights(missing_keys=found.missing_keys, recompute_mapping=False)
-        ignored = self._model._keys_to_ignore_on_load_missing or ()
-        missing = sorted(
-            name
-            for name in found.missing_keys & here.keys()
-            if not any(re.search(pattern, name) for pattern in ignored)
-        )
-        if missing:
-            listed = ", ".join(missing[:5])
-            raise ConfigError(f"the model's files have no tensor for {len(missing)} parameters: {listed}")
+        self._tie(found.missing_keys)
         for module in self._model.modules():
             if hasattr(module, "rope_type"):
                 _fix_rotation(module, self._max_model_len)
         replace_norms(self._model, self._placement)
         self._model.to(self._placement.device)  # type: ignore[arg-type]  # a wrapper's type
+
+    def _tie(self, missing: set[str]) -> None:
+        """Give parameters that are missing those that they are tied to; no other may be."""
+        here = dict(self._model.named_parameters())
+        tied = self._model.all_tied_weights_keys
+        self._model.all_tied_weights_keys = {one: other for one, other in tied.items() if {one, other} <= here.keys()}
+        self._model.tie_weights(missing_keys=missing, recompute_mapping=False)
+        ignored = self._model._keys_to_ignore_on_load_missing or ()
+        lost = [name for name in missing & here.keys() if not any(re.search(pattern, name) for pattern in ignored)]
+        if lost:
+            listed = ", ".join(sorted(lost)[:5])
+            raise ConfigError(f"the model's files have no tensor for {len(lost)} parameters: {listed}")
 
     def matrices(self) -> Iterator[PackedLinear]:
         """Every matrix of our layers but the embedding and the head, in order."""
@@ -85,10 +86,10 @@ class TransformersModel:
             yield from (packed if isinstance(packed, tuple) else (packed,))
 
     @property
-    def token_ids(self) -> list[int]:
-        """Every token but that for padding, which some models do not count as one."""
-        padding = self._model.config.get_text_config(decoder=True).pad_token_id
-        return [token for token in range(self.spec.vocab_size) if token != padding]
+    def padding(self) -> int | None:
+        """The token for padding, which some models do not count as one."""
+        token: int | None = self._model.config.get_text_config(decoder=True).pad_token_id
+        return token
 
     @property
     def embedding_bytes(self) -> int:
@@ -97,8 +98,10 @@ class TransformersModel:
 
     def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         self._positions = context.positions.long() + self._first_position
-        with attending(_Pass(self, context)):
+        attend = _Pass(self, context)
+        with attending(attend):
             output = self._base(**inputs(tokens.long().unsqueeze(0), self._positions.unsqueeze(0)))
+        attend.finish()
         return hidden_of(output)[0].to(self.dtype).contiguous()
 
     def logits(self, x: Tensor) -> Tensor | None:
@@ -108,8 +111,14 @@ class TransformersModel:
             logits: Tensor = self._model(**inputs(nothing, nothing)).logits
         return logits[0].contiguous() if self._placement.group.rank == 0 else None
 
-    def layer(self, index: int, call: Call) -> PagedAttention:
-        """The attention of a call, by the call's place in a forward pass; made when it comes for the first time."""
+    def layer(self, index: int, call: AttentionCall) -> PagedAttention:
+        """The attention of a call, by the call's place in a forward pass; made when it comes for the first time.
+
+        Raises:
+            ConfigError: there are more calls than when the model was probed.
+        """
+        if index == len(self.spec.layers):
+            raise ConfigError(f"{self.spec.architecture} calls attention more often than when it was probed")
         if index == len(self._layers):
             spec, sinks = self.spec.layers[index].attention, call.sinks
             if sinks is not None:
@@ -118,7 +127,7 @@ class TransformersModel:
         return self._layers[index]
 
     def own_attention(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What transformers alone would compute of one sequence from its start: hidden states, and logits of it."""
+        """What transformers alone computes of int [tokens]: [tokens, hidden_size], and [tokens, vocab_size]."""
         self._positions = None
         self._model.set_attn_implementation("eager")
         try:
@@ -150,16 +159,24 @@ def _fix_rotation(rotation: Any, max_model_len: int) -> None:
     """Choose the frequencies of contexts up to `max_model_len` for good, as `families/rope.py` does for our own models.
 
     transformers chooses by the longest sequence of a batch.
+
+    Raises:
+        ConfigError: they still follow the batch.
     """
-    last, nothing = torch.full((1, 1), max_model_len - 1), torch.zeros(1)
+    first, last = (torch.full((1, 1), position) for position in (0, max_model_len - 1))
+    nothing = torch.zeros(1)
     kinds = rotation.rope_type if isinstance(rotation.rope_type, dict) else {None: rotation.rope_type}
     for layer_type, kind in kinds.items():
         if isinstance(kind, str) and ("dynamic" in kind or kind == "longrope"):
-            rotation(nothing, last, *([] if layer_type is None else [layer_type]))
+            which = [] if layer_type is None else [layer_type]
+            chosen = rotation(nothing, last, *which)
             if layer_type is None:
                 rotation.rope_type = "default"
             else:
                 rotation.rope_type[layer_type] = "default"
+            rotation(nothing, first, *which)
+            if not all(map(torch.equal, chosen, rotation(nothing, last, *which))):
+                raise ConfigError(f"the rotation {type(rotation).__name__} depends on the other sequences of a step")
 
 
 class _Hidden(BaseModelOutputWithPast):
@@ -177,7 +194,13 @@ class _Pass:
         self._model, self._context = model, context
         self._index = 0
 
-    def __call__(self, call: Call) -> Tensor:
+    def finish(self) -> None:
+        """Refuse a pass with fewer calls than when the model was probed."""
+        if self._index != (expected := len(self._model.spec.layers)):
+            name = self._model.spec.architecture
+            raise ConfigError(f"{name} called attention {self._index} times, and {expected} times when it was probed")
+
+    def __call__(self, call: AttentionCall) -> Tensor:
         layer, self._index = self._model.layer(self._index, call), self._index + 1
         size = self._model.spec.attention.head_size
         query, key, value = (_padded(part, size) for part in (call.query, call.key, call.value))

@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,13 +22,13 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transformers.pytorch_utils import Conv1D
 
 from pyllm.errors import ConfigError
-from pyllm.families.spec import AttentionSpec, LayerSpec, LinearSpec, ModelSpec, TransformersSpec
+from pyllm.families.spec import AttentionSpec, FeedForwardSpec, LayerSpec, LinearSpec, ModelSpec, TransformersSpec
 from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
-from pyllm.workers.transformers_backend.attention_interface import NAME, Call, Mask, attending
+from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, Mask, attending
 from pyllm.workers.transformers_backend.build import build
 
-NUM_TOKENS = 7
-# Positions that masks are looked at up to: a window that is longer is found to be none.
+PROBE_TOKENS = 7
+# Masks are looked at up to this position, so a longer window is found to be none.
 _LONGEST_WINDOW = 1 << 17
 # Kinds of layers, as configurations name them, of which attention is not all.
 _WITH_A_STATE = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent", "hybrid", "kda"})
@@ -44,55 +45,31 @@ def probe(request: ProbeRequest) -> Probed:
     Raises:
         ConfigError: the model cannot run with our attention, with the reason.
     """
-    try:
-        model = build(request.config, torch.float32, "meta")
-    except ConfigError:
-        raise
-    except Exception as error:
-        name = json.loads(request.config)["architectures"][0]
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if isinstance(error, KeyError) and error.args == (NAME,):
-            text = "it has attention of its own alone"
-        raise ConfigError(f"{name} cannot be built with our attention: {text:.200}") from error
+    model = _built(request)
     run = run_on_meta(model)
-    sizes = _Sizes(*(max(getattr(call, name).shape[2] for call in run.calls) for name in ("query", "value")))
-    first_position = _first_position(model)
-    longest = _longest_context(model) - first_position
-    windows = {call.mask: window_of(call.mask, longest) for call in run.calls}
-    layers = tuple(
-        LayerSpec(
-            attention=AttentionSpec(
-                heads=call.query.shape[1],
-                kv_heads=call.key.shape[1],
-                head_size=max(sizes),
-                scale=call.scale,
-                rope=None,
-                window=windows[call.mask],
-                soft_cap=call.soft_cap,
-                sinks=call.sinks is not None,
-            )
-        )
-        for call in run.calls
-    )
     names = _names(model, request.tensors)
     embedding, head = _vocabulary(model, run, names)
     linears = tuple(_linears(model, run, names, head))
     every = list(chain.from_iterable(linears))
-    is_tied = bool(embedding and head) and names.sources[f"{embedding}.weight"] == names.sources[f"{head}.weight"]
     replaced = {f"{linear.name}.{kind}" for linear in every for kind in ("weight", *["bias"] * linear.bias)}
     replaced.update(f"{path}.weight" for path in (embedding, head) if path)
     sources = {name: source for name, source in names.sources.items() if name in replaced}
+    is_tied = bool(embedding and head) and names.sources[f"{embedding}.weight"] == names.sources[f"{head}.weight"]
     if is_tied:
         del sources[f"{head}.weight"]
     needed = {source for name, source in names.sources.items() if name not in replaced}
-    mapped = set(names.sources.values())
+    needed |= request.tensors.keys() - set(names.sources.values()) - names.skipped
     conv = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    first_position = _first_position(model)
+    longest = _longest_context(model) - first_position
     spec = ModelSpec(
         architecture=run.name,
         vocab_size=run.logits[-1],
         hidden_size=run.hidden[-1],
         max_position_embeddings=longest,
-        layers=layers,
+        layers=_layers(run, longest),
+        norm=None,
+        ropes=(),
         tie_word_embeddings=is_tied,
         transformers=TransformersSpec(
             config=request.config,
@@ -102,25 +79,57 @@ def probe(request: ProbeRequest) -> Probed:
             linears=linears,
             embedding=embedding,
             head=head,
-            unsplit=_unsplit(model, {linear.name for linear in every}, run),
+            tensor_parallel_refusal=_tensor_parallel_refusal(model, {linear.name for linear in every}, run),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         ),
     )
-    unmapped = request.tensors.keys() - mapped - names.skipped
     return Probed(
         spec=spec,
         sources=sources,
         transposed=frozenset(conv & sources.keys()),
-        others=tuple(name for name in request.tensors if name in needed | unmapped),
+        others=tuple(name for name in request.tensors if name in needed),
         skipped=tuple(sorted(names.skipped)),
     )
+
+
+def _built(request: ProbeRequest) -> PreTrainedModel:
+    try:
+        return build(request.config, torch.float32, "meta", most_layers=len(request.tensors))
+    except ConfigError:
+        raise
+    except Exception as error:
+        name = json.loads(request.config)["architectures"][0]
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        if isinstance(error, KeyError) and error.args == (NAME,):
+            text = "it has attention of its own alone"
+        raise ConfigError(f"{name} cannot be built with our attention: {text:.200}") from error
+
+
+def _layers(run: "Run", longest: int) -> tuple[LayerSpec, ...]:
+    """Of each call of attention. Heads have the largest size of any, as smaller ones are padded."""
+    head_size = max(part.shape[-1] for call in run.calls for part in (call.query, call.value))
+    windows = {call.mask: window_of(call.mask, longest) for call in run.calls}
+    attentions = (
+        AttentionSpec(
+            heads=call.query.shape[1],
+            kv_heads=call.key.shape[1],
+            head_size=head_size,
+            scale=call.scale,
+            rope=None,
+            window=windows[call.mask],
+            soft_cap=call.soft_cap,
+            sinks=call.sinks is not None,
+        )
+        for call in run.calls
+    )
+    return tuple(LayerSpec(attention=attention, feed_forward=FeedForwardSpec(size=0)) for attention in attentions)
 
 
 class Run(NamedTuple):
     """One run of a model: its calls of attention in order, the linear layers that ran, and the shapes it gave."""
 
     name: str
-    calls: list[Call]
+    calls: list[AttentionCall]
     linears: list["LinearCall"]
     base: str
     hidden: tuple[int, ...]
@@ -134,32 +143,27 @@ class LinearCall(NamedTuple):
     given: Tensor
 
 
-class _Sizes(NamedTuple):
-    key: int
-    value: int
-
-
 def run_on_meta(model: PreTrainedModel) -> Run:
     """Run a model that was built on the meta device.
 
     Raises:
         ConfigError: it does not run, or not every layer calls our attention.
     """
-    name, calls = type(model).__name__, list[Call]()
+    name, calls = type(model).__name__, list[AttentionCall]()
     if kinds := _kinds_with_a_state(model):
         raise ConfigError(f"{name} has layers of the kind {', '.join(kinds)}, which keep a state along the sequence")
 
-    def attend(call: Call) -> Tensor:
+    def attend(call: AttentionCall) -> Tensor:
         calls.append(call)
         return call.value.new_empty((*call.query.shape[:2], call.value.shape[2]))
 
     paths = {module: path for path, module in model.named_modules()}
     order: list[tuple[nn.Module, Any, Any]] = []  # with what came in, and what came out
     hooks = [module.register_forward_hook(lambda *call: order.append(call)) for module in paths]
-    tokens = torch.zeros((1, NUM_TOKENS), dtype=torch.long, device="meta")
+    tokens = torch.zeros((1, PROBE_TOKENS), dtype=torch.long, device="meta")
     try:
         with torch.inference_mode(), attending(attend), _NoneFound():  # type: ignore[no-untyped-call]
-            output = model(**inputs(tokens, torch.arange(NUM_TOKENS, device="meta").unsqueeze(0)))
+            output = model(**inputs(tokens, torch.arange(PROBE_TOKENS, device="meta").unsqueeze(0)))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     except Exception as error:
@@ -179,11 +183,11 @@ def run_on_meta(model: PreTrainedModel) -> Run:
         raise ConfigError(f"{name} has no part that gives hidden states")
     base, hidden = around[-1]
     shape = tuple(hidden_of(hidden).shape)
-    if shape[:-1] != (1, NUM_TOKENS):
-        raise ConfigError(f"{name} gives hidden states of the shape {shape} for {NUM_TOKENS} tokens")
+    if shape[:-1] != (1, PROBE_TOKENS):
+        raise ConfigError(f"{name} gives hidden states of the shape {shape} for {PROBE_TOKENS} tokens")
     logits = tuple(output.logits.shape)
-    if logits[:-1] != (1, NUM_TOKENS):
-        raise ConfigError(f"{name} gives logits of the shape {logits} for {NUM_TOKENS} tokens")
+    if logits[:-1] != (1, PROBE_TOKENS):
+        raise ConfigError(f"{name} gives logits of the shape {logits} for {PROBE_TOKENS} tokens")
     linears: dict[str, LinearCall] = {}
     for module, given, _ in order:
         if type(module) in {nn.Linear, Conv1D} and given:
@@ -210,7 +214,11 @@ def inputs(tokens: Tensor, positions: Tensor) -> dict[str, Any]:
 
 
 def hidden_of(output: Any) -> Tensor:
-    """The hidden states in the output of a model without a head."""
+    """The hidden states in the output of a model without a head.
+
+    Raises:
+        ConfigError: there are none.
+    """
     hidden = getattr(output, "last_hidden_state", None)
     if hidden is None:
         hidden = output[0] if isinstance(output, tuple | list) else output
@@ -265,7 +273,7 @@ def _kinds_with_a_state(model: PreTrainedModel) -> list[str]:
     return sorted({kind for name in names for kind in getattr(config, name, None) or ()} & _WITH_A_STATE)
 
 
-def _check_every_layer(name: str, model: PreTrainedModel, calls: Sequence[Call]) -> None:
+def _check_every_layer(name: str, model: PreTrainedModel, calls: Sequence[AttentionCall]) -> None:
     """Refuse a model with a layer that mixes tokens in another way, or not at all."""
     attending_modules = {call.module for call in calls}
     if not calls:
@@ -345,7 +353,7 @@ def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list
     return [tuple(linears) for linears in joined.values()]
 
 
-def _unsplit(model: PreTrainedModel, linears: set[str], run: Run) -> str:
+def _tensor_parallel_refusal(model: PreTrainedModel, linears: set[str], run: Run) -> str:
     plan = getattr(model, "tp_plan", None) or {}
     if not plan:
         return f"transformers has no tensor-parallel plan for {type(model).__name__}"
@@ -375,4 +383,8 @@ def main(read: Callable[[], bytes], write: Callable[[bytes], object]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.stdin.buffer.read, sys.stdout.buffer.write)
+    # Whatever a library prints goes to the log, and not into the answer.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    main(sys.stdin.buffer.read, answers.write)
+    answers.close()

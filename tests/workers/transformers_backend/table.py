@@ -19,8 +19,8 @@ from pyllm.checkpoint.huggingface import read_huggingface
 from pyllm.config.process_config import WorkerConfig
 from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
-from pyllm.families.registry import ModelImpl
 from pyllm.families.rope import at_context
+from pyllm.families.spec import ModelImpl
 from pyllm.workers.kernel_features import check_supported
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner

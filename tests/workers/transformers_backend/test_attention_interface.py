@@ -8,17 +8,17 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import causal_mask_function
 
 from pyllm.errors import ConfigError
-from pyllm.workers.transformers_backend.attention_interface import NAME, Call, Mask, attending
+from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, Mask, attending
 
 QUERY, KEY = torch.rand(1, 4, 7, 16), torch.rand(1, 2, 7, 16)
 MASK = Mask(causal_mask_function)
 
 
-def call_attention(query: Tensor = QUERY, key: Tensor = KEY, mask: Any = MASK, **arguments: Any) -> Call:
+def call_attention(query: Tensor = QUERY, key: Tensor = KEY, mask: Any = MASK, **arguments: Any) -> AttentionCall:
     """What reaches us of a call that a model makes."""
     found = []
 
-    def attend(call: Call) -> Tensor:
+    def attend(call: AttentionCall) -> Tensor:
         found.append(call)
         return call.query + 1
 

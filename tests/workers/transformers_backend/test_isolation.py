@@ -27,10 +27,10 @@ class FakeModel:
     """A model of one layer. `along_batch` is an operation along the flat batch, `alone` what it should compute."""
 
     dtype = torch.float32
-    token_ids = range(VOCABULARY)
+    padding = None
 
     def __init__(self, along_batch: Callable[[Tensor], Tensor] = lambda x: x, alone: Any = None) -> None:
-        self.spec = cast(Any, type("Spec", (), {"architecture": "FakeForCausalLM"}))
+        self.spec = cast(Any, type("Spec", (), {"architecture": "FakeForCausalLM", "vocab_size": VOCABULARY}))
         self._along_batch = along_batch
         self._alone = alone or (lambda tokens: causal_mean(along_batch(EMBEDDING[tokens])))
         self._cache: dict[int, Tensor] = {}
@@ -97,6 +97,15 @@ def test_positions_that_are_counted_along_the_batch_are_refused() -> None:
 def test_another_result_than_that_of_transformers_is_refused() -> None:
     with pytest.raises(ConfigError, match="with our attention it computes something else than with its own"):
         check(FakeModel(alone=lambda tokens: 1.01 * causal_mean(EMBEDDING[tokens])))
+
+
+def test_numbers_that_are_none_are_refused() -> None:
+    for model in (
+        FakeModel(lambda vectors: vectors / 0 * 0),
+        FakeModel(alone=lambda tokens: EMBEDDING[tokens] / 0 * 0),
+    ):
+        with pytest.raises(ConfigError, match="it computes something else than with its own"):
+            check(model)
 
 
 def test_logits_that_need_more_than_hidden_states_are_refused() -> None:

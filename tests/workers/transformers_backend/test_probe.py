@@ -42,7 +42,7 @@ def test_llama() -> None:
     assert {(at.attention.scale, at.attention.window, at.attention.rope) for at in spec.layers} == {(0.25, None, None)}
     backend = spec.transformers
     assert backend is not None
-    assert (backend.base, backend.embedding, backend.head, backend.unsplit) == (
+    assert (backend.base, backend.embedding, backend.head, backend.tensor_parallel_refusal) == (
         "model",
         "model.embed_tokens",
         "lm_head",
@@ -99,7 +99,7 @@ def test_matrices_with_a_column_an_output() -> None:
     backend = probed.spec.transformers
     assert backend is not None
     assert [linear.shape for linear in backend.linears[0]] == [(192, 64)]
-    assert "no tensor-parallel plan" in backend.unsplit
+    assert "no tensor-parallel plan" in backend.tensor_parallel_refusal
 
 
 def test_experts_stay_with_transformers() -> None:
@@ -117,7 +117,7 @@ def test_experts_stay_with_transformers() -> None:
     assert experts.keys() <= set(probed.others)
     backend = probed.spec.transformers
     assert backend is not None
-    assert "moe_tp_experts of model.layers.0.mlp.experts is not supported" in backend.unsplit
+    assert "moe_tp_experts of model.layers.0.mlp.experts is not supported" in backend.tensor_parallel_refusal
 
 
 def test_layers_with_one_input_are_joined() -> None:
@@ -172,14 +172,15 @@ def test_what_cannot_run_is_refused_with_the_reason(name: str, message: str) -> 
     [
         (
             {"architectures": ["NothingForCausalLM"]},
-            "has no NothingForCausalLM: it is none of its causal language models",
+            "has no causal language model NothingForCausalLM of type llama: a newer version may have it",
         ),
-        ({"architectures": ["BertModel"]}, "has no BertModel: it is none of its"),
+        ({"architectures": ["BertModel"]}, "has no causal language model BertModel"),
         (
             {"architectures": ["OwnForCausalLM"], "auto_map": {"AutoModelForCausalLM": "own.OwnForCausalLM"}},
-            "has no OwnForCausalLM: it needs code of its own, which is not run",
+            "OwnForCausalLM of type llama: it comes with code of its own, which is not run",
         ),
-        ({"model_type": "own"}, "has no LlamaForCausalLM"),
+        ({"model_type": "own"}, "has no causal language model LlamaForCausalLM of type own"),
+        ({"num_hidden_layers": 10_000_000}, "has 10000000 layers, and the files have 39 tensors"),
         ({"hidden_size": "large"}, "LlamaForCausalLM cannot be built with our attention"),
         ({"vocab_size": 291}, r"'lm_head.weight' has the shape \(290, 64\), and transformers needs \(291, 64\)"),
     ],
