@@ -1,7 +1,8 @@
 """The same model in bfloat16 by transformers within us, by our family, and by transformers alone in its two ways.
 
-8 streams of 128 tokens after natural prompts. `generate` gets all of them as one batch; its continuous batching gets
-them as requests. Each of ours is a process of its own, and so is that of transformers.
+8 streams at once, after natural prompts: 8 answers of 128 tokens, and 24 answers of 16 to 240 tokens. `generate` gets
+batches of 8, each of which runs until its longest has ended; continuous batching gets a request whenever one has ended.
+Ours run in a process, and transformers alone in another.
 """
 
 import multiprocessing
@@ -11,15 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.load import natural_requests
+from benchmarks.load import Request, natural_requests
 from benchmarks.record import Record
 
 STREAMS = 8
 WORDS = 80
-OUTPUT_TOKENS = 128
 ROUNDS = 3
 
 
@@ -27,52 +28,67 @@ def run() -> Iterator[Record]:
     with TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "benchmarks.peer_models", folder], check=True, capture_output=True)
         ours, theirs = (_in_process(by, folder) for by in (_by_ours, _by_theirs))
-    yield {
-        "name": "transformers_backend.output_tokens_per_s",
-        "value": ours["transformers"],
-        "unit": "tokens/s",
-        "streams": STREAMS,
-        "family": ours["native"],
-        "generate": theirs["generate"],
-        "continuous_batching": theirs["continuous batching"],
-    }
+    for kind in _workloads():
+        yield {
+            "name": "transformers_backend.output_tokens_per_s",
+            "value": ours["transformers", kind],
+            "unit": "tokens/s",
+            "kind": kind,
+            "streams": STREAMS,
+            "family": ours["native", kind],
+            "generate": theirs["generate", kind],
+            "continuous_batching": theirs["continuous batching", kind],
+        }
 
 
-def _in_process(measure: Callable[[str], dict[str, float]], folder: str) -> dict[str, float]:
+def _workloads() -> dict[str, list[Request]]:
+    random = Random(STREAMS)
+    mixed = [request._replace(output_tokens=random.randint(16, 240)) for request in natural_requests(24, WORDS, 0)]
+    return {"equal lengths": natural_requests(STREAMS, WORDS, 128), "mixed lengths": mixed}
+
+
+Rates = dict[tuple[str, str], float]  # tokens a second, by engine and workload
+
+
+def _in_process(measure: Callable[[str], Rates], folder: str) -> Rates:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(measure, folder).result()
 
 
-def _prompts() -> list[str]:
-    return [request.prompt for request in natural_requests(STREAMS, WORDS, OUTPUT_TOKENS, seed=STREAMS)]
-
-
-def _fastest(answer: Callable[[], int]) -> float:
-    """Tokens a second of the fastest of some rounds; `answer` gives how many tokens it made."""
-    answer()  # memory is touched, and kernels chosen
+def _fastest(answer: Callable[[list[Request]], int], requests: list[Request]) -> float:
+    """Of some rounds; `answer` gives how many tokens it made."""
+    answer(requests[:1])  # memory is touched, and kernels chosen
     rates = []
     for _ in range(ROUNDS):
         begin = time.perf_counter()
-        rates.append(answer() / (time.perf_counter() - begin))
+        answered = answer(requests)
+        rates.append(answered / (time.perf_counter() - begin))
+        assert answered == sum(request.output_tokens for request in requests)
     return round(max(rates), 1)
 
 
-def _by_ours(folder: str) -> dict[str, float]:
+def _by_ours(folder: str) -> Rates:
     from pyllm import LLM, SamplingParams
 
-    params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
-    found = {}
+    rates: Rates = {}
+    options = {"dtype": "bfloat16", "max_num_seqs": STREAMS, "num_speculative_tokens": 0}
     for implementation in ("native", "transformers"):
-        with LLM(
-            folder, model_impl=implementation, dtype="bfloat16", enable_prefix_caching=False, num_speculative_tokens=0
-        ) as llm:
-            found[implementation] = _fastest(
-                lambda llm=llm: sum(len(output.outputs[0].token_ids) for output in llm.generate(_prompts(), params))
-            )
-    return found
+        with LLM(folder, model_impl=implementation, enable_prefix_caching=False, **options) as llm:
+
+            def answer(requests: list[Request], llm: LLM = llm) -> int:
+                params = [
+                    SamplingParams(temperature=0, max_tokens=request.output_tokens, ignore_eos=True)
+                    for request in requests
+                ]
+                outputs = llm.generate([request.prompt for request in requests], params)
+                return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+            for kind, requests in _workloads().items():
+                rates[implementation, kind] = _fastest(answer, requests)
+    return rates
 
 
-def _by_theirs(folder: str) -> dict[str, float]:
+def _by_theirs(folder: str) -> Rates:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -80,19 +96,34 @@ def _by_theirs(folder: str) -> dict[str, float]:
     tokenizer: Any = AutoTokenizer.from_pretrained(Path(folder), padding_side="left")
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     # No token ends an answer: every stream gets all of its tokens.
-    config = GenerationConfig(
-        max_new_tokens=OUTPUT_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=tokenizer.pad_token_id
-    )
+    config = GenerationConfig(max_new_tokens=256, do_sample=False, eos_token_id=-1, pad_token_id=tokenizer.pad_token_id)
 
     @torch.inference_mode()
-    def generate() -> int:
-        inputs = tokenizer(_prompts(), padding=True, return_tensors="pt")
-        length = inputs["input_ids"].shape[1]
-        return int(model.generate(**inputs, generation_config=config)[:, length:].numel())
+    def generate(requests: list[Request]) -> int:
+        for first in range(0, len(requests), STREAMS):
+            batch = requests[first : first + STREAMS]
+            inputs = tokenizer([request.prompt for request in batch], padding=True, return_tensors="pt")
+            longest = max(request.output_tokens for request in batch)
+            model.generate(**inputs, generation_config=config, max_new_tokens=longest)
+        return sum(request.output_tokens for request in requests)  # what follows an answer's own length is of no use
 
-    def continuous_batching() -> int:
-        inputs = [tokenizer(prompt)["input_ids"] for prompt in _prompts()]
-        outputs = model.generate_batch(inputs=inputs, generation_config=config)
-        return sum(len(output.generated_tokens) for output in outputs.values())
+    def continuous_batching(requests: list[Request]) -> int:
+        waiting = [(tokenizer(request.prompt)["input_ids"], request.output_tokens) for request in requests]
+        made = running = 0
+        with model.continuous_batching_context_manager(generation_config=config) as manager:
+            while waiting or running:
+                while waiting and running < STREAMS:
+                    tokens, length = waiting.pop(0)
+                    manager.add_request(tokens, max_new_tokens=length)
+                    running += 1
+                result = manager.get_result(timeout=60)
+                if result is not None and result.is_finished():
+                    made += len(result.generated_tokens)
+                    running -= 1
+        return made
 
-    return {"generate": _fastest(generate), "continuous batching": _fastest(continuous_batching)}
+    return {
+        (name, kind): _fastest(answer, requests)
+        for name, answer in (("generate", generate), ("continuous batching", continuous_batching))
+        for kind, requests in _workloads().items()
+    }
