@@ -64,8 +64,8 @@ class TransformersModel:
         for module in self._model.modules():
             if hasattr(module, "rope_type"):
                 _fix_rotation(module, self._max_model_len)
-        replace_norms(self._model, self._placement)
         self._model.to(self._placement.device)  # type: ignore[arg-type]  # a wrapper's type
+        replace_norms(self._model, self._placement)
 
     def _tie(self, missing: set[str]) -> None:
         """Give parameters that are missing those that they are tied to; no other may be."""

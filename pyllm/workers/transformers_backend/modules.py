@@ -148,10 +148,8 @@ def replace_norms(model: nn.Module, placement: Placement) -> None:
 
 def _give_the_same(one: nn.Module, other: nn.Module, weight: Tensor) -> bool:
     """Of numbers of different sizes, but for what rounding does."""
-    rows = torch.randn((8, len(weight)), generator=torch.Generator().manual_seed(0)) * torch.logspace(
-        -2, 2, 8
-    ).unsqueeze(1)
-    rows = rows.to(weight.device, weight.dtype)
+    rows = torch.randn((8, len(weight)), generator=torch.Generator().manual_seed(0))
+    rows = (rows * torch.logspace(-2, 2, 8).unsqueeze(1)).to(weight.device, weight.dtype)
     found, expected = one(rows), other(rows)
     step = torch.finfo(weight.dtype).eps
     return found.dtype == expected.dtype and torch.allclose(found, expected, rtol=4 * step, atol=1e-6)

@@ -137,10 +137,11 @@ class Run(NamedTuple):
 
 
 class LinearCall(NamedTuple):
-    """The path of a linear layer, and its input. Only its first call is kept."""
+    """The first call of a linear layer: its path, its input, and how often that had been changed in place."""
 
     name: str
     given: Tensor
+    version: int
 
 
 def run_on_meta(model: PreTrainedModel) -> Run:
@@ -158,11 +159,18 @@ def run_on_meta(model: PreTrainedModel) -> Run:
         return call.value.new_empty((*call.query.shape[:2], call.value.shape[2]))
 
     paths = {module: path for path, module in model.named_modules()}
-    order: list[tuple[nn.Module, Any, Any]] = []  # with what came in, and what came out
-    hooks = [module.register_forward_hook(lambda *call: order.append(call)) for module in paths]
+    order: list[tuple[nn.Module, Any]] = []  # with what came out
+    linears: dict[str, LinearCall] = {}
+
+    def note(module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        order.append((module, output))
+        if type(module) in {nn.Linear, Conv1D} and given:
+            linears.setdefault(paths[module], LinearCall(paths[module], given[0], given[0]._version))
+
+    hooks = [module.register_forward_hook(note) for module in paths]
     tokens = torch.zeros((1, PROBE_TOKENS), dtype=torch.long, device="meta")
     try:
-        with torch.inference_mode(), attending(attend), _NoneFound():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), attending(attend), _NoneFound():  # type: ignore[no-untyped-call]
             output = model(**inputs(tokens, torch.arange(PROBE_TOKENS, device="meta").unsqueeze(0)))
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
@@ -176,7 +184,7 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     attending_modules = {call.module for call in calls}
     around = [
         (module, out)
-        for module, _, out in order
+        for module, out in order
         if module is not model and attending_modules <= set(module.modules()) and paths[module]
     ]
     if not around:
@@ -188,10 +196,6 @@ def run_on_meta(model: PreTrainedModel) -> Run:
     logits = tuple(output.logits.shape)
     if logits[:-1] != (1, PROBE_TOKENS):
         raise ConfigError(f"{name} gives logits of the shape {logits} for {PROBE_TOKENS} tokens")
-    linears: dict[str, LinearCall] = {}
-    for module, given, _ in order:
-        if type(module) in {nn.Linear, Conv1D} and given:
-            linears.setdefault(paths[module], LinearCall(paths[module], given[0]))
     return Run(name, calls, list(linears.values()), paths[base], shape, logits)
 
 
@@ -340,7 +344,7 @@ def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list
     """The layers that ran and whose parameters are tensors of the file as they are; those of one input together."""
     plan = getattr(model, "tp_plan", None) or {}
     joined: dict[tuple[object, ...], list[LinearSpec]] = {}
-    for path, given in run.linears:
+    for path, given, version in run.linears:
         module: Any = model.get_submodule(path)
         has_bias = module.bias is not None
         if path == head or not {f"{path}.{kind}" for kind in ("weight", *["bias"] * has_bias)} <= names.sources.keys():
@@ -348,7 +352,7 @@ def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list
         rows, columns = module.weight.shape
         shape = (columns, rows) if isinstance(module, Conv1D) else (rows, columns)
         split = _SPLITS.get(plan.get(_as_pattern(path), ""), "whole")
-        alike = (path,) if split == "inputs" else (id(given), has_bias, split)
+        alike = (path,) if split == "inputs" else (id(given), version, has_bias, split)
         joined.setdefault(alike, []).append(LinearSpec(name=path, shape=shape, bias=has_bias, split=split))
     return [tuple(linears) for linears in joined.values()]
 
