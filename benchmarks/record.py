@@ -37,7 +37,8 @@ class Record(TypedDict, total=False):
     static: float
     torch: float  # ...or the same by torch...
     plain: float  # ...or in the plainest way
-    # ...or by our own family, and by transformers alone.
+    # ...or in other weights, by our own family, and by transformers alone.
+    int8: float
     family: float
     generate: float
     continuous_batching: float

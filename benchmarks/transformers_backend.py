@@ -1,4 +1,4 @@
-"""The same model in bfloat16 by transformers within us, by our family, and by transformers alone in its two ways.
+"""The same model in bfloat16 by transformers within us (in int8, too), by our family, and by transformers alone.
 
 8 streams at once, after natural prompts: 8 answers of 128 tokens, and 24 answers of 16 to 240 tokens. `generate` gets
 batches of 8, each of which runs until its longest has ended; continuous batching gets a request whenever one has ended.
@@ -35,7 +35,8 @@ def run() -> Iterator[Record]:
             "unit": "tokens/s",
             "kind": kind,
             "streams": STREAMS,
-            "family": ours["native", kind],
+            "int8": ours["transformers, int8", kind],
+            "family": ours["family", kind],
             "generate": theirs["generate", kind],
             "continuous_batching": theirs["continuous batching", kind],
         }
@@ -72,8 +73,13 @@ def _by_ours(folder: str) -> Rates:
 
     rates: Rates = {}
     options = {"dtype": "bfloat16", "max_num_seqs": STREAMS, "num_speculative_tokens": 0}
-    for implementation in ("native", "transformers"):
-        with LLM(folder, model_impl=implementation, enable_prefix_caching=False, **options) as llm:
+    for name, implementation, quantization in (
+        ("family", "native", "none"),
+        ("transformers", "transformers", "none"),
+        ("transformers, int8", "transformers", "int8"),
+    ):
+        chosen = {"model_impl": implementation, "quantization": quantization, **options}
+        with LLM(folder, enable_prefix_caching=False, **chosen) as llm:
 
             def answer(requests: list[Request], llm: LLM = llm) -> int:
                 params = [
@@ -84,7 +90,7 @@ def _by_ours(folder: str) -> Rates:
                 return sum(len(output.outputs[0].token_ids) for output in outputs)
 
             for kind, requests in _workloads().items():
-                rates[implementation, kind] = _fastest(answer, requests)
+                rates[name, kind] = _fastest(answer, requests)
     return rates
 
 
