@@ -138,6 +138,7 @@ pyllm serve owner/model --model-impl native            # refuse what no family c
   refused.
 - `--tensor-parallel-size` follows the model's own tensor-parallel plan. A style that pyllm does not know is refused.
 - Code that comes with a model (`auto_map`) is not run.
+- It has not run on a GPU yet.
 
 ## What is checked
 
