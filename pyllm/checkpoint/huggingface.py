@@ -125,6 +125,8 @@ def read_huggingface(
         spec = family.read(config)
         names = replace(family.tensors, derived=family.tensors.derived + gathered.no_biases)
         entries, skipped = map_tensors(spec, names, gathered.tensors, gathered.quantised)
+    elif quantization is not None and quantization.method == "mxfp4":
+        raise ConfigError("transformers cannot compute mxfp4 weights here: use --model-impl native")
     elif probe is not None:
         shapes = {found.name: found.shape for found in gathered.tensors if found.name not in gathered.no_biases}
         probed = probe(ProbeRequest(config=(folder / "config.json").read_text(encoding="utf-8"), tensors=shapes))

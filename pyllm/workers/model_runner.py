@@ -17,8 +17,9 @@ from torch import Tensor
 
 from pyllm.config.options import DEFAULT_CPU_KV_CACHE_BYTES
 from pyllm.config.process_config import WorkerConfig
-from pyllm.errors import ProtocolError
+from pyllm.errors import ConfigError, ProtocolError
 from pyllm.families.kv_layout import kv_groups
+from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
@@ -322,7 +323,14 @@ class ModelRunner:
         blocks_per_sequence = -(-longest // self._cache_shape.block_size)
         num_blocks = len(self._groups) * CHECKED_SEQUENCES * blocks_per_sequence
         cache = KVCache(self._cache_shape, num_blocks, self._placement.device, self._groups)
-        check_isolation(self.model, self._forward_pass(cache).compute_chunks, longest)
+        try:
+            check_isolation(self.model, self._forward_pass(cache).compute_chunks, longest)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            if isinstance(error, ConfigError) or is_out_of_memory(error):
+                raise
+            name, ranks = self._spec.architecture, self._placement.group.size
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise ConfigError(f"transformers' {name} does not run on {ranks} rank(s) here: {text:.200}") from error
 
     def _forward_pass(self, kv_cache: KVCache) -> ForwardPass:
         scheduler = self._engine.scheduler

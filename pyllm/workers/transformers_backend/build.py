@@ -41,6 +41,7 @@ def build(config: str, dtype: torch.dtype, device: str, most_layers: int | None 
         read = _read(CONFIG_MAPPING[model_type], fields)
         if kind.config_class is read.sub_configs.get("text_config"):
             read = read.get_text_config()
+        read.return_dict = True
         num_layers = getattr(read.get_text_config(decoder=True), "num_hidden_layers", 0)
         if most_layers is not None and num_layers > most_layers:
             raise ConfigError(f"config.json has {num_layers} layers, and the files have {most_layers} tensors")

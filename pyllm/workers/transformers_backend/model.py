@@ -53,7 +53,8 @@ class TransformersModel:
             ConfigError: a parameter is missing, or has another shape.
         """
         self._replacements.load(reader)
-        settings = LoadStateDictConfig(dtype=self.dtype, weight_mapping=self._mapping)
+        plan = self._model._get_dtype_plan(self.dtype)  # of what stays float32
+        settings = LoadStateDictConfig(dtype=self.dtype, dtype_plan=plan, weight_mapping=self._mapping)
         with quiet():
             found, _ = convert_and_load_state_dict_in_model(self._model, self._others, settings)
         self._others = {}
@@ -126,10 +127,16 @@ class TransformersModel:
             self._layers.append(PagedAttention(index, spec, sinks=sinks))
         return self._layers[index]
 
-    def own_attention(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """What transformers alone computes of int [tokens]: [tokens, hidden_size], and [tokens, vocab_size]."""
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is rounded but by float32."""
+        return self.dtype == torch.float32 and self._placement.quantization == "none"
+
+    def own_attention(self, tokens: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """What it computes of int [tokens] with an attention of transformers: [tokens, hidden_size] and
+        [tokens, vocab_size]."""
         self._positions = None
-        self._model.set_attn_implementation("eager")
+        self._model.set_attn_implementation(name)
         try:
             output = self._base(input_ids=tokens.long().unsqueeze(0), use_cache=False)
             whole = self._model(input_ids=tokens.long().unsqueeze(0), use_cache=False)

@@ -28,6 +28,7 @@ from pyllm.workers.transformers_backend.attention_interface import NAME, Attenti
 from pyllm.workers.transformers_backend.build import build
 
 PROBE_TOKENS = 7
+_SHORTEST_CONTEXT = 4
 # Masks are looked at up to this position, so a longer window is found to be none.
 _LONGEST_WINDOW = 1 << 17
 # Kinds of layers, as configurations name them, of which attention is not all.
@@ -79,7 +80,7 @@ def probe(request: ProbeRequest) -> Probed:
             linears=linears,
             embedding=embedding,
             head=head,
-            tensor_parallel_refusal=_tensor_parallel_refusal(model, {linear.name for linear in every}, run),
+            tensor_parallel_refusal=_tensor_parallel_refusal(model, every, run),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         ),
     )
@@ -158,6 +159,12 @@ def run_on_meta(model: PreTrainedModel) -> Run:
         calls.append(call)
         return call.value.new_empty((*call.query.shape[:2], call.value.shape[2]))
 
+    modules: Iterator[Any] = model.modules()
+    for module in modules:
+        if hasattr(module, "rope_type"):  # which may ask for numbers, and changes nothing that is looked at
+            module.rope_type = (
+                dict.fromkeys(module.rope_type, "default") if isinstance(module.rope_type, dict) else "default"
+            )
     paths = {module: path for path, module in model.named_modules()}
     order: list[tuple[nn.Module, Any]] = []  # with what came out
     linears: dict[str, LinearCall] = {}
@@ -267,6 +274,8 @@ def _longest_context(model: PreTrainedModel) -> int:
     config = model.config.get_text_config(decoder=True)
     for name in ("max_position_embeddings", "n_positions", "max_target_positions"):
         if isinstance(longest := getattr(config, name, None), int):
+            if longest < _SHORTEST_CONTEXT:
+                raise ConfigError(f"{type(model).__name__} has a context of {longest} tokens, not of at least 4")
             return longest
     raise ConfigError(f"{type(model).__name__} has no max_position_embeddings")
 
@@ -318,6 +327,8 @@ def _names(model: PreTrainedModel, tensors: Mapping[str, tuple[int, ...]]) -> _N
         elif pattern is None:
             if (shape := tuple(state[renamed].shape)) != tuple(tensors[key]):
                 raise ConfigError(f"tensor {key!r} has the shape {tensors[key]}, and transformers needs {shape}")
+            if renamed in sources:
+                raise ConfigError(f"tensors {sources[renamed]!r} and {key!r} are both the parameter {renamed!r}")
             sources[renamed] = key
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", {})
     for one, other in [*tied.items(), *((source, target) for target, source in tied.items())]:
@@ -357,18 +368,22 @@ def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list
     return [tuple(linears) for linears in joined.values()]
 
 
-def _tensor_parallel_refusal(model: PreTrainedModel, linears: set[str], run: Run) -> str:
+def _tensor_parallel_refusal(model: PreTrainedModel, linears: Sequence[LinearSpec], run: Run) -> str:
     plan = getattr(model, "tp_plan", None) or {}
     if not plan:
         return f"transformers has no tensor-parallel plan for {type(model).__name__}"
+    splits = {linear.name: linear.split for linear in linears}
     paths = {module: path for path, module in model.named_modules()}
-    attending_paths = tuple(f"{paths[call.module]}." for call in run.calls)
+    attending_paths = tuple(dict.fromkeys(f"{paths[call.module]}." for call in run.calls))
     for path in (*paths.values(), *(path for path, _ in model.named_parameters())):
         style = plan.get(_as_pattern(path))
-        if style is None or style in _WHOLE or (path in linears and style in _SPLITS):
+        if style is None or style in _WHOLE or (path in splits and style in _SPLITS):
             continue
         if style not in _WHOLE_OUTSIDE_ATTENTION or path.startswith(attending_paths):
             return f"the tensor-parallel style {style} of {path} is not supported"
+    for attending_path in attending_paths:
+        if not {"outputs", "inputs"} <= {split for name, split in splits.items() if name.startswith(attending_path)}:
+            return f"the tensor-parallel plan of {type(model).__name__} does not split {attending_path[:-1]}"
     return ""
 
 

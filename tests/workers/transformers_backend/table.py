@@ -37,9 +37,9 @@ Tokens = list[int]
 
 
 class Outcome(NamedTuple):
-    """What became of a class; a reason where it is refused, tokens where it is wrong."""
+    """What became of a class; a reason where it is refused or cannot be tried, tokens where it is wrong."""
 
-    result: Literal["equal", "refused", "wrong"]
+    result: Literal["equal", "refused", "wrong", "untried"]
     reason: str = ""
 
 
@@ -54,7 +54,7 @@ def try_model(kind: type[PreTrainedModel]) -> Outcome:
     try:
         model = tiny_model(kind)
     except Exception as error:  # noqa: BLE001 - whatever a configuration or a missing package raises
-        return Outcome("refused", f"it cannot be built small: {type(error).__name__}: {error}")
+        return Outcome("untried", f"it cannot be made small: {type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         model.save_pretrained(folder)
@@ -106,7 +106,13 @@ def page(outcomes: dict[str, Outcome]) -> str:
     counts = Counter(outcome.result for outcome in outcomes.values())
     share = 100 * counts["equal"] / len(outcomes)
     lines = [
-        HEAD.format(version=transformers.__version__, equal=counts["equal"], total=len(outcomes), share=share),
+        HEAD.format(
+            version=transformers.__version__,
+            equal=counts["equal"],
+            total=len(outcomes),
+            share=share,
+            untried=counts["untried"],
+        ),
         "| Class | Result | Reason |",
         "|---|---|---|",
     ]
@@ -154,8 +160,8 @@ Tensors that the model has no parameter for are skipped, as `transformers` does,
 ## Which models run
 
 Every class for causal language models in `transformers` {version}, small and with random weights: **{equal} of {total}
-({share:.0f} %)** give the tokens that `transformers` gives, the others are refused with the reason, and none is wrong.
-`make oracle FAMILIES=transformers` tries them all and writes this page.
+({share:.0f} %)** give the tokens that `transformers` gives, in float32. {untried} cannot be made small here. The others
+are refused with the reason, and none is wrong. `make oracle FAMILIES=transformers` tries them all and writes this page.
 """
 
 

@@ -44,7 +44,10 @@ class FakeModel:
             outputs.append(causal_mean(self._cache[chunk.sequence])[chunk.start :])
         return torch.cat(outputs)
 
-    def own_attention(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    is_exact = True
+
+    def own_attention(self, tokens: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        del name
         hidden = self._alone(tokens)
         return hidden, self.logits(hidden)
 
@@ -70,6 +73,52 @@ def test_a_convolution_along_the_batch_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="what it computes of a sequence depends on the others in the step"):
         check(FakeModel(convolution))
+
+
+def test_a_shift_behind_the_attention_is_refused_though_it_changes_one_token() -> None:
+    """Of a sequence that follows another only the first token takes in what is not its own."""
+
+    class Shift(FakeModel):
+        def compute(self, chunks: Sequence[Chunk]) -> Tensor:
+            hidden = super().compute(chunks)
+            return hidden + 0.1 * torch.cat([hidden[:1] * 0, hidden[:-1]])
+
+    def alone(tokens: Tensor) -> Tensor:
+        hidden = causal_mean(EMBEDDING[tokens])
+        return hidden + 0.1 * torch.cat([hidden[:1] * 0, hidden[:-1]])
+
+    with pytest.raises(ConfigError, match="depends on the others in the step"):
+        check(Shift(alone=alone))
+
+
+def test_a_token_that_differs_now_and_then_passes() -> None:
+    """As where rounding chooses another expert."""
+
+    class Flip(FakeModel):
+        num_computed = 0
+
+        def compute(self, chunks: Sequence[Chunk]) -> Tensor:
+            self.num_computed += 1
+            hidden = super().compute(chunks)
+            if self.num_computed == 3:
+                hidden[5] += 1
+            return hidden
+
+    check(Flip())
+
+
+def test_what_is_rounded_may_be_as_far_from_transformers_as_its_own_attentions_are_from_one_another() -> None:
+    class Rounded(FakeModel):
+        is_exact = False
+
+        def own_attention(self, tokens: Tensor, name: str) -> tuple[Tensor, Tensor]:
+            hidden, _ = super().own_attention(tokens, name)
+            hidden = hidden * {"eager": 1.0, "sdpa": 1.3}[name]
+            return hidden, self.logits(hidden)
+
+    check(Rounded(alone=lambda tokens: 1.8 * causal_mean(EMBEDDING[tokens])))
+    with pytest.raises(ConfigError, match="something else than with its own"):
+        check(Rounded(alone=lambda tokens: -causal_mean(EMBEDDING[tokens])))
 
 
 def test_a_convolution_that_begins_anew_with_each_step_is_refused() -> None:
@@ -110,8 +159,8 @@ def test_numbers_that_are_none_are_refused() -> None:
 
 def test_logits_that_need_more_than_hidden_states_are_refused() -> None:
     class TwoInputs(FakeModel):
-        def own_attention(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-            hidden, logits = super().own_attention(tokens)
+        def own_attention(self, tokens: Tensor, name: str) -> tuple[Tensor, Tensor]:
+            hidden, logits = super().own_attention(tokens, name)
             return hidden, logits + tokens.unsqueeze(1)
 
     with pytest.raises(ConfigError, match="its logits do not follow from its hidden states alone"):

@@ -120,6 +120,27 @@ def test_experts_stay_with_transformers() -> None:
     assert "moe_tp_experts of model.layers.0.mlp.experts is not supported" in backend.tensor_parallel_refusal
 
 
+def test_a_plan_that_does_not_split_attention_is_told() -> None:
+    backend = probe(request("DiffLlamaForCausalLM")).spec.transformers
+    assert backend is not None
+    assert backend.tensor_parallel_refusal == (
+        "the tensor-parallel plan of DiffLlamaForCausalLM does not split model.layers.0.self_attn"
+    )
+
+
+def test_two_tensors_of_one_parameter_are_refused() -> None:
+    asked = request("LlamaForCausalLM")
+    twice = msgspec.structs.replace(asked, tensors={**asked.tensors, "norm.weight": (64,)})
+    with pytest.raises(ConfigError, match=r"'model\.norm\.weight' and 'norm\.weight' are both the parameter"):
+        probe(twice)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "linear"])
+def test_rotations_of_every_kind(kind: str) -> None:
+    rope = {"rope_type": kind, "factor": 2.0, "rope_theta": 10_000.0}
+    assert len(probe(request("LlamaForCausalLM", {"rope_parameters": rope})).spec.layers) == 4
+
+
 def test_layers_with_one_input_are_joined() -> None:
     backend = probe(request("DeepseekV3ForCausalLM")).spec.transformers
     assert backend is not None
@@ -181,6 +202,7 @@ def test_what_cannot_run_is_refused_with_the_reason(name: str, message: str) -> 
         ),
         ({"model_type": "own"}, "has no causal language model LlamaForCausalLM of type own"),
         ({"num_hidden_layers": 10_000_000}, "has 10000000 layers, and the files have 39 tensors"),
+        ({"max_position_embeddings": 1}, "LlamaForCausalLM has a context of 1 tokens, not of at least 4"),
         ({"hidden_size": "large"}, "LlamaForCausalLM cannot be built with our attention"),
         ({"vocab_size": 291}, r"'lm_head.weight' has the shape \(290, 64\), and transformers needs \(291, 64\)"),
     ],
