@@ -21,7 +21,7 @@ from benchmarks.record import Record
 
 STREAMS = 8
 WORDS = 80
-ROUNDS = 3
+ROUNDS = 2
 
 
 def run() -> Iterator[Record]:
