@@ -14,7 +14,7 @@ JSON = {"content-type": "application/json"}
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 
 
-async def test_models_are_listed_with_vllms_fields(tokenizer: Tokenizer) -> None:
+async def test_models_are_listed_with_vllms_fields_and_who_computes_them(tokenizer: Tokenizer) -> None:
     async with in_process(answering(tokenizer, "ok"), tokenizer) as frontend:
         models = (await frontend.http.get("/v1/models")).json()
     (model,) = models["data"]
@@ -28,6 +28,8 @@ async def test_models_are_listed_with_vllms_fields(tokenizer: Tokenizer) -> None
         "parent": None,
         "max_model_len": 256,
         "permission": [],
+        "model_impl": "native",
+        "batch_invariant": False,  # as the fake core says
     }
 
 

@@ -54,7 +54,7 @@ def test_each_rank_holds_a_third(model: str, ranks: list[dict[str, Any]]) -> Non
     for rank in ranks:
         assert rank["statistics"]["linear_bytes"] * 3 == whole["linear_bytes"]
         assert rank["statistics"]["kv_cache_bytes"] * 3 == whole["kv_cache_bytes"]
-        assert rank["statistics"]["embedding_bytes"] == 128 * 48 * 4  # 97 rows, packed by 32
+        assert rank["statistics"]["embedding_bytes"] == 2 * 128 * 48 * 4  # 97 rows, packed by 32, and the head's
 
 
 def test_an_edited_share_of_one_rank_changes_the_output_of_all(ranks: list[dict[str, Any]]) -> None:
