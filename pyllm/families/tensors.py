@@ -314,11 +314,6 @@ UNMAPPED = "unmapped "
 """Before the name of a tensor that is no parameter of ours: transformers takes it."""
 
 
-def unmapped(tensor: FileTensor) -> TensorEntry:
-    """The entry of a tensor that transformers makes its own parameters of."""
-    return TensorEntry(f"{UNMAPPED}{tensor.name}", tensor.shape, tensor)
-
-
 def map_probed(
     probed: Probed, found: Sequence[FileTensor], quantised: Mapping[str, Quantised] = MappingProxyType({})
 ) -> tuple[TensorEntry, ...]:
@@ -339,7 +334,7 @@ def map_probed(
         if name in quantised or tensors[name].type not in (*_FLOATS, *_BUFFERS):
             kind = "quantised numbers" if name in quantised else f"numbers of type {tensors[name].type}"
             raise ConfigError(f"tensor {name!r} has {kind}, and transformers takes {_LISTED}: use an unquantised model")
-        entries.append(unmapped(tensors[name]))
+        entries.append(TensorEntry(f"{UNMAPPED}{name}", tensors[name].shape, tensors[name]))
     return tuple(entries)
 
 

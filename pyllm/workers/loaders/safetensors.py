@@ -48,9 +48,6 @@ class SafetensorsReader:
         self._table.release(names)
 
     def _view(self, name: str, shape: tuple[int, ...], rows: slice) -> Tensor:
-        entry, content = self._table.find(name, shape)
-        # A tensor may start at any byte of the file: copy it if its elements are not aligned.
-        dtype = DTYPES[entry.source.type]
-        aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
-        tensor = torch.from_numpy(aligned).view(dtype).view(entry.source.shape)
+        entry, _ = self._table.find(name, shape)
+        tensor = self._table.elements(entry.source)
         return (tensor.T if is_transposed(entry) else tensor)[source_rows(entry, rows)]

@@ -59,6 +59,17 @@ class TensorTable:
             raise ConfigError(f"tensor {tensor.name!r} ends behind the end of its file: was the file changed just now?")
         return content
 
+    def elements(self, tensor: FileTensor) -> torch.Tensor:
+        """A tensor of plain elements where it lies, in its shape.
+
+        Raises:
+            ConfigError: the file has shrunk.
+        """
+        # A tensor may start at any byte of the file: copy it if its elements are not aligned.
+        content, dtype = self.content(tensor), DTYPES[tensor.type]
+        aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
+        return torch.from_numpy(aligned).view(dtype).view(tensor.shape)
+
     def unmapped(self) -> dict[str, torch.Tensor]:
         """The tensors that are no parameters of ours, by their names in the file, where they lie.
 
@@ -68,11 +79,8 @@ class TensorTable:
         found = {}
         for entry in self._entries.values():
             if entry.name.startswith(UNMAPPED):
-                # Copied where its elements are not aligned.
-                content, dtype = self.content(entry.source), DTYPES[entry.source.type]
-                aligned = content if content.ctypes.data % dtype.itemsize == 0 else content.copy()
-                tensor = torch.from_numpy(aligned).view(dtype).view(entry.shape)
-                if dtype.is_floating_point:
+                tensor = self.elements(entry.source)
+                if tensor.is_floating_point():
                     check_finite(entry.source.name, bool(tensor.isfinite().all()))
                 found[entry.source.name] = tensor
         return found
