@@ -23,8 +23,8 @@ from pyllm.workers.loaders.weights import WeightReader
 from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, attending
 from pyllm.workers.transformers_backend.build import build, quiet
+from pyllm.workers.transformers_backend.meta_run import hidden_of, inputs
 from pyllm.workers.transformers_backend.modules import Replacements, replace_norms
-from pyllm.workers.transformers_backend.probe import hidden_of, inputs
 
 
 class TransformersModel:

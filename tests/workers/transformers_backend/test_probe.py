@@ -1,21 +1,14 @@
 import io
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, MixtralConfig
-from transformers.masking_utils import causal_mask_function, chunked_overlay, sliding_window_causal_mask_function
 
 from pyllm.errors import ConfigError
 from pyllm.families.transformers_probe import Probed, ProbeRequest, Refusal
-from pyllm.workers.transformers_backend.attention_interface import Mask
-from pyllm.workers.transformers_backend.probe import main, probe, window_of
+from pyllm.workers.transformers_backend.probe import main, probe
 from tests.workers.transformers_backend.tiny_configs import causal_models, tiny_config, tiny_model
 
 
@@ -222,41 +215,6 @@ def test_the_process_answers_with_what_it_found_or_with_the_reason() -> None:
     refusal = answer(request("MambaForCausalLM"))
     assert isinstance(refusal, Refusal)
     assert refusal.refused.startswith("MambaForCausalLM has layers of the kind linear_attention")
-
-
-Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-@given(window=st.integers(1, 400), longest=st.integers(2, 300))
-def test_a_window_is_found_in_its_mask(window: int, longest: int) -> None:
-    expected = window if window < longest else None
-    assert window_of(Mask(sliding_window_causal_mask_function(window)), longest) == expected
-
-
-@given(longest=st.integers(1, 300))
-def test_a_causal_mask_has_no_window(longest: int) -> None:
-    assert window_of(Mask(causal_mask_function), longest) is None
-
-
-@given(size=st.integers(2, 100))
-def test_chunks_are_no_window(size: int) -> None:
-    overlay = chunked_overlay(size, torch.zeros(1, dtype=torch.long))
-
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return overlay(batch, head, query, key) & (key <= query)
-
-    with pytest.raises(ConfigError, match="neither causal nor a window"):
-        window_of(Mask(sees), 3 * size)
-
-
-def test_attention_in_both_directions_is_refused() -> None:
-    def sees(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (query >= 0) & (key >= 0)
-
-    with pytest.raises(ConfigError, match="neither causal nor a window"):
-        window_of(Mask(sees), 64)
-    with pytest.raises(ConfigError, match="without a causal mask"):
-        window_of(None, 64)
 
 
 def test_every_small_configuration_is_small() -> None:
