@@ -18,10 +18,11 @@ pub(crate) enum Isa {
 }
 
 const ALL: [Isa; 5] = [Isa::Portable, Isa::Avx2, Isa::Avx512, Isa::Avx512Bf16, Isa::Amx];
-static BEST: LazyLock<Isa> = LazyLock::new(|| Isa::available().last().unwrap_or(Isa::Portable));
+static BEST: LazyLock<Isa> =
+    LazyLock::new(|| Isa::available().filter(|isa| isa.is_worthwhile()).last().unwrap_or(Isa::Portable));
 
 impl Isa {
-    /// The highest level of this machine.
+    /// The fastest level of this machine.
     pub(crate) fn best() -> Self {
         *BEST
     }
@@ -64,6 +65,19 @@ impl Isa {
     fn is_available(self) -> bool {
         self == Self::Portable
     }
+
+    /// Whether what it adds is faster than what is there without. Intel's AVX-512 takes two cycles for the dot products
+    /// of bfloat16 that two multiplications in float32 do in one: 50 against 75 billion products a second and core of
+    /// Sapphire Rapids.
+    #[cfg(target_arch = "x86_64")]
+    fn is_worthwhile(self) -> bool {
+        self != Self::Avx512Bf16 || std::arch::x86_64::__cpuid(0).ebx != u32::from_le_bytes(*b"Genu")
+    }
+
+    #[cfg(not(target_arch = "x86_64"))]
+    fn is_worthwhile(self) -> bool {
+        true
+    }
 }
 
 /// Whether there are tiles, and Linux lets this process have them: their state is large, so it wants to be asked.
@@ -105,10 +119,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_level_is_the_last_of_the_available_ones() {
+    fn the_best_level_is_the_last_of_the_available_ones_that_are_worth_their_while() {
         let available: Vec<_> = Isa::available().collect();
         assert_eq!(available[0], Isa::Portable);
-        assert_eq!(available.last(), Some(&Isa::best()));
+        assert_eq!(available.iter().rfind(|isa| isa.is_worthwhile()), Some(&Isa::best()));
         assert!(available.is_sorted());
     }
 }

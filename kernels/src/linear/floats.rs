@@ -142,9 +142,9 @@ fn tiles(dtype: DType, isa: Isa) -> &'static [Multiply] {
         #[cfg(target_arch = "x86_64")]
         (DType::Float32, Isa::Avx2) => &x86::FLOAT32_AVX2,
         #[cfg(target_arch = "x86_64")]
-        (DType::Bfloat16, Isa::Avx512Bf16 | Isa::Amx) => &x86::BFLOAT16_AVX512_BF16,
+        (DType::Bfloat16, Isa::Avx512Bf16) => &x86::BFLOAT16_AVX512_BF16,
         #[cfg(target_arch = "x86_64")]
-        (DType::Bfloat16, Isa::Avx512) => &x86::BFLOAT16_AVX512,
+        (DType::Bfloat16, Isa::Avx512 | Isa::Amx) => &x86::BFLOAT16_AVX512,
         #[cfg(target_arch = "x86_64")]
         (DType::Bfloat16, Isa::Avx2) => &x86::BFLOAT16_AVX2,
         (DType::Float32, _) => &portable::FLOAT32,

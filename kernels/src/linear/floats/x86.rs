@@ -1,15 +1,16 @@
 //! The micro-kernels in AVX2 and AVX-512: every sum stays in a register from the first feature to the last.
 
 use std::arch::x86_64::{
-    __m256, __m256i, __m512, __m512bh, __m512i, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps,
-    _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps, _mm256_slli_epi32,
-    _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_loadu_ps,
-    _mm512_loadu_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_slli_epi32, _mm512_storeu_ps,
+    __m256, __m256i, __m512, __m512bh, __m512i, _MM_HINT_T0, _mm_prefetch, _mm256_and_si256, _mm256_castsi256_ps,
+    _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+    _mm256_slli_epi32, _mm256_storeu_ps, _mm512_and_si512, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps,
+    _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+    _mm512_slli_epi32, _mm512_storeu_ps,
 };
 
 use super::tile::{Multiply, Tile};
-use crate::linear::for_rows;
 use crate::linear::output::PANEL;
+use crate::linear::{for_rows, prefetch_distance};
 
 // Two sums a row, and room for two weights and an input among 32 registers; half of it among 16.
 pub(super) const FLOAT32_AVX512: [Multiply; 12] = for_rows!(float32_avx512: 1 2 3 4 5 6 7 8 9 10 11 12);
@@ -23,12 +24,12 @@ pub(super) const BFLOAT16_AVX2: [Multiply; 4] = for_rows!(bfloat16_avx2: 1 2 3 4
 /// As for `Multiply`.
 #[target_feature(enable = "avx512f")]
 unsafe fn float32_avx512<const ROWS: usize>(tile: &Tile) {
+    let distance = prefetch_distance(ROWS);
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     // SAFETY: as the caller promises.
     unsafe {
         for feature in 0..tile.in_features {
-            let weights = tile.weights.cast::<f32>().add(feature * PANEL);
-            let weights = [_mm512_loadu_ps(weights), _mm512_loadu_ps(weights.add(16))];
+            let weights = weights_512(tile, feature, distance).map(|weights| _mm512_castsi512_ps(weights));
             for (row, sums) in sums.iter_mut().enumerate() {
                 let x = tile.x.add(row * tile.x_stride).cast::<f32>().add(feature);
                 let x = _mm512_set1_ps(x.read_unaligned());
@@ -47,14 +48,15 @@ unsafe fn float32_avx512<const ROWS: usize>(tile: &Tile) {
 /// As for `Multiply`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 unsafe fn bfloat16_avx512_bf16<const ROWS: usize>(tile: &Tile) {
+    let distance = prefetch_distance(ROWS);
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
     // SAFETY: as the caller promises.
     unsafe {
         for pair in 0..tile.in_features / 2 {
-            add_dots_512(&mut sums, weights_512(tile, pair), |row| x_pair(tile, row, pair));
+            add_dots_512(&mut sums, weights_512(tile, pair, distance), |row| x_pair(tile, row, pair));
         }
         if !tile.in_features.is_multiple_of(2) {
-            add_dots_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| tile.last_bfloat16(row));
+            add_dots_512(&mut sums, weights_512(tile, tile.in_features / 2, distance), |row| tile.last_bfloat16(row));
         }
         for (row, sums) in sums.into_iter().enumerate() {
             tile.output.store(row, &array_512(sums));
@@ -79,19 +81,41 @@ fn bfloat16s(pairs: __m512i) -> __m512bh {
     unsafe { std::mem::transmute(pairs) }
 }
 
+/// Pairs of features whose inputs are made float32 at once: they stay in the first cache.
+const PAIRS_AT_ONCE: usize = 128;
+
+/// The low and the high halves of some pairs of an input row.
+type Inputs = [[f32; PAIRS_AT_ONCE]; 2];
+
 /// # Safety
 ///
 /// As for `Multiply`.
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
+    let distance = prefetch_distance(ROWS);
+    let high_half = _mm512_set1_epi32(HIGH_HALF);
     let mut sums = [[_mm512_setzero_ps(); 2]; ROWS];
-    // SAFETY: as the caller promises.
+    let mut inputs = [[[0.0; PAIRS_AT_ONCE]; 2]; ROWS];
+    let pairs = tile.in_features.div_ceil(2);
+    // SAFETY: as the caller promises; the inputs have the pairs that are read.
     unsafe {
-        for pair in 0..tile.in_features / 2 {
-            add_pairs_512(&mut sums, weights_512(tile, pair), |row| x_pair(tile, row, pair));
-        }
-        if !tile.in_features.is_multiple_of(2) {
-            add_pairs_512(&mut sums, weights_512(tile, tile.in_features / 2), |row| tile.last_bfloat16(row));
+        for first in (0..pairs).step_by(PAIRS_AT_ONCE) {
+            for (row, inputs) in inputs.iter_mut().enumerate() {
+                widen_pairs(tile, row, first, inputs);
+            }
+            for pair in 0..PAIRS_AT_ONCE.min(pairs - first) {
+                let weights = weights_512(tile, first + pair, distance);
+                let lows = weights.map(|weights| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(weights)));
+                let highs = weights.map(|weights| _mm512_castsi512_ps(_mm512_and_si512(weights, high_half)));
+                for (sums, inputs) in sums.iter_mut().zip(&inputs) {
+                    let low = _mm512_set1_ps(*inputs[0].get_unchecked(pair));
+                    sums[0] = _mm512_fmadd_ps(low, lows[0], sums[0]);
+                    sums[1] = _mm512_fmadd_ps(low, lows[1], sums[1]);
+                    let high = _mm512_set1_ps(*inputs[1].get_unchecked(pair));
+                    sums[0] = _mm512_fmadd_ps(high, highs[0], sums[0]);
+                    sums[1] = _mm512_fmadd_ps(high, highs[1], sums[1]);
+                }
+            }
         }
         for (row, sums) in sums.into_iter().enumerate() {
             tile.output.store(row, &array_512(sums));
@@ -99,17 +123,24 @@ unsafe fn bfloat16_avx512<const ROWS: usize>(tile: &Tile) {
     }
 }
 
+/// Make pairs of a row float32, from the pair `first` on; zeros follow its last element.
+///
+/// # Safety
+///
+/// As for `Multiply`; the row has the first pair.
 #[inline]
-#[target_feature(enable = "avx512f")]
-fn add_pairs_512(sums: &mut [[__m512; 2]], weights: [__m512i; 2], x: impl Fn(usize) -> u32) {
-    let high = _mm512_set1_epi32(HIGH_HALF);
-    for (column, weights) in weights.into_iter().enumerate() {
-        let lows = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(weights));
-        let highs = _mm512_castsi512_ps(_mm512_and_si512(weights, high));
-        for (row, sums) in sums.iter_mut().enumerate() {
-            let [x_low, x_high] = halves(x(row));
-            sums[column] = _mm512_fmadd_ps(_mm512_set1_ps(x_low), lows, sums[column]);
-            sums[column] = _mm512_fmadd_ps(_mm512_set1_ps(x_high), highs, sums[column]);
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn widen_pairs(tile: &Tile, row: usize, first: usize, inputs: &mut Inputs) {
+    let elements = (tile.in_features - first * 2).min(PAIRS_AT_ONCE * 2);
+    for start in (0..elements).step_by(32) {
+        let mask = u32::MAX >> 32_usize.saturating_sub(elements - start);
+        // SAFETY: as the caller promises; elements that the row does not have are not read, and there is room for all.
+        unsafe {
+            let x = tile.x.add(row * tile.x_stride).cast::<i16>().add(first * 2 + start);
+            let x = _mm512_maskz_loadu_epi16(mask, x);
+            let [lows, highs] = inputs.each_mut().map(|half| half.as_mut_ptr().add(start / 2));
+            _mm512_storeu_ps(lows, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(x)));
+            _mm512_storeu_ps(highs, _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(HIGH_HALF))));
         }
     }
 }
@@ -205,11 +236,13 @@ unsafe fn x_pair(tile: &Tile, row: usize, pair: usize) -> u32 {
 /// As for `Multiply`; the panel has the step.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn weights_512(tile: &Tile, step: usize) -> [__m512i; 2] {
-    // SAFETY: as the caller promises.
+unsafe fn weights_512(tile: &Tile, step: usize, distance: usize) -> [__m512i; 2] {
+    // SAFETY: as the caller promises; asking for memory that is not there does nothing.
     unsafe {
-        let weights = tile.weights.cast::<i32>().add(step * PANEL);
-        [_mm512_loadu_si512(weights.cast()), _mm512_loadu_si512(weights.add(16).cast())]
+        let weights = tile.weights.add(step * PANEL * 4);
+        _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(distance).cast());
+        _mm_prefetch::<_MM_HINT_T0>(weights.wrapping_add(distance + 64).cast());
+        [_mm512_loadu_si512(weights.cast()), _mm512_loadu_si512(weights.add(64).cast())]
     }
 }
 
