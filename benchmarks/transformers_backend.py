@@ -1,6 +1,6 @@
 """The same model in bfloat16 by transformers within us (in int8, too), by our family, and by transformers alone.
 
-8 streams at once, after natural prompts: 8 answers of 128 tokens, and 24 answers of 16 to 240 tokens. `generate` gets
+8 streams at once, after natural prompts: 8 answers of 128 tokens, and 16 answers of 16 to 240 tokens. `generate` gets
 batches of 8, each of which runs until its longest has ended; continuous batching gets a request whenever one has ended.
 Ours run in a process, and transformers alone in another.
 """
@@ -44,7 +44,7 @@ def run() -> Iterator[Record]:
 
 def _workloads() -> dict[str, list[Request]]:
     random = Random(STREAMS)
-    mixed = [request._replace(output_tokens=random.randint(16, 240)) for request in natural_requests(24, WORDS, 0)]
+    mixed = [request._replace(output_tokens=random.randint(16, 240)) for request in natural_requests(16, WORDS, 0)]
     return {"equal lengths": natural_requests(STREAMS, WORDS, 128), "mixed lengths": mixed}
 
 

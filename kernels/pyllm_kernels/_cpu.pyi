@@ -38,6 +38,7 @@ __all__ = [
     "sample",
     "scale_and_cap",
     "set_num_threads",
+    "stay_awake",
 ]
 
 _Numbers: TypeAlias = npt.NDArray[Any] | bytes | bytearray
@@ -358,6 +359,9 @@ class Lease:
 
 def set_num_threads(num_threads: int) -> None:
     """From now on compute with so many threads, the caller's included; 1 at first. `ValueError` beyond 1 to 1,024."""
+
+def stay_awake(awake: bool) -> None:
+    """From now on let the threads wait for the next op awake, or not, as at first."""
 
 def forget_threads() -> None:
     """Begin anew with one thread: for a process that was forked, which has none of the others."""

@@ -143,7 +143,7 @@ def rope_and_kv_write(
     if norm is not None:
         for weight in weights:
             _check_shape("a norm's weight", weight, (head_dim,))
-        query_weight, key_weight = (_rows("a norm's weight", weight[None]) for weight in weights)
+        query_weight, key_weight = (_row("a norm's weight", weight) for weight in weights)
         head_norm = query_weight, key_weight, norm.epsilon
     if query_scales is not None:
         _check_shape("query_scales", query_scales, (num_positions,))
@@ -362,7 +362,7 @@ def _norm(x: Tensor, weight: Tensor, epsilon: float, centred: bool) -> Tensor:
     tokens, hidden = x.shape
     out = graph.empty((tokens, hidden), x.dtype)
     _check_shape("weight", weight, (hidden,))
-    _cpu.norm((tokens, hidden), _rows("x", x), _rows("weight", weight[None]), epsilon, centred, _rows("out", out))
+    _cpu.norm((tokens, hidden), _rows("x", x), _row("weight", weight), epsilon, centred, _rows("out", out))
     graph.keep(x, weight)
     return out
 
@@ -375,7 +375,7 @@ def _add_norm(
     _check_dtype("residual", residual, x.dtype)
     _check_shape("weight", weight, (hidden,))
     out, total = graph.empty((tokens, hidden), x.dtype), graph.empty((tokens, hidden), x.dtype)
-    rows = _rows("x", x), _rows("weight", weight[None])
+    rows = _rows("x", x), _row("weight", weight)
     stream = factor, _rows("residual", residual), _rows("total", total)
     _cpu.norm((tokens, hidden), *rows, epsilon, centred, _rows("out", out), stream)
     graph.keep(x, residual, weight)
@@ -387,6 +387,12 @@ def _rows(name: str, tensor: Tensor) -> _Rows:
     if not tensor.is_cpu or (tensor.stride(1) != 1 and tensor.shape[1] > 1):
         raise ValueError(f"{name} is on {tensor.device} with strides {tensor.stride()}: give contiguous rows on a CPU")
     return _DTYPES[tensor.dtype], tensor.data_ptr(), tensor.stride(0)
+
+
+def _row(name: str, tensor: Tensor) -> _Rows:
+    """A contiguous vector, by pointer, as a matrix of one row."""
+    _check_contiguous(name, tensor)
+    return _DTYPES[tensor.dtype], tensor.data_ptr(), len(tensor)
 
 
 def _rows_of_heads(name: str, tensor: Tensor) -> _Rows:

@@ -226,6 +226,11 @@ fn set_num_threads(py: Python<'_>, num_threads: usize) -> PyResult<()> {
     Ok(())
 }
 
+#[pyfunction]
+fn stay_awake(py: Python<'_>, awake: bool) {
+    py.detach(|| pool().stay_awake(awake));
+}
+
 /// A forked process has none of the threads, and a lock that may be held for ever: it begins with a pool of its own.
 #[pyfunction]
 fn forget_threads() {
@@ -276,5 +281,7 @@ mod _cpu {
         rope_and_kv_write, sample, scale_and_cap,
     };
     #[pymodule_export]
-    use super::{Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads};
+    use super::{
+        Linear, copy_rows, forget_threads, instruction_set, num_threads, read_rows, set_num_threads, stay_awake,
+    };
 }

@@ -75,18 +75,22 @@ impl Pool {
         self.shared.coming.set(memory);
     }
 
-    /// Do work of many jobs, one soon after the other: the threads wait for the next one awake. The caller still sleeps
-    /// where a job takes long to end, as the thread that it waits for may need its processor.
+    /// Do work of many jobs, one soon after the other, with threads that stay awake.
     pub(crate) fn keep_awake<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
-        struct Rest(Arc<Shared>);
+        struct Rest(Arc<Shared>, bool);
         impl Drop for Rest {
             fn drop(&mut self) {
-                self.0.awake.store(false, Ordering::SeqCst);
+                self.0.awake.store(self.1, Ordering::SeqCst);
             }
         }
-        self.shared.awake.store(true, Ordering::SeqCst);
-        let _rest = Rest(Arc::clone(&self.shared));
+        let _rest = Rest(Arc::clone(&self.shared), self.shared.awake.swap(true, Ordering::SeqCst));
         work(self)
+    }
+
+    /// From now on the threads wait for the next job awake, or not. The caller still sleeps where a job takes long to
+    /// end, as the thread that it waits for may need its processor.
+    pub(crate) fn stay_awake(&self, awake: bool) {
+        self.shared.awake.store(awake, Ordering::SeqCst);
     }
 }
 
@@ -358,6 +362,10 @@ mod tests {
         let failed = catch_unwind(AssertUnwindSafe(|| pool.keep_awake(|_| panic!("between two jobs"))));
         assert!(failed.is_err());
         assert!(!pool.shared.awake.load(Ordering::SeqCst));
+        pool.stay_awake(true);
+        pool.keep_awake(|pool| pool.run(4, &|_| {}));
+        assert!(pool.shared.awake.load(Ordering::SeqCst), "whoever kept them awake lets them rest");
+        pool.stay_awake(false);
     }
 
     #[test]

@@ -191,6 +191,7 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     - `embedding`, `head`: paths of the vocabulary's layers whose place ours take; empty if they stay.
     - `tensor_parallel_refusal`: why ranks cannot share it; empty if they can.
     - `num_parameters`: with a tied head's only once.
+    - `num_torch_parameters`: those of matrices that stay torch's own, such as experts.
     """
 
     config: str
@@ -202,6 +203,12 @@ class TransformersSpec(msgspec.Struct, frozen=True, kw_only=True):
     head: str
     tensor_parallel_refusal: str
     num_parameters: int
+    num_torch_parameters: int
+
+    @property
+    def torch_computes(self) -> bool:
+        """Whether torch has so much to multiply that it wants threads of its own."""
+        return self.num_torch_parameters * 10 > self.num_parameters
 
 
 class ModelSpec(msgspec.Struct, frozen=True, kw_only=True):

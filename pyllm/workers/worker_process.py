@@ -116,7 +116,8 @@ def load(
     from pyllm.workers.model_runner import ModelRunner
 
     ranks = config.engine.parallel.tensor_parallel_size
-    set_threads(config.engine, torch_computes=config.checkpoint.spec.transformers is not None)
+    transformers = config.checkpoint.spec.transformers
+    set_threads(config.engine, torch_computes=transformers is not None and transformers.torch_computes)
     enter("joining ranks")
     group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
     enter("loading weights")

@@ -109,25 +109,7 @@ impl<X: Storage> Activate<'_, X> {
     /// As for `Kernel::run`; the biases are as wide as out.
     #[inline(always)]
     pub(crate) unsafe fn run_with<V: Vector>(&self, row: usize, biases: Option<[*const X; 2]>) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            match self.op.kind {
-                Kind::Silu => self.combine::<V>(row, biases, |gate, up| silu(gate).mul(up)),
-                Kind::Gelu => self.combine::<V>(row, biases, |gate, up| gelu(gate).mul(up)),
-                Kind::GeluTanh => self.combine::<V>(row, biases, |gate, up| gelu_tanh(gate).mul(up)),
-                Kind::ClampedSwiglu { limit, alpha } => {
-                    self.combine::<V>(row, biases, |gate, up| clamped_swiglu(gate, up, limit, alpha));
-                }
-            }
-        }
-    }
-
-    /// # Safety
-    ///
-    /// As for `run_with`.
-    #[inline(always)]
-    unsafe fn combine<V: Vector>(&self, row: usize, biases: Option<[*const X; 2]>, combine: impl Fn(V, V) -> V) {
-        let Activation { gated, width, x, out, .. } = *self.op;
+        let Activation { kind, gated, width, x, out, .. } = *self.op;
         // SAFETY: as the caller promises.
         unsafe {
             let gate = x.row::<X>(row);
@@ -140,8 +122,21 @@ impl<X: Storage> Activate<'_, X> {
                     gate = gate.add(X::load_up_to(of_gate.add(at), left));
                     up = up.add(X::load_up_to(of_up.add(at), left));
                 }
-                X::store_up_to(combine(gate, up), out.add(at), left);
+                X::store_up_to(kind.of(gate, up), out.add(at), left);
             }
+        }
+    }
+}
+
+impl Kind {
+    /// No closure computes it: a closure is a function that is compiled without the vector's instructions.
+    #[inline(always)]
+    fn of<V: Vector>(self, gate: V, up: V) -> V {
+        match self {
+            Self::Silu => silu(gate).mul(up),
+            Self::Gelu => gelu(gate).mul(up),
+            Self::GeluTanh => gelu_tanh(gate).mul(up),
+            Self::ClampedSwiglu { limit, alpha } => clamped_swiglu(gate, up, limit, alpha),
         }
     }
 }

@@ -50,8 +50,8 @@ class Placement:
 def set_threads(engine: EngineConfig, torch_computes: bool = False) -> None:
     """Share the CPUs that this process may use evenly among the ranks beside it.
 
-    torch gets them only if it computes, as in models of transformers: its threads spin for a while after each op and
-    slow down the kernels.
+    torch gets them only if it computes much, as experts of transformers' own: its threads spin for a while after each
+    op and slow down the kernels.
     """
     num_threads = max(1, len(os.sched_getaffinity(0)) // engine.parallel.tensor_parallel_size)
     torch_computes |= (

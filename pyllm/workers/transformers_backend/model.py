@@ -7,7 +7,7 @@ from inspect import signature
 from typing import Any
 
 import torch
-from pyllm_kernels import PackedLinear
+from pyllm_kernels import PackedLinear, stay_awake
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -24,7 +24,7 @@ from pyllm.workers.step.forward_context import ForwardContext
 from pyllm.workers.transformers_backend.attention_interface import NAME, AttentionCall, attending
 from pyllm.workers.transformers_backend.build import build, quiet
 from pyllm.workers.transformers_backend.meta_run import hidden_of, inputs
-from pyllm.workers.transformers_backend.modules import Replacements, replace_norms
+from pyllm.workers.transformers_backend.modules import Replacements, fuse_feed_forwards, replace_norms
 
 
 class TransformersModel:
@@ -40,6 +40,8 @@ class TransformersModel:
         self._replacements = Replacements(self._model, spec, placement)
         self._base = self._model.get_submodule(spec.transformers.base)
         self._first_position = spec.transformers.first_position
+        # Between our ops is little of torch's work, and to wake a thread takes longer.
+        self._threads_stay_awake = placement.device.type == "cpu" and not spec.transformers.torch_computes
         self._positions: Tensor | None = None
         for module in self._base.modules():
             if isinstance(module, nn.Embedding) and "position_ids" in signature(type(module).forward).parameters:
@@ -67,6 +69,7 @@ class TransformersModel:
                 _fix_rotation(module, self._max_model_len)
         self._model.to(self._placement.device)  # type: ignore[arg-type]  # a wrapper's type
         replace_norms(self._model, self._placement)
+        fuse_feed_forwards(self._model, self._placement)
 
     def _tie(self, missing: set[str]) -> None:
         """Give parameters that are missing those that they are tied to; no other may be."""
@@ -100,8 +103,12 @@ class TransformersModel:
     def __call__(self, tokens: Tensor, context: ForwardContext) -> Tensor:  # int32 [tokens] -> [tokens, hidden_size]
         self._positions = context.positions.long() + self._first_position
         attend = _Pass(self, context)
-        with attending(attend):
-            output = self._base(**inputs(tokens.long().unsqueeze(0), self._positions.unsqueeze(0)))
+        stay_awake(self._threads_stay_awake)
+        try:
+            with attending(attend):
+                output = self._base(**inputs(tokens.long().unsqueeze(0), self._positions.unsqueeze(0)))
+        finally:
+            stay_awake(False)
         attend.finish()
         return hidden_of(output)[0].to(self.dtype).contiguous()
 
@@ -215,5 +222,10 @@ class _Pass:
 
 
 def _padded(part: Tensor, size: int) -> Tensor:
-    """Heads [tokens, heads, head_size] of another size: zeros add nothing to scores, nor to sums of values."""
-    return pad(part, (0, size - part.shape[2])) if part.shape[2] != size else part.contiguous()
+    """Heads [tokens, heads, head_size] as the kernels take them: side by side, and of one size.
+
+    Zeros add nothing to scores, nor to sums of values.
+    """
+    if part.shape[2] != size:
+        return pad(part, (0, size - part.shape[2]))
+    return part if part.stride()[1:] == (size, 1) else part.contiguous()

@@ -1,6 +1,8 @@
 """Our layers as modules of torch, to take the place of those in a model of transformers."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ class Linears:
 
     def __init__(self, specs: Sequence[LinearSpec], placement: Placement) -> None:
         (outputs, inputs), split, bias = specs[0].shape, specs[0].split, specs[0].bias
+        self.num_inputs = inputs
         self._names = [spec.name for spec in specs]
         self._dtype = placement.dtype
         self._input: Tensor | None = None
@@ -35,16 +38,20 @@ class Linears:
         """Read the matrices and biases."""
         self.layer.load(reader, *self._names)
 
+    def __call__(self, x: Tensor) -> Tensor:
+        """What all of them give for x, side by side: [..., inputs] -> [..., this rank's outputs of all]."""
+        return self.layer(_rows(x, self._dtype)).view(*x.shape[:-1], -1)
+
     def part(self, index: int, x: Tensor) -> Tensor:
         """What one of the layers gives for x; the first that is called with it computes the parts of all."""
+        if len(self._names) == 1:
+            return self(x)
         if x is not self._input:
-            rows = x.reshape(-1, x.shape[-1]).to(self._dtype).contiguous()
-            products = self.layer(rows).view(*x.shape[:-1], -1)
-            self._input, self._parts = x, torch.split(products, self._sizes, dim=-1)
+            self._input, self._parts = x, torch.split(self(x), self._sizes, dim=-1)
         part = self._parts[index]
         if index == len(self._names) - 1:
             self._input, self._parts = None, ()
-        return part if len(self._names) == 1 else part.contiguous()
+        return part
 
 
 class Linear(nn.Module):
@@ -52,11 +59,11 @@ class Linear(nn.Module):
 
     def __init__(self, linears: Linears, index: int, placement: Placement) -> None:
         super().__init__()
-        self._linears, self._index = linears, index
+        self.linears, self.index = linears, index
         self.weight = torch.empty(0, dtype=placement.dtype, device=placement.device)  # Some ask for its dtype.
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self._linears.part(self._index, x)
+    def __call__(self, x: Tensor) -> Tensor:  # as hooks, which it has none of, take as long as a small product
+        return self.linears.part(self.index, x)
 
 
 class Embedding(nn.Module):
@@ -80,7 +87,7 @@ class Head(nn.Module):
         self._dtype = placement.dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        logits = self._head(x.reshape(-1, x.shape[-1]).to(self._dtype).contiguous())
+        logits = self._head(_rows(x, self._dtype))
         if logits is None:
             return x.new_zeros((*x.shape[:-1], self._vocab_size))
         return logits.view(*x.shape[:-1], -1)
@@ -123,11 +130,11 @@ class RMSNorm(nn.Module):
         self._epsilon = epsilon
         self.weight = weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:  # without hooks, as `Linear`
         if x.dtype != self._placement.dtype:
             found: Tensor = self._original(x)
             return found
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        rows = _rows(x, x.dtype)
         return self._placement.kernels.rms_norm(rows, self.weight, self._epsilon).view(x.shape)
 
 
@@ -141,18 +148,62 @@ def replace_norms(model: nn.Module, placement: Placement) -> None:
             weight = parameters["weight"].detach()
             for scale in (weight, 1 + weight.float()):
                 ours = RMSNorm(module, scale, epsilon, placement)
-                if _give_the_same(ours, module, weight):
+                if _give_the_same(ours, module, len(weight), placement):
                     _replace(model, path, ours)
                     break
 
 
-def _give_the_same(one: nn.Module, other: nn.Module, weight: Tensor) -> bool:
-    """Of numbers of different sizes, but for what rounding does."""
-    rows = torch.randn((8, len(weight)), generator=torch.Generator().manual_seed(0))
-    rows = (rows * torch.logspace(-2, 2, 8).unsqueeze(1)).to(weight.device, weight.dtype)
+class GatedFeedForward:
+    """`down(activation(gate(x)) * up(x))`, with one product for gate and up, and one op between the products."""
+
+    def __init__(self, gate_up: Linears, kind: str, down: Linear, placement: Placement) -> None:
+        self._gate_up, self._kind, self._down = gate_up, kind, down
+        self._placement = placement
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._down(self.activated(x))
+
+    def activated(self, x: Tensor) -> Tensor:
+        """What `down` gets."""
+        products = self._gate_up(x)
+        rows = products.view(-1, products.shape[-1])
+        return self._placement.kernels.activation(rows, self._kind).view(*x.shape[:-1], -1)
+
+
+def fuse_feed_forwards(model: nn.Module, placement: Placement) -> None:
+    """Let ours compute gated feed-forward layers of our linear ones, where it is seen to give the same."""
+    for module in model.modules():
+        linears = [(name, child) for name, child in module.named_children() if isinstance(child, Linear)]
+        groups = Counter(child.linears for _, child in linears)
+        if sorted(groups.values()) != [1, 2] or len(signature(module.forward).parameters) != 1:
+            continue
+        (gate_up, _), _ = groups.most_common()
+        name, down = next((name, child) for name, child in linears if child.linears is not gate_up)
+        for kind in ("silu", "gelu", "gelu_tanh"):
+            ours = GatedFeedForward(gate_up, kind, down, placement)
+            setattr(module, name, nn.Identity())
+            try:
+                same = _give_the_same(ours.activated, module, gate_up.num_inputs, placement)
+            finally:
+                setattr(module, name, down)
+            if same:
+                module.forward = ours
+                break
+
+
+def _give_the_same(one: Callable[[Tensor], Tensor], other: nn.Module, size: int, placement: Placement) -> bool:
+    """Of rows of different sizes, but for what rounding does."""
+    rows = torch.randn((8, size), generator=torch.Generator().manual_seed(0))
+    rows = (rows * torch.logspace(-2, 2, 8).unsqueeze(1)).to(placement.device, placement.dtype)
     found, expected = one(rows), other(rows)
-    step = torch.finfo(weight.dtype).eps
+    step = torch.finfo(placement.dtype).eps
     return found.dtype == expected.dtype and torch.allclose(found, expected, rtol=4 * step, atol=1e-6)
+
+
+def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., size] as the rows of a contiguous matrix of this dtype."""
+    rows = x.reshape(-1, x.shape[-1])
+    return rows if rows.dtype is dtype and rows.is_contiguous() else rows.to(dtype).contiguous()
 
 
 def _replace(model: nn.Module, path: str, module: nn.Module) -> None:

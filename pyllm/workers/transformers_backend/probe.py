@@ -7,7 +7,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
@@ -77,6 +77,7 @@ def probe(request: ProbeRequest) -> Probed:
             head=head,
             tensor_parallel_refusal=_tensor_parallel_refusal(model, every, run),
             num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+            num_torch_parameters=_num_torch_parameters(model, replaced),
         ),
     )
     return Probed(
@@ -201,6 +202,13 @@ def _linears(model: PreTrainedModel, run: Run, names: _Names, head: str) -> list
         alike = (path,) if split == "inputs" else (id(given), version, has_bias, split)
         joined.setdefault(alike, []).append(LinearSpec(name=path, shape=shape, bias=has_bias, split=split))
     return [tuple(linears) for linears in joined.values()]
+
+
+def _num_torch_parameters(model: PreTrainedModel, replaced: Set[str]) -> int:
+    """Of matrices that are not replaced, but for those that are looked up."""
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    parameters = ((name, parameter) for name, parameter in model.named_parameters() if name not in replaced)
+    return sum(each.numel() for _, each in parameters if each.ndim > 1 and id(each) not in looked_up)
 
 
 def _tensor_parallel_refusal(model: PreTrainedModel, linears: Sequence[LinearSpec], run: Run) -> str:

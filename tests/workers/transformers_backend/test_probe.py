@@ -1,5 +1,6 @@
 import io
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -41,6 +42,8 @@ def test_llama() -> None:
         "lm_head",
         "",
     )
+    assert backend.num_torch_parameters == 0
+    assert not backend.torch_computes
     layer = [[(linear.name.rpartition(".")[2], linear.split) for linear in joined] for joined in backend.linears[:4]]
     assert layer == [
         [("q_proj", "outputs"), ("k_proj", "outputs"), ("v_proj", "outputs")],
@@ -111,6 +114,9 @@ def test_experts_stay_with_transformers() -> None:
     backend = probed.spec.transformers
     assert backend is not None
     assert "moe_tp_experts of model.layers.0.mlp.experts is not supported" in backend.tensor_parallel_refusal
+    routers = 4 * 4 * 64
+    assert backend.num_torch_parameters == sum(math.prod(shape) for shape in experts.values()) + routers
+    assert backend.torch_computes
 
 
 def test_a_plan_that_does_not_split_attention_is_told() -> None:
