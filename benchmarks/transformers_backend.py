@@ -23,11 +23,17 @@ STREAMS = 8
 WORDS = 80
 ROUNDS = 2
 
+Rates = dict[tuple[str, str], float]  # tokens a second, by engine and workload
+
 
 def run() -> Iterator[Record]:
     with TemporaryDirectory() as folder:
         subprocess.run([sys.executable, "-m", "benchmarks.peer_models", folder], check=True, capture_output=True)
-        ours, theirs = (_in_process(by, folder) for by in (_by_ours, _by_theirs))
+        ours, theirs = Rates(), Rates()
+        for _ in range(ROUNDS):  # in turn, as a machine that others share is faster now and then
+            for fastest, measure in ((ours, _by_ours), (theirs, _by_theirs)):
+                for name, rate in _in_process(measure, folder).items():
+                    fastest[name] = max(rate, fastest.get(name, 0.0))
     for kind in _workloads():
         yield {
             "name": "transformers_backend.output_tokens_per_s",
@@ -48,24 +54,19 @@ def _workloads() -> dict[str, list[Request]]:
     return {"equal lengths": natural_requests(STREAMS, WORDS, 128), "mixed lengths": mixed}
 
 
-Rates = dict[tuple[str, str], float]  # tokens a second, by engine and workload
-
-
 def _in_process(measure: Callable[[str], Rates], folder: str) -> Rates:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(measure, folder).result()
 
 
-def _fastest(answer: Callable[[list[Request]], int], requests: list[Request]) -> float:
-    """Of some rounds; `answer` gives how many tokens it made."""
-    answer(requests[:1])  # memory is touched, and kernels chosen
-    rates = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
-        answered = answer(requests)
-        rates.append(answered / (time.perf_counter() - begin))
-        assert answered == sum(request.output_tokens for request in requests)
-    return round(max(rates), 1)
+def _rate(answer: Callable[[list[Request]], int], requests: list[Request]) -> float:
+    """Tokens a second; `answer` gives how many it made."""
+    answer([request._replace(output_tokens=8) for request in requests])  # memory is touched, and kernels chosen
+    begin = time.perf_counter()
+    answered = answer(requests)
+    seconds = time.perf_counter() - begin
+    assert answered == sum(request.output_tokens for request in requests)
+    return round(answered / seconds, 1)
 
 
 def _by_ours(folder: str) -> Rates:
@@ -90,7 +91,7 @@ def _by_ours(folder: str) -> Rates:
                 return sum(len(output.outputs[0].token_ids) for output in outputs)
 
             for kind, requests in _workloads().items():
-                rates[name, kind] = _fastest(answer, requests)
+                rates[name, kind] = _rate(answer, requests)
     return rates
 
 
@@ -129,7 +130,7 @@ def _by_theirs(folder: str) -> Rates:
         return made
 
     return {
-        (name, kind): _fastest(answer, requests)
+        (name, kind): _rate(answer, requests)
         for name, answer in (("generate", generate), ("continuous batching", continuous_batching))
         for kind, requests in _workloads().items()
     }

@@ -135,9 +135,11 @@ pyllm serve owner/model --model-impl native            # refuse what no family c
 
 ## What is different
 
-- Its linear layers, embedding and head are pyllm's, in each weight format that [a folder may have](models.md); its
-  norms, activations, experts and rotations are those of `transformers`. GGUF files need a family.
-- Steps run eagerly and without drafts, so one stream is slower than with a family.
+- Its linear layers, embedding and head are pyllm's, in each weight format that [a folder may have](models.md). So are
+  RMS norms and gated feed-forward layers where they are seen to give the same. The rest is that of `transformers`:
+  other norms and activations, experts, rotations. GGUF files need a family.
+- Steps run eagerly and without drafts, so it is slower than a family, and
+  [2 to 3 times as fast](performance.md#models-of-transformers) as `transformers` alone.
 - A token's numbers may depend in their last bits on what else is in the batch. A stream that survives a crash goes on,
   and may have other tokens than it would have had. `GET /v1/models` says so: `model_impl` is `transformers`, and
   `batch_invariant` is false. `--batch-invariant`, `--num-speculative-tokens` and `--enable-expert-parallel` are
