@@ -22,6 +22,18 @@ def worker_device(config: WorkerConfig) -> torch.device:
     return torch.device("cuda", config.rank) if kind == "cuda" else torch.device(kind)
 
 
+def sum_in_float32() -> None:
+    """Have torch add up products of matrices in float32, on every device; by default cuBLAS may add in the dtype.
+
+    Splits of a long sum stay allowed: their parts are float32 then, too.
+    """
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_fp16_accumulation = False
+    torch.set_float32_matmul_precision("highest")  # TF32 off
+
+
 def fits_graphs(device_type: str, kernels: Kernels, attention: AttentionBackend) -> bool:
     """Whether a graph can hold the ops: none of them waits for a GPU, or all of them are Rust on a CPU."""
     if device_type == "cuda":

@@ -110,7 +110,7 @@ def load(
     if "torch" not in sys.modules:  # which a fork server has imported
         enter("importing torch")
         _import_everything()
-    from pyllm.workers.devices import worker_device
+    from pyllm.workers.devices import sum_in_float32, worker_device
     from pyllm.workers.layers.placement import set_threads
     from pyllm.workers.layers.rank_group import RankGroup
     from pyllm.workers.model_runner import ModelRunner
@@ -118,6 +118,7 @@ def load(
     ranks = config.engine.parallel.tensor_parallel_size
     transformers = config.checkpoint.spec.transformers
     set_threads(config.engine, torch_computes=transformers is not None and transformers.torch_computes)
+    sum_in_float32()
     enter("joining ranks")
     group = RankGroup.join(config.rank, ranks, worker_device(config), config.rendezvous)
     enter("loading weights")

@@ -1,4 +1,7 @@
-"""Which kernels fit a graph, by device and backend."""
+"""Which kernels fit a graph, by device and backend, and the precision of torch's sums."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -6,6 +9,33 @@ from pyllm_kernels import select
 
 from pyllm.workers.attention_backends import load_attention_backend
 from pyllm.workers.devices import fits_graphs
+from pyllm.workers.worker_process import load
+from tests.tiny_model import write_tiny_model
+from tests.workers.engine import worker_config
+
+MATMUL = torch.backends.cuda.matmul
+REDUCED = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+FLAGS = (*REDUCED, "allow_fp16_accumulation", "allow_tf32")
+
+
+@pytest.fixture
+def reduced_sums() -> Iterator[None]:
+    """All that torch may do with less than float32."""
+    before = {name: getattr(MATMUL, name) for name in FLAGS}, torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    for name in FLAGS:
+        setattr(MATMUL, name, True)
+    yield
+    torch.set_float32_matmul_precision(before[1])
+    for name, value in before[0].items():
+        setattr(MATMUL, name, value)
+
+
+@pytest.mark.usefixtures("reduced_sums")
+def test_a_loaded_rank_sums_in_float32(tmp_path: Path) -> None:
+    load(worker_config(write_tiny_model(tmp_path)), lambda stage: None)
+    assert not any(getattr(MATMUL, name) for name in FLAGS)
+    assert torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.mark.parametrize(
