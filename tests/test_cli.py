@@ -46,7 +46,7 @@ def test_unknown_flag_is_a_usage_error() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["serve", "--max-num-seqs", "0"], "max_num_seqs"),
+        (["serve", "--max-num-seqs", "-1"], "max_num_seqs"),
         (["serve", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
         (["serve", "nowhere"], "owner/repo:Q4_K_M"),
         (["pull", "/nowhere"], "nothing to download"),

@@ -93,12 +93,18 @@ class ModelConfig(_Config, frozen=True):
             "of that package, slower and not batch-invariant), or auto (native where there is a family)"
         ),
     ] = "auto"
-    dtype: Annotated[Dtype, Meta(description="precision of activations and of unquantised weights")] = "auto"
+    dtype: Annotated[
+        Dtype,
+        Meta(
+            description="precision of activations and of unquantised weights; auto: the model's, or bfloat16 beside "
+            "quantised weights (float16 on GPUs before 8.0)"
+        ),
+    ] = "auto"
     quantization: Annotated[
         Quantization,
         Meta(
-            description="how weights are multiplied: none (as floats); on a CPU int8 or gguf (the file's blocks); or "
-            "the method of a quantised folder; auto: the fastest for the model"
+            description="how weights are multiplied: none (as floats); gguf (the file's blocks, if there is a kernel); "
+            "int8, on a CPU; or the method of a quantised folder; auto: the fastest for the model"
         ),
     ] = "auto"
     packed_cache_size: Annotated[
@@ -132,7 +138,8 @@ class CacheConfig(_Config, frozen=True):
     kv_cache_dtype: Annotated[
         KVCacheDtype,
         Meta(
-            description="precision of the KV cache; fp8 on GPUs only; auto: bfloat16 with quantised weights, else dtype"
+            description="precision of the KV cache; fp8 on GPUs only; auto: bfloat16 with quantised weights on a CPU, "
+            "else dtype"
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[
@@ -164,12 +171,15 @@ class SchedulerConfig(_Config, frozen=True):
     max_num_batched_tokens: Annotated[
         int,
         Meta(
-            description="tokens computed in one step; 0: 2048 on a GPU, 192 on a CPU, or max_num_seqs if that is more",
+            description="tokens computed in one step; 0: 8192 on GPUs from 40 GB on, 2048 on smaller ones, 192 on a "
+            "CPU, or max_num_seqs if that is more",
             ge=0,
             le=1 << 20,
         ),
     ] = 0
-    max_num_seqs: Annotated[int, Meta(description="sequences that run at once", ge=1, le=1 << 16)] = 128
+    max_num_seqs: Annotated[
+        int, Meta(description="sequences that run at once; 0: 256 on GPUs from 40 GB on, else 128", ge=0, le=1 << 16)
+    ] = 0
     long_prefill_token_threshold: Annotated[
         int, Meta(description="most tokens of one prompt in a step; 0: no cap", ge=0, le=(1 << 31) - 1)
     ] = 0

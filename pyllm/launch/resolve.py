@@ -3,10 +3,9 @@
 Imports no torch: it asks the driver for cards, and decides the precision before any process starts.
 """
 
-import ctypes
 import importlib.util
 import logging
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 from typing import cast, get_args
 
@@ -37,6 +36,7 @@ from pyllm.errors import ConfigError
 from pyllm.families.rope import at_context
 from pyllm.families.spec import check_tensor_parallel
 from pyllm.launch.cpu_features import instructions
+from pyllm.launch.cuda_driver import VisibleCard, visible_cards
 from pyllm.launch.memory_check import check_memory, memory_needed
 from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
@@ -49,6 +49,11 @@ logger = logging.getLogger(__name__)
 # Tokens in a step unless said otherwise. A CPU computes as many a second in small steps as in large ones, and a stream
 # waits for each step with others' prompts in it; `docs/performance.md` has the figures.
 BATCHED_TOKENS = {"cuda": 2048, "cpu": 192}
+SEQUENCES = 128
+# Cards with this much memory have room for more of both beside the weights: larger steps fill their multiprocessors.
+LARGE_CARD_BYTES = 40 * 10**9  # A card of 40 GiB reports a little less than its name says.
+LARGE_CARD_SEQUENCES, LARGE_CARD_BATCHED_TOKENS = 256, 8192
+OLDEST_BFLOAT16 = 80  # compute capability 8.0
 SPECULATIVE_TOKENS = 5
 # The matrices whose columns ranks share, where they cannot cut through blocks.
 CUT_BY_COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
@@ -57,8 +62,10 @@ QUEUE_PER_SEQUENCE = 16
 LEAST_QUEUE = 256
 
 
-def resolve_config(config: EngineConfig, probe: Probe = probe_model) -> tuple[EngineConfig, Checkpoint]:
-    """Read the model's description and replace everything that is `auto` or None.
+def resolve_config(
+    config: EngineConfig, probe: Probe = probe_model, list_cards: Callable[[], Sequence[VisibleCard]] = visible_cards
+) -> tuple[EngineConfig, Checkpoint]:
+    """Read the model's description and replace everything that is `auto`, None or a 0 that stands for a default.
 
     Raises:
         ConfigError: the model cannot be read, or two settings do not go together.
@@ -71,12 +78,15 @@ def resolve_config(config: EngineConfig, probe: Probe = probe_model) -> tuple[En
     if checkpoint.skipped and spec.transformers is None:
         parts = ", ".join(sorted({name.partition(".")[0] for name in checkpoint.skipped}))
         logger.warning("%d tensors are not loaded, as only text is supported: %s", len(checkpoint.skipped), parts)
-    device, cards = config.device.device, _cuda_device_count()
+    device, cards = config.device.device, list_cards()
     if device == "auto":
         device = "cuda" if cards else "cpu"
     ranks = config.parallel.tensor_parallel_size
-    if device == "cuda" and cards < ranks:
-        raise ConfigError(f"device cuda: {ranks} rank(s) need as many cards, {cards} are visible; use --device cpu")
+    if device == "cuda" and len(cards) < ranks:
+        raise ConfigError(
+            f"device cuda: {ranks} rank(s) need as many cards, {len(cards)} are visible; use --device cpu"
+        )
+    cards = cards[:ranks] if device == "cuda" else ()
     check_tensor_parallel(spec, ranks, by_expert=config.parallel.enable_expert_parallel)
     if ranks > 1 and config.parallel.distributed_executor_backend == "uni":
         raise ConfigError(f"the uni executor runs one rank, not {ranks}: use distributed_executor_backend mp")
@@ -93,7 +103,7 @@ def resolve_config(config: EngineConfig, probe: Probe = probe_model) -> tuple[En
     max_model_len = config.model.max_model_len or longest
     if max_model_len > longest:
         raise ConfigError(f"max_model_len {max_model_len} is more than the model's context of {longest} tokens")
-    dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device)
+    dtype, quantization, kv_cache_dtype = resolve_precision(config, checkpoint, device, cards)
     if checkpoint.quantization and quantization == "none":
         logger.info("the weights, which are %s, are dequantised to %s on %s", checkpoint.quantization, dtype, device)
     check_supported(spec)
@@ -111,7 +121,7 @@ def resolve_config(config: EngineConfig, probe: Probe = probe_model) -> tuple[En
         scheduler=msgspec.structs.replace(
             config.scheduler,
             scheduler_recording=recording,
-            max_num_batched_tokens=_batched_tokens(config.scheduler, device),
+            **_step_limits(config.scheduler, device, cards),
             num_speculative_tokens=_speculative_tokens(config, checkpoint, device, {dtype, kv_cache_dtype}),
         ),
         device=msgspec.structs.replace(config.device, device=device),
@@ -121,8 +131,15 @@ def resolve_config(config: EngineConfig, probe: Probe = probe_model) -> tuple[En
     return resolved, checkpoint
 
 
-def _batched_tokens(scheduler: SchedulerConfig, device: str) -> int:
-    return scheduler.max_num_batched_tokens or max(BATCHED_TOKENS[device], scheduler.max_num_seqs)
+def _step_limits(scheduler: SchedulerConfig, device: str, cards: Sequence[VisibleCard]) -> dict[str, int]:
+    """Sequences and tokens of a step: as asked for, else by the smallest of the ranks' cards."""
+    is_large = bool(cards) and min(card.memory_bytes for card in cards) >= LARGE_CARD_BYTES
+    sequences = scheduler.max_num_seqs or (LARGE_CARD_SEQUENCES if is_large else SEQUENCES)
+    usual_tokens = LARGE_CARD_BATCHED_TOKENS if is_large else BATCHED_TOKENS[device]
+    return {
+        "max_num_seqs": sequences,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens or max(usual_tokens, sequences),
+    }
 
 
 def _speculative_tokens(config: EngineConfig, checkpoint: Checkpoint, device: str, dtypes: set[str]) -> int:
@@ -183,22 +200,12 @@ def _check_cache(cache: CacheConfig) -> None:
         )
 
 
-def _cuda_device_count() -> int:
-    """Ask the driver, so that no process has to import torch for it."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
-
-
 def resolve_precision(
-    config: EngineConfig, checkpoint: Checkpoint, device: str
+    config: EngineConfig, checkpoint: Checkpoint, device: str, cards: Sequence[VisibleCard] = ()
 ) -> tuple[Dtype, Quantization, KVCacheDtype]:
     """What `auto` stands for in the precisions; who names a dtype wants no less than that.
+
+    Quantised weights have no dtype of their own: floats beside them, and made of them, have two bytes on a GPU.
 
     Raises:
         ConfigError: two of them do not go together, or not with the device or the model's format.
@@ -211,20 +218,24 @@ def resolve_precision(
     if quantization == "auto" and own is not None:
         quantization = own if model.dtype == "auto" else "none"
     elif quantization == "auto":
-        is_gguf = checkpoint.format == "gguf"
-        is_quantised = is_gguf and any(entry.source.type not in FLOAT_TYPES for entry in checkpoint.tensors)
-        is_wanted = is_quantised and device == "cpu" and model.dtype == "auto"
         ranks = config.parallel.tensor_parallel_size
-        quantization = fastest_quantization(checkpoint, ranks, instructions()) if is_wanted else "none"
+        if model.dtype != "auto" or not _is_quantised_gguf(checkpoint):
+            quantization = "none"
+        elif device == "cpu":
+            quantization = fastest_quantization(checkpoint, ranks, instructions())
+        else:
+            quantization = "none" if _cuts_blocks(checkpoint, ranks) else "gguf"
     dtype = model.dtype
     if dtype == "auto":
-        dtype = file_dtype if quantization == "none" else "bfloat16"
+        is_shortened = quantization != "none" or (device == "cuda" and _is_quantised_gguf(checkpoint))
+        has_bfloat16 = all(card.capability >= OLDEST_BFLOAT16 for card in cards)
+        dtype = ("bfloat16" if has_bfloat16 else "float16") if is_shortened else file_dtype
     if config.cache.kv_cache_dtype == "fp8" and device != "cuda":
         raise ConfigError(f"kv_cache_dtype fp8 is for GPUs, and the device is {device}: use bfloat16, or auto")
     if quantization == "none":
         kv_cache_dtype = config.cache.kv_cache_dtype
         return dtype, quantization, dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-    if device != "cpu" and quantization != own:
+    if device != "cpu" and quantization not in {own, "gguf"}:
         raise ConfigError(f"quantization {quantization} is for CPUs, and the device is {device}: use quantization none")
     if quantization == "gguf" and checkpoint.format != "gguf":
         raise ConfigError(f"quantization gguf needs a GGUF file, and the model is in {checkpoint.format}: use int8")
@@ -250,10 +261,18 @@ def fastest_quantization(checkpoint: Checkpoint, ranks: int, flags: Set[str]) ->
     Tiles of AMX take one scale a row far better than one a group; vectors are faster with the file's own blocks.
     `docs/performance.md` has the figures. MXFP4 is mostly of experts, of which a step reads a few: they stay in 4 bits.
     """
-    cut = [entry for entry in checkpoint.tensors if entry.name.endswith(CUT_BY_COLUMNS)]
-    is_cut = any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
     has_mxfp4 = any(entry.source.type == "MXFP4" for entry in checkpoint.tensors)
-    return "int8" if is_cut or ("amx_int8" in flags and not has_mxfp4) else "gguf"
+    return "int8" if _cuts_blocks(checkpoint, ranks) or ("amx_int8" in flags and not has_mxfp4) else "gguf"
+
+
+def _is_quantised_gguf(checkpoint: Checkpoint) -> bool:
+    return checkpoint.format == "gguf" and any(entry.source.type not in FLOAT_TYPES for entry in checkpoint.tensors)
+
+
+def _cuts_blocks(checkpoint: Checkpoint, ranks: int) -> bool:
+    """Whether a rank's share of some matrix begins or ends within a block."""
+    cut = [entry for entry in checkpoint.tensors if entry.name.endswith(CUT_BY_COLUMNS)]
+    return any(entry.shape[1] // ranks % BLOCK_SIZES[entry.source.type] for entry in cut)
 
 
 def resolve_server(server: ServerConfig) -> tuple[ServerConfig, tuple[ApiKey, ...]]:

@@ -71,7 +71,7 @@ def test_misspelt_option_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_num_seqs": 0},
+        {"max_num_seqs": -1},
         {"dtype": "int4"},
         {"gpu_memory_utilization": 1.5},
         {"enable_prefix_caching": "perhaps"},

@@ -5,8 +5,13 @@ import pytest
 
 from pyllm.config.options import engine_config
 from pyllm.errors import ConfigError
+from pyllm.launch.cuda_driver import VisibleCard
+from pyllm.launch.probe_process import probe_model
 from pyllm.launch.resolve import resolve_config
 from tests.tiny_model import write_tiny_model
+
+GIB = 1 << 30
+A100, T4 = VisibleCard(80, 39 * GIB + GIB // 2), VisibleCard(75, 15 * GIB)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +25,33 @@ def test_resolve_leaves_nothing_open(model: str) -> None:
     assert config.model.max_model_len == 512
     assert config.model.served_model_name == (checkpoint.name,)
     assert config.device.device == "cpu"
-    assert config.scheduler.max_num_batched_tokens == 192
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == (128, 192)
+
+
+@pytest.mark.parametrize(
+    ("cards", "options", "limits"),
+    [
+        ([A100], {}, (256, 8192)),
+        ([T4], {}, (128, 2048)),
+        ([A100, T4], {}, (256, 8192)),  # one rank, on the first
+        ([A100, T4], {"tensor_parallel_size": 3}, None),
+        ([A100, A100, T4], {"tensor_parallel_size": 3}, (128, 2048)),
+        ([A100], {"max_num_seqs": 16}, (16, 8192)),
+        ([A100], {"max_num_batched_tokens": 512}, (256, 512)),
+        ([A100], {"device": "cpu"}, (128, 192)),
+        ([], {}, (128, 192)),
+    ],
+)
+def test_cards_with_much_memory_take_larger_steps(
+    model: str, cards: list[VisibleCard], options: dict[str, Any], limits: tuple[int, int] | None
+) -> None:
+    chosen = engine_config({"model": model, "dtype": "float16", **options})
+    if limits is None:
+        with pytest.raises(ConfigError, match=r"3 rank\(s\) need as many cards, 2 are visible"):
+            resolve_config(chosen, probe_model, lambda: cards)
+        return
+    config, _ = resolve_config(chosen, probe_model, lambda: cards)
+    assert (config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens) == limits
 
 
 def test_every_sequence_has_a_token_in_a_step_unless_said_otherwise(model: str) -> None:

@@ -11,6 +11,7 @@ from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.config.options import engine_config
 from pyllm.errors import ConfigError
 from pyllm.launch import cpu_features
+from pyllm.launch.cuda_driver import VisibleCard
 from pyllm.launch.resolve import fastest_quantization, resolve_config, resolve_precision
 from tests.families.tiny_families import write_tiny_family
 from tests.tiny_gguf import write_gpt_oss_gguf
@@ -72,6 +73,34 @@ def test_the_embedded_model_is_computed_in_integers_unless_a_dtype_is_asked_for(
     assert config.model.quantization == "none"
 
 
+@pytest.mark.parametrize(
+    ("capability", "options", "expected"),
+    [
+        (90, {}, ("bfloat16", "gguf", "bfloat16")),
+        (80, {}, ("bfloat16", "gguf", "bfloat16")),
+        (75, {}, ("float16", "gguf", "float16")),
+        (90, {"kv_cache_dtype": "fp8"}, ("bfloat16", "gguf", "fp8")),
+        (90, {"quantization": "none"}, ("bfloat16", "none", "bfloat16")),
+        (75, {"quantization": "none"}, ("float16", "none", "float16")),
+        (90, {"dtype": "float32"}, ("float32", "none", "float32")),
+        (90, {"dtype": "float16", "quantization": "gguf"}, ("float16", "gguf", "float16")),
+        (90, {"tensor_parallel_size": 9}, ("bfloat16", "none", "bfloat16")),  # which would cut through blocks
+    ],
+)
+def test_a_quantised_file_has_two_bytes_a_number_on_gpus(
+    capability: int, options: dict[str, object], expected: tuple[str, str, str]
+) -> None:
+    _, checkpoint = resolve_config(engine_config({"device": "cpu"}))
+    cards = (VisibleCard(90, 1 << 37), VisibleCard(capability, 1 << 37))
+    assert resolve_precision(engine_config(options), checkpoint, "cuda", cards) == expected
+
+
+def test_int8_is_for_cpus() -> None:
+    _, checkpoint = resolve_config(engine_config({"device": "cpu"}))
+    with pytest.raises(ConfigError, match="quantization int8 is for CPUs, and the device is cuda: use quantization"):
+        resolve_precision(engine_config({"quantization": "int8"}), checkpoint, "cuda")
+
+
 @pytest.fixture(scope="module")
 def quantised(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A folder of each method."""
@@ -96,6 +125,8 @@ def test_a_quantised_folder_is_computed_by_its_own_method(quantised: dict[str, s
     assert precision("cpu", quantization="int8") == ("bfloat16", "int8", "bfloat16")
     assert precision("cpu", quantization="none") == ("float32", "none", "float32")
     assert precision("cuda") == precision("cuda", quantization=method) == ("bfloat16", method, "bfloat16")
+    old = VisibleCard(75, 1 << 34)
+    assert resolve_precision(engine_config({}), checkpoint, "cuda", [old]) == ("float16", method, "float16")
     assert precision("cuda", quantization=method, dtype="float16") == ("float16", method, "float16")
     assert precision("cuda", quantization="none") == ("float32", "none", "float32")
     other = "gptq" if method == "awq" else "awq"

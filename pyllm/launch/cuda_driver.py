@@ -1,0 +1,47 @@
+"""The CUDA cards that this process may use, as the driver's own library lists them. Knows no model and no kernel.
+
+It imports no torch and makes no context on a card: `CUDA_VISIBLE_DEVICES` counts as it does for the workers.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+# CUdevice_attribute in cuda.h.
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+
+
+@dataclass(frozen=True, slots=True)
+class VisibleCard:
+    """What defaults depend on."""
+
+    capability: int  # major * 10 + minor
+    memory_bytes: int
+
+
+def visible_cards(library: str = "libcuda.so.1") -> tuple[VisibleCard, ...]:
+    """The cards in the order of their numbers; none without a driver, or where it fails."""
+    try:
+        return read_cards(ctypes.CDLL(library))
+    except OSError:
+        return ()
+
+
+def read_cards(driver: Any) -> tuple[VisibleCard, ...]:
+    """Ask a loaded library; a fake has the same functions, which give 0 where they succeed."""
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    cards = []
+    for number in range(count.value):
+        device, major, minor, memory = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
+        failures = (
+            driver.cuDeviceGet(ctypes.byref(device), number)
+            or driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+            or driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+            or driver.cuDeviceTotalMem_v2(ctypes.byref(memory), device)
+        )
+        if failures:
+            return ()
+        cards.append(VisibleCard(major.value * 10 + minor.value, memory.value))
+    return tuple(cards)
