@@ -1,6 +1,6 @@
 # Everything goes through .venv; `make setup` makes it once, and again only what has changed since.
 #   TORCH_INDEX=ADDRESS   take torch from this package index (a CPU-only one saves several GB)
-#   ARGS="..."            flags for `make serve` and `make gpu-check`, and for pyllm in `make bench-peers`
+#   ARGS="..."            flags for `make serve`, `make gpu-check` and `make gpu-compile`, and for pyllm in `make bench-peers`
 #   MINUTES=NUMBER        how long `make chaos` lets things go wrong: 10 unless given
 #   CASES=NUMBER          cases of each property for `make proofs`, and of `make fuzz`: 10,000 unless given
 #   ONLY=PREFIX           the benchmarks whose names begin so, for `make bench` and `make bench-peers`; one program for
@@ -17,7 +17,7 @@ UV := $(or $(shell command -v uv 2>/dev/null),$(BIN)/uv)
 INSTALL = VIRTUAL_ENV=$(CURDIR)/$(VENV) $(UV) pip install --quiet --constraint constraints.txt --build-constraint constraints.txt
 RUST_SOURCES := Cargo.toml Cargo.lock $(shell find rust kernels -name '*.rs' -o -name Cargo.toml)
 
-.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check docs format clean
+.PHONY: setup serve test lint types rust-test python-test proofs oracle fuzz chaos clients bench peers bench-peers gpu-check gpu-compile docs format clean
 
 setup: $(VENV)/.extension
 
@@ -101,6 +101,10 @@ bench-peers: setup
 # On a machine with a CUDA card: every kernel against its reference, then the table of figures.
 gpu-check: setup
 	@$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+# Needs no card: registers, spills, shared memory and waits of every kernel, for each card. Minutes.
+gpu-compile: setup
+	@$(BIN)/python -m benchmarks.gpu.compile_kernels $(ARGS)
 
 # The documents as a site, in build/docs; the page of flags comes from their definition.
 docs: setup

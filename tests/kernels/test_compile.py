@@ -1,12 +1,18 @@
-"""What the interpreter cannot show: every kernel compiles for Hopper, Ampere and Turing, and fits. Needs no GPU."""
+"""What the interpreter cannot show: every kernel compiles for Hopper, attention for older cards, and nothing spills.
+
+Needs no GPU.
+"""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from benchmarks.gpu.offline_driver import bytes_in_flight
 
 KERNELS = {
     "_norm_kernel",
@@ -36,33 +42,61 @@ KERNELS = {
 }
 
 
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("capability", "dtype", "prefill_unit", "decode_unit"),
-    [(90, "bfloat16", "warpgroup_mma", "mma"), (86, "float16", "mma", "mma"), (75, "float16", None, None)],
-)
-def test_every_kernel_compiles(
-    capability: int, dtype: str, prefill_unit: str | None, decode_unit: str | None, tmp_path: Path
-) -> None:
+CASES = ("small_ops", "linears", "experts", "attention_128")
+ROOT = Path(__file__).parent.parent.parent
+
+
+def compile_for(capability: int, dtype: str, cases: tuple[str, ...], folder: Path) -> list[dict[str, Any]]:
+    """The reports of `python -m benchmarks.gpu.compile_kernels`, which finds nothing to refuse."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    chosen = [word for case in cases for word in ("--only", case)]
+    arguments = ["--capability", str(capability), "--dtype", dtype, "--quick", *chosen]
     process = subprocess.run(
-        [sys.executable, "-W", "error", Path(__file__).with_name("compile_offline.py"), str(capability), dtype],
+        [sys.executable, "-W", "error", "-m", "benchmarks.gpu.compile_kernels", *arguments],
+        cwd=ROOT,
         check=False,
         capture_output=True,
         text=True,
-        env=environment | {"TRITON_CACHE_DIR": str(tmp_path)},
+        env=environment | {"TRITON_CACHE_DIR": str(folder)},
     )
-    assert process.returncode == 0, process.stderr
-    reports = [json.loads(line) for line in process.stdout.splitlines()]
+    assert process.returncode == 0, process.stdout + process.stderr
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def units_of(report: dict[str, Any]) -> set[str]:
+    """Which tensor cores a kernel uses."""
+    return {unit for unit in ("warpgroup_mma", "mma", "tensor_memory_mma") if report[unit]}
+
+
+@pytest.mark.timeout(300)
+def test_every_kernel_compiles(tmp_path: Path) -> None:
+    reports = compile_for(90, "bfloat16", CASES, tmp_path)
     assert {report["kernel"] for report in reports} == KERNELS
     # One version serves any number of samples.
     assert [report["kernel"] for report in reports].count("_sample_kernel") == 1
-    units = {report["kernel"]: report for report in reports}
-    for kernel, unit in (("_prefill_kernel", prefill_unit), ("_decode_split_kernel", decode_unit)):
-        used = {name for name in ("warpgroup_mma", "mma") if units[kernel][name]}
-        assert used == ({unit} if unit else set())  # For Turing, Triton has no tensor cores.
     # Few rows and many are multiplied by one unit, or a row's last bits might depend on their number.
-    for kernel in ("_w4a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"):
-        for report in (report for report in reports if report["kernel"] == kernel):
-            used = {name for name in ("warpgroup_mma", "mma") if report[name]}
-            assert used == ({prefill_unit} if prefill_unit else set())
+    products = {"_prefill_kernel", "_w4a16_kernel", "_w8a8_kernel", "_fp8_kernel", "_grouped_kernel"}
+    for report in reports:
+        if report["kernel"] in products:
+            assert units_of(report) == {"warpgroup_mma"}
+        if report["kernel"] == "_decode_split_kernel":
+            assert units_of(report) == {"mma"}
+
+
+# What all kernels become for every card is shown by `make gpu-compile`.
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("capability", "units"), [(86, {"mma"}), (75, set())])
+def test_older_cards_have_other_tensor_cores(capability: int, units: set[str], tmp_path: Path) -> None:
+    reports = compile_for(capability, "float16", ("attention_128",), tmp_path)
+    found = [report for report in reports if report["kernel"] in {"_prefill_kernel", "_decode_split_kernel"}]
+    assert len(found) == 6
+    for report in found:
+        assert units_of(report) == units  # For Turing, Triton has no tensor cores.
+
+
+def test_what_is_in_flight_is_all_but_one_buffer_of_each_ring() -> None:
+    ring = "%a = ttg.local_alloc : () -> !ttg.memdesc<{}, #shared, #smem, mutable> loc(#l)"
+    once = "%b = ttg.local_alloc %c : (tensor<16x64xbf16, #b>) -> !ttg.memdesc<16x64xbf16, #shared, #smem> loc(#l)"
+    loop = "%d = scf.for %e = %f to %g step %h : i32 {"
+    text = [ring.format("3x64x128xbf16"), ring.format("2x64xi32"), once, loop, ring.format("2x16x16xf8E4M3FN"), loop]
+    assert bytes_in_flight("\n".join(text)) == 2 * 64 * 128 * 2 + 64 * 4

@@ -22,7 +22,7 @@ from pyllm_kernels import (
 )
 from torch import Tensor
 
-from tests.kernels.quantised_weights import DTYPES, needs_card, rows_of
+from tests.kernels.quantised_weights import needs_card, rows_of
 
 HIDDEN, SIZE, EXPERTS = 96, 64, 5
 KINDS = ["float", "q4_0", "q4_1", "int8", "fp8 64", "fp8 96"]
@@ -30,6 +30,9 @@ BIASES = ("gate_bias", "up_bias", "down_bias")
 CLAMPED = ClampedSwiglu(0.9, 1.702)  # Beside biases of its size, the limit holds many numbers back.
 # An activation, and whether there are biases.
 ACTIVATIONS = pytest.mark.parametrize(("activation", "biased"), [("silu", False), (CLAMPED, True)], ids=["silu", "gpt"])
+# The interpreter is slow: numbers of tokens are about the smallest that fill what they are to fill. Few tokens and many
+# have a tile each in two-byte floats; 45 tokens of two experts give each expert more rows than few.
+BFLOAT16 = pytest.param(torch.bfloat16, 45, marks=[pytest.mark.gpu, needs_card])
 # Several roundings to the dtype; an element of int8 may be rounded to its neighbour.
 NUMPY_WARNS = pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # As the interpreter computes NaNs.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -96,10 +99,9 @@ def check(actual: Tensor, expected: Tensor, tolerance: float) -> None:
     assert ((actual.double() - expected.double()).abs() / largest).max() <= tolerance
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 7, 90])
+@pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 1), (torch.float16, 45), BFLOAT16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_the_reference(kind: str, tokens: int, dtype: torch.dtype, triton: Kernels, device: torch.device) -> None:
+def test_it_is_the_reference(kind: str, dtype: torch.dtype, tokens: int, triton: Kernels, device: torch.device) -> None:
     x, logits = inputs(tokens, dtype, device)
     matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
@@ -109,10 +111,12 @@ def test_it_is_the_reference(kind: str, tokens: int, dtype: torch.dtype, triton:
     )
 
 
-@pytest.mark.parametrize("kind", ["silu", "gelu", "gelu_tanh"])
-@pytest.mark.parametrize(("active", "normalised"), [(1, True), (1, False), (3, True), (3, False), (EXPERTS, False)])
-def test_rules_and_activations(kind: str, active: int, normalised: bool, triton: Kernels, device: torch.device) -> None:
-    x, logits = inputs(19, torch.float32, device)
+@pytest.mark.parametrize(
+    ("active", "normalised", "kind"),
+    [(1, True, "gelu"), (1, False, "silu"), (3, True, "gelu_tanh"), (3, False, "gelu"), (EXPERTS, False, "gelu_tanh")],
+)
+def test_rules_and_activations(active: int, normalised: bool, kind: str, triton: Kernels, device: torch.device) -> None:
+    x, logits = inputs(9, torch.float32, device)
     # What is quantised in several formats, as GGUF's files are.
     matrices = matrices_of(triton, ("q4_0", "float", "fp8 64"), torch.float32, device)
     router = Router(EXPERTS, active, normalised, 0, EXPERTS)
@@ -123,11 +127,10 @@ def test_rules_and_activations(kind: str, active: int, normalised: bool, triton:
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tokens", [3, 90])
+@pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 45), (torch.float16, 3), BFLOAT16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_biases_and_a_clamped_gate(
-    kind: str, tokens: int, dtype: torch.dtype, triton: Kernels, device: torch.device
+    kind: str, dtype: torch.dtype, tokens: int, triton: Kernels, device: torch.device
 ) -> None:
     x, logits = inputs(tokens, dtype, device)
     matrices = with_biases(matrices_of(triton, (kind, kind, kind), dtype, device))
@@ -143,7 +146,7 @@ def test_some_of_the_biases(
     names: tuple[str, ...], activation: str | ClampedSwiglu, triton: Kernels, device: torch.device
 ) -> None:
     """Of slices of an expert, one rank alone has the last."""
-    x, logits = inputs(19, torch.float32, device)
+    x, logits = inputs(9, torch.float32, device)
     matrices = with_biases(matrices_of(triton, ("float", "q4_1", "float"), torch.float32, device), names)
     router = Router(EXPERTS, 3, True, 0, EXPERTS)
     output = triton.experts(8 * x, logits, router, activation, matrices)
@@ -167,7 +170,7 @@ def test_all_tokens_to_two_experts(
     favourites: tuple[int, int], dtype: torch.dtype, triton: Kernels, device: torch.device
 ) -> None:
     """The others have no rows, and these have several tiles of them."""
-    x, logits = inputs(140, dtype, device)
+    x, logits = inputs(66, dtype, device)
     logits[:, list(favourites)] += 100
     matrices = matrices_of(triton, ("float", "float", "float"), dtype, device)
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
@@ -175,12 +178,14 @@ def test_all_tokens_to_two_experts(
     check(output, reference.experts(x, logits, router, "silu", matrices), TOLERANCE[dtype])
 
 
-@ACTIVATIONS
-@pytest.mark.parametrize("kind", ["float", "q4_1", "int8", "fp8 64"])
+@pytest.mark.parametrize(
+    ("kind", "activation", "biased"),
+    [("float", CLAMPED, True), ("q4_1", "silu", False), ("int8", CLAMPED, True), ("fp8 64", "silu", False)],
+)
 def test_ranks_with_some_of_the_experts_add_up(
     kind: str, activation: str | ClampedSwiglu, biased: bool, triton: Kernels, device: torch.device
 ) -> None:
-    x, logits = inputs(23, torch.float32, device)
+    x, logits = inputs(13, torch.float32, device)
     whole = matrices_of(triton, (kind, kind, kind), torch.float32, device)
     whole = with_biases(whole) if biased else whole
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
@@ -212,8 +217,11 @@ def test_no_tokens(triton: Kernels, device: torch.device) -> None:
 
 
 @NUMPY_WARNS
-@ACTIVATIONS
-@pytest.mark.parametrize(("dtype", "tokens"), [(torch.float32, 50), (torch.float16, 90)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "activation", "biased"),
+    [(torch.float32, 34, "silu", False), (torch.float16, 66, CLAMPED, True)],
+    ids=["float32 silu", "float16 gpt"],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_batch_invariant_tokens_are_bitwise_the_same_alone(
     kind: str,
@@ -225,7 +233,7 @@ def test_batch_invariant_tokens_are_bitwise_the_same_alone(
     device: torch.device,
 ) -> None:
     x, logits = inputs(tokens, dtype, device)
-    logits[:, 2] += 2  # This expert has more rows than a tile.
+    logits[:, 2] += 100  # This expert has all tokens, which are more rows than a tile.
     matrices = matrices_of(triton, (kind, kind, kind), dtype, device)
     matrices = with_biases(matrices) if biased else matrices
     router = Router(EXPERTS, 2, True, 0, EXPERTS)
@@ -235,7 +243,7 @@ def test_batch_invariant_tokens_are_bitwise_the_same_alone(
         return experts(x[some].contiguous(), logits[some].contiguous(), router, activation, matrices)
 
     together = compute(slice(None))
-    for some in (slice(0, 1), slice(17, 18), slice(3, 30), slice(tokens - 1, tokens)):
+    for some in (slice(3, 20), slice(tokens - 1, tokens)):
         assert torch.equal(compute(some), together[some])
     x[5], logits[6] = torch.nan, torch.nan
     others = torch.ones(tokens, dtype=torch.bool, device=device)

@@ -12,6 +12,8 @@ import torch
 import triton
 from pyllm_kernels import AttentionShape, Kernels, select
 
+from benchmarks.gpu.offline_driver import OfflineDriver
+from benchmarks.gpu.offline_launches import MODULES
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.workers.attention_backends import attention_of
 from pyllm.workers.decoder import Decoder
@@ -27,7 +29,6 @@ from pyllm.workers.step.kv_cache import KVCache, KVCacheShape
 from pyllm.workers.step.position_tables import PositionTables
 from pyllm.workers.step.slots import Slots
 from pyllm.workers.warm_up import launch_every_kernel
-from tests.kernels.compile_offline import MODULES, OfflineDriver
 from tests.plans import Planner, Row
 
 CPU = torch.device("cpu")

@@ -63,15 +63,15 @@ _Tile = TypeVar("_Tile")
 
 def prefill_tile(card: Card, padded_head_dim: int, element_size: int) -> PrefillTile:
     """The tile for queries of `element_size` bytes an element."""
-    if element_size == 4:  # Twice the bytes and no tensor cores.
-        return PrefillTile(32, max(min(64, 4096 // padded_head_dim), 16), 4, 2)
+    if element_size == 4:  # Twice the bytes and no tensor cores: 8 warps, as 4 would spill registers.
+        return PrefillTile(32, 32 if padded_head_dim <= 64 else 16, 8, 2)
     return _look_up(_PREFILL, card, padded_head_dim)
 
 
 def decode_tile(card: Card, padded_head_dim: int, element_size: int) -> DecodeTile:
     """The tile for queries of `element_size` bytes an element."""
     if element_size == 4:
-        return DecodeTile(max(min(64, 4096 // padded_head_dim), 16), 4, 2, 4, 128)
+        return DecodeTile(max(min(64, 4096 // padded_head_dim), 16), 8, 2, 4, 128)
     return _look_up(_DECODE, card, padded_head_dim)
 
 

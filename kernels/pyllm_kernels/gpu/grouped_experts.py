@@ -32,7 +32,6 @@ from pyllm_kernels.reference import ACTIVATIONS
 
 _COLUMNS_AT_ONCE = 1024
 _FEATURES_UNIT = 32
-_LARGE_TILE = 64 * 64
 _MAX_EXPERTS = 1024  # The scores of a token are in the registers of one program.
 _FORMATS = {*FLOAT_DTYPES, "q4_0", "q4_1", "int8", "float8_e4m3fn"}
 _MAX_PAIRS = 2**31 - 2**20  # int32 has room for them, and for what a program reads past their end.
@@ -164,9 +163,7 @@ def _tile(x: Tensor, router: Router, matrices: ExpertMatrices, has_dot: bool, ba
     if "int8" in formats and not has_dot:
         return w8a8_tile(0, has_dot)
     rows_an_expert = triton.cdiv(len(x) * router.active, router.num_experts)
-    tile = float_tile(x, rows_an_expert, 0, batch_invariant)
-    # A large tile of a gate stays in registers beside the product's: twice the warps have room for both.
-    return tile._replace(num_warps=8) if tile.block_m * tile.block_n > _LARGE_TILE else tile
+    return float_tile(x, rows_an_expert, 0, batch_invariant)
 
 
 def _layout(x: Tensor, packed: PackedLinear, has_dot: bool) -> _Layout:

@@ -37,7 +37,8 @@ def float_tile(x: Tensor, rows: int, block_k: int, batch_invariant: bool) -> Til
         return Tile(32, 32, block_k, 4, 2)
     if rows <= 16 and not batch_invariant:
         return Tile(16, 64, block_k, 4, 4)
-    return Tile(64, 128, block_k, 4, 3)
+    # With 4 warps, registers have no room for 4-bit weights as they become floats, nor for an expert's gate beside up.
+    return Tile(64, 128, block_k, 8, 3)
 
 
 def output_of(x: Tensor, weight: Tensor, out: Tensor | None) -> Tensor:

@@ -1,0 +1,217 @@
+"""Launches every kernel, on empty tensors in host memory, so that each is compiled as a worker would have it.
+
+It does not know what becomes of them: `offline_driver.py` stands for the card.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from pyllm_kernels import (
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionShape,
+    ClampedSwiglu,
+    ExpertMatrices,
+    PackedLinear,
+    QKNorm,
+    Router,
+    reference,
+)
+from pyllm_kernels.cards import Card
+from pyllm_kernels.gpu import (
+    attention_decode,
+    attention_prefill,
+    attention_tasks,
+    blocks,
+    elementwise,
+    expert_routing,
+    grouped_experts,
+    linear_fp8,
+    linear_invariant,
+    linear_w4a16,
+    linear_w8a8,
+    norm,
+    rope,
+    sampling,
+)
+from pyllm_kernels.gpu.attention_tasks import make_tasks
+from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
+
+MODULES = (
+    norm,
+    elementwise,
+    rope,
+    blocks,
+    attention_tasks,
+    sampling,
+    linear_invariant,
+    linear_w4a16,
+    linear_w8a8,
+    linear_fp8,
+    expert_routing,
+    grouped_experts,
+    attention_prefill,
+    attention_decode,
+)
+
+
+HEADS, KV_HEADS, HEAD_SIZES = 32, 8, (64, 128, 256)
+TOKENS, HIDDEN = 40, 4096
+OLDEST_FLOAT8 = 89
+
+
+class Target(NamedTuple):
+    """What to compile for. `thorough` takes every combination, else each choice at least once."""
+
+    capability: int
+    dtype: torch.dtype
+    thorough: bool
+
+    @property
+    def card(self) -> Card:
+        return Card(self.capability, 100)
+
+
+def launch_small_ops(target: Target) -> None:
+    hidden = torch.zeros(TOKENS, HIDDEN, dtype=target.dtype)
+    norm.rms_norm(hidden, hidden[0], 1e-5)
+    norm.add_rms_norm(hidden, hidden, hidden[0], 1e-5)
+    norm.layer_norm(hidden, hidden[0], 1e-5)
+    norm.add_layer_norm(hidden, hidden, hidden[0], 1e-5, 0.5)
+    norm.add(hidden, hidden, 0.5)
+    for kind in ("silu", "gelu", "gelu_tanh"):
+        elementwise.activation(hidden, kind)
+        elementwise.activation(hidden, kind, False)
+    elementwise.add_bias(hidden, hidden[0])
+    elementwise.scale_and_cap(hidden, 2.0)
+    elementwise.scale_and_cap(hidden, 2.0, 30.0)
+    positions = torch.zeros(TOKENS, dtype=torch.int32)
+    for samples in range(1, 5):  # Parameters of a step lie side by side: where one begins follows from their number.
+        ones = torch.ones(5, samples)
+        parameters = ones[1], ones[2].view(torch.int32), ones[3], ones[4], ones[0], positions[1 : 1 + samples]
+        sampling.sample(torch.zeros(2, 5000, dtype=target.dtype), *parameters)
+    launch_rope(target, hidden, positions)
+
+
+def launch_rope(target: Target, hidden: torch.Tensor, positions: torch.Tensor) -> None:
+    head_size = 128
+    query = hidden.view(TOKENS, HEADS, head_size)
+    key = torch.zeros(TOKENS, KV_HEADS, head_size, dtype=target.dtype)
+    cos_sin = torch.zeros(64, head_size)
+    head_norm = QKNorm(cos_sin[0], cos_sin[0], 1e-5)
+    caches = caches_of(target, head_size)
+    keys, values = caches[0]
+    rope.rope_and_kv_write(query, key, key, positions, cos_sin, positions, keys, values)
+    blocks.copy_blocks(keys, values, positions.view(-1, 2))
+    for keys_of_dtype, values_of_dtype in caches:
+        tables = positions, cos_sin, positions
+        rope.rope_and_kv_write(query, key, key, *tables, keys_of_dtype, values_of_dtype, head_norm)
+    # A part of each head rotates, or nothing does.
+    for rotary_size in (head_size // 2, 0):
+        part = torch.zeros(64, rotary_size)
+        arguments = query, key, key, positions, part, positions, keys, values
+        rope.rope_and_kv_write(*arguments, query_scales=cos_sin[:, 0].contiguous())
+
+
+def caches_of(target: Target, head_size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of the dtype, and in fp8 where the card has it."""
+    keys, values = torch.zeros(2, 64, 16, KV_HEADS, head_size, dtype=target.dtype)
+    caches = [(keys, values)]
+    if target.capability >= OLDEST_FLOAT8:
+        caches.append((keys.to(torch.float8_e4m3fn), values.to(torch.float8_e4m3fn)))
+    return caches
+
+
+def launch_attention(target: Target, head_size: int) -> None:
+    card, dtype = target.card, target.dtype
+    query = torch.zeros(TOKENS, HEADS, head_size, dtype=dtype)
+    positions = torch.zeros(TOKENS, dtype=torch.int32)
+    shape = AttentionShape(HEADS, KV_HEADS, head_size, dtype)
+    prefill, decode = (tile(card, head_size, dtype.itemsize) for tile in (prefill_tile, decode_tile))
+    metadata = AttentionMetadata(
+        block_tables=torch.zeros(4, 64, dtype=torch.int32),
+        slots=positions[:2],
+        query_starts=positions[:3],
+        sequence_lengths=positions[:2],
+        max_query_length=39,
+        max_sequence_length=1000,
+        num_tokens=TOKENS,
+    )
+    metadata = replace(metadata, tasks=make_tasks(metadata, shape, prefill, decode, card))
+    output = torch.empty_like(query)
+    plain, sinks = AttentionLayer(0.1), AttentionLayer(0.1, sinks=torch.zeros(HEADS))
+    windowed = AttentionLayer(0.1, window=512, soft_cap=50.0)
+    own, *float8 = caches_of(target, head_size)
+    layers = (plain, windowed, sinks)
+    pairs = [(own, layer) for layer in layers]
+    pairs += [(cache, layer) for cache in float8 for layer in (layers if target.thorough else layers[:1])]
+    for (keys, values), layer in pairs:
+        attention_prefill.prefill_attention(query, keys, values, metadata, layer, prefill, output)
+        attention_decode.decode_attention(query, keys, values, metadata, layer, decode, output)
+
+
+def launch_linears(target: Target) -> None:
+    hidden = torch.zeros(TOKENS, HIDDEN, dtype=target.dtype)
+    linear_invariant.packed_linear(hidden, reference.pack_linear(hidden))
+    launch_invariant_linears(hidden)
+    launch_quantised_linears(hidden, target.card)
+
+
+def launch_invariant_linears(hidden: torch.Tensor) -> None:
+    """Quantised weights under `batch_invariant`: one version of a kernel for few rows and many, so one tile."""
+    size, dtype = hidden.shape[1], hidden.dtype
+    bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, 1)
+    halves = torch.ones(size, size // 32, dtype=torch.float16)
+    q4 = PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves))
+    fp8 = PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), size)
+    for packed, kernel in ((q4, linear_w4a16._w4a16_kernel), (fp8, linear_fp8._fp8_kernel)):
+        for x in (hidden[:3], hidden):
+            linear_invariant.packed_linear(x, packed)
+        assert len(kernel.device_caches[0][0]) == 1, f"{packed.format} has several tiles"
+
+
+def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
+    size = hidden.shape[1]
+    bytes_ = torch.zeros(size, size, dtype=torch.uint8)
+    for x in (hidden[:3], hidden):  # Few rows have a tile of their own.
+        for group_size in (32, 128):
+            scales = torch.zeros(size, size // group_size, dtype=torch.float16)
+            linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales)
+        linear_w8a8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
+        for scales in (torch.zeros(size, 1), torch.zeros(size // 128, size // 128)):
+            linear_fp8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales)
+
+
+def launch_experts(target: Target) -> None:
+    """Experts in each format: few tokens plainly, many with biases and a clamped gate; `thorough`: crosswise, too."""
+    count, size, dtype = 8, 1024, target.dtype
+    rows = count * size
+    bytes_, ones = torch.zeros(rows, size, dtype=torch.uint8), torch.ones(rows, size // 128)
+    halves = torch.ones(rows, size // 32, dtype=torch.float16)
+    router, clamped = Router(count, 2, True, 0, count), ClampedSwiglu(7.0, 1.702)
+    for matrix in (
+        reference.pack_linear(bytes_.to(dtype)),
+        PackedLinear(bytes_[:, : size // 2].contiguous(), "q4_0", dtype, None, (halves, halves)),
+        PackedLinear(bytes_.view(torch.int8), "int8", dtype, None, (ones[:, 0].contiguous(),)),
+        PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), 128),
+    ):
+        matrices, biases = ExpertMatrices(matrix, matrix, matrix), torch.zeros(count, size, dtype=dtype)
+        biased = replace(matrices, gate_bias=biases, up_bias=biases, down_bias=biases)
+        for tokens in (1, 100):
+            x, logits = torch.zeros(tokens, size, dtype=dtype), torch.zeros(tokens, count, dtype=dtype)
+            if tokens == 1 or target.thorough:
+                grouped_experts.experts(x, logits, router, "silu", matrices, card=target.card)
+            if tokens > 1 or target.thorough:
+                grouped_experts.experts(x, logits, router, clamped, biased, card=target.card)
+
+
+CASES: dict[str, Callable[[Target], None]] = {
+    "small_ops": launch_small_ops,
+    "linears": launch_linears,
+    "experts": launch_experts,
+    **{f"attention_{size}": partial(launch_attention, head_size=size) for size in HEAD_SIZES},
+}
+"""By name; each compiles kernels of its own."""
