@@ -155,12 +155,12 @@ def launch_attention(target: Target, head_size: int) -> None:
 
 def launch_linears(target: Target) -> None:
     hidden = torch.zeros(TOKENS, HIDDEN, dtype=target.dtype)
-    linear_invariant.packed_linear(hidden, reference.pack_linear(hidden))
-    launch_invariant_linears(hidden)
+    linear_invariant.packed_linear(hidden, reference.pack_linear(hidden), card=target.card)
+    launch_invariant_linears(hidden, target.card)
     launch_quantised_linears(hidden, target.card)
 
 
-def launch_invariant_linears(hidden: torch.Tensor) -> None:
+def launch_invariant_linears(hidden: torch.Tensor, card: Card) -> None:
     """Quantised weights under `batch_invariant`: one version of a kernel for few rows and many, so one tile."""
     size, dtype = hidden.shape[1], hidden.dtype
     bytes_, ones = torch.zeros(size, size, dtype=torch.uint8), torch.ones(size, 1)
@@ -169,7 +169,7 @@ def launch_invariant_linears(hidden: torch.Tensor) -> None:
     fp8 = PackedLinear(bytes_.view(torch.float8_e4m3fn), "float8_e4m3fn", dtype, None, (ones,), size)
     for packed, kernel in ((q4, linear_w4a16._w4a16_kernel), (fp8, linear_fp8._fp8_kernel)):
         for x in (hidden[:3], hidden):
-            linear_invariant.packed_linear(x, packed)
+            linear_invariant.packed_linear(x, packed, card=card)
         assert len(kernel.device_caches[0][0]) == 1, f"{packed.format} has several tiles"
 
 
@@ -179,10 +179,10 @@ def launch_quantised_linears(hidden: torch.Tensor, card: Card) -> None:
     for x in (hidden[:3], hidden):  # Few rows have a tile of their own.
         for group_size in (32, 128):
             scales = torch.zeros(size, size // group_size, dtype=torch.float16)
-            linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales)
+            linear_w4a16.linear_w4a16(x, bytes_[:, : size // 2].contiguous(), scales, scales, card=card)
         linear_w8a8.linear_w8a8(x, bytes_.view(torch.int8), torch.zeros(size), card=card)
         for scales in (torch.zeros(size, 1), torch.zeros(size // 128, size // 128)):
-            linear_fp8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales)
+            linear_fp8.linear_fp8(x, bytes_.view(torch.float8_e4m3fn), scales, card=card)
 
 
 def launch_experts(target: Target) -> None:

@@ -42,7 +42,7 @@ class DecodeTile:
 # Positions come through the block table, a load that waits for a load: Triton keeps one tile in flight with 4 stages
 # (2 for WGMMA), one more with 5. No entry spills registers or exceeds its shared memory, as compiled by Triton 3.9;
 # which of those that fit is fastest has not been measured. For 7.5 Triton has no tensor cores.
-_SMALL_PREFILL = {64: PrefillTile(128, 64, 8, 5), 128: PrefillTile(64, 32, 4, 5), 256: PrefillTile(64, 16, 4, 4)}
+_SMALL_PREFILL = {64: PrefillTile(128, 64, 8, 5), 128: PrefillTile(64, 32, 4, 5), 256: PrefillTile(64, 16, 8, 4)}
 _SMALL_DECODE = {64: DecodeTile(64, 4, 5, 4, 128), 128: DecodeTile(32, 4, 5, 4, 128), 256: DecodeTile(16, 4, 5, 4, 128)}
 _PREFILL = {
     120: _SMALL_PREFILL,  # As 8.6 and 8.9, these share 99 KiB where 9.0 has 227.

@@ -23,7 +23,14 @@ from pyllm_kernels.gpu.elementwise import activate_gated
 from pyllm_kernels.gpu.expert_routing import Blocks, align_block_size, choose_experts
 from pyllm_kernels.gpu.linear_fp8 import fp8_sums
 from pyllm_kernels.gpu.linear_invariant import float_sums
-from pyllm_kernels.gpu.linear_tile import Tile, blocks_of_program, float_tile, options_of
+from pyllm_kernels.gpu.linear_tile import (
+    Tile,
+    blocks_of_program,
+    float_block_k,
+    float_tile,
+    has_tensor_cores,
+    options_of,
+)
 from pyllm_kernels.gpu.linear_w4a16 import w4a16_block_k, w4a16_sums
 from pyllm_kernels.gpu.linear_w8a8 import has_integer_dot, quantise_rows, w8a8_sums, w8a8_tile
 from pyllm_kernels.matrix_rows import FLOAT_DTYPES, GGUF_BLOCKS, dtype_name
@@ -48,13 +55,12 @@ def experts(
     card: Card | None = None,
 ) -> Tensor:
     _check(x, logits, router, kind, matrices)
-    (tokens, hidden), output = x.shape, torch.empty_like(x)
+    (tokens, hidden), output, card = x.shape, torch.empty_like(x), card or card_of(x.device)
     if not tokens:
         return output
-    has_dot = has_integer_dot(card or card_of(x.device))
-    tile = _tile(x, router, matrices, has_dot, batch_invariant)
+    tile = _tile(x, router, matrices, card, batch_invariant)
     choice = choose_experts(logits, router)
-    step = _Step(align_block_size(choice.experts, router, tile.block_m), choice.experts.numel(), tile, has_dot)
+    step = _Step(align_block_size(choice.experts, router, tile.block_m), choice.experts.numel(), tile, card)
     gate = _Gate(matrices.gate, kind, matrices.gate_bias, matrices.up_bias)
     activated = _grouped_product(x, matrices.up, router.count, step, gate)
     results = _grouped_product(activated, matrices.down, router.count, step)
@@ -81,7 +87,7 @@ class _Step(NamedTuple):
     blocks: Blocks
     num_pairs: int
     tile: Tile
-    has_dot: bool
+    card: Card
 
 
 class _Gate(NamedTuple):
@@ -158,28 +164,28 @@ def _check_biases(matrices: ExpertMatrices, shapes: dict[str, tuple[int, int]], 
         raise ValueError("biases of the gate or of up alone: give both or none")
 
 
-def _tile(x: Tensor, router: Router, matrices: ExpertMatrices, has_dot: bool, batch_invariant: bool) -> Tile:
+def _tile(x: Tensor, router: Router, matrices: ExpertMatrices, card: Card, batch_invariant: bool) -> Tile:
     formats = {matrix.format for matrix in (matrices.gate, matrices.up, matrices.down)}
-    if "int8" in formats and not has_dot:
-        return w8a8_tile(0, has_dot)
+    if "int8" in formats and not has_integer_dot(card):
+        return w8a8_tile(0, has_dot=False)
     rows_an_expert = triton.cdiv(len(x) * router.active, router.num_experts)
-    return float_tile(x, rows_an_expert, 0, batch_invariant)
+    return float_tile(has_tensor_cores(x, card), rows_an_expert, 0, batch_invariant)
 
 
-def _layout(x: Tensor, packed: PackedLinear, has_dot: bool) -> _Layout:
-    float_block_k = 64 if x.element_size() == 2 else 32
+def _layout(x: Tensor, packed: PackedLinear, card: Card) -> _Layout:
+    has_cores = has_tensor_cores(x, card)
     if packed.format in FLOAT_DTYPES:
-        return _Layout("float", float_block_k)
+        return _Layout("float", float_block_k(has_cores))
     if packed.format == "int8":
         check_w8a8(x, packed.data, packed.factors[0], None)
-        return _Layout("w8a8", w8a8_tile(0, has_dot).block_k)
+        return _Layout("w8a8", w8a8_tile(0, has_integer_dot(card)).block_k)
     if packed.format == "float8_e4m3fn":
         scales = packed.factors[0]
         _, scale_features = fp8_scale_block(x, packed.data, scales, None, fp8_block(packed))
-        return _Layout("fp8", float_block_k, scale_features, scales.shape[1])
+        return _Layout("fp8", float_block_k(has_cores), scale_features, scales.shape[1])
     scales, minimums = packed.factors
     group_size = w4a16_group_size(x, packed.data, scales, minimums, None)
-    return _Layout("w4a16", w4a16_block_k(x, group_size), group_size)
+    return _Layout("w4a16", w4a16_block_k(has_cores, group_size), group_size)
 
 
 def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, gate: _Gate | None = None) -> Tensor:
@@ -208,11 +214,11 @@ def _grouped_product(x: Tensor, packed: PackedLinear, count: int, step: _Step, g
         ROWS_A_TOKEN=step.num_pairs // len(x),
         IN_FEATURES=x.shape[1],
         OUT_FEATURES=out_features,
-        LAYOUT=tuple(_layout(x, packed, step.has_dot)),
-        GATE_LAYOUT=None if gate is None else tuple(_layout(x, gate.matrix, step.has_dot)),
+        LAYOUT=tuple(_layout(x, packed, step.card)),
+        GATE_LAYOUT=None if gate is None else tuple(_layout(x, gate.matrix, step.card)),
         KIND=kind if clamp is None else None,
         CLAMP=clamp,
-        INTEGER_DOT=step.has_dot,
+        INTEGER_DOT=has_integer_dot(step.card),
         **{name: value for name, value in options_of(tile).items() if name != "BLOCK_K"},
     )
     return output

@@ -10,9 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.linear_tile import (
+    float_block_k,
     float_tile,
     grid_of,
+    has_tensor_cores,
     load_block,
     options_of,
     output_of,
@@ -30,9 +33,11 @@ def linear_fp8(
     block: tuple[int, int] = (128, 128),
     *,
     batch_invariant: bool = False,
+    card: Card | None = None,
 ) -> Tensor:
     block_out, block_in = fp8_scale_block(x, weight, scales, out, block)
-    tile = float_tile(x, len(x), 64 if x.element_size() == 2 else 32, batch_invariant)
+    has_cores = has_tensor_cores(x, card)
+    tile = float_tile(has_cores, len(x), float_block_k(has_cores), batch_invariant)
     output = output_of(x, weight, out)
     _fp8_kernel[grid_of(output, tile)](
         x,

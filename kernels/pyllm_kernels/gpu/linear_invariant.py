@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.cards import Card
 from pyllm_kernels.cpu_linear import PackedLinear
 from pyllm_kernels.gpu import linear_packed
 from pyllm_kernels.gpu.linear_tile import (
     Tile,
     grid_of,
+    has_tensor_cores,
     load_block,
     options_of,
     output_of,
@@ -23,13 +25,13 @@ from pyllm_kernels.gpu.linear_tile import (
     store_block,
 )
 
-_NARROW_TILE = Tile(64, 64, 64, 4, 4)  # Of elements of two bytes.
-_WIDE_TILE = Tile(64, 32, 32, 4, 2)
+_CORES_TILE = Tile(64, 64, 64, 4, 4)  # Of tensor cores.
+_TILE = Tile(64, 32, 32, 4, 2)
 
 
-def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, *, card: Card | None = None) -> Tensor:
     if packed.factors:
-        return linear_packed.packed_linear(x, packed, out, batch_invariant=True)
+        return linear_packed.packed_linear(x, packed, out, batch_invariant=True, card=card)
     if packed.format not in {"float32", "bfloat16", "float16"}:
         raise ValueError(f"weights are {packed.format}: batch-invariant products on a GPU are of floats or quantised")
     out_features, in_features = packed.data.shape
@@ -39,7 +41,7 @@ def packed_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) ->
             f"[tokens, {in_features}]"
         )
     output = output_of(x, packed.data, out)
-    tile = _NARROW_TILE if x.element_size() == 2 else _WIDE_TILE
+    tile = _CORES_TILE if has_tensor_cores(x, card) else _TILE
     _linear_kernel[grid_of(output, tile)](
         x,
         packed.data,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyllm_kernels import reference
+from pyllm_kernels.cards import Card
 from pyllm_kernels.cpu_linear import NotFiniteError, PackedLinear
 from pyllm_kernels.gpu.linear_fp8 import linear_fp8
 from pyllm_kernels.gpu.linear_w4a16 import linear_w4a16
@@ -54,18 +55,23 @@ def pack_rows(
 
 
 def packed_linear(
-    x: Tensor, packed: PackedLinear, out: Tensor | None = None, *, batch_invariant: bool = False
+    x: Tensor,
+    packed: PackedLinear,
+    out: Tensor | None = None,
+    *,
+    batch_invariant: bool = False,
+    card: Card | None = None,
 ) -> Tensor:
     """Of weights with factors, `batch_invariant` takes one tile for any number of rows."""
     if not packed.factors:
         return reference.packed_linear(x, packed, out)
     if packed.format == "int8":
-        return linear_w8a8(x, packed.data, packed.factors[0], out)
+        return linear_w8a8(x, packed.data, packed.factors[0], out, card=card)
     if packed.format == _FLOAT8:
         block = fp8_block(packed)
-        return linear_fp8(x, packed.data, packed.factors[0], out, block, batch_invariant=batch_invariant)
+        return linear_fp8(x, packed.data, packed.factors[0], out, block, batch_invariant=batch_invariant, card=card)
     scales, minimums = packed.factors
-    return linear_w4a16(x, packed.data, scales, minimums, out, batch_invariant=batch_invariant)
+    return linear_w4a16(x, packed.data, scales, minimums, out, batch_invariant=batch_invariant, card=card)
 
 
 def packed_rows(packed: PackedLinear, rows: Tensor) -> Tensor:

@@ -18,7 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.cards import Card, card_of
+
 _ROWS_OF_A_GROUP = 8
+_OLDEST_TENSOR_CORES = 80  # of those that Triton compiles for
 
 
 class Tile(NamedTuple):
@@ -31,9 +34,19 @@ class Tile(NamedTuple):
     num_stages: int
 
 
-def float_tile(x: Tensor, rows: int, block_k: int, batch_invariant: bool) -> Tile:
-    """The tile of products of so many rows of floats, like x, with weights that become floats."""
-    if x.element_size() == 4:  # Twice the bytes and no tensor cores.
+def has_tensor_cores(x: Tensor, card: Card | None = None) -> bool:
+    """Whether products of floats like x are for tensor cores, on a card or on that of x."""
+    return x.element_size() == 2 and (card or card_of(x.device)).capability >= _OLDEST_TENSOR_CORES
+
+
+def float_block_k(has_cores: bool) -> int:
+    """Features at a time, of weights without groups."""
+    return 64 if has_cores else 32
+
+
+def float_tile(has_cores: bool, rows: int, block_k: int, batch_invariant: bool) -> Tile:
+    """The tile of products of so many rows of floats with weights that become floats."""
+    if not has_cores:  # Every product of numbers is an instruction then: registers have no room for a larger tile.
         return Tile(32, 32, block_k, 4, 2)
     if rows <= 16 and not batch_invariant:
         return Tile(16, 64, block_k, 4, 4)

@@ -9,9 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pyllm_kernels.cards import Card
 from pyllm_kernels.gpu.linear_tile import (
     float_tile,
     grid_of,
+    has_tensor_cores,
     load_block,
     options_of,
     output_of,
@@ -29,9 +31,11 @@ def linear_w4a16(
     out: Tensor | None = None,
     *,
     batch_invariant: bool = False,
+    card: Card | None = None,
 ) -> Tensor:
     group_size = w4a16_group_size(x, integers, scales, minimums, out)
-    tile = float_tile(x, len(x), w4a16_block_k(x, group_size), batch_invariant)
+    has_cores = has_tensor_cores(x, card)
+    tile = float_tile(has_cores, len(x), w4a16_block_k(has_cores, group_size), batch_invariant)
     output = output_of(x, integers, out)
     _w4a16_kernel[grid_of(output, tile)](
         x,
@@ -49,9 +53,9 @@ def linear_w4a16(
     return output
 
 
-def w4a16_block_k(x: Tensor, group_size: int) -> int:
+def w4a16_block_k(has_cores: bool, group_size: int) -> int:
     """Features at a time such that neither a tile nor a group straddles the end of the other."""
-    widest = 128 if x.element_size() == 2 else 32
+    widest = 128 if has_cores else 32
     return next(size for size in (128, 64, 32) if size <= widest and group_size % size * (size % group_size) == 0)
 
 
