@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from pyllm_kernels import MatrixRows, NotFiniteError, PackedLinear, batch_invariant, dtype_name, select
+from pyllm_kernels.cards import Card
 
 from tests.kernels.quantised_weights import FEATURES, rows_of
 
@@ -91,3 +92,14 @@ def test_stored_bytes_are_those_of_the_rows() -> None:
     assert torch.equal(rows.stored(), blocks)
     reversed_rows = replace(rows, addresses=torch.cat((rows.addresses.flip(0), torch.zeros(1, dtype=torch.int64))))
     assert torch.equal(reversed_rows.stored(), torch.cat((blocks.flip(0), torch.zeros_like(blocks[:1]))))
+
+
+def test_tensor_cores_are_for_two_bytes_from_ampere_on() -> None:
+    from pyllm_kernels.gpu.linear_tile import float_tile, has_tensor_cores
+
+    half, single = torch.zeros(1, dtype=torch.float16), torch.zeros(1)
+    found = [has_tensor_cores(x, Card(capability, 100)) for x in (half, single) for capability in (75, 80, 90)]
+    assert found == [False, True, True, False, False, False]
+    assert len({float_tile(False, rows, 32, False) for rows in (1, 16, 17, 500)}) == 1
+    assert len({float_tile(True, rows, 64, False) for rows in (1, 16, 17, 500)}) == 2
+    assert len({float_tile(True, rows, 64, True) for rows in (1, 16, 17, 500)}) == 1

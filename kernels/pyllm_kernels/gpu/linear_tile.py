@@ -47,7 +47,7 @@ def float_block_k(has_cores: bool) -> int:
 def float_tile(has_cores: bool, rows: int, block_k: int, batch_invariant: bool) -> Tile:
     """The tile of products of so many rows of floats with weights that become floats."""
     if not has_cores:  # Every product of numbers is an instruction then: registers have no room for a larger tile.
-        return Tile(32, 32, block_k, 4, 2)
+        return Tile(32, 32, block_k, 8, 2)
     if rows <= 16 and not batch_invariant:
         return Tile(16, 64, block_k, 4, 4)
     # With 4 warps, registers have no room for 4-bit weights as they become floats, nor for an expert's gate beside up.
