@@ -164,8 +164,7 @@ def test_a_clamp_keeps_what_is_not_a_number(triton: Kernels, device: torch.devic
         assert triton.experts(x, logits, router, CLAMPED, replace(matrices, **zeros)).isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("favourites", [(3, 1), (0, 4)])
+@pytest.mark.parametrize(("favourites", "dtype"), [((3, 1), torch.float32), ((0, 4), torch.float16)], ids=str)
 def test_all_tokens_to_two_experts(
     favourites: tuple[int, int], dtype: torch.dtype, triton: Kernels, device: torch.device
 ) -> None:
@@ -218,11 +217,13 @@ def test_no_tokens(triton: Kernels, device: torch.device) -> None:
 
 @NUMPY_WARNS
 @pytest.mark.parametrize(
-    ("dtype", "tokens", "activation", "biased"),
-    [(torch.float32, 34, "silu", False), (torch.float16, 66, CLAMPED, True)],
-    ids=["float32 silu", "float16 gpt"],
+    ("dtype", "tokens", "activation", "biased", "kind"),
+    [
+        *[(torch.float32, 34, "silu", False, kind) for kind in ("float", "q4_0", "int8", "fp8 96")],
+        *[(torch.float16, 66, CLAMPED, True, kind) for kind in ("float", "q4_1", "int8", "fp8 64")],
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("kind", KINDS)
 def test_batch_invariant_tokens_are_bitwise_the_same_alone(
     kind: str,
     dtype: torch.dtype,
