@@ -339,6 +339,7 @@ class ModelRunner:
             kv_heads=self._cache_shape.num_kv_heads,
             head_dim=self._spec.attention.head_size,
             dtype=self._placement.dtype,
+            cache_dtype=self._cache_shape.dtype,
         )
         is_invariant = self._engine.device.batch_invariant
         groups = (AttentionGroup(shape, tables, is_invariant) for tables in self._slots.tables_of_groups())

@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import AttentionMetadata, AttentionShape, select
+from pyllm_kernels.decode_shares import count_shares, cut_rows
 from torch import Tensor
 
 from tests.kernels.paged import Shape, paged_batch
@@ -39,7 +41,7 @@ def used(tasks: Tensor) -> list[tuple[int, int]]:
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(rows=ROWS, batch_invariant=st.booleans())
-def test_tiles_and_splits_cover_each_row_once(rows: list[tuple[int, int]], batch_invariant: bool) -> None:
+def test_tiles_cover_each_query_and_shares_are_as_specified(rows: list[tuple[int, int]], batch_invariant: bool) -> None:
     from pyllm_kernels.cards import card_of
     from pyllm_kernels.gpu.attention_tasks import queries_of_tile
     from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
@@ -56,28 +58,25 @@ def test_tiles_and_splits_cover_each_row_once(rows: list[tuple[int, int]], batch
     ]
     assert sorted(used(tasks.tiles) if tasks.tiles is not None else []) == expected_tiles
 
-    if tasks.splits is None or tasks.split_starts is None or tasks.split_tokens is None:
+    if tasks.shares is None or tasks.row_begins is None or tasks.share_tiles is None:
         assert batch_invariant or all(query > 1 for query, _ in rows)
         return
-    size, smallest = int(tasks.split_tokens), decode_tile(card, 16, 4)
-    assert size >= smallest.min_split
-    assert size % smallest.block_n == 0
-    decoded = {row: context + 1 for row, (query, context) in enumerate(rows) if query == 1}
-    assert used(tasks.splits) == [
-        (row, split) for row, length in decoded.items() for split in range(-(-length // size))
+    tile = decode_tile(card, 16, 4)
+    assert len(tasks.shares) == count_shares(card.num_multiprocessors * tile.programs_per_multiprocessor, 2)
+    decoded = [row for row, (query, _) in enumerate(rows) if query == 1]
+    if not decoded:
+        assert all(last < first for first, last in tasks.shares.tolist())
+        return
+    lengths = np.array([rows[row][1] + 1 for row in decoded], np.int32)
+    splits = cut_rows(lengths, tile.block_n, len(tasks.shares), tile.min_split // tile.block_n)
+    size, begins = int(tasks.share_tiles), tasks.row_begins.tolist()
+    found = [
+        (row, share, max((share * size - begins[row]) * tile.block_n, 0))
+        for share, (first, last) in enumerate(tasks.shares.tolist())
+        for row in range(first, last + 1)
+        if row in decoded
     ]
-    for row in decoded:
-        assert tuple(tasks.splits[tasks.split_starts[row]].tolist()) == (row, 0)
-
-
-def test_long_contexts_are_cut_for_every_multiprocessor() -> None:
-    alone = select("triton", DEVICE).plan_attention(metadata_of([(1, 99_999)]), SHAPE).tasks
-    among = select("triton", DEVICE).plan_attention(metadata_of([(1, 99_999)] * 200), SHAPE).tasks
-    assert alone is not None
-    assert among is not None
-    assert alone.split_tokens is not None
-    assert among.split_tokens is not None
-    assert int(alone.split_tokens) < int(among.split_tokens)
+    assert found == [(decoded[row], share, start) for row, share, start, _ in zip(*map(list, splits), strict=True)]
 
 
 @pytest.mark.parametrize("longest", [300, 4000])
