@@ -29,7 +29,7 @@ def plan_attention(
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
-    if query.dtype is torch.bfloat16 and not query.is_cuda:
+    if query.dtype is torch.bfloat16 and key_cache.dtype is not torch.float8_e4m3fn and not query.is_cuda:
         raise ValueError("Triton's interpreter gets bfloat16 dot products wrong: use float32 or float16, or a GPU")
     shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype, key_cache.dtype)
     if metadata.tasks is None:
