@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import ROW_TILES, count_shares, cut_rows
+from pyllm_kernels.gpu.attention_tuning import decode_tile
 
 Lengths = npt.NDArray[np.int32]
 CASES = {"1x32k": (1, 32_768), "16x8k": (16, 8192), "64x4k": (64, 4096), "256x1k": (256, 1024)}
@@ -27,6 +29,13 @@ class Places:
     kv_heads: int = 8
     block_n: int = 64
     min_split: int = 128
+
+    @classmethod
+    def of(cls, card: Card, kv_heads: int, head_dim: int) -> "Places":
+        """The card, with the tile that it gets for two-byte queries."""
+        tile = decode_tile(card, head_dim, 2)
+        programs = tile.programs_per_multiprocessor
+        return cls(card.num_multiprocessors, programs, kv_heads, tile.block_n, tile.min_split)
 
     @property
     def resident(self) -> int:

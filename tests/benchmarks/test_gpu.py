@@ -163,7 +163,7 @@ def test_what_a_figure_raises_stands_in_its_place(capsys: pytest.CaptureFixture[
 
 def test_every_figure_is_a_part_of_its_own() -> None:
     names = [name for name, _ in parts(bench(1.0), float8=True)]
-    assert len(names) == len(set(names)) == 2 * len(figures.DECODES) + len(figures.PREFILLS) + 7
+    assert len(names) == len(set(names)) == 2 * len(figures.DECODES) + len(figures.PREFILLS) + 8
     assert len(list(parts(bench(1.0), float8=False))) == len(names) - len(figures.DECODES)
 
 

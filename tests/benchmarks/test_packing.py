@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import ROW_TILES, count_shares, cut_rows
 
 from benchmarks.gpu.packing import CASES, Places, by_equal_splits, by_shares, figures, makespan, packing
@@ -32,6 +33,10 @@ def test_the_figures_show_them() -> None:
     lines = list(figures(Places()))
     assert [line["case"] for line in lines] == list(CASES)
     assert [line["before"] for line in lines] == [0.862, 0.94, 0.781, 0.862]  # as in the audit
+
+
+def test_the_table_of_tiles_agrees() -> None:
+    assert Places.of(Card(90, 132), 8, 128) == Places()
 
 
 @given(lengths=LENGTHS, places=PLACES, padding=st.integers(0, 3))

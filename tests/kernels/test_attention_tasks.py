@@ -8,6 +8,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import AttentionMetadata, AttentionShape, select
+from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import count_shares, cut_rows
 from torch import Tensor
 
@@ -99,6 +100,36 @@ def test_padding_rows_and_loose_bounds_change_nothing(longest: int, device: torc
     output = triton.paged_attention(query, batch.key_cache, batch.value_cache, planned, batch.layer)
     torch.testing.assert_close(output[:3], expected, atol=1e-6, rtol=1e-6)
     assert (output[3:] == 0).all()
+
+
+def test_a_map_is_made_over_for_another_batch(device: torch.device) -> None:
+    """As before each replay of a graph, which has the addresses of the map."""
+    triton = select("triton", device)
+    shape = Shape(heads=6, kv_heads=2, head_dim=16)
+    planned = triton.plan_attention(paged_batch([(1, 9)] * 4, shape, device).metadata, SHAPE)
+    for rows in ([(1, 1500), (1, 3), (1, 0), (1, 700)], [(1, 70), (1, 90), (1, 2000), (1, 1)], [(1, 0)] * 4):
+        batch = paged_batch(rows, shape, device)
+        again = triton.plan_attention(batch.metadata, SHAPE, planned)
+        assert again.tasks is planned.tasks
+        output = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, again, batch.layer)
+        torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_may_lie_in_more_shares_than_the_merge_takes_at_once(device: torch.device) -> None:
+    """On a large card, of one KV head."""
+    from pyllm_kernels.gpu.attention_decode import decode_attention
+    from pyllm_kernels.gpu.attention_tasks import make_tasks
+    from pyllm_kernels.gpu.attention_tuning import DecodeTile, prefill_tile
+
+    card, decode = Card(90, 132), DecodeTile(16, 4, 2, 2, 16)
+    batch = paged_batch([(1, 8300), (1, 0), (1, 20)], Shape(heads=1, kv_heads=1, head_dim=16), device)
+    shape = AttentionShape(1, 1, 16, torch.float32)
+    tasks = make_tasks(batch.metadata, shape, prefill_tile(card, 16, 4), decode, card)
+    assert tasks.shares is not None
+    assert (tasks.shares[:, 0] == 0).sum() > 256
+    metadata, output = replace(batch.metadata, tasks=tasks), torch.full_like(batch.query, torch.nan)
+    decode_attention(batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer, decode, output)
+    torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
 def test_layers_share_the_map(device: torch.device) -> None:

@@ -148,7 +148,8 @@ def _decode_split_kernel(
     mask = (members < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
     heads = kv_head * GROUP + members
     head_offsets = heads[:, None] * HEAD_DIM + columns[None, :]
-    for row in range(first_row, last_row + 1):
+    # What is the same for all rows is computed for each: kept in registers it would cost a program that runs at once.
+    for row in tl.range(first_row, last_row + 1, disable_licm=True):
         token = tl.load(query_starts_ptr + row).to(tl.int64)
         query_length = tl.load(query_starts_ptr + row + 1) - token
         sequence_length = tl.load(sequence_lengths_ptr + row)

@@ -52,13 +52,13 @@ _PREFILL = {
 }
 _DECODE = {
     120: _SMALL_DECODE,
-    90: {64: DecodeTile(64, 4, 5, 4, 128), 128: DecodeTile(64, 4, 5, 3, 128), 256: DecodeTile(32, 4, 5, 2, 128)},
+    90: {64: DecodeTile(64, 4, 5, 5, 128), 128: DecodeTile(64, 4, 5, 3, 128), 256: DecodeTile(32, 4, 5, 3, 128)},
     86: _SMALL_DECODE,
     80: {64: DecodeTile(64, 4, 5, 4, 128), 128: DecodeTile(64, 4, 5, 2, 128), 256: DecodeTile(32, 4, 5, 2, 128)},
     75: {64: DecodeTile(32, 4, 2, 2, 128), 128: DecodeTile(16, 4, 2, 2, 128), 256: DecodeTile(16, 4, 2, 2, 128)},
 }
 # Over a cache in fp8, conversions take registers: so many programs run at once, at most.
-_FLOAT8_PROGRAMS = {64: 3, 128: 2, 256: 2}
+_FLOAT8_PROGRAMS = {64: 4, 128: 2, 256: 2}
 _Tile = TypeVar("_Tile")
 
 
