@@ -47,18 +47,22 @@ def tiles_of_share(tiles: npt.NDArray[np.int64], num_shares: int, min_tiles: int
     return max(-(-length // num_shares), min(min_tiles, int(tiles.max())), ROW_TILES + 1)
 
 
-def cut_rows(lengths: npt.NDArray[np.int32], block_n: int, num_shares: int, min_tiles: int) -> Splits:
+def cut_rows(
+    lengths: npt.NDArray[np.int32], block_n: int, num_shares: int, min_tiles: int, window: int | None = None
+) -> Splits:
     """The splits of rows of one query token each; a row of length 0, which pads a batch, has one empty split.
 
-    Takes some 60 us for 256 rows.
+    Tiles that lie before the `window` are in no split. Takes some 60 us for 256 rows.
     """
-    tiles = np.maximum(-(-lengths.astype(np.int64) // block_n), 1)
+    passed = np.zeros(len(lengths), np.int64) if window is None else np.maximum(lengths - window, 0) // block_n
+    tiles = np.maximum(-(-lengths.astype(np.int64) // block_n) - passed, 1)
     size = tiles_of_share(tiles, num_shares, min_tiles)
     begins = np.cumsum(tiles + ROW_TILES) - tiles - ROW_TILES
     first = begins // size
     counts = (begins + tiles - 1) // size - first + 1
     rows = np.repeat(np.arange(len(lengths)), counts)
     shares = np.arange(len(rows)) - (np.cumsum(counts) - counts - first)[rows]
-    starts = np.maximum(shares * size - begins[rows], 0) * block_n
-    ends = np.minimum(((shares + 1) * size - begins[rows]) * block_n, lengths[rows])
+    first_tiles = shares * size - begins[rows]
+    starts = (np.maximum(first_tiles, 0) + passed[rows]) * block_n
+    ends = np.minimum((first_tiles + size + passed[rows]) * block_n, lengths[rows])
     return Splits(rows, shares, starts, ends)

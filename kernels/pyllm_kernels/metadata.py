@@ -14,7 +14,8 @@ from torch import Tensor
 class AttentionShape:
     """What the tasks of a step depend on beside the batch: one rank's heads, and the dtype of its queries.
 
-    `cache_dtype` is that of keys and values; None: that of the queries.
+    `cache_dtype` is that of keys and values; None: that of the queries. `window` is of every layer, as in
+    `AttentionLayer`, or longer; None: some layer may have none.
     """
 
     heads: int
@@ -22,6 +23,7 @@ class AttentionShape:
     head_dim: int
     dtype: torch.dtype
     cache_dtype: torch.dtype | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class AttentionTasks:
     - `tiles` [max_tiles, 2]: a prefill tile's row and its first query, counted from the row's start.
     - `shares` [num_shares, 2]: the first and the last row of what one decode program of each KV head attends to;
       `row_begins` [rows]: where each decoded row begins on the line of all rows' tiles, in tiles; `share_tiles` [1]:
-      the length of a share on that line (`decode_shares.py`).
+      the length of a share on that line (`decode_shares.py`). Tiles before `window` are not on it; 0: all are.
 
     A tile's row of -1, or a share's last row, means that there is nothing to do: how many tasks there may be follows
     from the shapes of the batch, how many there are only the device knows. None: no row of that kind can be in the
@@ -58,6 +60,7 @@ class AttentionTasks:
     shares: Tensor | None
     row_begins: Tensor | None
     share_tiles: Tensor | None
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

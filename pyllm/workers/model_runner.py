@@ -342,7 +342,11 @@ class ModelRunner:
             cache_dtype=self._cache_shape.dtype,
         )
         is_invariant = self._engine.device.batch_invariant
-        groups = (AttentionGroup(shape, tables, is_invariant) for tables in self._slots.tables_of_groups())
+        tables_of_groups = zip(self._groups, self._slots.tables_of_groups(), strict=True)
+        groups = (
+            AttentionGroup(replace(shape, window=group.window), tables, is_invariant)
+            for group, tables in tables_of_groups
+        )
         return ForwardPass(
             self.model,
             kernels=self._kernels,

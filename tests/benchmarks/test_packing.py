@@ -39,24 +39,25 @@ def test_the_table_of_tiles_agrees() -> None:
     assert Places.of(Card(90, 132), 8, 128) == Places()
 
 
-@given(lengths=LENGTHS, places=PLACES, padding=st.integers(0, 3))
-def test_every_position_lies_in_one_split(lengths: list[int], places: Places, padding: int) -> None:
+@given(lengths=LENGTHS, places=PLACES, padding=st.integers(0, 3), window=st.none() | st.integers(1, 5000))
+def test_every_position_lies_in_one_split(lengths: list[int], places: Places, padding: int, window: int | None) -> None:
     rows = np.array([*lengths, *[0] * padding], np.int32)
     num_shares = count_shares(places.resident, places.kv_heads)
-    splits = cut_rows(rows, places.block_n, num_shares, places.min_split // places.block_n)
+    splits = cut_rows(rows, places.block_n, num_shares, places.min_split // places.block_n, window)
     assert (np.diff(splits.shares) >= 0).all()
     assert set(splits.shares.tolist()) == set(range(int(splits.shares[-1]) + 1))
     assert splits.shares[-1] < num_shares
     assert len(splits.rows) < len(rows) + num_shares
+    first = np.zeros_like(rows) if window is None else np.maximum(rows - window, 0) // places.block_n * places.block_n
     for row, length in enumerate(rows.tolist()):
         starts, ends = splits.starts[splits.rows == row], splits.ends[splits.rows == row]
-        assert starts[0] == 0
+        assert starts[0] == first[row]
         assert ends[-1] == length
         assert (starts[1:] == ends[:-1]).all()
         assert (starts % places.block_n == 0).all()
         assert (ends > starts).all() or length == 0
     # What the merge relies on: of a share's splits only the first and the last are parts of a row.
-    whole = (splits.starts == 0) & (splits.ends == rows[splits.rows])
+    whole = (splits.starts == first[splits.rows]) & (splits.ends == rows[splits.rows])
     same_share = splits.shares[1:] == splits.shares[:-1]
     inner = np.r_[False, same_share] & np.r_[same_share, False]
     assert whole[inner].all()

@@ -41,13 +41,16 @@ def used(tasks: Tensor) -> list[tuple[int, int]]:
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=ROWS, batch_invariant=st.booleans())
-def test_tiles_cover_each_query_and_shares_are_as_specified(rows: list[tuple[int, int]], batch_invariant: bool) -> None:
+@given(rows=ROWS, batch_invariant=st.booleans(), window=st.none() | st.integers(1, 700))
+def test_tiles_cover_each_query_and_shares_are_as_specified(
+    rows: list[tuple[int, int]], batch_invariant: bool, window: int | None
+) -> None:
     from pyllm_kernels.cards import card_of
     from pyllm_kernels.gpu.attention_tasks import queries_of_tile
     from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 
-    tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), SHAPE).tasks
+    shape = replace(SHAPE, window=window)
+    tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), shape).tasks
     assert tasks is not None
     card = card_of(DEVICE)
     block_q = queries_of_tile(SHAPE, prefill_tile(card, 16, 4))
@@ -69,10 +72,14 @@ def test_tiles_cover_each_query_and_shares_are_as_specified(rows: list[tuple[int
         assert all(last < first for first, last in tasks.shares.tolist())
         return
     lengths = np.array([rows[row][1] + 1 for row in decoded], np.int32)
-    splits = cut_rows(lengths, tile.block_n, len(tasks.shares), tile.min_split // tile.block_n)
+    splits = cut_rows(lengths, tile.block_n, len(tasks.shares), tile.min_split // tile.block_n, window)
+
+    def passed(row: int) -> int:
+        return 0 if window is None else max(rows[row][1] + 1 - window, 0) // tile.block_n * tile.block_n
+
     size, begins = int(tasks.share_tiles), tasks.row_begins.tolist()
     found = [
-        (row, share, max((share * size - begins[row]) * tile.block_n, 0))
+        (row, share, passed(row) + max((share * size - begins[row]) * tile.block_n, 0))
         for share, (first, last) in enumerate(tasks.shares.tolist())
         for row in range(first, last + 1)
         if row in decoded
@@ -112,6 +119,17 @@ def test_a_map_is_made_over_for_another_batch(device: torch.device) -> None:
         again = triton.plan_attention(batch.metadata, SHAPE, planned)
         assert again.tasks is planned.tasks
         output = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, again, batch.layer)
+        torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 60, 64, 600])
+def test_shares_leave_out_what_lies_before_the_window(device: torch.device, window: int) -> None:
+    triton = select("triton", device)
+    rows = [(1, 1500), (1, 3), (1, 700), (20, 90), (1, 63)]
+    batch = paged_batch(rows, Shape(heads=6, kv_heads=2, head_dim=16), device).windowed(window).with_sinks()
+    for planned_for in (window, window + 100):
+        metadata = triton.plan_attention(batch.metadata, replace(SHAPE, window=planned_for))
+        output = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer)
         torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 

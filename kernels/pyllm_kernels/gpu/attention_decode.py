@@ -36,6 +36,7 @@ def decode_attention(
     tasks = metadata.tasks
     assert tasks is not None
     assert tasks.shares is not None
+    assert tasks.window == 0 or (layer.window is not None and layer.window <= tasks.window), "planned for a window"
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
     num_shares = tasks.shares.shape[0]
@@ -65,6 +66,7 @@ def decode_attention(
         query.stride(0),
         metadata.block_tables.stride(0),
         WINDOW=layer.window or 0,
+        PLANNED_WINDOW=tasks.window,
         CAPPED=layer.soft_cap is not None,
         HAS_SINKS=layer.sinks is not None,
         HEADS=heads,
@@ -93,6 +95,7 @@ def decode_attention(
             layer.sinks,
             output,
             WINDOWED=layer.window is not None,
+            PLANNED_WINDOW=tasks.window,
             HAS_SINKS=layer.sinks is not None,
             HEADS=heads,
             HEAD_DIM=head_dim,
@@ -125,6 +128,7 @@ def _decode_split_kernel(
     query_stride,
     table_stride,
     WINDOW: tl.constexpr,
+    PLANNED_WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -155,13 +159,14 @@ def _decode_split_kernel(
         sequence_length = tl.load(sequence_lengths_ptr + row)
         # Where the share begins and ends, in tiles of the row.
         first_tile = share * share_tiles - tl.load(row_begins_ptr + row)
-        end_tile = first_tile + share_tiles
         begins_before = first_tile > 0
+        first_tile += _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)
+        end_tile = first_tile + share_tiles
         goes_on = end_tile * BLOCK_N < sequence_length
         if query_length == 1:
             table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
             query = tl.load(query_ptr + token * query_stride + head_offsets, mask=mask, other=0.0)
-            split_start = tl.maximum(first_tile, 0) * BLOCK_N
+            split_start = tl.maximum(first_tile, _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)) * BLOCK_N
             split_end = tl.minimum(end_tile * BLOCK_N, sequence_length)
             start = split_start
             whole_tiles_end = split_start + (split_end - split_start) // BLOCK_N * BLOCK_N
@@ -220,6 +225,7 @@ def _merge_kernel(
     sinks_ptr,
     output_ptr,
     WINDOWED: tl.constexpr,
+    PLANNED_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -235,7 +241,8 @@ def _merge_kernel(
         return
     share_tiles = tl.load(share_tiles_ptr)
     begin = tl.load(row_begins_ptr + row)
-    tiles = tl.cdiv(tl.load(sequence_lengths_ptr + row), BLOCK_N)
+    sequence_length = tl.load(sequence_lengths_ptr + row)
+    tiles = tl.cdiv(sequence_length, BLOCK_N) - _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)
     num_splits = (begin + tiles - 1) // share_tiles - share + 1
     if (begin < share * share_tiles) | (num_splits <= 1):
         return
@@ -271,3 +278,12 @@ def _merge_kernel(
         accumulator = accumulator * rescale
     output_ptrs = output_ptr + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + columns
     tl.store(output_ptrs, (accumulator / running_sum).to(output_ptr.dtype.element_ty), mask=columns < HEAD_DIM)
+
+
+@triton.jit
+def _passed_tiles(sequence_length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The tiles before the window, which are on no share."""
+    passed = 0
+    if WINDOW > 0:
+        passed = tl.maximum(sequence_length - WINDOW, 0) // BLOCK_N
+    return passed

@@ -6,6 +6,8 @@ learns how many of them found work. It does not know what a tile computes.
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -34,6 +36,8 @@ def make_tasks(
     has_splits = not metadata.batch_invariant and (metadata.max_query_length == 1 or metadata.slots.shape[0] > 1)
     block_q = queries_of_tile(shape, prefill)
     tasks = into or _empty_tasks(metadata, block_q, _num_shares(shape, decode, card), has_tiles, has_splits)
+    if into is None and shape.window is not None:
+        tasks = replace(tasks, window=shape.window)
     if tasks.tiles is not None:
         _fill_tiles(tasks.tiles, metadata, block_q)
     if tasks.shares is not None:
@@ -95,6 +99,7 @@ def _fill_shares(tasks: AttentionTasks, metadata: AttentionMetadata, tile: Decod
         tasks.shares.shape[0],
         MIN_TILES=tile.min_split // tile.block_n,
         ROW_COST=ROW_TILES,
+        WINDOW=tasks.window,
         BLOCK_N=tile.block_n,
         BLOCK=_ROWS_AT_ONCE,
         num_warps=4,
@@ -147,6 +152,7 @@ def _shares_kernel(
     num_shares,
     MIN_TILES: tl.constexpr,
     ROW_COST: tl.constexpr,
+    WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -154,7 +160,7 @@ def _shares_kernel(
     lanes = tl.arange(0, BLOCK)
     lengths, longest = tl.zeros([BLOCK], dtype=tl.int32), tl.zeros([BLOCK], dtype=tl.int32)
     for first in range(0, num_rows, BLOCK):
-        tiles = _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, first + lanes, num_rows, BLOCK_N)
+        tiles = _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, first + lanes, num_rows, WINDOW, BLOCK_N)
         lengths += tl.where(tiles > 0, tiles + ROW_COST, 0)
         longest = tl.maximum(longest, tiles)
     length = tl.sum(lengths, axis=0) - ROW_COST  # Of the line; negative if no row decodes.
@@ -165,7 +171,7 @@ def _shares_kernel(
     begin = tl.sum(lanes * 0, axis=0)
     for first in range(0, num_rows, BLOCK):
         rows = first + lanes
-        tiles = _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, rows, num_rows, BLOCK_N)
+        tiles = _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, rows, num_rows, WINDOW, BLOCK_N)
         costs = tl.where(tiles > 0, tiles + ROW_COST, 0)
         begins = begin + tl.cumsum(costs, axis=0) - costs
         ends = begins + tiles
@@ -187,10 +193,13 @@ def _shares_kernel(
 
 
 @triton.jit
-def _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, rows, num_rows, BLOCK_N: tl.constexpr):
+def _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, rows, num_rows, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
     """The tiles of the rows with one query token, at least one, so that a program writes the row; 0 of the others."""
     mask = rows < num_rows
     starts = tl.load(query_starts_ptr + rows, mask=mask, other=0)
     ends = tl.load(query_starts_ptr + rows + 1, mask=mask, other=0)
     lengths = tl.load(sequence_lengths_ptr + rows, mask=mask, other=0)
-    return tl.where(ends - starts == 1, tl.maximum(tl.cdiv(lengths, BLOCK_N), 1), 0)
+    tiles = tl.cdiv(lengths, BLOCK_N)
+    if WINDOW > 0:
+        tiles -= tl.maximum(lengths - WINDOW, 0) // BLOCK_N
+    return tl.where(ends - starts == 1, tl.maximum(tiles, 1), 0)
