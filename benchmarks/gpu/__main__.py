@@ -16,7 +16,7 @@ import torch
 from pyllm_kernels import CardError, check_card, select
 from pyllm_kernels.cards import card_of
 
-from benchmarks.gpu import checks, figures, packing, timing, tune
+from benchmarks.gpu import checks, decode_packing, figures, timing, tune
 from benchmarks.gpu.figures import Bench, Yardstick
 
 Part = tuple[str, Callable[[], Iterable[object]]]
@@ -99,7 +99,10 @@ def parts(bench: Bench, float8: bool) -> Iterator[Part]:
     for case, decode in figures.DECODES.items() if float8 else ():
         yield f"decode_attention_fp8 {case}", partial(figures.decode_attention_float8, bench, {case: decode})
     _, kv_heads, head_dim = figures.LLAMA
-    yield "decode_packing", lambda: packing.figures(packing.Places.of(card_of(bench.device), kv_heads, head_dim))
+    yield (
+        "decode_packing",
+        lambda: decode_packing.figures(decode_packing.Places.of(card_of(bench.device), kv_heads, head_dim)),
+    )
     for case, prefill in figures.PREFILLS.items():
         yield f"prefill_attention {case}", partial(figures.prefill_attention, bench, {case: prefill})
     for length in sorted({length for length, *_ in figures.PREFILLS.values()}):

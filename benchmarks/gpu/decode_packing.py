@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.packing`: how full decode attention keeps a card, by simulation. Needs no card.
+"""`python -m benchmarks.gpu.decode_packing`: how full decode attention keeps a card, by simulation. Needs no card.
 
 Programs are played in the order of their launch on the places where they can run: a place takes the next one when it
 is free. Time is counted in tiles. Prints the shares of `decode_shares.py` beside the rule before them, splits of equal

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyllm_kernels.cards import Card
 from pyllm_kernels.decode_shares import ROW_TILES, count_shares, cut_rows
 
-from benchmarks.gpu.packing import CASES, Places, by_equal_splits, by_shares, figures, makespan, packing
+from benchmarks.gpu.decode_packing import CASES, Places, by_equal_splits, by_shares, figures, makespan, packing
 
 LENGTHS = st.lists(st.integers(1, 300) | st.integers(1, 40_000), min_size=1, max_size=300)
 PLACES = st.builds(
