@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 # What a row costs beside its tiles, in tiles: a program that goes on to its next row waits for a block table, then for
-# keys. On an H100 a tile of 64 positions takes about 4 us where three programs share a multiprocessor.
+# keys. By an H100's bandwidth, a tile of 64 positions takes 4 us where three programs share a multiprocessor. Not
+# measured.
 ROW_TILES = 1
 _MAX_WAVES = 4
 _FULL = 0.95
