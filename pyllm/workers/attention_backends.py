@@ -91,7 +91,7 @@ def load_attention_backend(
 
 
 def attention_of(kernels: "Kernels") -> AttentionBackend:
-    """The attention of our own kernels, which compute every layer that `kernel_features.py` lets pass."""
+    """The attention of our own kernels, which compute every layer that `model_limits.py` lets pass."""
 
     def prepare(batch: "AttentionBatch", group: "AttentionGroup") -> "AttentionMetadata":
         return kernels.plan_attention(batch.metadata(group), group.shape, batch.captured)
