@@ -120,16 +120,17 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS has a workspace for each stream.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives streams no types.
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         # Compute once before: no graph may hold compilations and the workspaces of libraries.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives streams no types.
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             compute()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = compute()
         return output, graph.replay
 
