@@ -16,7 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# What waits for the device, or allocates pinned memory. Some never reach the dispatcher for a tensor on a CPU.
+# What waits for the device, or allocates pinned memory. Some never reach the dispatcher for a tensor on a CPU. Streams
+# and events raise of their own accord where there is no CUDA.
 REFUSED_OPS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_pin_memory", "_unique2", "bincount"}
 REFUSED_METHODS = {"item", "tolist", "cpu", "numpy", "pin_memory", "__bool__", "__int__", "__float__", "__index__"}
 REFUSED_FUNCTIONS = {"tensor", "as_tensor", "from_numpy"}  # They copy from memory that is not pinned.
@@ -94,8 +95,9 @@ class _Garbage(TorchDispatchMode):
 class FakeCapture:
     """A `Capture`. Graphs share their memory: what one has given is lost when another is replayed."""
 
-    def __init__(self, free_bytes: Callable[[], int] = lambda: 1 << 40) -> None:
+    def __init__(self, free_bytes: Callable[[], int] = lambda: 1 << 40, *, warm_up: bool = True) -> None:
         self.free_bytes = free_bytes
+        self._warm_up = warm_up
         self.replays: list[int] = []
         self.launches: list[int] = []
         self._outputs: list[Tensor] = []
@@ -103,8 +105,9 @@ class FakeCapture:
         self._is_launching = False
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        with _Garbage():
-            compute()
+        if self._warm_up:
+            with _Garbage():
+                compute()
         graph = _Graph()
         with self._record(graph):
             output = compute()
