@@ -154,14 +154,17 @@ class CaptureBudget:
         self._clock = clock
         self._group = group
         self._device = device
-        self._end = clock() + MAX_MIXED_SECONDS
-        free = capture.free_bytes()
-        # A step must find memory, too.
-        self._least_free = free - min(MAX_MIXED_BYTES, free // 2)
+        self._started = clock()
+        self._free = capture.free_bytes()
+
+    def spent(self) -> tuple[float, int]:
+        """Seconds and bytes since this was made."""
+        return self._clock() - self._started, self._free - self._capture.free_bytes()
 
     def is_left(self) -> bool:
-        """Whether there may be one more graph."""
-        is_left = self._clock() < self._end and self._capture.free_bytes() >= self._least_free
+        """Whether there may be one more graph. Half of the memory is for the steps themselves."""
+        seconds, num_bytes = self.spent()
+        is_left = seconds < MAX_MIXED_SECONDS and num_bytes <= min(MAX_MIXED_BYTES, self._free // 2)
         if self._group.size == 1:
             return is_left
         return bool(self._group.broadcast(torch.tensor([int(is_left)], device=self._device)).item())

@@ -98,7 +98,15 @@ class ForwardPass:
                 break
             captured.capture(bucket, capture)
             num_mixed += 1
-        logger.info("captured %d decode steps and %d of %d mixed steps", len(decodes), num_mixed, len(mixed))
+        seconds, num_bytes = budget.spent()
+        logger.info(
+            "captured %d decode steps, and %d of %d mixed steps in %.1f s and %d MiB",
+            len(decodes),
+            num_mixed,
+            len(mixed),
+            seconds,
+            num_bytes >> 20,
+        )
 
     def capture_step(self) -> None:
         """Capture the pass over any step as one call on a CPU; not if an op of it is torch's, which is logged."""

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import AttentionBackend
-from pyllm.workers.cuda_graphs import Bucket, CapturedSteps, Metadata, StepInputs, decode_buckets, mixed_buckets
+from pyllm.workers.cuda_graphs import (
+    Bucket,
+    CaptureBudget,
+    CapturedSteps,
+    Metadata,
+    StepInputs,
+    decode_buckets,
+    mixed_buckets,
+)
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
@@ -187,6 +196,37 @@ def test_a_step_takes_a_graph_with_room_that_is_not_much_larger() -> None:
     assert bucket_of(Row(2, [1] * 255)) is None
     assert bucket_of(Row(2, [1] * 256)) == Bucket(512, 512, 4)
     assert bucket_of(Row(3, [1] * 513)) is None
+
+
+class TwoRanks(RankGroup):
+    """Rank 1 of two; what rank 0 broadcasts is known beforehand."""
+
+    def __init__(self, *broadcasts: int) -> None:
+        super().__init__(1, 2)
+        self._broadcasts = list(broadcasts)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return tensor.fill_(self._broadcasts.pop(0))
+
+
+def test_all_ranks_capture_as_many_graphs_as_rank_0() -> None:
+    """They compute each together before it is captured, so one that went on alone would wait forever."""
+    seconds = iter([0.0, 0.0, 1000.0])
+    budget = CaptureBudget(Recorder(), lambda: next(seconds), TwoRanks(0, 1), CPU)
+    assert not budget.is_left()
+    assert budget.is_left()
+
+
+def test_half_of_a_small_memory_stays_free() -> None:
+    free = iter([100, 50, 49])
+
+    class Small(Recorder):
+        def free_bytes(self) -> int:
+            return next(free)
+
+    budget = CaptureBudget(Small(), lambda: 0.0, RankGroup(), CPU)
+    assert budget.is_left()
+    assert not budget.is_left()
 
 
 @pytest.fixture
