@@ -76,7 +76,8 @@ class AttentionMetadata:
     - `query_starts` [rows + 1]: row i owns the query tokens `query_starts[i]` to `query_starts[i + 1] - 1`.
     - `sequence_lengths` [rows]: tokens of the sequence in the cache, this step's own included. A row of length 0 pads
       the batch: it has no blocks, and its output means nothing.
-    - `max_query_length`, `max_sequence_length`: over the rows, or more; `num_tokens`: `query_starts[-1]`.
+    - `max_query_length`, `max_sequence_length`: over the rows, or more; `num_tokens`: `query_starts[-1]`,
+      or more where tokens without a row pad the batch: their output means nothing.
     - `batch_invariant`: on a GPU, whether each row must get the bits that it gets alone, and its tokens the same
       whether they come one by one or many at once. Costs speed there; holds on a CPU without being asked.
     - `tasks`: what a backend adds for all layers before a step, `AttentionTasks` of `plan_attention`.

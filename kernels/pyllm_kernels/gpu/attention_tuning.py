@@ -1,7 +1,7 @@
 """The tiles, warps and stages of attention for each kind of card.
 
 These are constants, found once and written down. They follow from the card and the shapes of a model alone. This module
-does not know the batch, and imports no Triton. `python -m benchmarks.gpu --tune` times the neighbours of each entry on
+does not know the batch, and imports no Triton. `python -m benchmarks.gpu tune` times the neighbours of each entry on
 the card at hand.
 """
 
