@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 from benchmarks import (
+    captured_steps,
     encoding,
     frontend,
     grammar,
@@ -29,6 +30,7 @@ PARTS: dict[str, Callable[[], Iterator[Record]]] = {
     **memory.FIGURES,
     "sampling": sampling.run,
     "step": step.run,
+    "captured_steps": captured_steps.run,
     **frontend.FIGURES,
     "frontend.idle_stream_kb": idle_streams.run,
     "encoding": encoding.run,

@@ -27,7 +27,7 @@ def candidates() -> tuple[list[PrefillTile], list[DecodeTile]]:
     prefills = [PrefillTile(*sizes) for sizes in itertools.product((64, 128), (32, 64, 128), (4, 8), (3, 4, 5, 7))]
     decodes = [
         DecodeTile(*sizes)
-        for sizes in itertools.product((32, 64, 128), (2, 4, 8), (4, 5, 7), (2, 3, 4, 6, 12), (128, 256))
+        for sizes in itertools.product((32, 64, 128), (2, 4, 8), (4, 5, 7), (1, 2, 3, 4, 6), (128, 256))
     ]
     return prefills, decodes
 

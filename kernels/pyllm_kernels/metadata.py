@@ -12,12 +12,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """What the tasks of a step depend on beside the batch: one rank's heads, and the dtype of its queries."""
+    """What the tasks of a step depend on beside the batch: one rank's heads, and the dtype of its queries.
+
+    `cache_dtype` is that of keys and values; None: that of the queries. `window` is of every layer, as in
+    `AttentionLayer`, or longer; None: some layer may have none.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    cache_dtype: torch.dtype | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +47,20 @@ class AttentionTasks:
     """Which program does what, made on the device once a step and shared by the layers. All int32.
 
     - `tiles` [max_tiles, 2]: a prefill tile's row and its first query, counted from the row's start.
-    - `splits` [max_splits, 2]: a decode split's row and its number within the row; `split_starts` [rows]: each row's
-      first split; `split_tokens` [1]: the positions of a split, the same for all rows.
+    - `shares` [num_shares, 2]: the first and the last row of what one decode program of each KV head attends to;
+      `row_begins` [rows]: where each decoded row begins on the line of all rows' tiles, in tiles; `share_tiles` [1]:
+      the length of a share on that line (`decode_shares.py`). Tiles before `window` are not on it; 0: all are.
 
-    A row of -1 means that there is nothing to do: how many tasks there may be follows from the shapes of the batch, how
-    many there are only the device knows. None: no row of that kind can be in the batch.
+    A tile's row of -1, or a share's last row, means that there is nothing to do: how many tasks there may be follows
+    from the shapes of the batch, how many there are only the device knows. None: no row of that kind can be in the
+    batch.
     """
 
     tiles: Tensor | None
-    splits: Tensor | None
-    split_starts: Tensor | None
-    split_tokens: Tensor | None
+    shares: Tensor | None
+    row_begins: Tensor | None
+    share_tiles: Tensor | None
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +76,8 @@ class AttentionMetadata:
     - `query_starts` [rows + 1]: row i owns the query tokens `query_starts[i]` to `query_starts[i + 1] - 1`.
     - `sequence_lengths` [rows]: tokens of the sequence in the cache, this step's own included. A row of length 0 pads
       the batch: it has no blocks, and its output means nothing.
-    - `max_query_length`, `max_sequence_length`: over the rows, or more; `num_tokens`: `query_starts[-1]`.
+    - `max_query_length`, `max_sequence_length`: over the rows, or more; `num_tokens`: `query_starts[-1]`,
+      or more where tokens without a row pad the batch: their output means nothing.
     - `batch_invariant`: on a GPU, whether each row must get the bits that it gets alone, and its tokens the same
       whether they come one by one or many at once. Costs speed there; holds on a CPU without being asked.
     - `tasks`: what a backend adds for all layers before a step, `AttentionTasks` of `plan_attention`.

@@ -42,7 +42,7 @@ from pyllm.launch.model_overrides import with_overrides
 from pyllm.launch.probe_process import probe_model
 from pyllm.supervision.flight_recorder import resolve_folder
 from pyllm.workers.attention_backends import find_attention_backend
-from pyllm.workers.kernel_features import check_supported
+from pyllm.workers.model_limits import check_supported
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 from .attention_backends import find_attention_backend
-from .kernel_features import check_supported
+from .model_limits import check_supported
 from .model_runner import ModelRunner
 from .worker_process import load
 

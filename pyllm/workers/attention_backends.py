@@ -46,6 +46,7 @@ class AttentionBackend:
     - `supports` says whether it computes a layer; without it, only plain attention is asked of it.
     - `prepare` runs on the host before each step and each replay, once per group of layers, and returns the metadata
       for `attend`. It has the lengths on the host. Before a replay it refills `AttentionBatch.captured`.
+      Graphs hold decode steps and mixed ones: padding rows have no tokens, and padding tokens belong to no row.
     - `attend` is causal attention of one layer over the paged cache (`paged_attention` there).
     - `in_graphs` promises that `attend` asks the device for no number, so that a CUDA graph may hold it.
     """
@@ -91,7 +92,7 @@ def load_attention_backend(
 
 
 def attention_of(kernels: "Kernels") -> AttentionBackend:
-    """The attention of our own kernels, which compute every layer that `kernel_features.py` lets pass."""
+    """The attention of our own kernels, which compute every layer that `model_limits.py` lets pass."""
 
     def prepare(batch: "AttentionBatch", group: "AttentionGroup") -> "AttentionMetadata":
         return kernels.plan_attention(batch.metadata(group), group.shape, batch.captured)

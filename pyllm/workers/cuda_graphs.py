@@ -1,12 +1,12 @@
-"""CUDA graphs of decode steps: one captured forward pass for each of some numbers of rows, replayed in one call.
+"""CUDA graphs of steps: captured forward passes for some numbers of tokens and rows, each replayed in one call.
 
-Knows that each row has one token and where its inputs go. Does not know the model: its caller passes the function.
+Knows where a step's inputs go and what pads them. Does not know the model: its caller passes the function.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,25 +14,49 @@ import torch
 from pyllm_kernels import AttentionMetadata
 from torch import Tensor
 
-from pyllm.workers.step.attention_batch import Ints
-from pyllm.workers.step.batch import Sections
+from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.step.attention_batch import AttentionBatch
+from pyllm.workers.step.batch import Array, Batch, Sections
 
 MAX_CAPTURED_ROWS = 512
+MIXED_TOKENS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
+MIXED_ROWS = (64, 256)
+MAX_MIXED_SECONDS = 20.0
+MAX_MIXED_BYTES = 512 << 20
+# Where a capture has ended early, only large buckets are there. Above so many tokens, computing padding takes time.
+_FEW_TOKENS = 64
+_ALIGNMENT = 16  # int32; for addresses that are no multiples of 16 bytes Triton compiles other kernels.
+
+Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
+
+
+class Bucket(NamedTuple):
+    """The largest step that a graph has room for. In a decode step no row has more than one token."""
+
+    max_query_length: int
+    tokens: int
+    rows: int
+
+    def has_room(self, batch: Batch) -> bool:
+        """Whether a batch fits, and is not much smaller."""
+        return (
+            batch.max_query_length <= self.max_query_length
+            and batch.num_tokens <= self.tokens <= max(2 * batch.num_tokens, _FEW_TOKENS)
+            and batch.num_rows <= self.rows
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeInputs:
-    """The inputs of a captured pass, int32 on the device. A padding row has length 0 and writes nowhere."""
+class StepInputs(Generic[Array]):
+    """The inputs of a captured pass, int32. Padding tokens belong to no row; padding rows have length 0."""
 
-    tokens: Tensor  # [rows], -1: the slot's last sampled token
-    positions: Tensor  # [rows]
-    sequence_lengths: Tensor  # [rows]
-    slots: Tensor  # [rows]
-    slot_mapping: Tensor  # [groups, rows], -1: written nowhere
-    query_starts: Tensor  # [rows + 1], 0, 1, 2...
-
-
-Metadata = tuple[AttentionMetadata, ...]  # of each group of layers
+    tokens: Array  # [tokens], -1: the slot's last sampled token
+    positions: Array  # [tokens]
+    token_slots: Array  # [tokens], of each token's row
+    slot_mapping: Array  # [groups, tokens], -1: written nowhere
+    slots: Array  # [rows]
+    sequence_lengths: Array  # [rows]
+    query_starts: Array  # [rows + 1]
 
 
 class Capture(Protocol):
@@ -40,79 +64,110 @@ class Capture(Protocol):
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]: ...
 
+    def free_bytes(self) -> int:
+        """Memory that the device has left."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    inputs: DecodeInputs
+    rows: AttentionBatch
     attention: Metadata
     output: Tensor
     replay: Callable[[], None]
 
 
-class DecodeGraphs:
-    """Captured passes for `sizes` rows each, all over one set of buffers; a batch takes the next larger one.
+class CapturedSteps:
+    """Captured passes for some of the `buckets`, all over one set of buffers.
 
-    `prepare` is called before each capture and replay, outside of the graph: with the inputs, the sequence lengths on
-    the host, and what it gave before the capture. `forward` takes the inputs, and what it gave then.
+    `prepare` is called before each capture and replay, outside of the graph: with the rows, and what it gave before the
+    capture. `forward` takes the inputs, which stay where they are, and what `prepare` gave before the capture.
     """
 
     def __init__(
         self,
-        prepare: Callable[[DecodeInputs, Ints, Metadata | None], Metadata],
-        forward: Callable[[DecodeInputs, Metadata], Tensor],
-        sizes: Sequence[int],
+        prepare: Callable[[AttentionBatch, Metadata | None], Metadata],
+        forward: Callable[[StepInputs[Tensor], Metadata], Tensor],
+        buckets: Sequence[Bucket],
         device: torch.device,
-        capture: Capture,
         *,
+        max_sequence_length: int,
         num_groups: int = 1,
     ) -> None:
         self._prepare = prepare
-        self._sizes = sorted(sizes)
-        # Of a padding row: a line for each of the inputs in their order, and of the slot mapping for each group.
-        self._padding = torch.tensor([0, 0, 0, 0, *[-1] * num_groups], dtype=torch.int32).unsqueeze(1)
-        self._memory = torch.zeros(len(self._padding) * self._sizes[-1], dtype=torch.int32, device=device)
-        query_starts = torch.arange(self._sizes[-1] + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, _Graph] = {}
-        # The largest first, so that the others fit into its memory.
-        for size in reversed(self._sizes):
-            rows = self._rows(size)
-            rows.copy_(self._padding)
-            inputs = DecodeInputs(rows[0], rows[1], rows[2], rows[3], rows[4:], query_starts[: size + 1])
-            attention = prepare(inputs, np.zeros(size, np.int32), None)
-            self._graphs[size] = _Graph(inputs, attention, *capture(partial(forward, inputs, attention)))
+        self._forward = forward
+        self._max_sequence_length = max_sequence_length
+        self._num_groups = num_groups
+        size = max(_num_ints(bucket, num_groups) for bucket in buckets)
+        self._memory = torch.zeros(size, dtype=torch.int32, device=device)
+        self._graphs: dict[Bucket, _Graph] = {}
+        self._captured: list[Bucket] = []  # decode steps first, then from small to large
 
-    @property
-    def max_rows(self) -> int:
-        """The most rows that a batch may have."""
-        return self._sizes[-1]
+    def capture(self, bucket: Bucket, capture: Capture) -> None:
+        """Capture the pass for a bucket. Those that need more memory come first, so that the others fit into it."""
+        # A batch that can be, as the computation before the capture is real: the first token of each row.
+        starts, lengths = np.arange(bucket.rows + 1, dtype=np.int32), np.ones(bucket.rows, np.int32)
+        inputs = _parts(self._memory, bucket, self._num_groups)
+        self._memory.zero_()
+        inputs.slot_mapping.fill_(-1)
+        inputs.query_starts.copy_(torch.from_numpy(starts))
+        inputs.sequence_lengths.fill_(1)
+        rows = AttentionBatch(
+            host_query_starts=starts,
+            host_sequence_lengths=lengths,
+            query_starts=inputs.query_starts,
+            sequence_lengths=inputs.sequence_lengths,
+            slots=inputs.slots,
+            max_query_length=bucket.max_query_length,
+            max_sequence_length=self._max_sequence_length,
+            num_tokens=bucket.tokens,
+        )
+        attention = self._prepare(rows, None)
+        self._graphs[bucket] = _Graph(rows, attention, *capture(partial(self._forward, inputs, attention)))
+        self._captured = sorted(self._graphs)
 
-    def run(self, host: Sections[npt.NDArray[Any]]) -> Tensor:
-        """Replay the pass for a plan of one token a row; returns its rows of output, valid until the next run.
+    def bucket_of(self, batch: Batch) -> Bucket | None:
+        """The smallest captured bucket with room for a batch."""
+        return next((bucket for bucket in self._captured if bucket.has_room(batch)), None)
+
+    def run(self, bucket: Bucket, batch: Batch) -> Tensor:
+        """Replay a bucket's pass; returns the hidden states of the batch's tokens, valid until the next run.
 
         It takes one copy to the device, `prepare` and one launch, and waits for none of them.
         """
-        num_rows = len(host.slots)
-        size = next(size for size in self._sizes if size >= num_rows)
-        staged = torch.empty((len(self._padding), size), dtype=torch.int32, pin_memory=self._memory.is_cuda)
-        staged[:, num_rows:] = self._padding
-        inputs = (host.tokens, host.positions, host.sequence_lengths, host.slots)
-        lines = (*inputs, *host.slot_mapping.reshape(-1, num_rows))
-        for line, values in zip(staged.numpy(), lines, strict=True):
-            line[:num_rows] = values
-        self._rows(size).copy_(staged, non_blocking=True)
-        graph = self._graphs[size]
-        self._prepare(graph.inputs, host.sequence_lengths, graph.attention)
+        graph, host = self._graphs[bucket], batch.host
+        size = _num_ints(bucket, self._num_groups)
+        staged = torch.empty(size, dtype=torch.int32, pin_memory=self._memory.is_cuda)
+        _fill(_parts(staged.numpy(), bucket, self._num_groups), host)
+        self._memory[:size].copy_(staged, non_blocking=True)
+        starts, lengths = host.query_starts, host.sequence_lengths
+        rows = replace(graph.rows, host_query_starts=starts, host_sequence_lengths=lengths)
+        self._prepare(rows, graph.attention)
         graph.replay()
-        return graph.output[:num_rows]
-
-    def _rows(self, size: int) -> Tensor:
-        return self._memory[: len(self._padding) * size].view(len(self._padding), size)
+        return graph.output[: batch.num_tokens]
 
 
-def capture_sizes(max_num_seqs: int) -> list[int]:
-    """The captured numbers of rows, as in vLLM: 1, 2, 4, then every 8th to 256, then every 16th to 512."""
-    most = min(max_num_seqs, MAX_CAPTURED_ROWS)
-    return sorted({size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size < most} | {most})
+class CaptureBudget:
+    """Whether graphs may take more time and memory, counted from here on. Rank 0 decides, as all compute together."""
+
+    def __init__(self, capture: Capture, clock: Callable[[], float], group: RankGroup, device: torch.device) -> None:
+        self._capture = capture
+        self._clock = clock
+        self._group = group
+        self._device = device
+        self._started = clock()
+        self._free = capture.free_bytes()
+
+    def spent(self) -> tuple[float, int]:
+        """Seconds and bytes since this was made."""
+        return self._clock() - self._started, self._free - self._capture.free_bytes()
+
+    def is_left(self) -> bool:
+        """Whether there may be one more graph. Half of the memory is for the steps themselves."""
+        seconds, num_bytes = self.spent()
+        is_left = seconds < MAX_MIXED_SECONDS and num_bytes <= min(MAX_MIXED_BYTES, self._free // 2)
+        if self._group.size == 1:
+            return is_left
+        return bool(self._group.broadcast(torch.tensor([int(is_left)], device=self._device)).item())
 
 
 class CudaCapture:
@@ -120,20 +175,78 @@ class CudaCapture:
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS has a workspace for each stream.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives streams no types.
 
     def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
         # Compute once before: no graph may hold compilations and the workspaces of libraries.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch gives streams no types.
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
             compute()
-        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.current_stream().wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = compute()
         return output, graph.replay
 
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info()[0]
 
-def is_decode(host: Sections[npt.NDArray[Any]]) -> bool:
-    """Whether each row of a plan has one token."""
-    return len(host.tokens) == len(host.slots) and bool((np.diff(host.query_starts) == 1).all())
+
+def decode_buckets(max_num_seqs: int) -> list[Bucket]:
+    """The captured decode steps, from small to large: 1, 2, 4, then every 8th to 256, every 16th to 512, as in vLLM."""
+    most = min(max_num_seqs, MAX_CAPTURED_ROWS)
+    sizes = {size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size < most} | {most}
+    return [Bucket(1, size, size) for size in sorted(sizes)]
+
+
+def mixed_buckets(max_num_batched_tokens: int, max_num_seqs: int) -> list[Bucket]:
+    """The captured steps with prefill tokens, from small to large: few, as padding rows cost next to nothing."""
+    most = min(max_num_batched_tokens, MIXED_TOKENS[-1])
+    sizes = sorted({size for size in MIXED_TOKENS if size < most} | {most})
+    rows_of = {size: {min(rows, size, max_num_seqs) for rows in MIXED_ROWS} for size in sizes if size > 1}
+    return [Bucket(size, size, rows) for size, numbers in rows_of.items() for rows in sorted(numbers)]
+
+
+def _num_ints(bucket: Bucket, num_groups: int) -> int:
+    """The size of a bucket's inputs, each padded to a multiple of the alignment."""
+    return (3 + num_groups) * _aligned(bucket.tokens) + 2 * _aligned(bucket.rows) + _aligned(bucket.rows + 1)
+
+
+def _parts(memory: Array, bucket: Bucket, num_groups: int) -> StepInputs[Array]:
+    """Views of flat memory, on the host as on the device."""
+    tokens, rows = _aligned(bucket.tokens), _aligned(bucket.rows)
+    of_tokens = memory[: (3 + num_groups) * tokens].reshape(3 + num_groups, tokens)[:, : bucket.tokens]
+    of_rows = memory[(3 + num_groups) * tokens :]
+    return StepInputs(
+        tokens=of_tokens[0],
+        positions=of_tokens[1],
+        token_slots=of_tokens[2],
+        slot_mapping=of_tokens[3:],
+        slots=of_rows[: bucket.rows],
+        sequence_lengths=of_rows[rows : rows + bucket.rows],
+        query_starts=of_rows[2 * rows : 2 * rows + bucket.rows + 1],
+    )
+
+
+def _fill(inputs: StepInputs[npt.NDArray[Any]], host: Sections[npt.NDArray[Any]]) -> None:
+    """Copy a plan into a bucket's inputs, and pad it."""
+    num_tokens, num_rows = len(host.tokens), len(host.slots)
+    token_slots = np.repeat(host.slots, np.diff(host.query_starts))
+    for line, values in (
+        (inputs.tokens, host.tokens),
+        (inputs.positions, host.positions),
+        (inputs.token_slots, token_slots),
+        (inputs.slots, host.slots),
+        (inputs.sequence_lengths, host.sequence_lengths),
+    ):
+        line[: len(values)] = values
+        line[len(values) :] = 0
+    inputs.slot_mapping[:, :num_tokens] = host.slot_mapping.reshape(-1, num_tokens)
+    inputs.slot_mapping[:, num_tokens:] = -1
+    inputs.query_starts[: num_rows + 1] = host.query_starts
+    inputs.query_starts[num_rows + 1 :] = num_tokens
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

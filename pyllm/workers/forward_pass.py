@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pyllm.workers.causal_model import CausalModel
 from pyllm.workers.cpu_graph import StepGraph
-from pyllm.workers.cuda_graphs import Capture, DecodeGraphs, DecodeInputs, capture_sizes, is_decode
+from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CapturedSteps, StepInputs, decode_buckets, mixed_buckets
 from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
 from pyllm.workers.step.batch import Batch
 from pyllm.workers.step.forward_context import AttentionHook, ForwardContext
@@ -67,19 +67,45 @@ class ForwardPass:
         self._groups = groups
         self._limits = limits
         self._hooks: tuple[AttentionHook, ...] = ()
-        self._decode_graphs: DecodeGraphs | None = None
+        self._captured: CapturedSteps | None = None
         self._step_graph: StepGraph | None = None
 
     def add_hook(self, hook: AttentionHook) -> None:
         """Call `hook` in every layer of every step from now on. Hooks are Python, so steps run without graphs."""
         self._hooks += (hook,)
 
-    def capture_decodes(self, capture: Capture) -> None:
-        """Capture the pass over decode batches of some sizes, for steps to replay."""
-        sizes = capture_sizes(self._limits.max_num_seqs)
-        groups = len(self._groups)
-        self._decode_graphs = DecodeGraphs(
-            self._prepare_decode, self._decode, sizes, self._device, capture, num_groups=groups
+    def capture_steps(self, capture: Capture, make_budget: Callable[[], CaptureBudget]) -> None:
+        """Capture the pass over decode steps of some sizes, then within a budget over mixed ones, for steps to replay.
+
+        The budget begins after the decode steps.
+        """
+        limits = self._limits
+        decodes = decode_buckets(limits.max_num_seqs)
+        mixed = mixed_buckets(limits.max_num_batched_tokens, limits.max_num_seqs)
+        self._captured = captured = CapturedSteps(
+            self._prepare,
+            self._forward_captured,
+            [*decodes, *mixed],
+            self._device,
+            max_sequence_length=limits.max_model_len,
+            num_groups=len(self._groups),
+        )
+        for bucket in reversed(decodes):
+            captured.capture(bucket, capture)
+        budget, num_mixed = make_budget(), 0
+        for bucket in reversed(mixed):
+            if not budget.is_left():
+                break
+            captured.capture(bucket, capture)
+            num_mixed += 1
+        seconds, num_bytes = budget.spent()
+        logger.info(
+            "captured %d decode steps, and %d of %d mixed steps in %.1f s and %d MiB",
+            len(decodes),
+            num_mixed,
+            len(mixed),
+            seconds,
+            num_bytes >> 20,
         )
 
     def capture_step(self) -> None:
@@ -104,9 +130,8 @@ class ForwardPass:
 
     def hidden(self, batch: Batch) -> Tensor:
         """Hidden states of the plan's tokens, [tokens, hidden_size]; the next call may overwrite them."""
-        graphs = self._decode_graphs
-        if graphs is not None and not self._hooks and batch.num_rows <= graphs.max_rows and is_decode(batch.host):
-            return graphs.run(batch.host)
+        if self._captured is not None and not self._hooks and (bucket := self._captured.bucket_of(batch)) is not None:
+            return self._captured.run(bucket, batch)
         tokens = self._slots.known_tokens(batch)
         if self._step_graph is not None and not self._hooks and self._step_graph.has_room(batch):
             return self._step_graph.hidden(tokens, batch)
@@ -219,25 +244,9 @@ class ForwardPass:
         pairs = zip(self._groups, captured, strict=True)
         return tuple(self._prepare_attention(replace(batch, captured=before), group) for group, before in pairs)
 
-    def _prepare_decode(self, inputs: DecodeInputs, host_sequence_lengths: Ints, captured: Metadata | None) -> Metadata:
-        """Before a captured pass: one token of each row, at any length."""
-        return self._prepare(
-            AttentionBatch(
-                host_query_starts=np.arange(len(host_sequence_lengths) + 1, dtype=np.int32),
-                host_sequence_lengths=host_sequence_lengths,
-                query_starts=inputs.query_starts,
-                sequence_lengths=inputs.sequence_lengths,
-                slots=inputs.slots,
-                max_query_length=1,
-                max_sequence_length=self._limits.max_model_len,
-                num_tokens=len(inputs.slots),
-            ),
-            captured,
-        )
-
-    def _decode(self, inputs: DecodeInputs, attention: Metadata) -> Tensor:
+    def _forward_captured(self, inputs: StepInputs[Tensor], attention: Metadata) -> Tensor:
         """The pass that a graph captures."""
-        tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.slots], inputs.tokens)
+        tokens = torch.where(inputs.tokens < 0, self._slots.last_tokens[inputs.token_slots], inputs.tokens)
         return self._model(tokens, self._context(attention, inputs.positions, inputs.slot_mapping))
 
     def _context(self, attention: Metadata, positions: Tensor, slot_mapping: Tensor) -> ForwardContext:

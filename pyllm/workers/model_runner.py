@@ -23,7 +23,7 @@ from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
 from pyllm.workers.attention_backends import check_layers, load_attention_backend
 from pyllm.workers.causal_model import CausalModel
-from pyllm.workers.cuda_graphs import Capture, CudaCapture
+from pyllm.workers.cuda_graphs import Capture, CaptureBudget, CudaCapture
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.devices import DTYPES, configured_kernels, fits_graphs, worker_device
 from pyllm.workers.forward_pass import CHECKED_SEQUENCES, ForwardPass, Limits
@@ -223,8 +223,11 @@ class ModelRunner:
 
     @torch.inference_mode()
     def capture(self, capture: Capture) -> None:
-        """Capture the forward pass of decode batches of some sizes, for steps to replay; call it after `allocate`."""
-        self._ready().capture_decodes(capture)
+        """Capture the forward pass of steps of some sizes, for steps to replay; call it after `allocate`."""
+        placement = self._placement
+        self._ready().capture_steps(
+            capture, lambda: CaptureBudget(capture, self._clock, placement.group, placement.device)
+        )
 
     def swap_seconds(self) -> float:
         """Measured seconds to move one block to the host and back; 0 without a host pool."""
@@ -339,9 +342,14 @@ class ModelRunner:
             kv_heads=self._cache_shape.num_kv_heads,
             head_dim=self._spec.attention.head_size,
             dtype=self._placement.dtype,
+            cache_dtype=self._cache_shape.dtype,
         )
         is_invariant = self._engine.device.batch_invariant
-        groups = (AttentionGroup(shape, tables, is_invariant) for tables in self._slots.tables_of_groups())
+        tables_of_groups = zip(self._groups, self._slots.tables_of_groups(), strict=True)
+        groups = (
+            AttentionGroup(replace(shape, window=group.window), tables, is_invariant)
+            for group, tables in tables_of_groups
+        )
         return ForwardPass(
             self.model,
             kernels=self._kernels,

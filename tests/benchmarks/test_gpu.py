@@ -13,9 +13,10 @@ import torch
 from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
 from torch import Tensor
 
-from benchmarks.gpu import checks, figures, graphs, llama
-from benchmarks.gpu.__main__ import emit_parts, parts, precisions
+from benchmarks.gpu import checks, figures, graphs, llama, served, worker_steps
 from benchmarks.gpu.figures import Bench, Yardstick
+from benchmarks.gpu.part_processes import RAISED, run_checks, run_parts
+from benchmarks.gpu.parts import emit_parts, parts, precisions
 from benchmarks.gpu.timing import copy_bandwidth, copy_size, matrix_rate
 from tests.tiny_model import write_tiny_model
 
@@ -163,7 +164,7 @@ def test_what_a_figure_raises_stands_in_its_place(capsys: pytest.CaptureFixture[
 
 def test_every_figure_is_a_part_of_its_own() -> None:
     names = [name for name, _ in parts(bench(1.0), float8=True)]
-    assert len(names) == len(set(names)) == 2 * len(figures.DECODES) + len(figures.PREFILLS) + 7
+    assert len(names) == len(set(names)) == 2 * len(figures.DECODES) + len(figures.PREFILLS) + 8
     assert len(list(parts(bench(1.0), float8=False))) == len(names) - len(figures.DECODES)
 
 
@@ -202,6 +203,87 @@ def test_a_step_of_the_model_is_one_pass() -> None:
 )
 def test_a_card_is_checked_in_what_it_has(capability: tuple[int, int], dtypes: list[torch.dtype], float8: bool) -> None:
     assert precisions("a card", capability) == (dtypes, float8)
+
+
+def test_parts_end_for_themselves() -> None:
+    programs = {
+        "well": "pass",
+        "fails": "import sys; sys.exit('an illegal memory access')",
+        "killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    }
+    times = iter([0.0, 0.0, 1.0, 1.0, 3.0, 3.0, 3.5, 4.0, 4.0])  # Each part begins and ends.
+    lines: list[dict[str, object]] = []
+    well = run_parts(
+        list(programs),
+        lambda part: [sys.executable, "-c", programs[part]],
+        seconds=100.0,
+        clock=lambda: next(times),
+        emit=lines.append,
+    )
+    assert not well
+    assert [(line["part"], line["ok"], line["seconds"]) for line in lines] == [
+        ("well", True, 1.0),
+        ("fails", False, 2.0),
+        ("killed", False, 0.5),
+    ]
+    assert "error" not in lines[0]
+    assert lines[1]["error"] == "exit code 1: an illegal memory access"
+    assert lines[2]["error"] == "killed by SIGKILL"
+
+
+def test_a_part_that_does_not_end_is_ended_and_the_next_is_not_begun() -> None:
+    times = iter([0.0, 10.0, 10.5, 10.5, 10.5])
+    lines: list[dict[str, object]] = []
+    command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    assert not run_parts(
+        ["endless", "next"],
+        lambda part: command,
+        seconds=10.2,
+        clock=lambda: next(times),
+        emit=lines.append,
+        least_seconds=0.1,
+    )
+    assert lines[0]["error"] == "ended after 0 s"
+    assert lines[1]["error"] == "not begun: 0 of 10 s were left; give it as an argument of its own"
+
+
+def test_checks_go_on_behind_one_that_raises_or_ends_its_process() -> None:
+    program = f"""
+import json, os, sys
+for name in sys.argv[1:]:
+    if name == "dies":
+        os.abort()
+    print(json.dumps({{"name": name, "ok": name != "raises"}}), flush=True)
+    if name == "raises":
+        sys.exit({RAISED})
+"""
+    names = ["a", "raises", "b", "dies", "c"]
+    lines = list(run_checks(names, lambda left: [sys.executable, "-c", program, *left]))
+    assert [line["name"] for line in lines] == ["a", "raises", "b", "gpu.check.dies", "c"]
+    assert [line["ok"] for line in lines] == [True, False, True, False, True]
+    assert lines[3]["error"] == "its process ended with -6"
+
+
+def test_steps_of_every_kind_are_begun_and_traced(tmp_path: Path) -> None:
+    runner = worker_steps.loaded_runner(write_tiny_model(tmp_path / "model"), CPU, "float32")
+    lines = list(worker_steps.steps_without_waiting(runner, on_card=False))
+    assert [line for line in lines if not line["ok"]] == []
+    assert {line["kind"] for line in lines} == {"decode", "mixed", "top-p", "penalties", "logprobs", "swaps"}
+    assert [line["file"] for line in worker_steps.traces(runner, tmp_path, on_card=False)] == [
+        "batch-1.json",
+        "mixed.json",
+    ]
+    assert json.loads((tmp_path / "mixed.json").read_text())["traceEvents"]
+
+
+def test_tokens_are_judged_by_the_logits_of_transformers(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, heads=4, kv_heads=2)
+    (line,) = served.tokens_in_process(model, "cpu", "float32", "uni")
+    assert (line["ok"], line["equal"]) == (True, line["of"])
+    wrong = served.beside_transformers(model, "cpu", "float32", [[5] * served.ANSWER for _ in served.PROMPTS])
+    assert not wrong["ok"]
+    short = served.beside_transformers(model, "cpu", "float32", [[] for _ in served.PROMPTS])
+    assert not short["ok"]
 
 
 def test_without_a_card_it_says_so_and_fails() -> None:

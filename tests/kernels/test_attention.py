@@ -99,6 +99,22 @@ def test_keys_and_values_may_be_fp8(kernels: Kernels, device: torch.device) -> N
     torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("size", [1.0, 3e5, 1e-6])
+def test_bfloat16_queries_of_any_size_meet_fp8(kernels: Kernels, device: torch.device, size: float) -> None:
+    """Products are in float16, whose range is smaller."""
+    batch = paged_batch([(1, 300), (20, 30), (1, 5)], Shape(heads=6, head_dim=48, dtype=torch.bfloat16), device)
+    batch = replace(
+        batch,
+        query=batch.query * size,
+        key_cache=batch.key_cache.to(torch.float8_e4m3fn),
+        value_cache=batch.value_cache.to(torch.float8_e4m3fn),
+        layer=replace(batch.layer, scale=batch.layer.scale / size),
+    )
+    for asked in (batch, batch.windowed(30, 2.0)):
+        output = kernels.paged_attention(asked.query, asked.key_cache, asked.value_cache, asked.metadata, asked.layer)
+        torch.testing.assert_close(output.double().cpu(), asked.expected(), atol=2e-2, rtol=2e-2)
+
+
 def test_the_reference_serves_bfloat16(device: torch.device) -> None:
     batch = paged_batch([(1, 40), (9, 3)], Shape(dtype=torch.bfloat16), device)
     reference = select("reference", device)

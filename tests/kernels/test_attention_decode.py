@@ -28,7 +28,9 @@ def test_attends_to_every_cached_token(
     check(kernels, [0, 63, 17], shape, device)
 
 
-@pytest.mark.parametrize("contexts", [[SPLIT - 1], [SPLIT], [3 * SPLIT + 40, 5, SPLIT + 9], [17 * SPLIT]], ids=str)
+@pytest.mark.parametrize(
+    "contexts", [[SPLIT - 1], [SPLIT], [3 * SPLIT + 40, 5, SPLIT + 9], [17 * SPLIT], [700] + 8 * [30]], ids=str
+)
 def test_splits_are_merged(kernels: Kernels, contexts: list[int], device: torch.device) -> None:
     check(kernels, contexts, Shape(heads=2, kv_heads=1, head_dim=16), device)
 

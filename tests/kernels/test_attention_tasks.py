@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyllm_kernels import AttentionMetadata, AttentionShape, select
+from pyllm_kernels.cards import Card
+from pyllm_kernels.decode_shares import count_shares, cut_rows
 from torch import Tensor
 
 from tests.kernels.paged import Shape, paged_batch
@@ -38,13 +41,16 @@ def used(tasks: Tensor) -> list[tuple[int, int]]:
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=ROWS, batch_invariant=st.booleans())
-def test_tiles_and_splits_cover_each_row_once(rows: list[tuple[int, int]], batch_invariant: bool) -> None:
+@given(rows=ROWS, batch_invariant=st.booleans(), window=st.none() | st.integers(1, 700))
+def test_tiles_cover_each_query_and_shares_are_as_specified(
+    rows: list[tuple[int, int]], batch_invariant: bool, window: int | None
+) -> None:
     from pyllm_kernels.cards import card_of
     from pyllm_kernels.gpu.attention_tasks import queries_of_tile
     from pyllm_kernels.gpu.attention_tuning import decode_tile, prefill_tile
 
-    tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), SHAPE).tasks
+    shape = replace(SHAPE, window=window)
+    tasks = select("triton", DEVICE).plan_attention(metadata_of(rows, batch_invariant), shape).tasks
     assert tasks is not None
     card = card_of(DEVICE)
     block_q = queries_of_tile(SHAPE, prefill_tile(card, 16, 4))
@@ -56,28 +62,29 @@ def test_tiles_and_splits_cover_each_row_once(rows: list[tuple[int, int]], batch
     ]
     assert sorted(used(tasks.tiles) if tasks.tiles is not None else []) == expected_tiles
 
-    if tasks.splits is None or tasks.split_starts is None or tasks.split_tokens is None:
+    if tasks.shares is None or tasks.row_begins is None or tasks.share_tiles is None:
         assert batch_invariant or all(query > 1 for query, _ in rows)
         return
-    size, smallest = int(tasks.split_tokens), decode_tile(card, 16, 4)
-    assert size >= smallest.min_split
-    assert size % smallest.block_n == 0
-    decoded = {row: context + 1 for row, (query, context) in enumerate(rows) if query == 1}
-    assert used(tasks.splits) == [
-        (row, split) for row, length in decoded.items() for split in range(-(-length // size))
+    tile = decode_tile(card, 16, 4)
+    assert len(tasks.shares) == count_shares(card.num_multiprocessors * tile.programs_per_multiprocessor, 2)
+    decoded = [row for row, (query, _) in enumerate(rows) if query == 1]
+    if not decoded:
+        assert all(last < first for first, last in tasks.shares.tolist())
+        return
+    lengths = np.array([rows[row][1] + 1 for row in decoded], np.int32)
+    splits = cut_rows(lengths, tile.block_n, len(tasks.shares), tile.min_split // tile.block_n, window)
+
+    def passed(row: int) -> int:
+        return 0 if window is None else max(rows[row][1] + 1 - window, 0) // tile.block_n * tile.block_n
+
+    size, begins = int(tasks.share_tiles), tasks.row_begins.tolist()
+    found = [
+        (row, share, passed(row) + max((share * size - begins[row]) * tile.block_n, 0))
+        for share, (first, last) in enumerate(tasks.shares.tolist())
+        for row in range(first, last + 1)
+        if row in decoded
     ]
-    for row in decoded:
-        assert tuple(tasks.splits[tasks.split_starts[row]].tolist()) == (row, 0)
-
-
-def test_long_contexts_are_cut_for_every_multiprocessor() -> None:
-    alone = select("triton", DEVICE).plan_attention(metadata_of([(1, 99_999)]), SHAPE).tasks
-    among = select("triton", DEVICE).plan_attention(metadata_of([(1, 99_999)] * 200), SHAPE).tasks
-    assert alone is not None
-    assert among is not None
-    assert alone.split_tokens is not None
-    assert among.split_tokens is not None
-    assert int(alone.split_tokens) < int(among.split_tokens)
+    assert found == [(decoded[row], share, start) for row, share, start, _ in zip(*map(list, splits), strict=True)]
 
 
 @pytest.mark.parametrize("longest", [300, 4000])
@@ -100,6 +107,47 @@ def test_padding_rows_and_loose_bounds_change_nothing(longest: int, device: torc
     output = triton.paged_attention(query, batch.key_cache, batch.value_cache, planned, batch.layer)
     torch.testing.assert_close(output[:3], expected, atol=1e-6, rtol=1e-6)
     assert (output[3:] == 0).all()
+
+
+def test_a_map_is_made_over_for_another_batch(device: torch.device) -> None:
+    """As before each replay of a graph, which has the addresses of the map."""
+    triton = select("triton", device)
+    shape = Shape(heads=6, kv_heads=2, head_dim=16)
+    planned = triton.plan_attention(paged_batch([(1, 9)] * 4, shape, device).metadata, SHAPE)
+    for rows in ([(1, 1500), (1, 3), (1, 0), (1, 700)], [(1, 70), (1, 90), (1, 2000), (1, 1)], [(1, 0)] * 4):
+        batch = paged_batch(rows, shape, device)
+        again = triton.plan_attention(batch.metadata, SHAPE, planned)
+        assert again.tasks is planned.tasks
+        output = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, again, batch.layer)
+        torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 60, 64, 600])
+def test_shares_leave_out_what_lies_before_the_window(device: torch.device, window: int) -> None:
+    triton = select("triton", device)
+    rows = [(1, 1500), (1, 3), (1, 700), (20, 90), (1, 63)]
+    batch = paged_batch(rows, Shape(heads=6, kv_heads=2, head_dim=16), device).windowed(window).with_sinks()
+    for planned_for in (window, window + 100):
+        metadata = triton.plan_attention(batch.metadata, replace(SHAPE, window=planned_for))
+        output = triton.paged_attention(batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer)
+        torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_row_may_lie_in_more_shares_than_the_merge_takes_at_once(device: torch.device) -> None:
+    """On a large card, of one KV head."""
+    from pyllm_kernels.gpu.attention_decode import decode_attention
+    from pyllm_kernels.gpu.attention_tasks import make_tasks
+    from pyllm_kernels.gpu.attention_tuning import DecodeTile, prefill_tile
+
+    card, decode = Card(90, 132), DecodeTile(16, 4, 2, 2, 16)
+    batch = paged_batch([(1, 8300), (1, 0), (1, 20)], Shape(heads=1, kv_heads=1, head_dim=16), device)
+    shape = AttentionShape(1, 1, 16, torch.float32)
+    tasks = make_tasks(batch.metadata, shape, prefill_tile(card, 16, 4), decode, card)
+    assert tasks.shares is not None
+    assert (tasks.shares[:, 0] == 0).sum() > 256
+    metadata, output = replace(batch.metadata, tasks=tasks), torch.full_like(batch.query, torch.nan)
+    decode_attention(batch.query, batch.key_cache, batch.value_cache, metadata, batch.layer, decode, output)
+    torch.testing.assert_close(output.double().cpu(), batch.expected(), atol=1e-5, rtol=1e-5)
 
 
 def test_layers_share_the_map(device: torch.device) -> None:

@@ -35,7 +35,7 @@ KERNELS = {
     "_weighted_sum_kernel",
     "_sample_kernel",
     "_tiles_kernel",
-    "_splits_kernel",
+    "_shares_kernel",
     "_prefill_kernel",
     "_decode_split_kernel",
     "_merge_kernel",

@@ -15,6 +15,7 @@ from pyllm_kernels import AttentionShape, Kernels, select
 from benchmarks.gpu.offline_driver import OfflineDriver
 from benchmarks.gpu.offline_launches import MODULES
 from pyllm.checkpoint.reader import read_checkpoint
+from pyllm.families.kv_layout import kv_groups
 from pyllm.workers.attention_backends import attention_of
 from pyllm.workers.decoder import Decoder
 from pyllm.workers.forward_pass import ForwardPass, Limits
@@ -32,28 +33,33 @@ from pyllm.workers.warm_up import launch_every_kernel
 from tests.plans import Planner, Row
 
 CPU = torch.device("cpu")
-MAX_MODEL_LEN, MAX_NUM_SEQS, NUM_BLOCKS = 512, 8, 64
+NUM_BLOCKS = 64
+LIMITS = Limits(max_num_seqs=8, max_num_batched_tokens=2048, max_model_len=512)
 
 
-def make_forward(folder: str, kernels: Kernels, dtype: torch.dtype) -> tuple[ForwardPass, KVCache, Slots]:
+def make_forward(
+    folder: str, kernels: Kernels, dtype: torch.dtype, limits: Limits = LIMITS, batch_invariant: bool = False
+) -> tuple[ForwardPass, KVCache, Slots]:
     """The model of a folder, over a cache of its own."""
     checkpoint = read_checkpoint(folder)
     spec = checkpoint.spec
     model = Decoder(spec, Placement(RankGroup(), dtype, CPU, kernels))
     model.load(weight_reader(checkpoint, TensorTable(checkpoint)))
-    kv_cache = KVCache(KVCacheShape.of(spec, 16, 1, dtype), NUM_BLOCKS, CPU)
-    slots = Slots(MAX_NUM_SEQS, MAX_MODEL_LEN // 16, CPU)
+    groups = kv_groups(spec, limits.max_model_len, hybrid=True)
+    num_blocks = max(NUM_BLOCKS, limits.max_num_seqs * limits.max_model_len // 16 * len(groups))
+    kv_cache = KVCache(KVCacheShape.of(spec, 16, 1, dtype, groups), num_blocks, CPU, groups)
+    slots = Slots(limits.max_num_seqs, limits.max_model_len // 16, CPU, len(groups))
     attention = spec.attention
-    heads = attention.heads, attention.kv_heads, attention.head_size
+    shape = AttentionShape(attention.heads, attention.kv_heads, attention.head_size, dtype)
     forward = ForwardPass(
         model,
         kernels=kernels,
         kv_cache=kv_cache,
         slots=slots,
-        position_tables=PositionTables.of(spec, MAX_MODEL_LEN, CPU),
+        position_tables=PositionTables.of(spec, limits.max_model_len, CPU),
         prepare_attention=attention_of(kernels).prepare,
-        groups=(AttentionGroup(AttentionShape(*heads, dtype), slots.block_tables),),
-        limits=Limits(MAX_NUM_SEQS, 2048, MAX_MODEL_LEN),
+        groups=tuple(AttentionGroup(shape, tables, batch_invariant) for tables in slots.tables_of_groups()),
+        limits=limits,
     )
     return forward, kv_cache, slots
 

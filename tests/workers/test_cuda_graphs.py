@@ -1,4 +1,4 @@
-"""Decode steps that are recorded once and replayed: the same tokens and the same cache as without."""
+"""Steps that are recorded once and replayed: what is staged for them, and the same tokens and cache as without."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,14 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from pyllm_kernels import AttentionLayer, AttentionMetadata, select
+from pyllm_kernels import AttentionLayer, AttentionMetadata, AttentionShape, select
 from torch import Tensor
 
+from pyllm.wire.messages import Step
 from pyllm.workers.attention_backends import AttentionBackend
-from pyllm.workers.cuda_graphs import DecodeGraphs, DecodeInputs, Metadata, capture_sizes, is_decode
+from pyllm.workers.cuda_graphs import (
+    Bucket,
+    CaptureBudget,
+    CapturedSteps,
+    Metadata,
+    StepInputs,
+    decode_buckets,
+    mixed_buckets,
+)
+from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.model_runner import ModelRunner
-from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup, Ints
-from pyllm.workers.step.batch import PlanBuffer
+from pyllm.workers.step.attention_batch import AttentionBatch, AttentionGroup
+from pyllm.workers.step.batch import Batch, PlanBuffer
 from pyllm.workers.step.forward_context import ForwardContext
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
@@ -36,6 +46,9 @@ class Recorder:
             output.copy_(compute())
 
         return output, replay
+
+    def free_bytes(self) -> int:
+        return 1 << 40
 
 
 class Hook:
@@ -67,66 +80,153 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
         (300, [1, 2, 4, 8], [288, 300], 38),
     ],
 )
-def test_sizes_are_dense_where_batches_are_small(
+def test_decode_sizes_are_dense_where_batches_are_small(
     max_num_seqs: int, first: list[int], last: list[int], number: int
 ) -> None:
-    sizes = capture_sizes(max_num_seqs)
+    buckets = decode_buckets(max_num_seqs)
+    assert all(bucket.max_query_length == 1 and bucket.tokens == bucket.rows for bucket in buckets)
+    sizes = [bucket.rows for bucket in buckets]
     assert sizes[: len(first)] == first
     assert sizes[-len(last) :] == last
     assert len(sizes) == number
-    assert capture_sizes(10_000)[-1] == 512
+    assert decode_buckets(10_000)[-1].rows == 512
 
 
-def test_a_batch_takes_the_next_larger_pass_and_pads_it() -> None:
-    seen: list[DecodeInputs] = []
-    prepared: list[tuple[list[int], bool]] = []
+def test_mixed_sizes_are_few() -> None:
+    assert mixed_buckets(8192, 256) == [
+        *(Bucket(size, size, size) for size in (16, 32, 64)),
+        *(Bucket(128, 128, rows) for rows in (64, 128)),
+        *(Bucket(192, 192, rows) for rows in (64, 192)),
+        *(Bucket(size, size, rows) for size in (256, 320, 384, 448, 512) for rows in (64, 256)),
+    ]
+    assert mixed_buckets(40, 3) == [Bucket(size, size, 3) for size in (16, 32, 40)]
+    assert mixed_buckets(1, 1) == []
 
-    def prepare(inputs: DecodeInputs, lengths: Ints, captured: Metadata | None) -> Metadata:
-        prepared.append((lengths.tolist(), captured is None))
-        slots, starts = inputs.slots, inputs.query_starts
-        return (AttentionMetadata(slots, slots, starts, inputs.sequence_lengths, 1, 9, len(slots)),)
 
-    def forward(inputs: DecodeInputs, attention: Metadata) -> Tensor:
+class Pass:
+    """Captured steps over a pass that gives ten times the positions; keeps what it was asked for."""
+
+    def __init__(self, *buckets: Bucket) -> None:
+        self.inputs: list[StepInputs[Tensor]] = []
+        self.prepared: list[tuple[AttentionBatch, bool]] = []
+        self.recorder = Recorder()
+        self.steps = CapturedSteps(self._prepare, self._forward, buckets, CPU, max_sequence_length=9)
+        for bucket in buckets:
+            self.steps.capture(bucket, self.recorder)
+
+    def _prepare(self, rows: AttentionBatch, captured: Metadata | None) -> Metadata:
+        self.prepared.append((rows, captured is not None))
+        return (rows.metadata(AttentionGroup(AttentionShape(1, 1, 16, torch.float32), rows.slots)),)
+
+    def _forward(self, inputs: StepInputs[Tensor], attention: Metadata) -> Tensor:
         assert attention[0].slots is inputs.slots
-        seen.append(inputs)
+        self.inputs.append(inputs)
         return inputs.positions.unsqueeze(-1) * 10
 
-    recorder = Recorder()
-    graphs = DecodeGraphs(prepare, forward, [4, 2, 8], CPU, recorder)
-    assert graphs.max_rows == 8
+
+def load(step: Step, frame: bytes) -> Batch:
+    return PlanBuffer(CPU).load(step.counts, frame)
+
+
+def test_a_decode_takes_the_next_larger_pass_and_pads_it() -> None:
+    captured = Pass(Bucket(1, 8, 8), Bucket(1, 4, 4), Bucket(1, 2, 2))
     planner = Planner()
     for slot in range(3):
         planner.start(slot)
     planner.step(*(Row(slot, [1] * (slot + 5)) for slot in range(3)))
-    step, frame = planner.step(Row(2, [-1]), Row(0, [9]), Row(1, [-1]))
-    host = PlanBuffer(CPU).load(step.counts, frame).host
+    batch = load(*planner.step(Row(2, [-1]), Row(0, [9]), Row(1, [-1])))
 
-    output = graphs.run(host)
+    bucket = captured.steps.bucket_of(batch)
+    assert bucket == Bucket(1, 4, 4)
+    output = captured.steps.run(bucket, batch)
 
-    assert recorder.replays == [4]
-    assert prepared == [([0] * 8, True), ([0] * 4, True), ([0] * 2, True), ([8, 6, 7], False)]
+    assert captured.recorder.replays == [4]
     assert output.tolist() == [[70], [50], [60]]
-    inputs = seen[-1]
+    assert [len(rows.host_sequence_lengths) for rows, _ in captured.prepared] == [8, 4, 2, 3]
+    rows, is_again = captured.prepared[-1]
+    assert is_again
+    assert rows.host_sequence_lengths.tolist() == [8, 6, 7]
+    assert rows.host_query_starts.tolist() == [0, 1, 2, 3]
+    assert (rows.max_query_length, rows.max_sequence_length, rows.num_tokens) == (1, 9, 4)
+    inputs = captured.inputs[-1]
     assert inputs.tokens.tolist() == [-1, 9, -1, 0]
-    assert inputs.slots.tolist() == [2, 0, 1, 0]
+    assert inputs.token_slots.tolist() == inputs.slots.tolist() == [2, 0, 1, 0]
     assert inputs.sequence_lengths.tolist() == [8, 6, 7, 0]
-    assert inputs.slot_mapping.tolist() == [[*host.slot_mapping.tolist(), -1]]
-    assert inputs.query_starts.tolist() == [0, 1, 2, 3, 4]
+    assert inputs.slot_mapping.tolist() == [[*batch.host.slot_mapping.tolist(), -1]]
+    assert inputs.query_starts.tolist() == [0, 1, 2, 3, 3]
 
 
-def test_one_token_a_row_is_a_decode() -> None:
+def test_a_mixed_step_pads_tokens_and_rows() -> None:
+    captured = Pass(Bucket(8, 8, 4), Bucket(1, 4, 4))
     planner = Planner()
-    planner.start(0)
-    planner.start(1)
-    buffer = PlanBuffer(CPU)
+    for slot in range(3):
+        planner.start(slot)
+    planner.step(Row(1, [1, 1]))
+    batch = load(*planner.step(Row(1, [-1, 6]), Row(2, [7, 8, 9]), Row(0, [5])))
 
-    def decodes(*rows: Row) -> bool:
-        step, frame = planner.step(*rows)
-        return is_decode(buffer.load(step.counts, frame).host)
+    output = captured.steps.run(Bucket(8, 8, 4), batch)
 
-    assert not decodes(Row(0, [1, 2, 3]), Row(1, [4]))
-    assert decodes(Row(1, [-1]), Row(0, [-1]))
-    assert not decodes(Row(1, [1, 2]), Row(0, []))
+    assert output.tolist() == [[20], [30], [0], [10], [20], [0]]
+    assert (captured.prepared[-1][0].max_query_length, captured.prepared[-1][0].num_tokens) == (8, 8)
+    inputs = captured.inputs[0]
+    assert inputs.tokens.tolist() == [-1, 6, 7, 8, 9, 5, 0, 0]
+    assert inputs.token_slots.tolist() == [1, 1, 2, 2, 2, 0, 0, 0]
+    assert inputs.slot_mapping.tolist() == [[*batch.host.slot_mapping.tolist(), -1, -1]]
+    assert inputs.slots.tolist() == [1, 2, 0, 0]
+    assert inputs.sequence_lengths.tolist() == [4, 3, 1, 0]
+    assert inputs.query_starts.tolist() == [0, 2, 5, 6, 6]
+    # Triton would compile other kernels for other alignments.
+    for tensor in (*inputs.slot_mapping, inputs.tokens, inputs.slots, inputs.sequence_lengths, inputs.query_starts):
+        assert (tensor.data_ptr() - inputs.tokens.data_ptr()) % 64 == 0
+
+
+def test_a_step_takes_a_graph_with_room_that_is_not_much_larger() -> None:
+    captured = Pass(Bucket(512, 512, 4), Bucket(64, 64, 4), Bucket(1, 2, 2))
+    planner = Planner(num_blocks=200)
+    for slot in range(5):
+        planner.start(slot)
+
+    def bucket_of(*rows: Row) -> Bucket | None:
+        return captured.steps.bucket_of(load(*planner.step(*rows)))
+
+    assert bucket_of(Row(0, [1]), Row(1, [2])) == Bucket(1, 2, 2)
+    assert bucket_of(Row(0, [-1]), Row(1, [2, 3])) == Bucket(64, 64, 4)
+    assert bucket_of(*(Row(slot, [4]) for slot in range(3))) == Bucket(64, 64, 4)
+    assert bucket_of(*(Row(slot, [4]) for slot in range(5))) is None
+    assert bucket_of(Row(2, [1] * 255)) is None
+    assert bucket_of(Row(2, [1] * 256)) == Bucket(512, 512, 4)
+    assert bucket_of(Row(3, [1] * 513)) is None
+
+
+class TwoRanks(RankGroup):
+    """Rank 1 of two; what rank 0 broadcasts is known beforehand."""
+
+    def __init__(self, *broadcasts: int) -> None:
+        super().__init__(1, 2)
+        self._broadcasts = list(broadcasts)
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        return tensor.fill_(self._broadcasts.pop(0))
+
+
+def test_all_ranks_capture_as_many_graphs_as_rank_0() -> None:
+    """They compute each together before it is captured, so one that went on alone would wait forever."""
+    seconds = iter([0.0, 0.0, 1000.0])
+    budget = CaptureBudget(Recorder(), lambda: next(seconds), TwoRanks(0, 1), CPU)
+    assert not budget.is_left()
+    assert budget.is_left()
+
+
+def test_half_of_a_small_memory_stays_free() -> None:
+    free = iter([100, 50, 49])
+
+    class Small(Recorder):
+        def free_bytes(self) -> int:
+            return next(free)
+
+    budget = CaptureBudget(Small(), lambda: 0.0, RankGroup(), CPU)
+    assert budget.is_left()
+    assert not budget.is_left()
 
 
 @pytest.fixture
@@ -154,7 +254,7 @@ def test_replayed_steps_give_the_tokens_and_the_cache_of_computed_ones(
         runner.add_attention_hook(hook)
         run(runner, planner.step(Row(2, [-1])))
         caches.append(hook.memory)
-    assert recorder.replays == [4, 4, 4, 2]
+    assert recorder.replays == [32, 4, 4, 4, 2]
     assert tokens[0] == tokens[1]
     torch.testing.assert_close(caches[1], caches[0], atol=1e-5, rtol=1e-5)
 
@@ -194,7 +294,7 @@ def test_a_backend_that_plans_on_the_host_plans_each_replay(
         columns += [run(each, planner.step(*(Row(slot, [-1]) for slot in (2, 0, 1)))) for _ in range(20)]
         tokens.append(columns)
     assert tokens[0] == tokens[1]
-    assert recorder.replays == [4] * 20
+    assert recorder.replays == [16] + [4] * 20
 
 
 def test_hooks_are_passed_by_all_the_same(recorded: tuple[ModelRunner, Recorder]) -> None:

@@ -29,9 +29,9 @@ def plan_attention(
 def paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata, layer: AttentionLayer
 ) -> Tensor:
-    if query.dtype is torch.bfloat16 and not query.is_cuda:
+    if query.dtype is torch.bfloat16 and key_cache.dtype is not torch.float8_e4m3fn and not query.is_cuda:
         raise ValueError("Triton's interpreter gets bfloat16 dot products wrong: use float32 or float16, or a GPU")
-    shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype)
+    shape = AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype, key_cache.dtype)
     if metadata.tasks is None:
         metadata = plan_attention(metadata, shape)
     assert isinstance(metadata.tasks, AttentionTasks)
@@ -40,12 +40,12 @@ def paged_attention(
     # Each kernel passes over the rows of the other kind: they are not among its tasks.
     if metadata.tasks.tiles is not None:
         prefill_attention(query, key_cache, value_cache, metadata, layer, prefill, output)
-    if metadata.tasks.splits is not None:
+    if metadata.tasks.shares is not None:
         decode_attention(query, key_cache, value_cache, metadata, layer, decode, output)
     return output
 
 
 def _tiles(shape: AttentionShape, device: torch.device) -> tuple[PrefillTile, DecodeTile]:
     card, padded = card_of(device), max(triton.next_power_of_2(shape.head_dim), 16)
-    element_size = shape.dtype.itemsize
-    return prefill_tile(card, padded, element_size), decode_tile(card, padded, element_size)
+    element_size, cache_size = shape.dtype.itemsize, (shape.cache_dtype or shape.dtype).itemsize
+    return prefill_tile(card, padded, element_size), decode_tile(card, padded, element_size, cache_size)

@@ -1,7 +1,8 @@
-"""Decode: one query token a row, its cached tokens cut into splits that are attended side by side and then merged.
+"""Decode: one query token a row. Each program attends to an equal share of all the cached tokens.
 
-How long a split is, the task map says: it depends on the whole batch and on the card, so that there is work for every
-multiprocessor, and a row's last bits with it. It passes over rows of more than one query token, which prefill serves.
+A row in several shares is merged from its splits. Where it is cut depends on the whole batch and on the card, so that
+there is work for every multiprocessor, and a row's last bits with it. It passes over rows of more than one query token,
+which prefill serves.
 """
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -17,7 +18,9 @@ from pyllm_kernels.gpu.attention_tile import LOG2_E, add_sinks, attend
 from pyllm_kernels.gpu.attention_tuning import DecodeTile
 from pyllm_kernels.metadata import AttentionLayer, AttentionMetadata
 
-_MERGED_SPLITS = 16
+# What one program of the merge has in registers at once: splits times columns, and no more splits than that.
+_MERGED_NUMBERS = 4096
+_MERGED_SPLITS = 256
 
 
 def decode_attention(
@@ -32,15 +35,18 @@ def decode_attention(
     """Write the rows of one query token into `output`; arguments as in `paged_attention`."""
     tasks = metadata.tasks
     assert tasks is not None
-    assert tasks.splits is not None
+    assert tasks.shares is not None
+    assert tasks.window == 0 or (layer.window is not None and layer.window <= tasks.window), "planned for a window"
     _, heads, head_dim = query.shape
     _, block_size, kv_heads, _ = key_cache.shape
-    num_rows, max_splits = metadata.slots.shape[0], tasks.splits.shape[0]
+    num_shares = tasks.shares.shape[0]
     block_d = max(triton.next_power_of_2(head_dim), 16)
-    split_outputs = torch.empty((max_splits, heads, head_dim), dtype=torch.float32, device=query.device)
-    log_sums = torch.empty((max_splits, heads), dtype=torch.float32, device=query.device)
-    # The heads of one split run side by side, so that the blocks they share are read from DRAM together.
-    _decode_split_kernel[(kv_heads, max_splits)](
+    # A share has two splits at most that need a merge: of a row that comes from the share before, and of one that goes
+    # on in the share behind.
+    split_outputs = torch.empty((2 * num_shares, heads, head_dim), dtype=torch.float32, device=query.device)
+    log_sums = torch.empty((2 * num_shares, heads), dtype=torch.float32, device=query.device)
+    # The heads of one share run side by side, so that the blocks they share are read from DRAM together.
+    _decode_split_kernel[(kv_heads, num_shares)](
         query,
         key_cache,
         value_cache,
@@ -48,8 +54,9 @@ def decode_attention(
         metadata.slots,
         metadata.query_starts,
         metadata.sequence_lengths,
-        tasks.splits,
-        tasks.split_tokens,
+        tasks.shares,
+        tasks.row_begins,
+        tasks.share_tiles,
         layer.sinks,
         output,
         split_outputs,
@@ -59,6 +66,7 @@ def decode_attention(
         query.stride(0),
         metadata.block_tables.stride(0),
         WINDOW=layer.window or 0,
+        PLANNED_WINDOW=tasks.window,
         CAPPED=layer.soft_cap is not None,
         HAS_SINKS=layer.sinks is not None,
         HEADS=heads,
@@ -72,23 +80,28 @@ def decode_attention(
         num_stages=tile.num_stages,
         enable_fp_fusion=True,
     )
-    # One split needs no merge: it was written out at once, to the same bits that a merge of one would give.
-    if metadata.max_sequence_length > tile.min_split:
-        _merge_kernel[(heads, num_rows)](
+    # A row in one share needs no merge, and a row of one tile is never cut.
+    if metadata.max_sequence_length > tile.block_n:
+        block_splits = min(triton.next_power_of_2(num_shares), _MERGED_SPLITS)
+        block_columns = min(block_d, max(_MERGED_NUMBERS // block_splits, 16))
+        _merge_kernel[(heads, num_shares, triton.cdiv(head_dim, block_columns))](
             split_outputs,
             log_sums,
             metadata.query_starts,
             metadata.sequence_lengths,
-            tasks.split_starts,
-            tasks.split_tokens,
+            tasks.shares,
+            tasks.row_begins,
+            tasks.share_tiles,
             layer.sinks,
             output,
             WINDOWED=layer.window is not None,
+            PLANNED_WINDOW=tasks.window,
             HAS_SINKS=layer.sinks is not None,
             HEADS=heads,
             HEAD_DIM=head_dim,
-            BLOCK_SPLITS=_MERGED_SPLITS,
-            BLOCK_D=block_d,
+            BLOCK_N=tile.block_n,
+            BLOCK_SPLITS=block_splits,
+            BLOCK_COLUMNS=block_columns,
             num_warps=4,
             enable_fp_fusion=True,
         )
@@ -103,8 +116,9 @@ def _decode_split_kernel(
     slots_ptr,
     query_starts_ptr,
     sequence_lengths_ptr,
-    splits_ptr,
-    split_tokens_ptr,
+    shares_ptr,
+    row_begins_ptr,
+    share_tiles_ptr,
     sinks_ptr,
     output_ptr,
     split_outputs_ptr,
@@ -114,6 +128,7 @@ def _decode_split_kernel(
     query_stride,
     table_stride,
     WINDOW: tl.constexpr,
+    PLANNED_WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
@@ -124,16 +139,12 @@ def _decode_split_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
+    """The splits of one share, for one KV head."""
     kv_head = tl.program_id(0)
-    task = tl.program_id(1)
-    row = tl.load(splits_ptr + 2 * task)
-    if row < 0:
-        return
-    split = tl.load(splits_ptr + 2 * task + 1)
-    split_tokens = tl.load(split_tokens_ptr)
-    token = tl.load(query_starts_ptr + row).to(tl.int64)
-    sequence_length = tl.load(sequence_lengths_ptr + row)
-    table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
+    share = tl.program_id(1)
+    share_tiles = tl.load(share_tiles_ptr)
+    first_row = tl.load(shares_ptr + 2 * share)
+    last_row = tl.load(shares_ptr + 2 * share + 1)
 
     GROUP: tl.constexpr = HEADS // KV_HEADS
     members = tl.arange(0, BLOCK_M)
@@ -141,52 +152,65 @@ def _decode_split_kernel(
     mask = (members < GROUP)[:, None] & (columns < HEAD_DIM)[None, :]
     heads = kv_head * GROUP + members
     head_offsets = heads[:, None] * HEAD_DIM + columns[None, :]
-    query = tl.load(query_ptr + token * query_stride + head_offsets, mask=mask, other=0.0)
-
-    # A multiple of BLOCK_N, which the compiler cannot see in a loaded number.
-    split_start = split * tl.multiple_of(split_tokens, BLOCK_N)
-    split_end = tl.minimum(split_start + split_tokens, sequence_length)
-    start = split_start
-    whole_tiles_end = split_start + (split_end - split_start) // BLOCK_N * BLOCK_N
-    if WINDOW > 0:
-        start = tl.maximum(split_start, tl.maximum(sequence_length - WINDOW, 0) // BLOCK_N * BLOCK_N)
-        whole_tiles_end = start
-    accumulator, running_max, running_sum = attend(
-        query,
-        tl.zeros([BLOCK_M], dtype=tl.int32) + (sequence_length - 1),
-        start,
-        whole_tiles_end,
-        split_end,
-        sequence_length,
-        key_cache_ptr + kv_head * HEAD_DIM,
-        value_cache_ptr + kv_head * HEAD_DIM,
-        table_ptr,
-        scale_log2,
-        cap_scale,
-        WINDOW,
-        CAPPED,
-        BLOCK_SIZE,
-        KV_HEADS * HEAD_DIM,
-        HEAD_DIM,
-        BLOCK_M,
-        BLOCK_N,
-        BLOCK_D,
-    )
-    if HAS_SINKS:  # Where there are several splits, they get their sinks when they are merged.
-        sinks = tl.load(sinks_ptr + heads, mask=members < GROUP, other=0.0) * LOG2_E
-        sinks = tl.where(sequence_length <= split_tokens, sinks, float("-inf"))
-        accumulator, running_max, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
-    if WINDOW > 0:  # A split before the window adds nothing: its maximum is minus infinity.
-        running_sum = tl.where(running_sum > 0, running_sum, 1.0)
-    log_sum = running_max + tl.log2(running_sum)
-    output = accumulator / running_sum[:, None]
-    if sequence_length <= split_tokens:
-        output_ptrs = output_ptr + token * HEADS * HEAD_DIM + head_offsets
-        tl.store(output_ptrs, output.to(output_ptr.dtype.element_ty), mask=mask)
-    else:
-        split_ptrs = split_outputs_ptr + (task * HEADS).to(tl.int64) * HEAD_DIM + head_offsets
-        tl.store(split_ptrs, output, mask=mask)
-        tl.store(log_sums_ptr + task * HEADS + heads, log_sum, mask=members < GROUP)
+    # What is the same for all rows is computed for each: kept in registers it would cost a program that runs at once.
+    for row in tl.range(first_row, last_row + 1, disable_licm=True):
+        token = tl.load(query_starts_ptr + row).to(tl.int64)
+        query_length = tl.load(query_starts_ptr + row + 1) - token
+        sequence_length = tl.load(sequence_lengths_ptr + row)
+        # Where the share begins and ends, in tiles of the row.
+        first_tile = share * share_tiles - tl.load(row_begins_ptr + row)
+        begins_before = first_tile > 0
+        first_tile += _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)
+        end_tile = first_tile + share_tiles
+        goes_on = end_tile * BLOCK_N < sequence_length
+        if query_length == 1:
+            table_ptr = block_tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * table_stride
+            query = tl.load(query_ptr + token * query_stride + head_offsets, mask=mask, other=0.0)
+            split_start = tl.maximum(first_tile, _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)) * BLOCK_N
+            split_end = tl.minimum(end_tile * BLOCK_N, sequence_length)
+            start = split_start
+            whole_tiles_end = split_start + (split_end - split_start) // BLOCK_N * BLOCK_N
+            if WINDOW > 0:
+                start = tl.maximum(split_start, tl.maximum(sequence_length - WINDOW, 0) // BLOCK_N * BLOCK_N)
+                whole_tiles_end = start
+            accumulator, running_max, running_sum = attend(
+                query,
+                tl.zeros([BLOCK_M], dtype=tl.int32) + (sequence_length - 1),
+                start,
+                whole_tiles_end,
+                split_end,
+                sequence_length,
+                key_cache_ptr + kv_head * HEAD_DIM,
+                value_cache_ptr + kv_head * HEAD_DIM,
+                table_ptr,
+                scale_log2,
+                cap_scale,
+                WINDOW,
+                CAPPED,
+                BLOCK_SIZE,
+                KV_HEADS * HEAD_DIM,
+                HEAD_DIM,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_D,
+            )
+            is_split = begins_before | goes_on
+            if HAS_SINKS:  # A row of several splits gets its sinks when they are merged.
+                sinks = tl.load(sinks_ptr + heads, mask=members < GROUP, other=0.0) * LOG2_E
+                sinks = tl.where(is_split, float("-inf"), sinks)
+                accumulator, running_max, running_sum = add_sinks(accumulator, running_max, running_sum, sinks)
+            # A row that pads the batch adds nothing, nor does a split before the window: no maximum, and sums of 0.
+            running_sum = tl.where(running_sum > 0, running_sum, 1.0)
+            log_sum = running_max + tl.log2(running_sum)
+            result = accumulator / running_sum[:, None]
+            if is_split:
+                place = 2 * share + tl.where(begins_before, 0, 1)
+                split_ptrs = split_outputs_ptr + (place * HEADS).to(tl.int64) * HEAD_DIM + head_offsets
+                tl.store(split_ptrs, result, mask=mask)
+                tl.store(log_sums_ptr + place * HEADS + heads, log_sum, mask=members < GROUP)
+            else:
+                output_ptrs = output_ptr + token * HEADS * HEAD_DIM + head_offsets
+                tl.store(output_ptrs, result.to(output_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -195,39 +219,49 @@ def _merge_kernel(
     log_sums_ptr,
     query_starts_ptr,
     sequence_lengths_ptr,
-    split_starts_ptr,
-    split_tokens_ptr,
+    shares_ptr,
+    row_begins_ptr,
+    share_tiles_ptr,
     sinks_ptr,
     output_ptr,
     WINDOWED: tl.constexpr,
+    PLANNED_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    BLOCK_COLUMNS: tl.constexpr,
 ):
+    """Merges the row that begins in this share and goes on in the next, if there is one: some columns of one head."""
     head = tl.program_id(0)
-    row = tl.program_id(1)
-    token = tl.load(query_starts_ptr + row)
-    query_length = tl.load(query_starts_ptr + row + 1) - token
-    num_splits = tl.cdiv(tl.load(sequence_lengths_ptr + row), tl.load(split_tokens_ptr))
-    if (query_length != 1) | (num_splits == 1):
+    share = tl.program_id(1)
+    row = tl.load(shares_ptr + 2 * share + 1)
+    if row < 0:
         return
-    first_split = tl.load(split_starts_ptr + row)
-    columns = tl.arange(0, BLOCK_D)
-    accumulator = tl.zeros([BLOCK_D], dtype=tl.float32)
+    share_tiles = tl.load(share_tiles_ptr)
+    begin = tl.load(row_begins_ptr + row)
+    sequence_length = tl.load(sequence_lengths_ptr + row)
+    tiles = tl.cdiv(sequence_length, BLOCK_N) - _passed_tiles(sequence_length, PLANNED_WINDOW, BLOCK_N)
+    num_splits = (begin + tiles - 1) // share_tiles - share + 1
+    if (begin < share * share_tiles) | (num_splits <= 1):
+        return
+    token = tl.load(query_starts_ptr + row)
+    columns = tl.program_id(2) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    accumulator = tl.zeros([BLOCK_COLUMNS], dtype=tl.float32)
     running_max = float("-inf")
     running_sum = 0.0
+    # One pass, unless a row lies in more shares than fit: loads wait for no others.
     for start in range(0, num_splits, BLOCK_SPLITS):
         splits = start + tl.arange(0, BLOCK_SPLITS)
         used = splits < num_splits
-        partials = (first_split + splits) * HEADS + head
+        partials = (2 * (share + splits) + tl.where(splits == 0, 1, 0)) * HEADS + head
         log_sums = tl.load(log_sums_ptr + partials, mask=used, other=float("-inf"))
         outputs = tl.load(
             split_outputs_ptr + partials.to(tl.int64)[:, None] * HEAD_DIM + columns[None, :],
             mask=used[:, None] & (columns < HEAD_DIM)[None, :],
             other=0.0,
-        )  # [BLOCK_SPLITS, BLOCK_D]
+        )  # [BLOCK_SPLITS, BLOCK_COLUMNS]
         new_max = tl.maximum(running_max, tl.max(log_sums, axis=0))
         shift = tl.where(new_max == float("-inf"), 0.0, new_max) if WINDOWED else new_max
         rescale = tl.exp2(running_max - shift)
@@ -242,7 +276,14 @@ def _merge_kernel(
         rescale = tl.exp2(running_max - shift)
         running_sum = running_sum * rescale + tl.exp2(sink - shift)
         accumulator = accumulator * rescale
-    # A row that pads the batch has no split, and gets zeros.
-    output = accumulator / tl.where(num_splits == 0, 1.0, running_sum)
     output_ptrs = output_ptr + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + columns
-    tl.store(output_ptrs, output.to(output_ptr.dtype.element_ty), mask=columns < HEAD_DIM)
+    tl.store(output_ptrs, (accumulator / running_sum).to(output_ptr.dtype.element_ty), mask=columns < HEAD_DIM)
+
+
+@triton.jit
+def _passed_tiles(sequence_length, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The tiles before the window, which are on no share."""
+    passed = 0
+    if WINDOW > 0:
+        passed = tl.maximum(sequence_length - WINDOW, 0) // BLOCK_N
+    return passed

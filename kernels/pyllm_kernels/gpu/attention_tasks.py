@@ -1,4 +1,4 @@
-"""The task map: tiles of prefill and splits of decode, listed on the device so that no program has to look for its own.
+"""The task map: tiles of prefill and shares of decode, listed on the device so that no program has to look for its own.
 
 How many programs start follows from the shapes of the batch alone, so that a CUDA graph can hold them; the host never
 learns how many of them found work. It does not know what a tile computes.
@@ -6,12 +6,15 @@ learns how many of them found work. It does not know what a tile computes.
 # Triton traces a kernel's text: its arguments have no Python types.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from pyllm_kernels.cards import Card
+from pyllm_kernels.decode_shares import ROW_TILES, count_shares
 from pyllm_kernels.gpu.attention_tuning import DecodeTile, PrefillTile
 from pyllm_kernels.metadata import AttentionMetadata, AttentionShape, AttentionTasks
 
@@ -32,13 +35,13 @@ def make_tasks(
     # Of several rows the host knows the longest only; a lone row is of one kind.
     has_splits = not metadata.batch_invariant and (metadata.max_query_length == 1 or metadata.slots.shape[0] > 1)
     block_q = queries_of_tile(shape, prefill)
-    # Splits of 1/target of all positions: each row adds at most one partial split to that.
-    target = max(card.num_multiprocessors * decode.programs_per_multiprocessor // shape.kv_heads, 1)
-    tasks = into or _empty_tasks(metadata, block_q, target, has_tiles, has_splits)
+    tasks = into or _empty_tasks(metadata, block_q, _num_shares(shape, decode, card), has_tiles, has_splits)
+    if into is None and shape.window is not None:
+        tasks = replace(tasks, window=shape.window)
     if tasks.tiles is not None:
         _fill_tiles(tasks.tiles, metadata, block_q)
-    if tasks.splits is not None:
-        _fill_splits(tasks, metadata, target, decode)
+    if tasks.shares is not None:
+        _fill_shares(tasks, metadata, decode)
     return tasks
 
 
@@ -48,8 +51,12 @@ def queries_of_tile(shape: AttentionShape, tile: PrefillTile) -> int:
     return int(max(tile.block_m, triton.next_power_of_2(group)) // group)
 
 
+def _num_shares(shape: AttentionShape, decode: DecodeTile, card: Card) -> int:
+    return count_shares(card.num_multiprocessors * decode.programs_per_multiprocessor, shape.kv_heads)
+
+
 def _empty_tasks(
-    metadata: AttentionMetadata, block_q: int, target: int, has_tiles: bool, has_splits: bool
+    metadata: AttentionMetadata, block_q: int, num_shares: int, has_tiles: bool, has_splits: bool
 ) -> AttentionTasks:
     num_rows, device = metadata.slots.shape[0], metadata.slots.device
     # Row i's tiles begin at `query_starts[i] // block_q + i`: a bound that leaves each row room for its last,
@@ -61,7 +68,7 @@ def _empty_tasks(
 
     return AttentionTasks(
         ints(max_tiles, 2) if has_tiles else None,
-        *((ints(num_rows + target, 2), ints(num_rows), ints(1)) if has_splits else (None, None, None)),
+        *((ints(num_shares, 2), ints(num_rows), ints(1)) if has_splits else (None, None, None)),
     )
 
 
@@ -80,18 +87,19 @@ def _fill_tiles(tiles: Tensor, metadata: AttentionMetadata, block_q: int) -> Non
     )
 
 
-def _fill_splits(tasks: AttentionTasks, metadata: AttentionMetadata, target: int, tile: DecodeTile) -> None:
-    assert tasks.splits is not None
-    _splits_kernel[(1,)](
+def _fill_shares(tasks: AttentionTasks, metadata: AttentionMetadata, tile: DecodeTile) -> None:
+    assert tasks.shares is not None
+    _shares_kernel[(1,)](
         metadata.query_starts,
         metadata.sequence_lengths,
-        tasks.splits,
-        tasks.split_starts,
-        tasks.split_tokens,
+        tasks.shares,
+        tasks.row_begins,
+        tasks.share_tiles,
         metadata.slots.shape[0],
-        tasks.splits.shape[0],
-        target,
-        MIN_SPLIT=tile.min_split,
+        tasks.shares.shape[0],
+        MIN_TILES=tile.min_split // tile.block_n,
+        ROW_COST=ROW_TILES,
+        WINDOW=tasks.window,
         BLOCK_N=tile.block_n,
         BLOCK=_ROWS_AT_ONCE,
         num_warps=4,
@@ -133,47 +141,65 @@ def _tiles_kernel(
     tl.store(places + 1, first_query, mask=mask)
 
 
-@triton.jit(do_not_specialize=["num_rows", "max_splits", "target"])
-def _splits_kernel(
+@triton.jit(do_not_specialize=["num_rows", "num_shares"])
+def _shares_kernel(
     query_starts_ptr,
     sequence_lengths_ptr,
-    splits_ptr,
-    starts_ptr,
-    tokens_ptr,
+    shares_ptr,
+    row_begins_ptr,
+    share_tiles_ptr,
     num_rows,
-    max_splits,
-    target,
-    MIN_SPLIT: tl.constexpr,
+    num_shares,
+    MIN_TILES: tl.constexpr,
+    ROW_COST: tl.constexpr,
+    WINDOW: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    """`decode_shares.cut_rows`, as the first and last row of each share."""
     lanes = tl.arange(0, BLOCK)
-    positions = tl.zeros([BLOCK], dtype=tl.int64)
+    lengths, longest = tl.zeros([BLOCK], dtype=tl.int32), tl.zeros([BLOCK], dtype=tl.int32)
     for first in range(0, num_rows, BLOCK):
-        positions += _decoded_length(query_starts_ptr, sequence_lengths_ptr, first + lanes, num_rows).to(tl.int64)
-    split_tokens = tl.cdiv(tl.cdiv(tl.sum(positions, axis=0), target), BLOCK_N) * BLOCK_N
-    split_tokens = tl.maximum(split_tokens, MIN_SPLIT).to(tl.int32)
-    tl.store(tokens_ptr, split_tokens)
+        tiles = _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, first + lanes, num_rows, WINDOW, BLOCK_N)
+        lengths += tl.where(tiles > 0, tiles + ROW_COST, 0)
+        longest = tl.maximum(longest, tiles)
+    length = tl.sum(lengths, axis=0) - ROW_COST  # Of the line; negative if no row decodes.
+    share_tiles = tl.maximum(tl.cdiv(length, num_shares), tl.minimum(MIN_TILES, tl.max(longest, axis=0)))
+    # Longer than the gap between two rows: a share before the line's end never lies in a gap.
+    share_tiles = tl.maximum(share_tiles, ROW_COST + 1)
+    tl.store(share_tiles_ptr, share_tiles)
     begin = tl.sum(lanes * 0, axis=0)
     for first in range(0, num_rows, BLOCK):
         rows = first + lanes
-        num_splits = tl.cdiv(_decoded_length(query_starts_ptr, sequence_lengths_ptr, rows, num_rows), split_tokens)
-        starts = begin + tl.cumsum(num_splits, axis=0) - num_splits
-        tl.store(starts_ptr + rows, starts, mask=rows < num_rows)
+        tiles = _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, rows, num_rows, WINDOW, BLOCK_N)
+        costs = tl.where(tiles > 0, tiles + ROW_COST, 0)
+        begins = begin + tl.cumsum(costs, axis=0) - costs
+        ends = begins + tiles
+        tl.store(row_begins_ptr + rows, begins, mask=rows < num_rows)
+        first_share, last_share = begins // share_tiles, (ends - 1) // share_tiles
+        num_splits = tl.where(tiles > 0, last_share - first_share + 1, 0)
+        # Whether the row before ends in an earlier share, and the row behind begins in a later one.
+        is_first = (begins == 0) | (tl.maximum(begins - ROW_COST - 1, 0) // share_tiles < first_share)
+        is_last = (ends == length) | ((ends + ROW_COST) // share_tiles > last_share)
         for split in range(tl.max(num_splits, axis=0)):
-            mask = split < num_splits
-            tl.store(splits_ptr + 2 * (starts + split), rows, mask=mask)
-            tl.store(splits_ptr + 2 * (starts + split) + 1, split + lanes * 0, mask=mask)
-        begin += tl.sum(num_splits, axis=0)
-    for first in range(begin, max_splits, BLOCK):
-        tl.store(splits_ptr + 2 * (first + lanes), lanes * 0 - 1, mask=first + lanes < max_splits)
+            places = shares_ptr + 2 * (first_share + split)
+            tl.store(places, rows, mask=(split < num_splits) & ((split > 0) | is_first))
+            tl.store(places + 1, rows, mask=(split < num_splits) & ((split < num_splits - 1) | is_last))
+        begin += tl.sum(costs, axis=0)
+    for first in range(tl.cdiv(tl.maximum(length, 0), share_tiles), num_shares, BLOCK):
+        mask = first + lanes < num_shares
+        tl.store(shares_ptr + 2 * (first + lanes), lanes * 0, mask=mask)
+        tl.store(shares_ptr + 2 * (first + lanes) + 1, lanes * 0 - 1, mask=mask)
 
 
 @triton.jit
-def _decoded_length(query_starts_ptr, sequence_lengths_ptr, rows, num_rows):
-    """The sequence lengths of the rows with one query token, 0 of the others."""
+def _decoded_tiles(query_starts_ptr, sequence_lengths_ptr, rows, num_rows, WINDOW: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The tiles of the rows with one query token, at least one, so that a program writes the row; 0 of the others."""
     mask = rows < num_rows
     starts = tl.load(query_starts_ptr + rows, mask=mask, other=0)
     ends = tl.load(query_starts_ptr + rows + 1, mask=mask, other=0)
     lengths = tl.load(sequence_lengths_ptr + rows, mask=mask, other=0)
-    return tl.where(ends - starts == 1, lengths, 0)
+    tiles = tl.cdiv(lengths, BLOCK_N)
+    if WINDOW > 0:
+        tiles -= tl.maximum(lengths - WINDOW, 0) // BLOCK_N
+    return tl.where(ends - starts == 1, tl.maximum(tiles, 1), 0)

@@ -49,6 +49,8 @@ def attend(
     accumulator = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     running_max = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     running_sum = tl.zeros([BLOCK_M], dtype=tl.float32)
+    FROM_FLOAT8: tl.constexpr = key_ptr.dtype.element_ty.is_fp8() and query.dtype == tl.bfloat16
+    query, powers = _in_float16(query) if FROM_FLOAT8 else (query, 1.0)
     for MASKED in tl.static_range(2):
         first = seen_by_all if MASKED else start
         last = end if MASKED else seen_by_all
@@ -65,27 +67,16 @@ def attend(
             else:
                 cells = tl.load(table_ptr + positions // BLOCK_SIZE).to(tl.int64) * BLOCK_SIZE + positions % BLOCK_SIZE
             offsets = cells[:, None] * TOKEN_STRIDE + columns[None, :]
-            # What lies outside may be NaN; loaded as zero it stays zero under a weight of zero.
             cached = ((positions < sequence_length) & (positions >= first_seen))[:, None]
-            if MASKED and HEAD_DIM == BLOCK_D:
-                key = tl.load(key_ptr + offsets, mask=cached, other=0.0)  # [BLOCK_N, BLOCK_D]
-                value = tl.load(value_ptr + offsets, mask=cached, other=0.0)
-            elif MASKED:
-                mask = cached & (columns < HEAD_DIM)[None, :]
-                key = tl.load(key_ptr + offsets, mask=mask, other=0.0)
-                value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
-            elif HEAD_DIM == BLOCK_D:
-                key = tl.load(key_ptr + offsets)
-                value = tl.load(value_ptr + offsets)
-            else:
-                mask = (columns < HEAD_DIM)[None, :]
-                key = tl.load(key_ptr + offsets, mask=mask, other=0.0)
-                value = tl.load(value_ptr + offsets, mask=mask, other=0.0)
-            # Of a cache in fp8 these are conversions; the products are of the query's dtype, the sums float32.
+            key = _load(key_ptr + offsets, cached, columns, MASKED, HEAD_DIM, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            value = _load(value_ptr + offsets, cached, columns, MASKED, HEAD_DIM, BLOCK_D)
+            # Conversions of a cache in fp8; the sums of products are float32.
             key = key.to(query.dtype)
             value = value.to(query.dtype)
 
             scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [BLOCK_M, BLOCK_N]
+            if FROM_FLOAT8:
+                scores = scores * powers
             if CAPPED:
                 scores = 2 * tl.sigmoid(tl.maximum(2 * cap_scale * scores, -80.0)) - 1
             if MASKED:
@@ -112,6 +103,34 @@ def add_sinks(accumulator, running_max, running_sum, sinks):
     shift = tl.where(new_max == float("-inf"), 0.0, new_max)
     rescale = tl.exp2(running_max - shift)
     return accumulator * rescale[:, None], new_max, running_sum * rescale + tl.exp2(sinks - shift)
+
+
+@triton.jit
+def _load(pointers, cached, columns, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Keys or values of a tile. What lies outside may be NaN; as zero it stays zero under a weight of zero."""
+    if MASKED and HEAD_DIM == BLOCK_D:
+        numbers = tl.load(pointers, mask=cached, other=0.0)
+    elif MASKED:
+        numbers = tl.load(pointers, mask=cached & (columns < HEAD_DIM)[None, :], other=0.0)
+    elif HEAD_DIM == BLOCK_D:
+        numbers = tl.load(pointers)
+    else:
+        numbers = tl.load(pointers, mask=(columns < HEAD_DIM)[None, :], other=0.0)
+    return numbers
+
+
+@triton.jit
+def _in_float16(query):
+    """Bfloat16 queries [BLOCK_M, BLOCK_D] as float16 times powers of two, float32 [BLOCK_M, 1].
+
+    Keys and values in fp8 meet queries in float16, which holds every number of theirs: one instruction converts a pair,
+    where bfloat16 takes three. The largest number of a query becomes one between 1 and 2, so that none lies outside of
+    float16's range; what is too small then counts for nothing in a sum.
+    """
+    largest = tl.max(tl.abs(query.to(tl.float32)), axis=1, keep_dims=True)
+    powers = (largest.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    powers = tl.where(powers > 0, powers, 1.0)
+    return (query.to(tl.float32) / powers).to(tl.float16), powers
 
 
 @triton.jit

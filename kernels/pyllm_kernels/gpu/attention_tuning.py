@@ -1,12 +1,12 @@
 """The tiles, warps and stages of attention for each kind of card.
 
 These are constants, found once and written down. They follow from the card and the shapes of a model alone. This module
-does not know the batch, and imports no Triton. `python -m benchmarks.gpu --tune` times the neighbours of each entry on
+does not know the batch, and imports no Triton. `python -m benchmarks.gpu tune` times the neighbours of each entry on
 the card at hand.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pyllm_kernels.cards import OLDEST_CAPABILITY, Card
@@ -24,11 +24,10 @@ class PrefillTile:
 
 @dataclass(frozen=True, slots=True)
 class DecodeTile:
-    """`block_n` positions at a time; a split has at least `min_split` of them.
+    """`block_n` positions at a time; a row is cut into parts of `min_split` or more, but for those at its ends.
 
-    Splits are cut so that each multiprocessor gets about `programs_per_multiprocessor` programs. How many of these run
-    at once follows from their shared memory and registers: a number that is no multiple of that ends in a wave that
-    leaves some idle.
+    `programs_per_multiprocessor` is how many of these run at once, which follows from their shared memory and
+    registers: shares of decode are cut to fill whole waves of them, so a wrong number leaves much of a card idle.
     """
 
     block_n: int
@@ -43,7 +42,7 @@ class DecodeTile:
 # (2 for WGMMA), one more with 5. No entry spills registers or exceeds its shared memory, as compiled by Triton 3.9;
 # which of those that fit is fastest has not been measured. For 7.5 Triton has no tensor cores.
 _SMALL_PREFILL = {64: PrefillTile(128, 64, 8, 5), 128: PrefillTile(64, 32, 4, 5), 256: PrefillTile(64, 16, 8, 4)}
-_SMALL_DECODE = {64: DecodeTile(64, 4, 5, 4, 128), 128: DecodeTile(32, 4, 5, 4, 128), 256: DecodeTile(16, 4, 5, 4, 128)}
+_SMALL_DECODE = {64: DecodeTile(64, 4, 5, 2, 128), 128: DecodeTile(32, 4, 5, 2, 128), 256: DecodeTile(16, 4, 5, 2, 128)}
 _PREFILL = {
     120: _SMALL_PREFILL,  # As 8.6 and 8.9, these share 99 KiB where 9.0 has 227.
     90: {64: PrefillTile(128, 128, 8, 4), 128: PrefillTile(128, 64, 8, 5), 256: PrefillTile(64, 32, 8, 4)},
@@ -52,12 +51,14 @@ _PREFILL = {
     75: {64: PrefillTile(16, 32, 4, 2), 128: PrefillTile(16, 32, 4, 2), 256: PrefillTile(16, 16, 4, 2)},
 }
 _DECODE = {
-    120: _SMALL_DECODE | {128: DecodeTile(32, 8, 5, 4, 128)},  # With 4 warps, ptxas spills there.
-    90: {64: DecodeTile(64, 4, 5, 12, 128), 128: DecodeTile(64, 4, 5, 6, 128), 256: DecodeTile(32, 4, 5, 6, 128)},
+    120: _SMALL_DECODE | {128: DecodeTile(32, 8, 5, 2, 128)},  # With 4 warps, ptxas spills there.
+    90: {64: DecodeTile(64, 4, 5, 5, 128), 128: DecodeTile(64, 4, 5, 3, 128), 256: DecodeTile(32, 4, 5, 3, 128)},
     86: _SMALL_DECODE,
-    80: {64: DecodeTile(64, 4, 5, 8, 128), 128: DecodeTile(64, 4, 5, 4, 128), 256: DecodeTile(32, 4, 5, 4, 128)},
-    75: {64: DecodeTile(32, 4, 2, 4, 128), 128: DecodeTile(16, 4, 2, 4, 128), 256: DecodeTile(16, 4, 2, 4, 128)},
+    80: {64: DecodeTile(64, 4, 5, 4, 128), 128: DecodeTile(64, 4, 5, 2, 128), 256: DecodeTile(32, 4, 5, 2, 128)},
+    75: {64: DecodeTile(32, 4, 2, 2, 128), 128: DecodeTile(16, 4, 2, 2, 128), 256: DecodeTile(16, 4, 2, 2, 128)},
 }
+# Over a cache in fp8, conversions take registers: so many programs run at once, at most.
+_FLOAT8_PROGRAMS = {64: 4, 128: 2, 256: 2}
 _Tile = TypeVar("_Tile")
 
 
@@ -68,13 +69,21 @@ def prefill_tile(card: Card, padded_head_dim: int, element_size: int) -> Prefill
     return _look_up(_PREFILL, card, padded_head_dim)
 
 
-def decode_tile(card: Card, padded_head_dim: int, element_size: int) -> DecodeTile:
-    """The tile for queries of `element_size` bytes an element."""
+def decode_tile(card: Card, padded_head_dim: int, element_size: int, cache_size: int | None = None) -> DecodeTile:
+    """The tile for queries of `element_size` bytes an element, over a cache of as many or of `cache_size`."""
     if element_size == 4:
-        return DecodeTile(max(min(64, 4096 // padded_head_dim), 16), 8, 2, 4, 128)
-    return _look_up(_DECODE, card, padded_head_dim)
+        return DecodeTile(max(min(64, 4096 // padded_head_dim), 16), 8, 2, 2, 128)
+    tile = _look_up(_DECODE, card, padded_head_dim)
+    if cache_size == 1:
+        programs = _of_width(_FLOAT8_PROGRAMS, padded_head_dim)
+        return replace(tile, programs_per_multiprocessor=min(tile.programs_per_multiprocessor, programs))
+    return tile
 
 
 def _look_up(table: Mapping[int, Mapping[int, _Tile]], card: Card, padded_head_dim: int) -> _Tile:
-    widths = table[max(capability for capability in table if capability <= max(card.capability, OLDEST_CAPABILITY))]
+    oldest = max(capability for capability in table if capability <= max(card.capability, OLDEST_CAPABILITY))
+    return _of_width(table[oldest], padded_head_dim)
+
+
+def _of_width(widths: Mapping[int, _Tile], padded_head_dim: int) -> _Tile:
     return widths[min((width for width in widths if width >= padded_head_dim), default=max(widths))]

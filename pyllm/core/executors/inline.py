@@ -7,10 +7,11 @@ import asyncio
 import gc
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from pyllm._rust import Plan
+from pyllm.core.executors.model_thread import ModelThread, Pending
 from pyllm.errors import Cause, EngineDeadError, StartError, WorkerDeadError
 from pyllm.supervision.memory import is_out_of_memory
 from pyllm.wire.messages import Sampled, Step
@@ -19,8 +20,8 @@ from pyllm.wire.messages import Sampled, Step
 class Rank(Protocol):
     """A worker in this process: a loaded `ModelRunner`, or a fake."""
 
-    def run(self, step: Step, frame: memoryview) -> Sampled:
-        """Execute one plan."""
+    def begin(self, step: Step, frame: memoryview) -> Pending:
+        """Start a step. On a GPU, the next step may begin before this one is answered."""
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
         """Answer a `Control`."""
@@ -29,6 +30,8 @@ class Rank(Protocol):
 class InlineExecutor:
     """Runs the model on a thread, so that the event loop still answers during a long step.
 
+    A GPU gets a step while it computes the one before.
+
     A step that raises counts as the rank's death, as its memory may be half written. A thread cannot be killed: if its
     step never ends, its model's memory stays in use beside that of the next.
     """
@@ -36,7 +39,7 @@ class InlineExecutor:
     def __init__(self, load: Callable[[], Rank]) -> None:
         self._load = load
         self._rank: Rank | None = None
-        self._thread = _model_thread()
+        self._thread = ModelThread()
         self._running: list[asyncio.Future[Sampled]] = []
         self._death: WorkerDeadError | None = None
 
@@ -46,7 +49,7 @@ class InlineExecutor:
 
     async def start(self) -> None:
         try:
-            self._rank = await asyncio.get_running_loop().run_in_executor(self._thread, self._load)
+            self._rank = await asyncio.wrap_future(self._thread.call(self._load))
         except Exception as error:
             raise StartError(f"the model could not be loaded: {error}") from error
 
@@ -58,7 +61,8 @@ class InlineExecutor:
             return answer
         assert self._rank is not None, "submit before start"
         self._running.append(answer)
-        step = loop.run_in_executor(self._thread, self._rank.run, Step(plan.step, tuple(plan.counts)), memoryview(plan))
+        begin = partial(self._rank.begin, Step(plan.step, tuple(plan.counts)), memoryview(plan))
+        step = asyncio.wrap_future(self._thread.step(begin))
         step.add_done_callback(lambda step: self._end(plan.step, step, answer))
         return answer
 
@@ -67,13 +71,13 @@ class InlineExecutor:
 
     async def restart(self) -> None:
         self._die(WorkerDeadError("the model's thread was ended", "killed"))
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.end()
         self._rank = None
         # Free the old model's memory before the new one takes its own: the model has reference cycles, and the core
         # has frozen its objects.
         gc.unfreeze()
         gc.collect()
-        self._thread = _model_thread()
+        self._thread = ModelThread()
         await self.start()
         self._death = None
 
@@ -82,13 +86,14 @@ class InlineExecutor:
             raise self._death
         assert self._rank is not None, "collective before start"
         try:
-            result = await asyncio.get_running_loop().run_in_executor(self._thread, self._rank.call, method, args)
+            result = await asyncio.wrap_future(self._thread.call(partial(self._rank.call, method, args)))
         except Exception as error:
             raise EngineDeadError(f"{method} failed: {error}") from error
         return [result]
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        self._thread.end()
+        await asyncio.to_thread(self._thread.join)
         self._rank = None
 
     def _end(self, number: int, step: "asyncio.Future[Sampled]", answer: asyncio.Future[Sampled]) -> None:
@@ -114,7 +119,3 @@ class InlineExecutor:
             if not answer.done():
                 answer.set_exception(death)
         self._running.clear()
-
-
-def _model_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="model")

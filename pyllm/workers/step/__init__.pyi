@@ -1,5 +1,5 @@
 from .attention_batch import AttentionBatch, AttentionGroup, Chunk, Ints
-from .batch import Batch, PlanBuffer, Sections, gather
+from .batch import Array, Batch, PlanBuffer, Sections, gather
 from .forward_context import AttentionHook, ForwardContext
 from .kv_cache import HostPool, KVCache, KVCacheShape, host_blocks_of_rank
 from .position_tables import PositionTables
@@ -7,6 +7,7 @@ from .slots import Slots
 from .staging import HostCopy, to_device
 
 __all__ = [
+    "Array",
     "AttentionBatch",
     "AttentionGroup",
     "AttentionHook",

@@ -35,7 +35,8 @@ class AttentionGroup:
 class AttentionBatch:
     """The rows of a step, or of a graph's next replay; those of `AttentionMetadata`, on the device and on the host.
 
-    In a graph's fixed buffers more rows may follow those of the host: they pad the batch, and their length is 0.
+    In a graph's fixed buffers more rows may follow those of the host: they pad the batch, and their length is 0. More
+    tokens than those of the rows, up to `num_tokens`, may pad it, too: attention may leave their output as it is.
     `captured` is what `prepare` gave before the graph was captured, whose memory it fills again for a replay.
     """
 

@@ -12,19 +12,32 @@ from pyllm.wire.messages import Sampled, Step
 from tests.core.executors.planned import plans
 
 
+class Answered:
+    """A step that has ended."""
+
+    def __init__(self, sampled: Sampled) -> None:
+        self._sampled = sampled
+
+    def is_done(self) -> bool:
+        return True
+
+    def answer(self) -> Sampled:
+        return self._sampled
+
+
 class FakeRank:
-    """Counts its steps, fails at the second, and may be told not to go on before `goes_on`."""
+    """Fails at the second step, and may be told not to go on before `goes_on`."""
 
     def __init__(self, error: Exception | None = None, goes_on: threading.Event | None = None) -> None:
         self._error = error or ValueError("the machine is broken")
         self._goes_on = goes_on
 
-    def run(self, step: Step, frame: memoryview) -> Sampled:
+    def begin(self, step: Step, frame: memoryview) -> Answered:
         if self._goes_on is not None:
             self._goes_on.wait(30)
         if step.step == 1:
             raise self._error
-        return Sampled(step.step, array("i", [0, 1]).tobytes(), array("i", [len(frame)]).tobytes())
+        return Answered(Sampled(step.step, array("i", [0, 1]).tobytes(), array("i", [len(frame)]).tobytes()))
 
     def call(self, method: str, args: tuple[Any, ...]) -> Any:
         return {"add": sum}[method](args)
@@ -117,7 +130,7 @@ async def test_an_error_of_a_step_that_was_given_up_is_nobodys() -> None:
     executor.kill("stalled")
     await asyncio.gather(*answers, return_exceptions=True)
     goes_on.set()
-    await asyncio.get_running_loop().run_in_executor(executor._thread, lambda: None)
+    await asyncio.wrap_future(executor._thread.call(lambda: None))
     await asyncio.sleep(0)  # The steps before it have been told of by now.
     gc.collect()
     assert problems == []

@@ -21,8 +21,8 @@ from pyllm.errors import ConfigError
 from pyllm.families.kv_layout import kv_groups
 from pyllm.families.rope import at_context
 from pyllm.families.spec import ModelImpl
-from pyllm.workers.kernel_features import check_supported
 from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.model_limits import check_supported
 from pyllm.workers.model_runner import ModelRunner
 from pyllm.workers.transformers_backend.probe import probe
 from tests.plans import Planner, Row

@@ -6,7 +6,7 @@ import pytest
 from pyllm.checkpoint.reader import read_checkpoint
 from pyllm.errors import ConfigError
 from pyllm.families.spec import AttentionSpec, ModelSpec
-from pyllm.workers.kernel_features import check_supported
+from pyllm.workers.model_limits import check_supported
 
 
 def spec(*changes: dict[str, object]) -> ModelSpec:

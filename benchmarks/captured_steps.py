@@ -1,0 +1,118 @@
+"""The host's share of a step on a GPU, without one: Triton compiles, and a launch does nothing.
+
+In a process of its own (`python -m benchmarks.captured_steps`), as it replaces Triton's driver. Left out are the calls
+of CUDA: a launch, the copy of the plan, and one launch of the whole graph. Times are those of this thread.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import triton
+from pyllm_kernels import select
+from torch import Tensor
+
+from benchmarks.record import Record, percentiles
+from pyllm.workers.cuda_graphs import CaptureBudget
+from pyllm.workers.forward_pass import ForwardPass, Limits
+from pyllm.workers.layers.rank_group import RankGroup
+from pyllm.workers.step.batch import Batch, PlanBuffer
+from tests.kernels.compile_offline import OfflineDriver
+from tests.plans import Planner, Row
+from tests.tiny_model import write_tiny_model
+from tests.workers.compile_steps import make_forward
+
+LAYERS, ROWS, TOKENS = 32, 64, 512
+LIMITS = Limits(max_num_seqs=ROWS, max_num_batched_tokens=TOKENS, max_model_len=TOKENS)
+CPU = torch.device("cpu")
+REPETITIONS = 200
+
+
+class NoReplay:
+    """A graph whose replay takes no time."""
+
+    def __call__(self, compute: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        return compute(), lambda: None
+
+    def free_bytes(self) -> int:
+        return 1 << 40
+
+
+def run() -> Iterator[Record]:
+    command = [sys.executable, "-m", "benchmarks.captured_steps"]
+    process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout.splitlines():
+        yield json.loads(line)
+
+
+@torch.inference_mode()
+def figures(folder: str) -> Iterator[Record]:
+    """A step with a prompt's chunk and one of decodes alone, captured and eager.
+
+    The layers are narrow, as their products are computed here and not on a GPU.
+    """
+    sizes = {"heads": 2, "kv_heads": 1, "hidden_size": 32, "intermediate_size": 32}
+    model = write_tiny_model(Path(folder) / "model", layers=LAYERS, **sizes)
+    forward, _, _ = make_forward(model, select("triton", "cuda"), torch.float32, LIMITS)
+    planner = Planner(num_blocks=ROWS * TOKENS // 16)
+    for slot in range(ROWS):
+        planner.start(slot)
+    prompt = Row(0, [1] * (TOKENS - ROWS + 1))
+    steps = {
+        "mixed": planner.step(prompt, *(Row(slot, [1]) for slot in range(1, ROWS))),
+        "decode": planner.step(*(Row(slot, [-1]) for slot in range(ROWS))),
+    }
+    batches = {kind: PlanBuffer(CPU).load(step.counts, frame) for kind, (step, frame) in steps.items()}
+    eager = {kind: seconds(forward, batch) for kind, batch in batches.items()}
+    forward.capture_steps(NoReplay(), lambda: CaptureBudget(NoReplay(), time.perf_counter, RankGroup(), CPU))
+    for kind, batch in batches.items():
+        case: dict[str, int | str] = {"rows": batch.num_rows, "tokens": batch.num_tokens}
+        yield percentiles(f"captured_steps.{kind}", seconds(forward, batch), **case)
+        record = percentiles(f"captured_steps.{kind}_eager", eager[kind], **case)
+        record["of_products"] = round(statistics.median(products(batch.num_tokens)) * 1e6, 1)
+        yield record
+
+
+def seconds(forward: ForwardPass, batch: Batch) -> list[float]:
+    """Of each forward pass, after some that compile."""
+    return timed(lambda: forward.hidden(batch))
+
+
+def products(num_tokens: int) -> list[float]:
+    """Seconds of a step's linear layers alone."""
+    hidden, gated = torch.ones(num_tokens, 32), torch.ones(num_tokens, 32)
+    weights = [torch.ones(rows, 32) for rows in (64, 32, 64, 32)]
+
+    def multiply() -> None:
+        for _ in range(LAYERS):
+            for x, weight in zip((hidden, hidden, hidden, gated), weights, strict=True):
+                torch.nn.functional.linear(x, weight)
+
+    return timed(multiply)
+
+
+def timed(compute: Callable[[], object]) -> list[float]:
+    times = []
+    for _ in range(REPETITIONS + 10):
+        started = time.thread_time()  # All of it is computed: what else runs must not count.
+        compute()
+        times.append(time.thread_time() - started)
+    return times[10:]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    triton.runtime.driver.set_active(OfflineDriver(90))
+    with tempfile.TemporaryDirectory() as folder:
+        for record in figures(folder):
+            print(json.dumps(record), flush=True)
+
+
+if __name__ == "__main__":
+    main()

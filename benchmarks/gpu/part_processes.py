@@ -1,0 +1,86 @@
+"""Parts of a run, each in a process of its own: what one breaks, a CUDA context included, leaves the next as it was.
+
+Knows no part by name.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+LEAST_SECONDS = 20.0
+"""With less left, no part begins."""
+RAISED = 3
+"""The exit code of a process whose last check raised: its CUDA context may be broken."""
+_LAST_CHARACTERS = 400
+
+
+def run_parts(
+    parts: Sequence[str],
+    command: Callable[[str], Sequence[str]],
+    *,
+    seconds: float,
+    clock: Callable[[], float],
+    emit: Callable[[dict[str, Any]], None],
+    least_seconds: float = LEAST_SECONDS,
+) -> bool:
+    """Run each part's command, which prints lines of its own, within `seconds` for all; whether all ended with 0.
+
+    Emits a line for each part with what became of it, those that were not reached included.
+    """
+    end = clock() + seconds
+    all_ok = True
+    for part in parts:
+        started = clock()
+        if (left := end - started) < least_seconds:
+            error = f"not begun: {max(left, 0):.0f} of {seconds:.0f} s were left; give it as an argument of its own"
+        else:
+            error = _run(command(part), left)
+        all_ok &= not error
+        line: dict[str, Any] = {"name": "gpu.part", "part": part, "ok": not error}
+        emit(line | {"seconds": round(clock() - started, 1)} | ({"error": error} if error else {}))
+    return all_ok
+
+
+def _run(command: Sequence[str], seconds: float) -> str:
+    """What went wrong; empty if nothing did."""
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, stderr=log, start_new_session=True)
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            error = f"ended after {seconds:.0f} s"
+        else:
+            error = "" if code == 0 else f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        finally:
+            _end_group(process)
+        log.seek(0)
+        written = log.read().decode(errors="replace").strip()
+    return f"{error}: {written[-_LAST_CHARACTERS:]}" if error and written else error
+
+
+def _end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Whatever the part has started ends with it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def run_checks(names: Sequence[str], command: Callable[[Sequence[str]], Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """The line of each check, in order.
+
+    A process does one after the other until one raises or ends it; another goes on behind that.
+    """
+    left = list(names)
+    while left:
+        with subprocess.Popen(command(left), stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for text in process.stdout:
+                del left[0]
+                yield json.loads(text)
+        if (code := process.returncode) and left and code != RAISED:
+            yield {"name": f"gpu.check.{left.pop(0)}", "ok": False, "error": f"its process ended with {code}"}

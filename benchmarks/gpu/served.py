@@ -1,0 +1,147 @@
+"""What is served: tokens beside transformers, in this process and by a server that loses its worker, and its load.
+
+Needs pyllm itself and transformers.
+"""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.load import measure, mixed_requests
+from pyllm import LLM, SamplingParams
+
+Line = dict[str, Any]
+Tokens = list[int]
+
+PROMPTS: list[Tokens] = [
+    [(7 * place + seed) % 250 + 3 for place in range(length)] for seed, length in enumerate((5, 40, 200))
+]
+ANSWER = 32
+# How far below transformers' best logit a token may be, as a share of the row's largest: what rounding does.
+TOLERANCES = {"float32": 1e-3, "bfloat16": 0.03, "float16": 0.01}
+STREAMS = (1, 8, 64, 256)
+_READY = re.compile(r"pyllm is ready on (http://\S+)")
+_WORKER = b"pyllm::worker"
+
+
+def tokens_in_process(model: str, device: str, dtype: str, executor: str) -> Iterator[Line]:
+    """Greedy answers by an engine of this process, with a KV cache of the size that it finds, beside transformers."""
+    with LLM(model, device=device, dtype=dtype, max_model_len=512, distributed_executor_backend=executor) as llm:
+        params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True)
+        outputs = llm.generate(PROMPTS, params)
+    answers = [list(output.outputs[0].token_ids) for output in outputs]
+    yield {"name": "gpu.tokens", "executor": executor, "dtype": dtype} | beside_transformers(
+        model, device, dtype, answers
+    )
+
+
+def beside_transformers(model: str, device: str, dtype: str, answers: Sequence[Tokens]) -> Line:
+    """Each token's logit below the best that transformers has after the tokens before it."""
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)).to(device).eval()
+    worst, equal, total = 0.0, 0, 0
+    with torch.inference_mode():
+        for prompt, answer in zip(PROMPTS, answers, strict=True):
+            logits = theirs(torch.tensor([[*prompt, *answer]], device=device)).logits[0].float()
+            rows = logits[len(prompt) - 1 : -1]
+            best = rows.max(dim=-1).values
+            chosen = rows.gather(1, torch.tensor(answer, device=device).unsqueeze(1)).squeeze(1)
+            below = (best - chosen) / rows.abs().amax(dim=-1)
+            worst = max(worst, float(below.max()) if len(below) else 0.0)
+            equal += int((rows.argmax(dim=-1).cpu() == torch.tensor(answer)).sum())
+            total += len(answer)
+    whole = all(len(answer) == ANSWER for answer in answers)
+    return {"ok": whole and worst <= TOLERANCES[dtype], "equal": equal, "of": total, "below_best": round(worst, 5)}
+
+
+def kill_and_recover(model: str, device: str, dtype: str) -> Iterator[Line]:
+    """A stream whose worker is killed gets the tokens that it gets without."""
+    with _server(model, device, dtype) as (address, process):
+        undisturbed, _ = _stream(address, process.pid, kill_after=0)
+        recovered, killed = _stream(address, process.pid, kill_after=ANSWER // 2)
+    same = undisturbed == recovered
+    yield {"name": "gpu.kill", "ok": same and killed and len(recovered) > 0, "killed": killed, "same": same}
+
+
+def load(model: str, device: str, dtype: str, streams: Sequence[int] = STREAMS) -> Iterator[Line]:
+    """16 to 64 words in (a byte is a token), as many tokens out, so many streams at a time."""
+    with _server(model, device, dtype) as (address, _):
+        for number in streams:
+            requests = mixed_requests(max(8, 2 * number), 16, 64, seed=number)
+            figures = asyncio.run(measure(address, "random", requests, number))
+            yield {
+                "name": "gpu.load",
+                "streams": number,
+                "value": figures.output_tokens_per_s,
+                "unit": "tokens/s",
+                "ttft_p50_ms": figures.ttft_p50_ms,
+                "itl_p50_ms": figures.itl_p50_ms,
+                "itl_p99_ms": figures.itl_p99_ms,
+            }
+
+
+@contextmanager
+def _server(model: str, device: str, dtype: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    options = ("--device", device, "--dtype", dtype, "--max-model-len", "512", "--served-model-name", "random")
+    command = [sys.executable, "-m", "pyllm", "serve", "--model", model, "--port", "0", "--no-warm-spares", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if (ready := _READY.match(line)) is None:
+            raise RuntimeError(f"the server is not ready, and its log says why: {line!r}")
+        yield ready.group(1), process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def _stream(address: str, server: int, kill_after: int) -> tuple[str, bool]:
+    """The text of a streamed answer, and whether a worker was killed after so many of its events."""
+    body = {"model": "random", "prompt": PROMPTS[1], "max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{address}/v1/completions", json.dumps(body | {"stream": True}).encode(), headers)
+    text, events, killed = "", 0, False
+    with urllib.request.urlopen(request) as response:
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+            events += 1
+            if events == kill_after:
+                killed = _kill_worker(server)
+    return text, killed
+
+
+def _kill_worker(server: int) -> bool:
+    """Kill the worker among the processes below the server."""
+    parents = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:  # It has ended meanwhile.
+                continue
+    below = {server}
+    while more := {pid for pid, parent in parents.items() if parent in below} - below:
+        below |= more
+    for pid in below:
+        try:
+            is_worker = Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_WORKER)
+        except OSError:
+            continue
+        if is_worker:
+            os.kill(pid, signal.SIGKILL)
+            return True
+    return False

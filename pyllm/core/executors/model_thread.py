@@ -1,0 +1,110 @@
+"""The thread of a model in the core's own process: calls in order, and steps of which a GPU gets the next in time.
+
+Knows neither plans nor what a step computes.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, Protocol
+
+from pyllm.wire.messages import Sampled
+
+_PAUSE = 20e-6  # seconds between two looks at a GPU
+
+
+class Pending(Protocol):
+    """A step that has begun."""
+
+    def is_done(self) -> bool:
+        """Whether `answer` would not wait."""
+
+    def answer(self) -> Sampled:
+        """Wait for the step's tokens."""
+
+
+class _Task(NamedTuple):
+    run: Callable[[], Any]
+    is_step: bool
+    result: "Future[Any]"
+
+
+class ModelThread:
+    """One thread, which ends with `end`. An exception of a call or step is that of its future."""
+
+    def __init__(self) -> None:
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="model", daemon=True)
+        self._thread.start()
+
+    def call(self, run: Callable[[], Any]) -> "Future[Any]":
+        """Run this when all that came before has ended."""
+        return self._add(run, is_step=False)
+
+    def step(self, begin: Callable[[], Pending]) -> "Future[Sampled]":
+        """Begin a step; the one before may still be on a GPU. Its answer comes when it is done."""
+        return self._add(begin, is_step=True)
+
+    def end(self) -> None:
+        """Cancel what has not begun, and end after what has."""
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except Empty:
+                break
+            if task is not None:
+                task.result.cancel()
+        self._tasks.put(None)
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    def _add(self, run: Callable[[], Any], *, is_step: bool) -> "Future[Any]":
+        task = _Task(run, is_step, Future())
+        self._tasks.put(task)
+        return task.result
+
+    def _work(self) -> None:
+        running: tuple[Pending, Future[Any]] | None = None
+
+        def answer() -> None:
+            nonlocal running
+            if running is not None:
+                (pending, result), running = running, None
+                _settle(result, pending.answer)
+
+        while True:
+            if running is not None and running[0].is_done():
+                answer()
+            try:
+                task = self._tasks.get(timeout=None if running is None else _PAUSE)
+            except Empty:
+                continue
+            if task is None:
+                answer()
+                return
+            if not task.result.set_running_or_notify_cancel():
+                continue
+            if not task.is_step:
+                answer()
+                _settle(task.result, task.run)
+                continue
+            try:
+                begun = task.run()
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the step gets it
+                answer()
+                task.result.set_exception(error)
+            else:
+                answer()
+                running = begun, task.result
+
+
+def _settle(result: "Future[Any]", run: Callable[[], Any]) -> None:
+    try:
+        value = run()
+    except BaseException as error:  # noqa: BLE001 - whoever waits for the result gets it
+        result.set_exception(error)
+    else:
+        result.set_result(value)
