@@ -18,12 +18,12 @@ import triton
 from pyllm_kernels import select
 from torch import Tensor
 
+from benchmarks.gpu.offline_driver import OfflineDriver
 from benchmarks.record import Record, percentiles
 from pyllm.workers.cuda_graphs import CaptureBudget
 from pyllm.workers.forward_pass import ForwardPass, Limits
 from pyllm.workers.layers.rank_group import RankGroup
 from pyllm.workers.step.batch import Batch, PlanBuffer
-from tests.kernels.compile_offline import OfflineDriver
 from tests.plans import Planner, Row
 from tests.tiny_model import write_tiny_model
 from tests.workers.compile_steps import make_forward
